@@ -1,0 +1,88 @@
+"""daydream: what would this optimization give my training step?
+
+    import daydream
+
+    trace = daydream.load("trace.json.gz")
+    print(daydream.replay(trace).error)
+    print(daydream.whatif(trace, "amp").speedup)
+
+Names are loaded when they are first used, so that importing daydream costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from daydream.api import load, replay, whatif
+    from daydream.comparison import Comparison
+    from daydream.errors import (
+        DaydreamError,
+        GraphError,
+        NoMatchError,
+        OutputError,
+        TraceError,
+        UnknownOptimizationError,
+    )
+    from daydream.graph.build import build
+    from daydream.graph.graph import Graph
+    from daydream.graph.selection import Selection
+    from daydream.simulate.replay import Replay
+    from daydream.simulate import simulate
+    from daydream.simulate.timeline import Timeline
+    from daydream.trace import Trace
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Comparison": "daydream.comparison",
+    "DaydreamError": "daydream.errors",
+    "Graph": "daydream.graph.graph",
+    "GraphError": "daydream.errors",
+    "NoMatchError": "daydream.errors",
+    "OutputError": "daydream.errors",
+    "Replay": "daydream.simulate.replay",
+    "Selection": "daydream.graph.selection",
+    "Timeline": "daydream.simulate.timeline",
+    "Trace": "daydream.trace",
+    "TraceError": "daydream.errors",
+    "UnknownOptimizationError": "daydream.errors",
+    "build": "daydream.graph.build",
+    "load": "daydream.api",
+    "replay": "daydream.api",
+    "simulate": "daydream.simulate",
+    "whatif": "daydream.api",
+}
+
+__all__ = [
+    "Comparison",
+    "DaydreamError",
+    "Graph",
+    "GraphError",
+    "NoMatchError",
+    "OutputError",
+    "Replay",
+    "Selection",
+    "Timeline",
+    "Trace",
+    "TraceError",
+    "UnknownOptimizationError",
+    "build",
+    "load",
+    "replay",
+    "simulate",
+    "whatif",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'daydream' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

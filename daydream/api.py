@@ -1,0 +1,66 @@
+"""The line from a trace to an answer, for notebooks and the command line alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from daydream.comparison import Comparison, compare
+from daydream.graph.build import build
+from daydream.graph.graph import Graph
+from daydream.simulate.replay import Replay
+from daydream.simulate.replay import replay as replay_graph
+from daydream.trace import Trace
+from daydream.transforms.compose import apply, parse
+
+Source = Trace | str | os.PathLike[str]
+
+
+def load(
+    *sources: str | os.PathLike[str],
+    step_marker: str | None = None,
+    steps: str | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> Trace:
+    """Return a trace from a parquet file, or from anything `daydream import` accepts.
+
+    Raises `TraceError` if a file is not a usable trace.
+    """
+    if len(sources) == 1 and step_marker is None and steps is None and _is_parquet(sources[0]):
+        return Trace.load(sources[0])
+    from daydream.collect.importers import import_trace
+
+    return import_trace(sources, step_marker=step_marker, steps=steps, progress=progress)
+
+
+def replay(source: Source | Graph) -> Replay:
+    """Return the untouched simulation of a trace, held against what was measured."""
+    if not isinstance(source, Graph):
+        source = build(source if isinstance(source, Trace) else load(source))
+    return replay_graph(source)
+
+
+def whatif(
+    source: Source | Graph | Replay,
+    optimization: str | Callable[..., None] | Sequence[Any],
+    **options: Any,
+) -> Comparison:
+    """Return what a change would give: a name, `"a+b"`, the path of a file, or a function of a graph.
+
+    A replay given as the source is used again, so that many questions cost one replay.
+    """
+    before = source if isinstance(source, Replay) else replay(source)
+    optimizations = parse(optimization)
+    changed = before.graph.copy()
+    used = apply(optimizations, changed, options)
+    name = "+".join(each.name for each in optimizations)
+    return compare(before, changed, optimization=name, options=used)
+
+
+def _is_parquet(path: str | os.PathLike[str]) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError:
+        return False

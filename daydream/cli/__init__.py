@@ -1,0 +1,73 @@
+"""The command line: one file a command, loaded when it is typed.
+
+stdout carries the result, stderr everything else. Exit codes: 0 done, 1 a
+`DaydreamError`, 2 usage, 130 interrupted. Nothing heavy is imported here, so that
+`daydream --help` costs no more than click.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from daydream import __version__
+
+COMMANDS = {  # name -> the module that holds the command, a click command called `command`
+    "import": "daydream.cli.import_",
+    "info": "daydream.cli.info",
+    "replay": "daydream.cli.replay",
+    "whatif": "daydream.cli.whatif",
+}
+
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names, in the order in which people use them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a command, or None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is typed first; unknown names get the nearest one as a hint."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(COMMANDS)}."
+            raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96},
+    epilog="Exit codes: 0 done, 1 bad input or no answer, 2 usage, 130 interrupted.",
+)
+@click.version_option(__version__, message="daydream %(version)s")
+def daydream() -> None:
+    """Ask a profiler trace what an optimization would give, without a GPU.
+
+    Start with `daydream whatif amp --trace TRACE`: TRACE is a PyTorch profiler file
+    (.json, .json.gz), a folder of them, an Nsight Systems export (.sqlite), or what
+    `daydream import` made of one of these.
+    """
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code."""
+    from daydream.cli.failures import run
+
+    sys.exit(run(daydream, args))

@@ -1,0 +1,83 @@
+"""`daydream import`: a profiler's files to one parquet trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from daydream.cli.source import force_option, json_option, read, step_options
+
+NOT_PARQUET = (".json", ".gz", ".sqlite")
+
+
+def _import(
+    source: tuple[str, ...],
+    output: str | None,
+    step_marker: str | None,
+    steps: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Import a profiler's recording as a small parquet trace.
+
+    SOURCE is Kineto JSON from torch.profiler (.json, .json.gz) or an Nsight Systems
+    export (.sqlite, .sqlite.gz). Several files, or a folder of them, are the ranks of
+    one job. Only named fields are copied: environment dumps and the like stay behind.
+    """
+    from daydream.cli.output import check, quoted, trace_name
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json
+    from daydream.report.overview import rows_by_kind
+    from daydream.report.terminal import import_text
+
+    if output is not None and output.endswith(NOT_PARQUET):
+        raise click.BadParameter(
+            "the output is a parquet trace; name it .parquet", click.get_current_context(), param_hint="-o"
+        )
+    target = Path(output or trace_name(list(source)))
+    if target.is_dir():
+        target = target / trace_name(list(source))
+    check(target, force=force, sources=source)
+    with Progress() as progress:
+        trace = read(source, step_marker, steps, progress)
+        progress(f"writing {target}")
+        trace.save(target, force=force)
+    kinds = rows_by_kind(trace)
+    if as_json:
+        found = trace.metadata.get("steps", [])
+        print_json({
+            "trace": str(target),
+            "source": trace.metadata.get("source"),
+            "rows": len(trace),
+            "rows_by_kind": kinds,
+            "ranks": sorted({step.get("rank", 0) for step in found}),
+            "step_source": trace.metadata.get("step_source"),
+            "steps": len(found),
+            "covered": sum(bool(step.get("covered")) for step in found),
+            "bytes": target.stat().st_size,
+            "notes": trace.metadata.get("notes", []),
+        })  # fmt: skip
+        return
+    click.echo(import_text(trace, kinds))
+    click.echo(f"wrote {target} ({target.stat().st_size:,} bytes)", err=True)
+    click.echo(f"next: daydream info {quoted(target)}", err=True)
+
+
+command = click.Command(
+    "import",
+    callback=_import,
+    help=_import.__doc__,
+    short_help="Turn a profiler's files into one small parquet trace.",
+    params=[
+        click.Argument(["source"], nargs=-1, required=True, metavar="SOURCE..."),
+        click.Option(
+            ["-o", "--output"],
+            metavar="FILE",
+            help="Where to write; the source's name with .parquet in the current folder if not given.",
+        ),
+        *step_options(),
+        force_option(),
+        json_option(),
+    ],
+)

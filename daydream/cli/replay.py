@@ -1,0 +1,45 @@
+"""`daydream replay`: simulate a trace untouched; the error shows what the graph is worth."""
+
+from __future__ import annotations
+
+import click
+
+from daydream.cli.source import force_option, json_option, read, trace_options
+from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
+
+
+def _replay(
+    trace: str, step_marker: str | None, steps: str | None, output: str | None, force: bool, as_json: bool
+) -> None:
+    """Simulate a trace untouched and hold it against what was measured, step by step."""
+    import daydream
+    from daydream.cli.output import quoted
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json
+    from daydream.report.terminal import replay_text
+
+    check_timeline(output, force=force, trace=trace)
+    with Progress() as progress:
+        recording = read([trace], step_marker, steps, progress)
+        progress("replaying")
+        result = daydream.replay(recording)
+        if output is not None:
+            progress(f"writing {output}")
+            write_timeline(output, result, None, force=force)
+    if as_json:
+        print_json({"trace": trace, **result.to_json()})
+    else:
+        click.echo(replay_text(result))
+    if output is not None:
+        click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
+    elif not as_json:
+        click.echo(f"next: daydream whatif amp --trace {quoted(trace)}", err=True)
+
+
+command = click.Command(
+    "replay",
+    callback=_replay,
+    help=_replay.__doc__,
+    short_help="Simulate a trace untouched, and say how far off that is.",
+    params=[*trace_options(), timeline_option("measured and replayed"), force_option(), json_option()],
+)

@@ -1,0 +1,105 @@
+"""Where a trace comes from: `--trace`, `--step-marker`, `--steps`, and reading it with progress shown."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from daydream.cli.progress import Progress
+    from daydream.trace import Trace
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise click.BadParameter(f"{value!r} is not a regular expression ({error})", ctx, param) from None
+    return value
+
+
+def step_options() -> list[click.Option]:
+    """Return the options that say where steps come from."""
+    return [
+        click.Option(
+            ["--step-marker"],
+            metavar="REGEX",
+            callback=_regex,
+            help="Annotations (ProfilerStep#, NVTX ranges, ...) that begin a step, when importing.",
+        ),
+        click.Option(
+            ["--steps"],
+            type=click.Choice(["auto"]),
+            help="'auto' finds steps by the period of the launches, when importing.",
+        ),
+    ]
+
+
+def trace_options() -> list[click.Parameter]:
+    """Return `--trace` and the options that say where its steps come from."""
+    trace = click.Option(
+        ["--trace"],
+        required=True,
+        metavar="TRACE",
+        help="A trace that `daydream import` wrote, or anything it accepts.",
+    )
+    return [trace, *step_options()]
+
+
+def json_option() -> click.Option:
+    """Return `--json`."""
+    return click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object and nothing else.")
+
+
+def force_option() -> click.Option:
+    """Return `--force`."""
+    return click.Option(["--force"], is_flag=True, help="Overwrite the output file if it exists.")
+
+
+def read(
+    sources: Sequence[str], step_marker: str | None, steps: str | None, progress: Progress
+) -> Trace:
+    """Return the trace of these sources. Raises `TraceError` if they are not usable."""
+    import daydream
+
+    if step_marker is not None and steps is not None:
+        raise click.UsageError("--step-marker and --steps exclude each other", click.get_current_context())
+    if step_marker is not None or steps is not None:
+        _refuse_parquet(sources)
+    progress(f"reading {sources[0]}")
+    return daydream.load(
+        *sources,
+        step_marker=step_marker,
+        steps=steps,
+        progress=lambda name, share: progress(*(("reading " + name, share) if share < 1 else ("sorting out " + name,))),
+    )
+
+
+def _refuse_parquet(sources: Sequence[str]) -> None:
+    """Steps are found at import; in a parquet trace they are settled."""
+    from pathlib import Path
+
+    from daydream.collect.importers import format_of
+    from daydream.errors import TraceError
+
+    for source in map(Path, sources):
+        if source.is_file() and format_of(source) == "parquet":
+            raise TraceError(
+                f"{source} is an imported trace, and its steps were found at import.\n"
+                "Give --step-marker or --steps to `daydream import` on the profiler's file."
+            )
+
+
+@contextlib.contextmanager
+def stdout_for_the_result() -> Iterator[None]:
+    """What others print meanwhile (a user's own optimization, a library) goes to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

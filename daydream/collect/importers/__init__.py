@@ -1,0 +1,180 @@
+"""Import profiler files: one function from files of any known format to a `Trace`."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from daydream.collect.derive import derive
+from daydream.collect.recording import Recording
+from daydream.errors import TraceError
+from daydream.trace import FIELDS, UNKNOWN, Trace
+
+Progress = Callable[[str, float], None]
+
+SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".parquet")
+SQLITE_MAGIC = b"SQLite format 3\x00"
+PARQUET_MAGIC = b"PAR1"
+GZIP_MAGIC = b"\x1f\x8b"
+RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+
+
+def import_trace(
+    sources: Sequence[str | os.PathLike[str]],
+    *,
+    step_marker: str | None = None,
+    steps: str | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Return one trace of profiler files or folders of them; several files are several ranks.
+
+    The format is told by content: Kineto JSON, nsys SQLite (either also gzipped), or a
+    daydream parquet trace. `step_marker` is a regular expression over annotation names,
+    `steps="auto"` finds steps by the period of the launches. `progress` is called with
+    a file name and the share read. Raises `TraceError` if a file is not a usable trace.
+    """
+    files = _files(sources)
+    formats = [format_of(path) for path in files]
+    if "parquet" in formats:
+        if len(files) > 1:
+            raise TraceError("a parquet trace is whole; give it alone")
+        return Trace.load(files[0])
+    recordings = []
+    for path, kind in zip(files, formats, strict=True):
+        recordings.append(_read(path, kind, progress))
+    _give_ranks(recordings, files)
+    origin = min(int(recording.metadata.get("origin_ns", 0)) for recording in recordings)
+    traces = []
+    while recordings:
+        recording = recordings.pop(0)
+        shift = int(recording.metadata.get("origin_ns", 0)) - origin
+        if shift:
+            recording.columns["start_ns"] = recording.columns["start_ns"] + shift
+        recording.metadata["origin_ns"] = origin
+        traces.append(derive(recording, step_marker, steps))
+    return traces[0] if len(traces) == 1 else join_ranks(traces)
+
+
+def format_of(path: Path) -> str:
+    """Return "kineto", "nsys" or "parquet" by a file's first bytes."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+        if head[:2] == GZIP_MAGIC:
+            with gzip.open(path) as packed:
+                head = packed.read(16)
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
+    if head[:4] == PARQUET_MAGIC:
+        return "parquet"
+    return "nsys" if head == SQLITE_MAGIC else "kineto"
+
+
+def _files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    files: list[Path] = []
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            found = sorted(
+                (child for child in path.iterdir() if child.name.endswith(SUFFIXES)), key=lambda child: _natural(child.name)
+            )
+            if not found:
+                raise TraceError(f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for")
+            files += found
+        else:
+            files.append(path)
+    if not files:
+        raise TraceError("no source was given; name a trace file or a folder of them")
+    return files
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts rank2 before rank10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _read(path: Path, kind: str, progress: Progress | None) -> Recording:
+    if kind == "nsys":
+        from daydream.collect.importers.nsys import read_nsys
+
+        return read_nsys(path)
+    from daydream.collect.importers.kineto import read_kineto
+
+    if progress is None:
+        return read_kineto(path)
+    report = progress
+    return read_kineto(path, progress=lambda share: report(path.name, share))
+
+
+def _give_ranks(recordings: list[Recording], files: list[Path]) -> None:
+    """Set each recording's rank: what the file says, else what its name says, else its position."""
+    said = [recording.metadata.get("rank") for recording in recordings]
+    if len(said) == 1:
+        if said[0] is None and "rank" not in recordings[0].columns:
+            recordings[0].metadata["rank"] = 0
+        return
+    if None not in said and len(set(said)) == len(said):
+        return
+    matches = [RANK_IN_NAME.search(path.name) for path in files]
+    named = [int(match.group(1)) for match in matches if match]
+    why = "missing" if None in said else "the same in several files"
+    if len(named) == len(files) and len(set(named)) == len(named):
+        ranks, source = named, "the file names"
+    else:
+        ranks, source = list(range(len(files))), "the order of the files"
+    for recording, rank in zip(recordings, ranks, strict=True):
+        recording.metadata["rank"] = rank
+    recordings[0].note(f"The ranks were {why}; they were taken from {source}.")
+
+
+def join_ranks(traces: list[Trace]) -> Trace:
+    """Return one trace of several ranks on one clock: rows of the ranks one after the other."""
+    traces = sorted(traces, key=lambda trace: int(trace.metadata["rank"]))
+    names = [name for name in FIELDS if any(name in trace.columns for trace in traces) or name == "rank"]
+    rows = np.cumsum([0] + [len(trace) for trace in traces])
+    first_step = np.cumsum([0] + [len(trace.metadata["steps"]) for trace in traces])
+    columns: dict[str, np.ndarray] = {}
+    texts: dict[str, list[str]] = {}
+    for name in names:
+        parts = []
+        codes: dict[str, int] = {}
+        for index, trace in enumerate(traces):
+            column = np.asarray(trace[name])
+            if name == "rank":
+                column = np.full(len(trace), int(trace.metadata["rank"]), np.int32)
+            elif FIELDS[name].type == "text":
+                table = [codes.setdefault(text, len(codes)) for text in trace.text(name)]
+                column = np.array([*table, UNKNOWN], np.int32)[column]
+            elif name == "parent":
+                column = np.where(column >= 0, column + rows[index], UNKNOWN).astype(np.int32)
+            elif name == "step":
+                column = np.where(column >= 0, column + first_step[index], UNKNOWN).astype(np.int32)
+            parts.append(column)
+        columns[name] = np.concatenate(parts)
+        if FIELDS[name].type == "text":
+            texts[name] = list(codes)
+    return Trace(columns, texts, _join_metadata(traces))
+
+
+def _join_metadata(traces: list[Trace]) -> dict[str, object]:
+    metadata = dict(traces[0].metadata)
+    del metadata["rank"]
+    metadata["ranks"] = [trace.metadata["rank"] for trace in traces]
+    metadata["source"] = f"{metadata.get('source', '')} and {len(traces) - 1} more"
+    metadata["steps"] = [step for trace in traces for step in trace.metadata["steps"]]
+    sources = {trace.metadata["step_source"]: None for trace in traces}
+    metadata["step_source"] = "; ".join(sources)
+    metadata["notes"] = [
+        f"rank {trace.metadata['rank']}: {note}" for trace in traces for note in trace.metadata.get("notes", [])
+    ]
+    return metadata

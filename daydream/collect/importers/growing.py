@@ -1,0 +1,60 @@
+"""Columns that grow chunk by chunk, as narrow as their values allow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream.collect.recording import narrow
+from daydream.trace import FIELDS, UNKNOWN
+
+FIRST_ROWS = 1 << 14
+
+
+class GrowingColumns:
+    """Rows appended in chunks; a column that a chunk lacks is unknown there.
+
+    `codes` are the columns that hold codes: they may be 8 or 16 bits wide.
+    """
+
+    def __init__(self, codes: frozenset[str]) -> None:
+        self.columns: dict[str, np.ndarray] = {}
+        self.rows = 0
+        self._codes = codes
+        self._room = 0
+
+    def append(self, chunk: dict[str, np.ndarray]) -> None:
+        """Add the rows of a chunk, whose columns are equally long."""
+        size = len(next(iter(chunk.values())))
+        begin, self.rows = self.rows, self.rows + size
+        if self.rows > self._room:
+            self._room = max(FIRST_ROWS, self.rows + self.rows // 8)
+            for column in self.columns.values():
+                column.resize(self._room, refcheck=False)  # moves pages, copies nothing
+        for name, values in chunk.items():
+            narrowest = narrow(values, np.int8 if name in self._codes else np.int32)
+            column = self.columns.get(name)
+            if column is None:
+                column = np.zeros(self._room, np.result_type(narrowest.dtype, _null_type(name)))
+                column[:begin] = null_of(name)
+            if narrowest.dtype.itemsize > column.dtype.itemsize:
+                column = column.astype(narrowest.dtype)
+            column[begin : self.rows] = narrowest
+            self.columns[name] = column
+        for name, column in self.columns.items():
+            if name not in chunk:
+                column[begin : self.rows] = null_of(name)
+
+    def take(self, name: str) -> np.ndarray:
+        """Return a column and forget it; unknown throughout if no chunk had it."""
+        if name not in self.columns:
+            return np.full(self.rows, null_of(name), _null_type(name))
+        return self.columns.pop(name)[: self.rows]
+
+
+def null_of(name: str) -> int:
+    """Return how a column says unknown; a column that is no field of a trace says -1."""
+    return FIELDS[name].null if name in FIELDS else UNKNOWN
+
+
+def _null_type(name: str) -> np.dtype:
+    return np.min_scalar_type(null_of(name))

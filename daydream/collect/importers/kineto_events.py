@@ -1,0 +1,116 @@
+"""What a trace keeps of a Kineto event: the fields, and how each is read when it is not as it should be.
+
+Everything that is not a field here (environment dumps, paths, call stacks) is never
+decoded, so it cannot reach a trace. Fields are declared as loosely as files have been
+seen to write them: an id may be text, a time too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+Id = int | str | float | None
+NOTHING = msgspec.Raw(b"")
+
+
+class Args(msgspec.Struct, frozen=True, gc=False):
+    """The arguments of an event that a trace has a column for; -1 or empty where the event has none."""
+
+    correlation: Id = -1
+    external: Id = msgspec.field(default=-1, name="External id")
+    external_2021: Id = msgspec.field(default=-1, name="external id")
+    device: Id = -1
+    stream: Id = -1
+    bytes: Id = -1
+    size: Id = -1
+    sequence: Id = msgspec.field(default=-1, name="Sequence number")
+    forward_thread: Id = msgspec.field(default=-1, name="Fwd thread id")
+    dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
+    hierarchy: msgspec.Raw = msgspec.field(default=NOTHING, name="Module Hierarchy")
+    grid: msgspec.Raw = NOTHING
+    block: msgspec.Raw = NOTHING
+    graph_id: Id = msgspec.field(default=-1, name="graph id")
+    graph_node: Id = msgspec.field(default=-1, name="graph node id")
+    collective: msgspec.Raw = msgspec.field(default=NOTHING, name="Collective name")
+    elements_in: Id = msgspec.field(default=-1, name="In msg nelems")
+    elements_out: Id = msgspec.field(default=-1, name="Out msg nelems")
+    dtype: msgspec.Raw = NOTHING
+    group: msgspec.Raw = msgspec.field(default=NOTHING, name="Process Group Name")
+    group_ranks: msgspec.Raw = msgspec.field(default=NOTHING, name="Process Group Ranks")
+    wait_stream: Id = msgspec.field(default=-1, name="wait_on_stream")
+    wait_correlation: Id = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of `traceEvents`; times in microseconds as written."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | int | float | None = None
+    pid: Id = None
+    tid: Id = None
+    ts: int | float | str | None = None
+    dur: float | str | None = None
+    args: Args | None = None
+
+
+class ExactEvent(Event, gc=False):
+    """An event whose start keeps its digits, for files whose times are too large for a float."""
+
+    ts: msgspec.Raw = NOTHING  # type: ignore[assignment]
+
+
+class Header(msgspec.Struct, gc=False):
+    """What a file says beside its events and daydream keeps or looks at."""
+
+    deviceProperties: Any = None  # noqa: N815 - Kineto's spelling
+    distributedInfo: Any = None  # noqa: N815
+    baseTimeNanoseconds: Any = None  # noqa: N815
+    cuda_runtime_version: Any = None
+    cuda_driver_version: Any = None
+    cupti_version: Any = None
+    hip_runtime_version: Any = None
+    hip_driver_version: Any = None
+    roctracer_version: Any = None
+
+
+ARGUMENTS = msgspec.structs.fields(Args)
+
+
+def patient_event(row: Any) -> Event | None:
+    """Return an event from decoded JSON, leaving out what has no sense; None if it is no object."""
+    if not isinstance(row, dict):
+        return None
+    given = row.get("args")
+    args = None
+    if isinstance(given, dict):
+        args = Args(**{
+            field.name: _raw(given[field.encode_name]) if field.type is msgspec.Raw else _scalar(given[field.encode_name])
+            for field in ARGUMENTS if field.encode_name in given
+        })  # fmt: skip
+    phase, category = row.get("ph"), row.get("cat")
+    return Event(
+        ph=phase if isinstance(phase, str) else "",
+        cat=category if isinstance(category, str) else None,
+        name=_scalar(row.get("name")),
+        pid=_scalar(row.get("pid")),
+        tid=_scalar(row.get("tid")),
+        ts=_scalar(row.get("ts")),
+        dur=_scalar(row.get("dur")),
+        args=args,
+    )
+
+
+def _scalar(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float)) else None
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(json.dumps(value).encode())
+    except (ValueError, TypeError, RecursionError):
+        return NOTHING

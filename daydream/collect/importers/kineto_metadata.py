@@ -1,0 +1,66 @@
+"""What a Kineto file says about machine, job and versions, by an allow-list of fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from daydream.collect.importers.kineto_events import Header
+from daydream.collect.importers.kineto_values import plain_text
+
+DEVICE_FIELDS = {
+    "id": "id", "name": "name", "totalGlobalMem": "memory_bytes", "computeMajor": "compute_major",
+    "computeMinor": "compute_minor", "numSms": "multiprocessors", "warpSize": "warp_size",
+    "maxThreadsPerBlock": "threads_per_block", "maxThreadsPerMultiprocessor": "threads_per_multiprocessor",
+    "regsPerBlock": "registers_per_block", "regsPerMultiprocessor": "registers_per_multiprocessor",
+    "sharedMemPerBlock": "shared_bytes_per_block", "sharedMemPerBlockOptin": "shared_bytes_per_block_optin",
+    "sharedMemPerMultiprocessor": "shared_bytes_per_multiprocessor",
+    "maxSharedMemoryPerMultiProcessor": "shared_bytes_per_multiprocessor",
+}  # fmt: skip
+VERSION_FIELDS = (
+    "cuda_runtime_version", "cuda_driver_version", "cupti_version", "hip_runtime_version",
+    "hip_driver_version", "roctracer_version",
+)  # fmt: skip
+
+
+def metadata_of(header: Header, path: Path) -> dict[str, Any]:
+    """Return a trace's metadata: source (the file's name only), devices, rank, world size, groups, versions."""
+    metadata: dict[str, Any] = {"source": plain_text(path.name), "notes": []}
+    if devices := [_device(one) for one in _dicts(header.deviceProperties)]:
+        metadata["devices"] = devices
+    world = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
+    for name in ("rank", "world_size"):
+        if _is_count(world.get(name)):
+            metadata[name] = world[name]
+    if isinstance(world.get("backend"), str):
+        metadata["backend"] = plain_text(world["backend"])
+    if groups := [_group(one) for one in _dicts(world.get("pg_config"))]:
+        metadata["groups"] = groups
+    versions = {name: getattr(header, name) for name in VERSION_FIELDS}
+    versions["nccl_version"] = world.get("nccl_version")
+    said = {name: plain_text(str(value)) for name, value in versions.items() if isinstance(value, (str, int, float))}
+    if said:
+        metadata["versions"] = said
+    return metadata
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**31
+
+
+def _device(given: dict[str, Any]) -> dict[str, Any]:
+    device = {ours: given[theirs] for theirs, ours in DEVICE_FIELDS.items() if isinstance(given.get(theirs), int)}
+    return device | {"name": plain_text(given["name"])} if isinstance(given.get("name"), str) else device
+
+
+def _group(given: dict[str, Any]) -> dict[str, Any]:
+    ranks = given.get("ranks")
+    return {
+        "name": plain_text(str(given.get("pg_name", ""))),
+        "description": plain_text(str(given.get("pg_desc", ""))),
+        "ranks": [rank for rank in ranks if _is_count(rank)] if isinstance(ranks, list) else [],
+    }

@@ -1,0 +1,181 @@
+"""Phases: what part of a training step a row belongs to.
+
+Ranges that say it themselves come first (`Optimizer.step#`, autograd's nodes, the
+data loader), then ranges a person named (`forward`, `backward`, ...), then the order
+of things: what comes before the backward pass is forward, what comes after it and
+before the optimizer is other.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from daydream.collect.nesting import STEP_MARKER, nearest
+from daydream.collect.recording import PORTION, Recording
+from daydream.trace import PHASES, UNKNOWN
+
+DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
+
+OPTIMIZER_RANGE = re.compile(r"^Optimizer\.step#")
+ZERO_GRAD_RANGE = re.compile(r"^Optimizer\.zero_grad#")
+DATA_RANGE = re.compile(r"DataLoader|^dataloader|data_?loading", re.IGNORECASE)
+NODE_RANGE = re.compile(r"^autograd::engine::evaluate_function")
+REDUCER_RANGE = re.compile(r"^torch(::|\.)distributed(::|\.)(ddp\.)?reducer")
+OLD_NODE = re.compile(r"^[A-Z]\w*Backward\d*$|AccumulateGrad$")  # before evaluate_function ranges, 2021
+LOSS_OPERATOR = re.compile(r"loss\b|_loss|cross_entropy|\bkl_div|nll_|Loss")
+NAMED_RANGES = (  # what people call their ranges; `## forward ##` and `Forward` alike
+    (re.compile(r"^\W*(zero_?grad)\b", re.IGNORECASE), OTHER),
+    (re.compile(r"^\W*(optimi[sz]er|opt)([ _.]?step)?\W*$", re.IGNORECASE), OPTIMIZER),
+    (re.compile(r"^\W*(backward|bwd)([ _]pass)?\W*$", re.IGNORECASE), BACKWARD),
+    (re.compile(r"^\W*(forward|fwd)([ _]pass)?\W*$", re.IGNORECASE), FORWARD),
+    (re.compile(r"^\W*loss\W*$", re.IGNORECASE), LOSS),
+    (re.compile(r"^\W*(data|load[ _]?data|data[ _]?load(ing|er)?)\W*$", re.IGNORECASE), DATA),
+)
+
+
+def find_phases(
+    recording: Recording, parent: np.ndarray, step: np.ndarray, forward_of: np.ndarray
+) -> np.ndarray:
+    """Return the phase of each host row as an index into `PHASES`; unknown on threads that do no work.
+
+    `forward_of` is the forward operator of a backward node.
+    """
+    rows = len(recording)
+    operator = recording.is_kind("operator")
+    host = operator | recording.is_kind("annotation", "runtime")
+    strong = _strong_marks(recording, host)
+    holder = nearest(strong >= 0, parent)
+    phase = np.where(holder >= 0, strong[holder], UNKNOWN).astype(np.int8)
+    phase[~host] = UNKNOWN
+
+    weak = _named_marks(recording)
+    range_row = nearest(weak >= 0, parent) if (weak >= 0).any() else np.full(rows, UNKNOWN)
+    said = np.where(range_row >= 0, weak[range_row], UNKNOWN)
+    use = host & (phase < 0) & (said >= 0) & (said != BACKWARD)
+    phase[use] = said[use]
+
+    threads = recording.threads
+    _fill_backward_threads(phase, threads, recording, host, strong)
+    working = np.zeros(int(threads.max(initial=0)) + 1, bool)
+    working[threads[operator | (host & (step >= 0))]] = True
+    unsaid = host & (phase < 0) & working[threads]
+    _fill_by_order(recording, phase, unsaid, step, strong, forward_of)
+    # A range named backward often holds the loss as well: what comes before the first node stays forward.
+    in_range = unsaid & (said == BACKWARD)
+    phase[in_range & ((phase != FORWARD) | ~(strong == BACKWARD).any())] = BACKWARD
+    _free_closures(recording, phase, holder, strong)
+
+    loss = operator & (phase == FORWARD) & recording.named(LOSS_OPERATOR)
+    phase[recording.named(STEP_MARKER)] = UNKNOWN
+    in_loss = nearest(loss, parent) if loss.any() else np.full(rows, UNKNOWN)
+    phase[(in_loss >= 0) & (phase == FORWARD)] = LOSS
+    return phase
+
+
+def _strong_marks(recording: Recording, host: np.ndarray) -> np.ndarray:
+    """Return the phase that a row's own name states beyond doubt."""
+    mark = np.full(len(recording), UNKNOWN, np.int8)
+    operator, annotation = recording.is_kind("operator"), recording.is_kind("annotation")
+    mark[annotation & recording.named(DATA_RANGE)] = DATA
+    mark[host & recording.named(OPTIMIZER_RANGE)] = OPTIMIZER
+    mark[host & recording.named(ZERO_GRAD_RANGE)] = OTHER
+    mark[host & (recording.named(NODE_RANGE) | recording.named(REDUCER_RANGE))] = BACKWARD
+    mark[operator & recording.named(OLD_NODE)] = BACKWARD
+    return mark
+
+
+def _named_marks(recording: Recording) -> np.ndarray:
+    mark = np.full(len(recording), UNKNOWN, np.int8)
+    annotation = recording.is_kind("annotation")
+    if annotation.any():
+        for pattern, phase in NAMED_RANGES:
+            mark[annotation & (mark < 0) & recording.named(pattern)] = phase
+    return mark
+
+
+def _fill_backward_threads(
+    phase: np.ndarray, threads: np.ndarray, recording: Recording, host: np.ndarray, strong: np.ndarray
+) -> None:
+    """On a thread that runs autograd nodes and no forward operators, the rest is backward as well."""
+    size = int(threads.max(initial=0)) + 1
+    nodes = np.bincount(threads[host & (strong == BACKWARD)], minlength=size)
+    others = np.bincount(threads[recording.is_kind("operator") & (phase != BACKWARD)], minlength=size)
+    other_marks = np.bincount(threads[(strong >= 0) & (strong != BACKWARD)], minlength=size)
+    engine = (nodes > others) & (nodes > 0) & (other_marks == 0)
+    phase[host & (phase < 0) & engine[threads]] = BACKWARD
+
+
+def _fill_by_order(
+    recording: Recording,
+    phase: np.ndarray,
+    unsaid: np.ndarray,
+    step: np.ndarray,
+    strong: np.ndarray,
+    forward_of: np.ndarray,
+) -> None:
+    """Fill rows that nothing marks, from what comes before and after them in their step.
+
+    Anchors are autograd nodes, optimizers, and forward operators that a node refers to.
+    Before a backward pass is forward; between two nodes is backward; after the last
+    node is other, unless a forward operator follows (gradient accumulation).
+    """
+    start = recording["start_ns"]
+    anchor = np.full(len(phase), UNKNOWN, np.int8)
+    linked = forward_of[forward_of >= 0]
+    anchor[linked[strong[linked] < 0]] = FORWARD
+    anchor[(strong == BACKWARD) | (strong == OPTIMIZER)] = strong[(strong == BACKWARD) | (strong == OPTIMIZER)]
+    anchor[(phase == BACKWARD) & (anchor < 0) & recording.is_kind("operator")] = BACKWARD
+    anchors = np.flatnonzero(anchor >= 0)
+    rows = np.flatnonzero(unsaid)
+    if not len(rows):
+        return
+    if not len(anchors):
+        phase[rows] = FORWARD
+        return
+    anchors = anchors[np.argsort(start[anchors], kind="stable")]
+    for portion in range(0, len(rows), PORTION):
+        _fill_portion(rows[portion : portion + PORTION], phase, start, step, anchors, anchor)
+
+
+def _fill_portion(
+    rows: np.ndarray,
+    phase: np.ndarray,
+    start: np.ndarray,
+    step: np.ndarray,
+    anchors: np.ndarray,
+    anchor: np.ndarray,
+) -> None:
+    slot = np.searchsorted(start[anchors], start[rows], side="left")
+    after = anchors[np.minimum(slot, len(anchors) - 1)]
+    before = anchors[np.maximum(slot - 1, 0)]
+    after_is = np.where((slot < len(anchors)) & (step[after] == step[rows]), anchor[after], UNKNOWN)
+    before_is = np.where((slot > 0) & (step[before] == step[rows]), anchor[before], UNKNOWN)
+    result = np.full(len(rows), FORWARD, np.int8)
+    result[(before_is == BACKWARD) & (after_is == BACKWARD)] = BACKWARD
+    result[(before_is == BACKWARD) & ((after_is == OPTIMIZER) | (after_is < 0))] = OTHER
+    result[(before_is == OPTIMIZER) & (after_is != FORWARD) & (after_is != BACKWARD)] = OTHER
+    phase[rows] = result
+
+
+def _free_closures(recording: Recording, phase: np.ndarray, holder: np.ndarray, strong: np.ndarray) -> None:
+    """An optimizer that calls a closure runs forward and backward inside its own range.
+
+    Only what follows the last autograd node of the range is the optimizer's work.
+    """
+    start = recording["start_ns"]
+    end = start + recording["duration_ns"]
+    threads = recording.threads
+    nodes = np.flatnonzero(strong == BACKWARD)
+    if not len(nodes):
+        return
+    nodes = nodes[np.argsort(start[nodes], kind="stable")]
+    for row in np.flatnonzero(strong == OPTIMIZER).tolist():
+        first, last = np.searchsorted(start[nodes], [start[row], end[row]])
+        if first == last:
+            continue
+        inside = (holder == row) & (threads == threads[row]) & (np.arange(len(phase)) != row)
+        begin, stop = start[nodes[first]], end[nodes[first:last]].max()
+        phase[inside & (start < begin)] = FORWARD
+        phase[inside & (start >= begin) & (start < stop)] = BACKWARD

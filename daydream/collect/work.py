@@ -1,0 +1,114 @@
+"""What device work does: element types and collectives, from arguments first and from kernel names last."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# Element types as torch's profiler and NCCL print them -> as torch names them.
+WORDS = {
+    "float": "float32", "double": "float64", "c10::half": "float16", "half": "float16",
+    "c10::bfloat16": "bfloat16", "bfloat16": "bfloat16", "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128", "c10::float8_e4m3fn": "float8_e4m3fn",
+    "c10::float8_e5m2": "float8_e5m2", "c10::float8_e4m3fnuz": "float8_e4m3fnuz",
+    "__half": "float16", "__half2": "float16", "half_t": "float16", "cutlass::half_t": "float16",
+    "__nv_bfloat16": "bfloat16", "hip_bfloat16": "bfloat16", "bfloat16_t": "bfloat16",
+    "cutlass::bfloat16_t": "bfloat16", "cutlass::tfloat32_t": "float32",
+    "c10::float8_e5m2fnuz": "float8_e5m2fnuz", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+    "long int": "int64", "long": "int64", "long long": "int64", "int": "int32", "short int": "int16",
+    "short": "int16", "signed char": "int8", "char": "int8", "unsigned char": "uint8", "byte": "uint8",
+    "bool": "bool", "float32": "float32", "float16": "float16", "float64": "float64", "int64": "int64",
+    "int32": "int32", "int8": "int8", "uint8": "uint8",
+}  # fmt: skip
+ITEM_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+}  # fmt: skip
+FLOATING = ("float", "bfloat", "complex")
+
+# Element types in kernel names. A C++ type tells most: that of the lambda a kernel applies, else
+# the first one named (results and inputs stand before accumulators).
+LAMBDA_TYPE = re.compile(r"\{lambda\(([\w: ]+?)[,)]")
+TEMPLATE_TYPE = re.compile(
+    r"\b(c10::BFloat16|c10::Half|c10::Float8_e\w+|__nv_bfloat16|hip_bfloat16|__half2?|cutlass::half_t|"
+    r"cutlass::bfloat16_t|cutlass::tfloat32_t|half_t|bfloat16_t|float|double)\b"
+)
+FUNCTOR_TYPE = re.compile(r"(?:Functor|functor|Op)\w*<(long|int|short|signed char|unsigned char|bool)\b")
+# Else the tags of matrix libraries and compilers, the first that is found.
+DTYPE_TAGS = (
+    ("float8_e4m3fn", re.compile(r"e4m3|_F8|fp8")),
+    ("float8_e5m2", re.compile(r"e5m2|_B8_")),
+    ("bfloat16", re.compile(r"BFloat16|bfloat16|bf16|_BBS_|_BSS_|_BB_")),
+    ("float16", re.compile(r"104HalfE|__half|half_t|(?<![a-z])f?f16|fp16|hgemm|_HHS_|_HSS_|_HH_")),
+    ("float32", re.compile(r"tf32|tfloat32|(?:cutlass_80|ampere|sm80)\w*s1688")),  # TF32 keeps 32-bit data
+    ("float16", re.compile(r"[hs]884|[hs]1688|[hs]16816")),  # tensor cores without a tag: half precision
+    ("float64", re.compile(r"dgemm|_DB_|(?<![a-z])f64|fp64|[di]884")),
+    ("float32", re.compile(r"sgemm|scudnn|(?<![a-z])f?f32|fp32|_SB_|_S_B")),
+)  # fmt: skip
+
+COLLECTIVE_KERNEL = re.compile(r"^(void )?(nccl|rccl|mscclKernel|msccl_)", re.IGNORECASE)
+COLLECTIVE_CALL = re.compile(r"^(record_param_comms$|nccl:|rccl:|gloo:|c10d::)")
+COLLECTIVES = (  # in this order: the longer name first
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
+    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
+    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
+    ("all_to_all", re.compile(r"all_?to_?all", re.IGNORECASE)),
+    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
+    ("barrier", re.compile(r"barrier", re.IGNORECASE)),
+    ("gather", re.compile(r"gather", re.IGNORECASE)),
+    ("scatter", re.compile(r"scatter", re.IGNORECASE)),
+    ("reduce", re.compile(r"reduce", re.IGNORECASE)),
+    ("send_recv", re.compile(r"send_?recv", re.IGNORECASE)),
+    ("send", re.compile(r"send", re.IGNORECASE)),
+    ("recv", re.compile(r"recv", re.IGNORECASE)),
+)
+
+
+def dtype_of_word(word: str) -> str | None:
+    """Return torch's name of an element type as a profiler prints it; None if it is no element type."""
+    return WORDS.get(word.strip().lower())
+
+
+def dtype_of_inputs(types: Any) -> str | None:
+    """Return the first floating element type of an operator's inputs, else the first of any."""
+    found = [dtype_of_word(word) for word in types if isinstance(word, str)] if isinstance(types, list) else []
+    known = [dtype for dtype in found if dtype is not None]
+    floating = [dtype for dtype in known if dtype.startswith(FLOATING)]
+    return (floating or known or [None])[0]
+
+
+def dtype_of_kernel(name: str) -> str | None:
+    """Return the element type a kernel's name gives away, None if it gives none."""
+    applied = [dtype_of_word(word) for word in LAMBDA_TYPE.findall(name)]
+    typed = applied + [dtype_of_word(word) for word in TEMPLATE_TYPE.findall(name)]
+    for dtype in typed:  # an integer in a lambda is more often an index than an element
+        if dtype is not None and dtype.startswith(FLOATING):
+            return dtype
+    for dtype, pattern in DTYPE_TAGS:
+        if pattern.search(name):
+            return dtype
+    counted = [dtype_of_word(word) for word in FUNCTOR_TYPE.findall(name)] + applied
+    return next((dtype for dtype in counted if dtype is not None), None)
+
+
+def collective_of_name(name: str) -> str | None:
+    """Return the collective a call, kernel or argument names: all_reduce, all_to_all, ..."""
+    return next((collective for collective, pattern in COLLECTIVES if pattern.search(name)), None)
+
+
+def elements_of_dims(dims: Any) -> int | None:
+    """Return the elements of all tensors in a recorded `Input Dims`, None if there are none."""
+    sizes = _sizes(dims, 0)
+    return sum(sizes) if sizes else None
+
+
+def _sizes(dims: Any, depth: int) -> list[int]:
+    if not isinstance(dims, list) or not dims or depth > 3:
+        return []
+    if all(isinstance(size, int) for size in dims):
+        product = 1
+        for size in dims:
+            product *= max(size, 0)
+        return [product]
+    return [size for part in dims for size in _sizes(part, depth + 1)]

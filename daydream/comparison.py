@@ -1,0 +1,202 @@
+"""Comparison: a training step before and after a change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.graph.graph import Graph
+from daydream.simulate.replay import Replay
+from daydream.simulate.steady import Settled, settle
+from daydream.simulate.timeline import Timeline
+
+
+UNUSUAL = 0.25  # steps further than this from the median (a stalled loader, a warm-up) are not typical
+
+
+@dataclass
+class Comparison:
+    """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
+
+    `speedup = replayed / predicted`, so that a bias common to both cancels. Both are
+    settled steps: where the recorded window had not settled, `replayed_ns` is the step
+    that the untouched graph settles to.
+    """
+
+    optimization: str
+    options: Mapping[str, Any]
+    replay: Replay
+    graph: Graph
+    after: Settled
+    changed: int
+    inserted: int
+    removed: int
+    extra_notes: list[str] = field(default_factory=list)
+
+    @property
+    def measured_ns(self) -> int:
+        """Median measured step."""
+        return self.replay.measured_ns
+
+    @property
+    def replayed_ns(self) -> int:
+        """The untouched graph's settled step."""
+        return _step_ns(self.replay.settled)
+
+    @property
+    def replay_error(self) -> float:
+        """Relative error of the replay of the recorded steps, signed."""
+        return self.replay.error
+
+    @property
+    def predicted_ns(self) -> int:
+        """The changed graph's settled step.
+
+        The untouched settled step times the share of the time that is left over the
+        same typical steps: steps of a recording differ, and a change shifts their
+        boundaries against each other, which a ratio of sums does not see.
+        """
+        before, after = _times(self.replay.settled), _times(self.after)
+        usual_before, usual_after = median(before.values()), median(after.values())
+        typical = [
+            step
+            for step in before
+            if abs(before[step] - usual_before) <= UNUSUAL * usual_before
+            and abs(after[step] - usual_after) <= UNUSUAL * usual_after
+        ]
+        work = sum(before[step] for step in typical)
+        if not work:
+            return round(usual_after)
+        return round(self.replayed_ns * sum(after[step] for step in typical) / work)
+
+    @property
+    def speedup(self) -> float:
+        """Return replayed / predicted; infinite if nothing is left of the step."""
+        return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative half-width of the range: step-to-step variation, replay error, waits without a known cause.
+
+        What the optimization's own model assumes (its factors) is not in it.
+        """
+        measured = [step.measured_ns for step in self.replay.steps]
+        varies = 0.0
+        if len(measured) > 1:
+            low, high = np.percentile(measured, [10, 90])
+            varies = float(high - low) / 2 / median(measured)
+        facts = self.replay.graph.facts
+        recorded = sum(measured)
+        unexplained = min(facts.unexplained_ns / recorded, 1.0) if recorded else 0.0
+        return varies + self.replay.max_error + unexplained
+
+    @property
+    def predicted_low_ns(self) -> int:
+        """Lower end of the range."""
+        return round(self.predicted_ns * max(1 - self.uncertainty, 0))
+
+    @property
+    def predicted_high_ns(self) -> int:
+        """Upper end of the range."""
+        return round(self.predicted_ns * (1 + self.uncertainty))
+
+    @property
+    def timeline(self) -> Timeline:
+        """The predicted timeline."""
+        return self.after.timeline
+
+    def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+        """Return where the settled step's time goes, before and after."""
+        return _breakdown(self.replay.settled), _breakdown(self.after)
+
+    def notes(self) -> list[str]:
+        """Return what a reader should know before trusting the figures."""
+        said = list(self.replay.notes)
+        if not self.after.settled:
+            said.append("The predicted step had not settled after repeating the window; its last pass is shown.")
+        if self.replay.replayed_ns != self.replayed_ns:
+            said.append(
+                f"The recorded window had not settled: its median step replays in "
+                f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take {self.replayed_ns / 1e6:,.2f} ms."
+            )
+        return said + self.extra_notes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `whatif --json` prints."""
+        before, after = self.breakdowns()
+        replayed, predicted = _times(self.replay.settled), _times(self.after)
+        steps = self.graph.steps
+        return {
+            "optimization": self.optimization,
+            "options": dict(self.options),
+            "measured_ns": self.measured_ns,
+            "replayed_ns": self.replayed_ns,
+            "replay_error": self.replay_error,
+            "predicted_ns": self.predicted_ns,
+            "predicted_low_ns": self.predicted_low_ns,
+            "predicted_high_ns": self.predicted_high_ns,
+            "speedup": self.speedup if self.predicted_ns else None,
+            "steps": [
+                {
+                    "name": steps[step]["name"],
+                    "rank": steps[step].get("rank", 0),
+                    "replayed_ns": replayed[step],
+                    "predicted_ns": predicted.get(step),
+                }
+                for step in replayed
+            ],
+            "before": before,
+            "after": after,
+            "changed": self.changed,
+            "inserted": self.inserted,
+            "removed": self.removed,
+            "notes": self.notes(),
+        }
+
+
+def compare(
+    before: Replay, graph: Graph, *, optimization: str, options: Mapping[str, Any] | None = None
+) -> Comparison:
+    """Return the comparison of a replay with a changed copy of its graph.
+
+    Raises `GraphError` if the changed graph is broken.
+    """
+    problems = graph.lint()
+    if problems:
+        raise GraphError(f"{optimization} left a broken graph: " + " ".join(problems))
+    old = before.graph
+    size = old.size
+    kept = old.alive & graph.alive[:size]
+    differs = np.zeros(size, bool)
+    for name in ("duration_ns", "gap_ns", "latency_ns", "lane"):
+        differs |= old.columns[name] != graph.columns[name][:size]
+    return Comparison(
+        optimization=optimization,
+        options=options or {},
+        replay=before,
+        graph=graph,
+        after=settle(graph),
+        changed=int((differs & kept).sum()),
+        inserted=int(graph.alive[size:].sum()),
+        removed=int((old.alive & ~graph.alive[:size]).sum()),
+    )
+
+
+def _step_ns(settled: Settled) -> int:
+    return round(median(_times(settled).values()))
+
+
+def _times(settled: Settled) -> dict[int, int]:
+    return {step: ns for (copy, step), ns in settled.times.items() if copy == settled.copy}
+
+
+def _breakdown(settled: Settled) -> dict[str, dict[str, int]]:
+    step, _ = settled.typical()
+    return settled.timeline.breakdown(settled.copy, step)
+
+

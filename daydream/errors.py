@@ -1,0 +1,35 @@
+"""The errors daydream raises.
+
+    DaydreamError                  anything the user can put right; the command line prints it in one line, exit 1
+    ├── TraceError                 a file is not a usable trace (also a ValueError)
+    ├── GraphError                 an edit or a graph makes no sense (also a ValueError)
+    │   └── NoMatchError           an edit matched no task
+    ├── UnknownOptimizationError   no optimization of that name (also a LookupError)
+    └── OutputError                a result cannot be written (also an OSError)
+"""
+
+
+class DaydreamError(Exception):
+    """What was found, what was needed, what to do, in one message."""
+
+    exit_code = 1
+
+
+class TraceError(DaydreamError, ValueError):
+    """A file is not a usable trace."""
+
+
+class GraphError(DaydreamError, ValueError):
+    """An edit or a graph makes no sense."""
+
+
+class NoMatchError(GraphError):
+    """An edit matched no task."""
+
+
+class UnknownOptimizationError(DaydreamError, LookupError):
+    """No optimization has the name that was asked for."""
+
+
+class OutputError(DaydreamError, OSError):
+    """A result cannot be written."""

@@ -1,0 +1,65 @@
+"""Build: from what was measured to what depends on what.
+
+The rules, in the order they are applied. Each is one function with its reason in
+its docstring; each can be left out by name, to see what it is worth.
+
+| name | rule | file |
+|---|---|---|
+| (always) | CPU time cut into tasks in thread order; device tasks in launch order | `threads`, `streams` |
+| `handoff` | a thread that wakes another and stands until it is done | `handoff` |
+| `graphs` | nodes of a CUDA graph, and the holes the profiler left among them | `device_graphs` |
+| `queue` | a full launch queue blocks the launching call | `queue` |
+| `synchronization` | blocking calls wait for the device | `synchronization` |
+| `events` | a stream waits for an event of another | `events` |
+| `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
+| (always) | launch latency and start-up between back-to-back tasks | `latencies` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.graph.draft import Draft
+from daydream.graph.graph import Graph
+from daydream.graph.rules.events import wait_for_events
+from daydream.graph.rules.handoff import hand_over, tell_background
+from daydream.graph.rules.latencies import measure_latencies
+from daydream.graph.rules.queue import bound_queues
+from daydream.graph.rules.streams import order_streams
+from daydream.graph.rules.synchronization import wait_in_calls
+from daydream.graph.rules.threads import order_threads
+from daydream.trace import Trace
+
+RULES = {
+    "handoff": hand_over,
+    "queue": bound_queues,
+    "synchronization": wait_in_calls,
+    "events": wait_for_events,
+}
+
+
+def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
+    """Return the graph of a trace. `without` names rules to leave out (for measuring their worth)."""
+    unknown = set(without) - set(RULES)
+    if unknown:
+        raise GraphError(f"unknown rule {sorted(unknown)[0]!r}; the rules are {', '.join(RULES)}")
+    graph = Graph(trace)
+    graph.texts = {name: list(trace.text(name)) for name in graph.texts}
+    graph.steps = [dict(step) for step in trace.metadata.get("steps", [])]
+    draft = Draft(trace, graph)
+    order_threads(draft)
+    order_streams(draft)
+    draft.waited = np.zeros(graph.size, bool)
+    for name, rule in RULES.items():
+        if name not in without:
+            rule(draft)
+    tell_background(draft)
+    draft.settle_events()
+    draft.event_latency_ns = np.zeros(graph.size, np.int64)
+    measure_latencies(draft)
+    for (target, _), row in zip(draft.event_pairs, draft.event_rows, strict=True):
+        graph.waits["latency_ns"][row] = draft.event_latency_ns[target]
+    return graph

@@ -1,0 +1,197 @@
+"""Draft: the graph under construction, with what was recorded beside it.
+
+The rules fill it one after the other. Recorded times live here and not in the
+graph: a graph holds causes and costs, never observed outcomes (only
+`measured_start_ns`, for comparing a replay with the recording).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from daydream.graph.graph import Graph
+from daydream.trace import PHASES, Trace
+
+
+@dataclass
+class Draft:
+    """What the rules share. Arrays named by task have one entry per task id."""
+
+    trace: Trace
+    graph: Graph
+    end_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # recorded end, by task
+    event_rows: list[int] = field(default_factory=list)  # the row of `waits` behind each pair
+    event_latency_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # by task
+    _launched: dict[int, np.ndarray] = field(default_factory=dict)
+    task_of_row: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    thread_ids: list[tuple[int, int, int]] = field(default_factory=list)  # (rank, pid, tid) by CPU lane
+    waited: np.ndarray = field(default_factory=lambda: np.empty(0, bool))  # by task: a wait was taken out
+    linked_threads: set[int] = field(default_factory=set)
+    event_pairs: list[tuple[int, int]] = field(default_factory=list)  # (waiting task, the task it waits for)
+
+    @property
+    def start_ns(self) -> np.ndarray:
+        """Recorded start, by task."""
+        return self.graph.columns["measured_start_ns"]
+
+    @cached_property
+    def names(self) -> np.ndarray:
+        """Names of the trace as an object array, to be indexed by name code."""
+        return np.array([*self.trace.text("name"), None], dtype=object)
+
+    def step_markers(self) -> np.ndarray:
+        """Return a mask of the rows that only mark a step, and are no work."""
+        codes = [
+            code for code, name in enumerate(self.trace.text("name")) if name.startswith("ProfilerStep")
+        ]
+        return np.isin(self.trace["name"], codes) & self.trace.is_kind("annotation")
+
+    def named(self, match: Any) -> np.ndarray:
+        """Return a mask over tasks whose name fits a predicate on names."""
+        fits = np.array([bool(match(name)) for name in self.graph.texts["name"]] + [False])
+        return fits[self.graph.columns["name"]]
+
+    def threads(self, rows: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+        """Return a thread number per row, and the (rank, pid, tid) of each number."""
+        trace = self.trace
+        keys = np.stack([np.asarray(trace[name][rows], np.int64) for name in ("rank", "pid", "tid")])
+        distinct, number = np.unique(keys, axis=1, return_inverse=True)
+        return number.reshape(-1), [(int(r), int(p), int(t)) for r, p, t in distinct.T]
+
+    def depth(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many host rows enclose each row."""
+        parent = np.asarray(self.trace["parent"], np.int64)
+        depth = np.zeros(len(rows), np.int64)
+        up = parent[rows]
+        while (up >= 0).any():
+            depth += up >= 0
+            up = np.where(up >= 0, parent[np.maximum(up, 0)], -1)
+        return depth
+
+    def texts_of(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns that tasks take over from their rows."""
+        trace = self.trace
+        phases = np.array(
+            [PHASES.index(text) if text in PHASES else -1 for text in trace.text("phase")] + [-1], np.int8
+        )
+        return {
+            "name": trace["name"][rows],
+            "op": trace["op"][rows],
+            "layer": trace["layer"][rows],
+            "phase": phases[np.asarray(trace["phase"][rows], np.int64)],
+            "step": trace["step"][rows],
+        }
+
+    def add_cpu_task(self, *, after: int, name: str, start: int, order: int) -> int:
+        """Add a CPU task without duration to the thread of another one; return its id."""
+        graph = self.graph
+        same = {key: graph.columns[key][after] for key in ("lane", "op", "layer", "phase", "step")}
+        task = graph.add(
+            1, kind=0, name=graph.code("name", name), order=order, measured_start_ns=start, **same
+        )
+        self.end_ns = np.append(self.end_ns, start)
+        self.waited = np.append(self.waited, False)
+        return int(task[0])
+
+    def is_call(self) -> np.ndarray:
+        """Return a mask of the tasks that are runtime calls (their first piece)."""
+        rows = self.graph.columns["row"]
+        calls = self.trace.is_kind("runtime")[np.maximum(rows, 0)] & (rows >= 0)
+        ids = np.arange(len(rows))
+        return calls & (self.task_of_row[np.maximum(rows, 0)] == ids)
+
+    def correlation(self, tasks: np.ndarray) -> np.ndarray:
+        """Return the correlation ids of tasks."""
+        return np.asarray(self.trace["correlation"], np.int64)[self.graph.columns["row"][tasks]]
+
+    def sync_rows(self, name: str) -> dict[int, tuple[int, int]]:
+        """Return, by correlation, (stream or the stream waited for, record's correlation) of the device's records."""
+        trace = self.trace
+        rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
+        stream = trace["stream"] if name == "Stream Sync" else trace["wait_stream"]
+        columns = (trace["correlation"][rows], stream[rows], trace["wait_correlation"][rows])
+        return {c: (s, w) for c, s, w in zip(*(column.tolist() for column in columns), strict=True)}
+
+    def sync_streams(self, name: str) -> dict[int, int]:
+        """Return, by correlation, the stream that the device's own record of a synchronization is on."""
+        trace = self.trace
+        rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
+        return dict(zip(trace["correlation"][rows].tolist(), trace["stream"][rows].tolist(), strict=True))
+
+    def launched_by_thread(self, thread: int) -> np.ndarray:
+        """Return the device tasks that a CPU lane launched, in program order."""
+        columns = self.graph.columns
+        if thread not in self._launched:
+            device = np.flatnonzero(columns["launch"] >= 0)
+            mine = device[columns["lane"][columns["launch"][device]] == thread]
+            self._launched[thread] = mine[np.argsort(columns["order"][mine], kind="stable")]
+        return self._launched[thread]
+
+    @cached_property
+    def collectives(self) -> dict[int, np.ndarray]:
+        """Return the launched collectives of each lane that has any, in program order."""
+        columns = self.graph.columns
+        tasks = np.flatnonzero((columns["kind"] == 4) & (columns["launch"] >= 0))
+        tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
+        lanes = columns["lane"][tasks]
+        return {lane: tasks[lanes == lane] for lane in np.unique(lanes).tolist()}
+
+    def add_wait(self, record: int, source: int, wait: int, target: int) -> None:
+        """Let work launched on `target` after `wait` follow the work on `source` up to `record`."""
+        self.graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
+
+    def settle_events(self) -> None:
+        """Look up which tasks the event waits found so far tie together, as lowering will."""
+        from daydream.graph.rules.streams import stream_runs
+
+        graph = self.graph
+        order = graph.columns["order"]
+        runs = dict(stream_runs(self))
+        self.event_pairs, self.event_rows = [], []
+        rows = zip(*(graph.waits[name].tolist() for name in ("record", "source", "wait", "target")), strict=True)
+        for row, (record, source, wait, target) in enumerate(rows):
+            before, after = runs[source], runs[target]
+            src = int(np.searchsorted(order[before], order[record], side="right")) - 1
+            dst = int(np.searchsorted(order[after], order[wait], side="right"))
+            if src >= 0 and dst < len(after) and order[before[src]] < order[after[dst]]:
+                self.event_pairs.append((int(after[dst]), int(before[src])))
+                self.event_rows.append(row)
+
+    def late_starts(self) -> np.ndarray:
+        """Return how much later each device task started than its known causes allow, by task."""
+        from daydream.graph.rules.streams import stream_runs
+
+        columns = self.graph.columns
+        late = np.zeros(self.graph.size, np.int64)
+        known = np.full(self.graph.size, -(2**60), np.int64)
+        for target, source in self.event_pairs:
+            known[target] = max(known[target], self.end_ns[source])
+        for _, tasks in stream_runs(self):
+            launch = columns["launch"][tasks]
+            begun = np.where(launch >= 0, self.start_ns[launch], self.start_ns[tasks])
+            before = np.append(-(2**60), self.end_ns[tasks[:-1]])
+            late[tasks] = self.start_ns[tasks] - np.maximum(np.maximum(begun, before), known[tasks])
+        return late
+
+    def lane_of(self, call: int, stream: int) -> int:
+        """Return the lane of a stream on the rank of a call (the busiest, if several devices have it), or -1."""
+        lanes = self.graph.lanes
+        rank = lanes[self.graph.columns["lane"][call]].rank
+        for number in self._lanes_of_stream.get((rank, stream), ()):
+            return number
+        return -1
+
+    @cached_property
+    def _lanes_of_stream(self) -> dict[tuple[int, int], list[int]]:
+        columns, trace = self.graph.columns, self.trace
+        found: dict[tuple[int, int], list[int]] = {}
+        on_device = np.flatnonzero(columns["kind"] > 0)
+        lanes, first, count = np.unique(columns["lane"][on_device], return_index=True, return_counts=True)
+        for lane, place in sorted(zip(lanes.tolist(), first.tolist(), strict=True), key=lambda pair: -count[list(lanes).index(pair[0])]):
+            row = columns["row"][on_device[place]]
+            found.setdefault((int(trace["rank"][row]), int(trace["stream"][row])), []).append(lane)
+        return found

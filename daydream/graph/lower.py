@@ -1,0 +1,306 @@
+"""Lowering: resolve the words of the program into the edges of a plan.
+
+"All work then on that stream", "the queue has room again", "work launched after
+the wait" depend on what was launched before what. They are looked up here, by
+program order, after all edits, so a removed kernel is no longer waited for and
+an inserted one is.
+
+A window of steps can be repeated, to let a prediction settle: its tasks are
+copied behind one another in program order and the same look-ups link the copies.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.graph.graph import ALL_LANES
+from daydream.graph.plan import Cause, Plan
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+
+
+@dataclass
+class Lowered:
+    """A plan, and for each of its tasks the graph's task and which copy of the window it is in."""
+
+    plan: Plan
+    task: np.ndarray
+    copy: np.ndarray
+
+
+@dataclass
+class _Layout:
+    """Tasks in program order, copies included; `at[copy, task]` is a plan id or -1."""
+
+    task: np.ndarray
+    copy: np.ndarray
+    order: np.ndarray
+    at: np.ndarray
+    shift: int  # program-order distance between copies
+    by_lane: dict[int, np.ndarray]  # device lane -> plan ids in lane order
+
+
+Edges = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def lower(graph: Graph, copies: int = 1, window: tuple[int, int] | None = None) -> Lowered:
+    """Return the plan of a graph; with copies > 1, of its program with the window repeated.
+
+    `window` is a half-open range of `order` keys; what comes after it is left out
+    when it is repeated. The structure is kept until the next structural edit, so
+    lowering again after changes of duration costs a gather.
+    """
+    key = (graph._structure, copies, window if copies > 1 else None)
+    lowered: Lowered | None = graph._lowered.get(key)
+    if lowered is None:
+        lowered = graph._lowered[key] = _lower(graph, copies, window)
+        return lowered
+    duration, gap = _costs(graph, lowered.task, lowered.copy, copies, window)
+    return Lowered(lowered.plan.with_costs(duration, gap), lowered.task, lowered.copy)
+
+
+def _lower(graph: Graph, copies: int, window: tuple[int, int] | None) -> Lowered:
+    layout = _lay_out(graph, copies, window)
+    edges = [
+        _launch_edges(graph, layout),
+        _sync_edges(graph, layout),
+        _wait_edges(graph, layout),
+        _queue_edges(graph, layout),
+        _link_edges(graph, layout),
+    ]
+    src, dst, latency, from_start, cause = (np.concatenate(parts) for parts in zip(*edges, strict=True))
+    task, copy = layout.task, layout.copy
+    if (src >= dst).any():
+        rank = _topological(graph, layout, src, dst)
+        sequence = np.argsort(rank)
+        task, copy, src, dst = task[sequence], copy[sequence], rank[src], rank[dst]
+    duration, gap = _costs(graph, task, copy, copies, window)
+    release = np.where(copy == 0, graph.columns["release_ns"][task], 0)
+    priority = None
+    if graph.scheduled:
+        priority = np.zeros(len(task), np.int64)
+        for lane, values in graph.scheduled.items():
+            known = (graph.columns["lane"][task] == lane) & (task < len(values))
+            priority[known] = values[task[known]]
+    plan = Plan.from_edges(
+        graph.columns["lane"][task], duration, gap, release, src, dst, latency,
+        from_start.astype(bool), cause, scheduled=tuple(sorted(graph.scheduled)), priority=priority,
+    )  # fmt: skip
+    return Lowered(plan, task, copy)
+
+
+def _lay_out(graph: Graph, copies: int, window: tuple[int, int] | None) -> _Layout:
+    ids = graph.ids
+    order = graph.columns["order"][ids]
+    copy = np.zeros(len(ids), np.int32)
+    shift = 0
+    if copies > 1:
+        if window is None:
+            raise GraphError("repeating needs a window")
+        begin, end = np.searchsorted(order, window)
+        shift = window[1] - window[0]
+        block, block_order = ids[begin:end], order[begin:end]
+        ids = np.concatenate([ids[:begin], *[block] * copies])
+        order = np.concatenate([order[:begin], *(block_order + c * shift for c in range(copies))])
+        copy = np.concatenate([np.zeros(begin, np.int32), *(np.full(len(block), c, np.int32) for c in range(copies))])
+    at = np.full((copies, graph.size), -1, np.int32)
+    at[copy, ids] = np.arange(len(ids), dtype=np.int32)
+    lanes = graph.columns["lane"][ids]
+    by_lane = {
+        number: np.flatnonzero(lanes == number) for number, lane in enumerate(graph.lanes) if lane.on_device
+    }
+    return _Layout(ids, copy, order, at, shift, by_lane)
+
+
+def _costs(
+    graph: Graph, task: np.ndarray, copy: np.ndarray, copies: int, window: tuple[int, int] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return durations and gaps; where a copy follows another, the gap that led into the window leads again."""
+    duration, gap = graph.columns["duration_ns"][task], graph.columns["gap_ns"][task]
+    if copies == 1 or window is None:
+        return duration, gap
+    lanes, order = graph.columns["lane"][task], graph.columns["order"][task]
+    inside = (order >= window[0]) & (order < window[1])
+    for lane in np.unique(lanes[inside]).tolist():
+        here = np.flatnonzero(lanes == lane)
+        before = here[~inside[here]]
+        if len(before):
+            ends = np.flatnonzero(np.diff(copy[here]) > 0)
+            gap[here[ends]] = gap[before[-1]]
+    return duration, gap
+
+
+def _launch_edges(graph: Graph, layout: _Layout) -> Edges:
+    launch = graph.columns["launch"][layout.task]
+    dst = np.flatnonzero(launch >= 0)
+    src = layout.at[layout.copy[dst], launch[dst]]
+    dst, src = dst[src >= 0], src[src >= 0]
+    return _edges(src, dst, graph.columns["latency_ns"][layout.task[dst]], True, Cause.LAUNCH)
+
+
+def _last_before(
+    graph: Graph, layout: _Layout, lane: int, order: np.ndarray, *, at_it: bool = False
+) -> np.ndarray:
+    """Return, for each program point, the last device task of a lane launched before (or at) it, or -1."""
+    tasks = layout.by_lane.get(lane, np.empty(0, np.int64))
+    if not len(tasks):
+        return np.full(len(order), -1)
+    place = np.searchsorted(layout.order[tasks], order, side="right" if at_it else "left") - 1
+    return np.where(place >= 0, tasks[np.maximum(place, 0)], -1)
+
+
+def _copied(layout: _Layout, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (row, plan id) for every copy of the tasks that a table's rows name."""
+    copies, rows = np.nonzero(layout.at[:, tasks] >= 0)
+    return rows, layout.at[copies, tasks[rows]]
+
+
+def _sync_edges(graph: Graph, layout: _Layout) -> Edges:
+    rows, calls = _copied(layout, graph.syncs["task"])
+    waited = graph.syncs["lane"][rows]
+    point = graph.columns["order"][graph.syncs["point"][rows]] + layout.copy[calls] * np.int64(layout.shift)
+    sources, targets = [], []
+    ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
+    call_rank = ranks[graph.columns["lane"][layout.task[calls]]] if len(calls) else np.empty(0, np.int64)
+    for lane in layout.by_lane:
+        mine = (waited == lane) | ((waited == ALL_LANES) & (call_rank == ranks[lane]))
+        src = _last_before(graph, layout, lane, point[mine])
+        sources.append(src[src >= 0])
+        targets.append(calls[mine][src >= 0])
+    return _edges(_join(sources), _join(targets), 0, False, Cause.SYNC)
+
+
+def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
+    table = graph.waits
+    if not len(table):
+        return _edges(*[np.empty(0, np.int64)] * 2, 0, False, Cause.EVENT)
+    order = graph.columns["order"]
+    # Removed calls keep their place: the order they gave the streams still holds.
+    copies = layout.at.shape[0]
+    sources, targets, latencies = [], [], []
+    for copy in range(copies):
+        shift = copy * layout.shift
+        record, wait = order[table["record"]] + shift, order[table["wait"]] + shift
+        for lane in np.unique(table["source"]).tolist():
+            rows = np.flatnonzero(table["source"] == lane)
+            src = _last_before(graph, layout, lane, record[rows], at_it=True)
+            for target in np.unique(table["target"][rows]).tolist():
+                chosen = (table["target"][rows] == target) & (src >= 0)
+                tasks = layout.by_lane.get(target, np.empty(0, np.int64))
+                place = np.searchsorted(layout.order[tasks], wait[rows[chosen]], side="right")
+                there = place < len(tasks)
+                dst = tasks[place[there]]
+                # A wait belongs to the copy whose work it precedes; other copies have their own.
+                own = (layout.copy[dst] == copy) & (layout.order[src[chosen][there]] < layout.order[dst])
+                sources.append(src[chosen][there][own])
+                targets.append(dst[own])
+                latencies.append(table["latency_ns"][rows[chosen]][there][own])
+    return _edges(_join(sources), _join(targets), _join(latencies), False, Cause.EVENT)
+
+
+def _queue_edges(graph: Graph, layout: _Layout) -> Edges:
+    """A launch waits until the launch `depth` places before it on its stream has ended."""
+    sources, targets = [], []
+    for lane, depth in graph.queue_depth.items():
+        tasks = layout.by_lane.get(lane, np.empty(0, np.int64))
+        launch = graph.columns["launch"][layout.task[tasks]]
+        calls = np.where(launch >= 0, layout.at[layout.copy[tasks], launch], -1)
+        last = np.append(calls[1:] != calls[:-1], True) | (calls < 0)  # a graph launch counts once
+        ends, calls = tasks[last], calls[last]
+        src, dst = ends[:-depth], calls[depth:]
+        known = dst >= 0
+        sources.append(src[known])
+        targets.append(dst[known])
+    return _edges(_join(sources), _join(targets), 0, False, Cause.QUEUE)
+
+
+def _link_edges(graph: Graph, layout: _Layout) -> Edges:
+    table = graph.links
+    handoff = table["cause"] == int(Cause.HANDOFF)
+    src, dst = table["src"].copy(), table["dst"].copy()
+    _stand_in(graph, src, handoff & ~graph.alive[src], ahead=False)
+    _stand_in(graph, dst, handoff & ~graph.alive[dst], ahead=True)
+    there = (src >= 0) & (dst >= 0)
+    there[there] &= graph.alive[src[there]] & graph.alive[dst[there]]
+    rows = np.flatnonzero(there)
+    sources, targets, chosen = [], [], []
+    for at in layout.at:
+        a, b = at[src[rows]], at[dst[rows]]
+        both = (a >= 0) & (b >= 0) & (a != b)
+        sources.append(a[both])
+        targets.append(b[both])
+        chosen.append(rows[both])
+    picked = _join(chosen)
+    return _edges(
+        _join(sources), _join(targets), table["latency_ns"][picked], table["from_start"][picked] != 0,
+        table["cause"][picked],
+    )  # fmt: skip
+
+
+def _stand_in(graph: Graph, tasks: np.ndarray, dead: np.ndarray, *, ahead: bool) -> None:
+    """Let the next (or previous) task of the lane stand in for a removed end of a hand-off.
+
+    A hand-off says "this thread reached this point", whoever runs there.
+    """
+    order, lanes = graph.columns["order"], graph.columns["lane"]
+    for row in np.flatnonzero(dead).tolist():
+        task = tasks[row]
+        mates = np.flatnonzero(graph.alive & (lanes == lanes[task]))
+        keys = order[mates]
+        beyond = mates[keys > order[task]] if ahead else mates[keys < order[task]]
+        if len(beyond):
+            tasks[row] = beyond[np.argmin(order[beyond]) if ahead else np.argmax(order[beyond])]
+        else:
+            tasks[row] = -1
+
+
+def _topological(graph: Graph, layout: _Layout, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """Return a topological rank for every task, as near to program order as the edges allow."""
+    count = len(layout.task)
+    lanes = graph.columns["lane"][layout.task]
+    fixed = ~np.isin(lanes, list(graph.scheduled))
+    by_lane = np.lexsort((np.arange(count), lanes))
+    neighbours = (lanes[by_lane[1:]] == lanes[by_lane[:-1]]) & fixed[by_lane[1:]]
+    src = np.concatenate([src, by_lane[:-1][neighbours]])
+    dst = np.concatenate([dst, by_lane[1:][neighbours]])
+    left = np.bincount(dst, minlength=count).tolist()
+    by_source = np.argsort(src, kind="stable")
+    starts = np.searchsorted(src[by_source], np.arange(count + 1)).tolist()
+    children = dst[by_source].tolist()
+    ready = [task for task, causes in enumerate(left) if not causes]
+    rank = np.full(count, -1, np.int64)
+    done = 0
+    while ready:
+        task = heapq.heappop(ready)
+        rank[task] = done
+        done += 1
+        for child in children[starts[task] : starts[task + 1]]:
+            left[child] -= 1
+            if not left[child]:
+                heapq.heappush(ready, child)
+    if done < count:
+        stuck = int(layout.task[np.flatnonzero(rank < 0)[0]])
+        name = graph.texts["name"][graph.columns["name"][stuck]]
+        raise GraphError(f"the graph has a cycle: {count - done} tasks wait for each other, {name!r} among them")
+    return rank
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _edges(src: np.ndarray, dst: np.ndarray, latency: object, from_start: object, cause: object) -> Edges:
+    count = len(src)
+    return (
+        src.astype(np.int64),
+        dst.astype(np.int64),
+        np.broadcast_to(np.asarray(latency, np.int64), count),
+        np.broadcast_to(np.asarray(from_start, bool), count),
+        np.broadcast_to(np.asarray(cause, np.int8), count),
+    )

@@ -1,0 +1,226 @@
+"""Rule 6, event waits: work on one stream waits for an event recorded on another.
+
+`cudaStreamWaitEvent` rows say neither the event nor the streams, unless the
+profiler recorded the device's own rows. So the source is found, in this order:
+
+1. *recorded*: the device's sync row names the stream and the record call;
+2. *program order*: a wait right before a collective's launch holds the collective
+   until the work launched before it on the current stream is done; a later wait on
+   the current stream is for collectives not waited for yet, oldest first; a wait
+   between launches on two streams orders the second behind the first;
+3. *coincidence*: work that starts late, again and again, just as work of the same
+   name on another stream ends, waited for it.
+
+A wait right behind a collective's launch, where nearly every collective has one, is
+the communication library's own and orders nothing in the trace. An edge that the
+recorded times contradict is not drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.graph.draft import Draft
+from daydream.graph.rules.streams import stream_runs
+
+WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
+RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
+COLLECTIVE = 4
+CLOCK_NS = 3_000  # device times of two streams against each other; recordings in whole us are 1 us off
+NEAR_NS = 20_000  # work that an event held back starts this soon after it
+LATE_NS = 30_000  # a start this much later than its known causes asks for another cause
+OFTEN = 0.9
+LEAST_SEEN = 2
+
+
+@dataclass
+class _Wait:
+    """A stream-wait call between two launches of its thread (tasks, -1 for none)."""
+
+    call: int
+    before: int  # device task launched last on this thread
+    after: int  # device task launched next
+    turn: int  # how many waits came since the last launch
+
+
+def wait_for_events(draft: Draft) -> None:
+    """Add the event waits of every thread, and count how each was found."""
+    counts = draft.graph.facts.event_waits
+    if not (draft.graph.columns["kind"] > 0).any():
+        return
+    waits = list(_waits(draft))
+    left = _recorded(draft, waits)
+    counts["recorded"] = len(waits) - len(left)
+    found = _by_program_order(draft, left)
+    draft.settle_events()
+    found |= _by_coincidence(draft, [wait for wait in left if wait.call not in found])
+    counts["inferred"] = len(found)
+    counts["unresolved"] = len(left) - len(found)
+
+
+def _waits(draft: Draft) -> Iterator[_Wait]:
+    columns = draft.graph.columns
+    order = columns["order"]
+    calls = np.flatnonzero(draft.named(WAIT.search) & draft.is_call())
+    device = np.flatnonzero(columns["launch"] >= 0)
+    for thread in np.unique(columns["lane"][calls]).tolist():
+        mine = calls[columns["lane"][calls] == thread]
+        mine = mine[np.argsort(order[mine], kind="stable")]
+        launched = device[columns["lane"][columns["launch"][device]] == thread]
+        launched = launched[np.argsort(order[launched], kind="stable")]
+        place = np.searchsorted(order[launched], order[mine])
+        last, turn = -1, 0
+        for call, at in zip(mine.tolist(), place.tolist(), strict=True):
+            turn = turn + 1 if at == last else 0
+            last = at
+            yield _Wait(
+                call,
+                int(launched[at - 1]) if at else -1,
+                int(launched[at]) if at < len(launched) else -1,
+                turn,
+            )
+
+
+def _recorded(draft: Draft, waits: list[_Wait]) -> list[_Wait]:
+    """Draw the waits that the device recorded; return the others."""
+    rows = draft.sync_rows("Stream Wait Event")
+    if not rows:
+        return waits
+    records = np.flatnonzero(draft.named(RECORD.search) & draft.is_call())
+    record_of = dict(zip(draft.correlation(records).tolist(), records.tolist(), strict=True))
+    targets = draft.sync_streams("Stream Wait Event")
+    left = []
+    for wait in waits:
+        correlation = int(draft.correlation(np.array([wait.call]))[0])
+        stream, recorded = rows.get(correlation, (-1, -1))
+        source = draft.lane_of(wait.call, stream) if stream >= 0 else -1
+        target = draft.lane_of(wait.call, targets.get(correlation, -1))
+        if source < 0 or target < 0 or recorded not in record_of:
+            left.append(wait)
+            continue
+        draft.add_wait(record_of[recorded], source, wait.call, target)
+    return left
+
+
+def _by_program_order(draft: Draft, waits: list[_Wait]) -> set[int]:
+    columns = draft.graph.columns
+    kind, lane = columns["kind"], columns["lane"]
+    own = _library_waits(draft, waits)
+    found = set(own)
+    consumed: dict[int, int] = defaultdict(lambda: -(2**62))  # communication lane -> order waited up to
+    switches: dict[tuple[int, int], list[tuple[_Wait, bool]]] = defaultdict(list)
+    for wait in sorted(waits, key=lambda w: int(columns["order"][w.call])):
+        if wait.call in own or wait.after < 0:
+            continue
+        if kind[wait.after] == COLLECTIVE:
+            source = _last_elsewhere(draft, wait)
+            if source >= 0 and _allowed(draft, source, wait.after):
+                draft.add_wait(wait.call, int(lane[source]), wait.call, int(lane[wait.after]))
+                found.add(wait.call)
+            continue
+        source = _open_collective(draft, wait, consumed)
+        if source >= 0:
+            consumed[int(lane[source])] = int(columns["order"][source])
+            draft.add_wait(source, int(lane[source]), wait.call, int(lane[wait.after]))
+            found.add(wait.call)
+        elif wait.before >= 0 and lane[wait.before] != lane[wait.after] and kind[wait.before] != COLLECTIVE:
+            pair = (int(lane[wait.before]), int(lane[wait.after]))
+            switches[pair].append((wait, _allowed(draft, wait.before, wait.after)))
+    for (source, target), seen in switches.items():
+        if sum(allowed for _, allowed in seen) >= OFTEN * len(seen):
+            for wait, allowed in seen:
+                if allowed:
+                    draft.add_wait(wait.call, source, wait.call, target)
+                    found.add(wait.call)
+    return found
+
+
+def _library_waits(draft: Draft, waits: list[_Wait]) -> set[int]:
+    """Return the waits right behind a collective's launch, if nearly every collective has one."""
+    columns = draft.graph.columns
+    behind = {
+        wait.before: wait.call
+        for wait in waits
+        if wait.before >= 0 and wait.turn == 0 and columns["kind"][wait.before] == COLLECTIVE
+    }
+    launched = np.flatnonzero((columns["kind"] == COLLECTIVE) & (columns["launch"] >= 0))
+    return set(behind.values()) if len(launched) and len(behind) >= OFTEN * len(launched) else set()
+
+
+def _last_elsewhere(draft: Draft, wait: _Wait) -> int:
+    """Return the last task launched before a wait on another stream than the one that waits, or -1."""
+    columns = draft.graph.columns
+    lane, order = columns["lane"], columns["order"]
+    if wait.before >= 0 and lane[wait.before] != lane[wait.after]:
+        return wait.before
+    mine = draft.launched_by_thread(int(lane[wait.call]))
+    mine = mine[(order[mine] < order[wait.call]) & (lane[mine] != lane[wait.after])]
+    return int(mine[-1]) if len(mine) else -1
+
+
+def _open_collective(draft: Draft, wait: _Wait, consumed: dict[int, int]) -> int:
+    """Return the collective that a compute stream's wait is for, or -1.
+
+    Of those launched and not waited for yet: the one that ended just before the
+    waiting work started, else the oldest that had ended by then.
+    """
+    columns = draft.graph.columns
+    order = columns["order"]
+    start = draft.start_ns[wait.after]
+    best, oldest = -1, -1
+    for lane, tasks in draft.collectives.items():
+        if lane == columns["lane"][wait.after]:
+            continue
+        begin = int(np.searchsorted(order[tasks], consumed[lane], side="right"))
+        end = int(np.searchsorted(order[tasks], order[wait.call]))
+        for task in tasks[begin:end].tolist():
+            after = start - draft.end_ns[task]
+            if after < -CLOCK_NS:
+                break
+            if after <= NEAR_NS and (best < 0 or draft.end_ns[task] > draft.end_ns[best]):
+                best = task
+            if oldest < 0 or order[task] < order[oldest]:
+                oldest = task
+    return best if best >= 0 else oldest
+
+
+def _allowed(draft: Draft, source: int, target: int) -> bool:
+    return bool(draft.start_ns[target] >= draft.end_ns[source] - CLOCK_NS)
+
+
+def _by_coincidence(draft: Draft, waits: list[_Wait]) -> set[int]:
+    """Draw the waits whose work started late, each time just as work of one name ended on one other stream."""
+    columns = draft.graph.columns
+    late = draft.late_starts()
+    runs = {lane: tasks for lane, tasks in stream_runs(draft)}
+    ends = {lane: draft.end_ns[tasks] for lane, tasks in runs.items()}
+    seen: dict[tuple[int, int, int, int], list[tuple[_Wait, int]]] = defaultdict(list)
+    tried: dict[tuple[int, int], int] = defaultdict(int)
+    for wait in waits:
+        if wait.after < 0 or late[wait.after] < LATE_NS:
+            continue
+        start, lane = draft.start_ns[wait.after], int(columns["lane"][wait.after])
+        place = (int(columns["name"][wait.after]), lane)
+        tried[place] += 1
+        for other, tasks in runs.items():
+            if other == lane or draft.graph.lanes[other].rank != draft.graph.lanes[lane].rank:
+                continue
+            at = int(np.searchsorted(ends[other], start + CLOCK_NS, side="right")) - 1
+            if at < 0 or start - ends[other][at] > NEAR_NS:
+                continue
+            source = int(tasks[at])
+            if columns["order"][source] < columns["order"][wait.call]:
+                seen[(*place, other, int(columns["name"][source]))].append((wait, source))
+    found: set[int] = set()
+    for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):
+        if len(pairs) >= LEAST_SEEN and 2 * len(pairs) > tried[(name, lane)]:
+            for wait, source in pairs:
+                if wait.call not in found:
+                    draft.add_wait(source, other, wait.call, lane)
+                    found.add(wait.call)
+    return found

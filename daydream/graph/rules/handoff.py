@@ -1,0 +1,255 @@
+"""Rule 7, hand-off: a thread that wakes another and stands until it is done.
+
+`loss.backward()` hands the backward pass to the autograd thread: that thread
+starts after the call that woke it, and the caller goes on when it ends. The
+caller's idle time meanwhile is a wait, and so is the worker's idle time between
+two calls; kept as gaps they would hide every change of the backward pass.
+
+A thread is a worker of another when it carries the other's autograd nodes
+(forward-thread ids, `evaluate_function`), or when all over the recording it
+works only while the other one idles, and fills that idle time.
+
+Threads that run side by side, such as a loader that prepares the next batch, wake
+each other too: a thread that goes on again and again just after one certain task
+of another thread ended was waiting for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from daydream.graph.draft import Draft
+from daydream.graph.graph import ORDER_STEP
+from daydream.graph.plan import Cause
+from daydream.trace import PHASES
+
+ROUNDING_NS = 2_000  # recordings in whole microseconds overlap by this much
+INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time
+FILLED_SHARE = 0.5  # of that idle time that the worker must fill, in the median
+LEAST_BURSTS = 2
+IDLE_NS = 50_000  # shorter pauses are a thread's own
+WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
+OFTEN = 0.8  # of a thread's pauses before one kind of task that must end so
+CHANCE = 0.1  # of any moment to lie so close behind such a task; more would prove nothing
+NO_EARLIER = 7  # program-order distance behind a task and its device work
+
+
+@dataclass
+class _Idle:
+    """Idle stretches of a thread: a gap after a task, or time in a named range but in no operator."""
+
+    task: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    in_range: np.ndarray
+
+
+def hand_over(draft: Draft) -> None:
+    """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
+    autograd = _autograd_tasks(draft)
+    lanes = np.unique(draft.graph.columns["lane"][draft.graph.columns["kind"] == 0]).tolist()
+    busy = {lane: _tasks(draft, lane) for lane in lanes}
+    total = {lane: int((draft.end_ns[ids] - draft.start_ns[ids]).sum()) for lane, ids in busy.items()}
+    for worker in sorted(lanes, key=lambda lane: -total[lane]):
+        known = bool(autograd[busy[worker]].any()) and _does_backward_only(draft, busy[worker])
+        callers = [lane for lane in lanes if lane != worker and draft.thread_ids[lane][:2] == draft.thread_ids[worker][:2]]
+        found = [(lane, *_bursts(draft, _idle(draft, lane), busy[worker])) for lane in callers]
+        found = [f for f in found if len(f[2])]
+        if not found:
+            continue
+        caller, inside, bursts = max(found, key=lambda f: f[1])
+        idle = _idle(draft, caller)
+        fill = np.median((bursts[:, 2] - bursts[:, 1]) / np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1))
+        told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
+        if known or told:
+            _link(draft, idle, bursts, busy[worker])
+            draft.linked_threads |= {caller, worker}
+    for lane in lanes:
+        _wake_ups(draft, lane, lanes)
+
+
+def tell_background(draft: Draft) -> None:
+    """Mark the threads that nothing waits for: they launch no device work and hand nothing over.
+
+    What they do at the time completes no step. The busiest thread is never one of them.
+    """
+    graph = draft.graph
+    columns = graph.columns
+    launching = set(np.unique(columns["lane"][columns["launch"][columns["launch"] >= 0]]).tolist())
+    lanes = np.unique(columns["lane"][columns["kind"] == 0]).tolist()
+    time = {lane: int(columns["duration_ns"][columns["lane"] == lane].sum()) for lane in lanes}
+    for rank in {graph.lanes[lane].rank for lane in lanes}:
+        mine = [lane for lane in lanes if graph.lanes[lane].rank == rank]
+        front = {lane for lane in mine if lane in launching or lane in draft.linked_threads}
+        front |= set() if front else {max(mine, key=lambda lane: time[lane])}
+        for lane in mine:
+            if lane not in front:
+                graph.lanes[lane] = replace(graph.lanes[lane], background=True)
+
+
+def _wake_ups(draft: Draft, lane: int, lanes: list[int]) -> None:
+    """Link a thread's pauses to the tasks of other threads that end them every time."""
+    graph = draft.graph
+    idle = _idle(draft, lane)
+    mine = _tasks(draft, lane)
+    following = mine[np.minimum(np.searchsorted(draft.start_ns[mine], idle.end), len(mine) - 1)]
+    sign = np.where(idle.in_range, graph.columns["name"][idle.task], graph.columns["name"][following])
+    long = (idle.end - idle.begin >= IDLE_NS) & (idle.end <= draft.start_ns[mine[-1]])
+    for name in np.unique(sign[long]).tolist():
+        pauses = np.flatnonzero(long & (sign == name))
+        if len(pauses) < LEAST_BURSTS:
+            continue
+        for other in lanes:
+            if other == lane or draft.thread_ids[other][:2] != draft.thread_ids[lane][:2]:
+                continue
+            wakers = _wakers(draft, _tasks(draft, other), idle.begin[pauses], idle.end[pauses])
+            if wakers is None:
+                continue
+            for pause, task in zip(pauses.tolist(), wakers.tolist(), strict=True):
+                if task >= 0:
+                    _wait_for(draft, idle, pause, task)
+            draft.linked_threads |= {lane, other}
+            break
+
+
+def _wakers(draft: Draft, theirs: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray | None:
+    """Return, for each pause, the task of another thread that ended it (-1 for none), or None if no kind does so often.
+
+    Of the names whose tasks end just before nearly every pause does, the rarest tells most.
+    """
+    names, ends = draft.graph.columns["name"][theirs], draft.end_ns[theirs]
+    by_end = np.argsort(ends, kind="stable")
+    theirs, names, ends = theirs[by_end], names[by_end], ends[by_end]
+    low = np.searchsorted(ends, np.maximum(begin, end - WAKE_NS))
+    high = np.searchsorted(ends, end + ROUNDING_NS, side="right")
+    seen: dict[int, list[int]] = {}
+    for pause, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        for place in range(first, last):  # a later one of the same name takes the place of an earlier
+            seen.setdefault(int(names[place]), [-1] * len(begin))[pause] = int(theirs[place])
+    span = int(ends[-1] - draft.start_ns[theirs[0]])
+    best, fewest = None, CHANCE * span / WAKE_NS
+    for name, tasks in seen.items():
+        found = sum(task >= 0 for task in tasks)
+        alike = int((names == name).sum())
+        if found >= max(LEAST_BURSTS, OFTEN * len(begin)) and alike <= fewest:
+            best, fewest = np.array(tasks), alike
+    return best
+
+
+def _wait_for(draft: Draft, idle: _Idle, pause: int, waker: int) -> None:
+    """Turn a pause into a wait for the end of another thread's task."""
+    graph = draft.graph
+    columns = graph.columns
+    task = int(idle.task[pause])
+    woken = min(max(int(draft.end_ns[waker]), int(idle.begin[pause])), int(idle.end[pause]))
+    gap = int(columns["gap_ns"][task])
+    if idle.in_range[pause]:
+        columns["duration_ns"][task] = 0
+        draft.end_ns[task] = draft.start_ns[task]
+    columns["gap_ns"][task] = 0
+    order = max(int(columns["order"][waker]) + NO_EARLIER, int(columns["order"][task]) + NO_EARLIER)
+    resume = draft.add_cpu_task(after=task, name="wait for thread", start=woken, order=order)
+    graph.columns["gap_ns"][resume] = int(idle.end[pause]) - woken + (gap if idle.in_range[pause] else 0)
+    graph.link([waker], [resume], cause=Cause.HANDOFF)
+
+
+def _tasks(draft: Draft, lane: int) -> np.ndarray:
+    """Return the tasks of a thread in program order."""
+    columns = draft.graph.columns
+    ids = np.flatnonzero(columns["lane"] == lane)
+    return ids[np.argsort(columns["order"][ids], kind="stable")]
+
+
+def _autograd_tasks(draft: Draft) -> np.ndarray:
+    """Return a mask of the tasks that run autograd nodes on behalf of another thread."""
+    rows = draft.graph.columns["row"]
+    nodes = draft.named(lambda name: name.startswith("autograd::engine::evaluate_function"))
+    carried = np.asarray(draft.trace["forward_thread"], np.int64)[np.maximum(rows, 0)] > 0
+    return nodes | (carried & (rows >= 0))
+
+
+def _does_backward_only(draft: Draft, tasks: np.ndarray) -> bool:
+    """Tell the autograd thread from a thread that runs its own backward pass, as on a CPU."""
+    phase = draft.graph.columns["phase"][tasks]
+    time = draft.end_ns[tasks] - draft.start_ns[tasks]
+    return bool(time[phase == PHASES.index("forward")].sum() <= 0.1 * time.sum())
+
+
+def _idle(draft: Draft, lane: int) -> _Idle:
+    ids = _tasks(draft, lane)
+    start, end, gap = draft.start_ns[ids], draft.end_ns[ids], draft.graph.columns["gap_ns"][ids]
+    rows = draft.graph.columns["row"][ids]
+    in_range = draft.trace.is_kind("annotation")[np.maximum(rows, 0)] & (rows >= 0) & (end > start)
+    begins = np.concatenate([end[gap > 0], start[in_range]])
+    ends = np.concatenate([(end + gap)[gap > 0], end[in_range]])
+    tasks = np.concatenate([ids[gap > 0], ids[in_range]])
+    kind = np.concatenate([np.zeros((gap > 0).sum(), bool), np.ones(in_range.sum(), bool)])
+    order = np.argsort(begins, kind="stable")
+    return _Idle(tasks[order], begins[order], ends[order], kind[order])
+
+
+def _bursts(draft: Draft, idle: _Idle, work: np.ndarray) -> tuple[int, np.ndarray]:
+    """Return the worker's time inside the caller's idle stretches, and (stretch, first start, last end) rows."""
+    if not len(idle.task) or not len(work):
+        return 0, np.empty((0, 3), np.int64)
+    start, end = draft.start_ns[work], draft.end_ns[work]
+    stretch = np.searchsorted(idle.begin, start + ROUNDING_NS, side="right") - 1
+    at = np.maximum(stretch, 0)
+    inside = (stretch >= 0) & (start >= idle.begin[at] - ROUNDING_NS) & (end <= idle.end[at] + ROUNDING_NS)
+    # A stretch that the worker's work crosses into or out of is no hand-off.
+    crossed = np.unique(at[~inside & (stretch >= 0) & (start < idle.end[at])])
+    chosen = inside & ~np.isin(at, crossed)
+    if not chosen.any():
+        return 0, np.empty((0, 3), np.int64)
+    rows = _grouped(at[chosen], start[chosen], end[chosen])
+    return int((end - start)[chosen].sum()), rows
+
+
+def _grouped(stretch: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    first = np.flatnonzero(np.append(True, stretch[1:] != stretch[:-1]))
+    return np.stack([stretch[first], np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)], axis=1)
+
+
+def _link(draft: Draft, idle: _Idle, bursts: np.ndarray, work: np.ndarray) -> None:
+    graph = draft.graph
+    order = graph.columns["order"]
+    start, end = draft.start_ns[work], draft.end_ns[work]
+    for stretch, begin, finish in bursts.tolist():
+        first = int(work[np.searchsorted(start, begin)])
+        last = int(work[np.searchsorted(end, finish)])
+        task = int(idle.task[stretch])
+        begin = max(begin, int(idle.begin[stretch]))
+        finish = max(min(finish, int(idle.end[stretch])), begin)
+        columns = graph.columns
+        old_gap = int(columns["gap_ns"][task])
+        if idle.in_range[stretch]:
+            columns["duration_ns"][task] = begin - draft.start_ns[task]
+            columns["gap_ns"][task] = 0
+        else:
+            columns["gap_ns"][task] = begin - draft.end_ns[task]
+        wake = draft.add_cpu_task(after=task, name="wake thread", start=begin, order=int(order[first]) - 1)
+        resume = draft.add_cpu_task(
+            after=task, name="wait for thread", start=finish, order=int(order[last]) + NO_EARLIER
+        )
+        columns = graph.columns
+        if idle.in_range[stretch]:
+            rest = draft.add_cpu_task(
+                after=task, name=graph.texts["name"][columns["name"][task]], start=finish,
+                order=max(int(order[last]) + NO_EARLIER + 1, finish * ORDER_STEP),
+            )  # fmt: skip
+            columns = graph.columns
+            columns["duration_ns"][rest] = idle.end[stretch] - finish
+            columns["gap_ns"][rest] = old_gap
+            columns["row"][rest] = columns["row"][task]
+            draft.end_ns[rest] = idle.end[stretch]
+            draft.end_ns[task] = begin
+        else:
+            columns["gap_ns"][resume] = idle.end[stretch] - finish
+        columns["release_ns"][first] = 0
+        place = int(np.searchsorted(start, begin))
+        if place > 0 and work[place] == first:
+            columns["gap_ns"][work[place - 1]] = 0
+        graph.link([wake], [first], cause=Cause.HANDOFF)
+        graph.link([last], [resume], cause=Cause.HANDOFF)

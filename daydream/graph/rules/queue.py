@@ -1,0 +1,111 @@
+"""Rule 8, launch queue: a stream holds a bounded number of launches in flight.
+
+When it is full, the launching call stands blocked until the launch `depth` places
+before it has ended; its recorded duration is its own cost plus that wait. Keeping
+the wait as work replays perfectly and then answers "a faster GPU gains nothing".
+The depth is learned from the trace: the smallest number of launches that no call
+ever ran ahead of. About 1,022 on NVIDIA (measured on V100, A100, RTX 3070 Ti);
+AMD queues are deeper than any seen filled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream.graph.draft import Draft
+from daydream.graph.rules.streams import stream_runs
+
+NVIDIA_DEPTH = 1022  # assumed where the trace never fills a queue
+LEAST_BLOCKED = 2  # calls that must have stood blocked to believe that the queue was full
+BLOCKED_SHARE = 0.5  # of the calls that met a full queue
+CHANCE = 0.1  # of any moment to lie so close behind the end of some device task
+LONG_NS = 50_000  # blocked for certain, where no unblocked call shows the usual cost
+
+
+def bound_queues(draft: Draft) -> None:
+    """Learn the depth of the launch queue and take the waits for a place out of the launch calls."""
+    graph = draft.graph
+    runs = [(lane, *_launches(draft, tasks)) for lane, tasks in stream_runs(draft)]
+    seen = [_learn(draft, calls, ends) for _, calls, ends in runs]
+    learned = [depth for depth, full in seen if full]
+    facts = graph.facts
+    facts.queue_learned = bool(learned)
+    if learned:
+        depth = max(learned)
+    elif draft.trace.metadata.get("vendor") == "cuda" and runs:
+        depth = max(NVIDIA_DEPTH, *(depth for depth, _ in seen))
+    else:
+        return
+    facts.queue_depth = depth
+    for lane, calls, ends in runs:
+        graph.queue_depth[lane] = depth
+        if learned and len(calls) > depth:
+            free = ends[:-depth]  # when the place for calls[depth:] came free
+            late = calls[depth:]
+            blocked = (late >= 0) & (free > draft.start_ns[late]) & (ends[depth:] > draft.end_ns[late])
+            _take_out_waits(draft, late[blocked], free[blocked])
+
+
+def _launches(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the calls that launched on a stream, in order (-1 for unknown), and when the work of each had ended.
+
+    Nodes of one graph launch share a correlation id, in the trace or not.
+    """
+    unit = draft.correlation(tasks)
+    last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)
+    ends = np.maximum.accumulate(draft.end_ns[tasks])
+    return draft.graph.columns["launch"][tasks][last], ends[last]
+
+
+def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool]:
+    """Return the most launches in flight when a call returned, and whether the queue was full then."""
+    place = np.flatnonzero(calls >= 0)
+    if len(place) < LEAST_BLOCKED:
+        return 0, False
+    calls, own_end = calls[place], ends[place]
+    started, returned = draft.start_ns[calls], draft.end_ns[calls]
+    depth = int((place + 1 - np.searchsorted(ends, returned, side="right")).max())
+    if depth < 1:
+        return 0, False
+    # A call that found no place left must have waited for one, and most of its time until then;
+    # one that returned after its own work had ended waited for that.
+    free = np.where(place >= depth, ends[np.maximum(place - depth, 0)], 0)
+    met_full = (free > started) & (returned < own_end)
+    usual = usual_costs(draft, calls[free <= started])
+    cost = np.array([usual.get(name, LONG_NS // 2) for name in draft.graph.columns["name"][calls].tolist()])
+    duration = returned - started
+    stood = met_full & (duration > 2 * cost) & (2 * (free - started) > duration)
+    if stood.sum() < max(1, BLOCKED_SHARE * met_full.sum()):
+        return depth, False
+    if stood.sum() >= LEAST_BLOCKED:
+        return depth, True
+    # One call alone is believed if it returned just as a place came free, and that can hardly be chance.
+    near = 2 * int(cost[stood][0])
+    chance = len(ends) * near / max(int(ends[-1] - ends[0]), 1)
+    return depth, bool((returned - free)[stood][0] <= near and chance <= CHANCE)
+
+
+def usual_costs(draft: Draft, calls: np.ndarray) -> dict[int, int]:
+    """Return the median duration of calls by name code."""
+    names = draft.graph.columns["name"][calls]
+    durations = draft.graph.columns["duration_ns"][calls]
+    return {int(name): int(np.median(durations[names == name])) for name in np.unique(names)}
+
+
+def _take_out_waits(draft: Draft, calls: np.ndarray, free: np.ndarray) -> None:
+    """Give blocked calls their own cost: what their kind of call takes when there is room.
+
+    Where no such call met room, it is what was left of the call once there was.
+    """
+    columns = draft.graph.columns
+    launching = np.unique(columns["launch"][columns["launch"] >= 0])
+    usual = usual_costs(draft, np.setdiff1d(launching, calls))
+    rest = np.maximum(draft.end_ns[calls] - free, 0)
+    names = columns["name"][calls].tolist()
+    cost = np.array([usual.get(name, -1) for name in names], np.int64)
+    cost = np.minimum(np.where(cost >= 0, cost, rest), columns["duration_ns"][calls])
+    columns["duration_ns"][calls] = cost
+    columns["measured_start_ns"][calls] = np.maximum(
+        columns["measured_start_ns"][calls], draft.end_ns[calls] - cost
+    )
+    draft.waited[calls] = True

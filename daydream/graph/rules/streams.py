@@ -1,0 +1,110 @@
+"""Rules 2, 3 and 10: device work, its order on a stream, and the call that launched it.
+
+A device task starts no earlier than the call that launched it began, plus a
+latency; the two share a correlation id. Time order cannot be used: the CPU runs
+ahead, and the kernel in flight is rarely the one launched last. The call's end
+cannot be used either: kernels often start before the call returns.
+
+Work whose launch is not in the trace (the CPU ran ahead before the recording
+began) is held to its recorded start, and counted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream.graph.draft import Draft
+from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
+
+DEVICE_PLACE = 4  # program-order distance from a call to the device work it launched
+BEFORE_ALL = -(2**62)
+
+
+def order_streams(draft: Draft) -> None:
+    """Add the device tasks, a lane for each stream, in launch order."""
+    trace, graph = draft.trace, draft.graph
+    rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
+    if not len(rows):
+        return
+    keys = np.stack([np.asarray(trace[name][rows], np.int64) for name in ("rank", "device", "stream")])
+    distinct, lane = np.unique(keys, axis=1, return_inverse=True)
+    lane = lane.reshape(-1)
+    first_lane = len(graph.lanes)
+    several_ranks = len(set(distinct[0].tolist())) > 1
+    several_devices = len(set(zip(*distinct[:2].tolist(), strict=True))) > len(set(distinct[0].tolist()))
+    for rank, device, stream in distinct.T.tolist():
+        name = f"stream {stream}"
+        if several_devices:
+            name = f"device {device} {name}"
+        if several_ranks:
+            name = f"rank {rank} {name}"
+        graph.add_lane(Lane(name, rank, on_device=True, device=device))
+
+    start = np.asarray(trace["start_ns"][rows], np.int64)
+    parent = np.asarray(trace["parent"][rows], np.int64)
+    launch = np.where(parent >= 0, draft.task_of_row[parent], -1) if len(draft.task_of_row) else parent * 0 - 1
+    order = _program_order(graph.columns["order"], lane, start, launch)
+    kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in trace.text("kind")] + [-1])
+    sequence = np.lexsort((start, order, lane))
+    rows, lane, start, launch, order = (a[sequence] for a in (rows, lane, start, launch, order))
+    duration = np.asarray(trace["duration_ns"][rows], np.int64)
+    graph.add(
+        len(rows),
+        lane=lane + first_lane,
+        kind=kind_of[trace["kind"][rows]],
+        row=rows,
+        duration_ns=duration,
+        launch=launch,
+        order=order,
+        release_ns=np.where(launch < 0, start, 0),
+        measured_start_ns=start,
+        **draft.texts_of(rows),
+    )
+    draft.end_ns = np.concatenate([draft.end_ns, start + duration])
+    orphan = launch < 0
+    graph.facts.orphans = int(orphan.sum())
+    graph.facts.unlaunched_kernels = int((orphan & (kind_of[trace["kind"][rows]] == 1)).sum())
+    if orphan.any():
+        total = len(rows)
+        graph.facts.notes.append(
+            f"{int(orphan.sum()):,} of {total:,} device tasks have no launch in the trace; "
+            "they are held to their recorded start."
+        )
+
+
+def _program_order(
+    task_order: np.ndarray, lane: np.ndarray, start: np.ndarray, launch: np.ndarray
+) -> np.ndarray:
+    """Return program-order keys: right behind the launch, or behind the stream's previous task without one."""
+    launched = launch >= 0
+    order = np.where(launched, task_order[launch] + DEVICE_PLACE if len(task_order) else 0, BEFORE_ALL)
+    if launched.all():
+        return order
+    by_time = np.lexsort((start, lane))
+    lanes, keys = lane[by_time], order[by_time]
+    # Running maximum per lane; lanes are kept apart by resetting where they begin.
+    for begin, end in _runs(lanes):
+        keys[begin:end] = np.where(
+            launched[by_time[begin:end]], keys[begin:end], np.maximum.accumulate(keys[begin:end])
+        )
+    head = keys == BEFORE_ALL
+    keys[head] = BEFORE_ALL + start[by_time[head]] * ORDER_STEP
+    order[by_time] = keys
+    return order
+
+
+def _runs(values: np.ndarray) -> list[tuple[int, int]]:
+    """Return (begin, end) of each run of equal values."""
+    if not len(values):
+        return []
+    cuts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    return list(zip(cuts.tolist(), [*cuts[1:].tolist(), len(values)], strict=True))
+
+
+def stream_runs(draft: Draft) -> list[tuple[int, np.ndarray]]:
+    """Return (lane, task ids in lane order) for every device lane."""
+    graph = draft.graph
+    ids = np.flatnonzero(graph.columns["kind"] > 0)
+    ids = ids[np.lexsort((ids, graph.columns["order"][ids], graph.columns["lane"][ids]))]
+    lanes = graph.columns["lane"][ids]
+    return [(int(lanes[begin]), ids[begin:end]) for begin, end in _runs(lanes)]

@@ -1,0 +1,253 @@
+"""Rule 4, synchronization: a blocking call ends after the device work it waits for.
+
+What a call waits for is said in the words of the program ("everything launched
+before it on this stream") and resolved when the graph is lowered, so it stays
+right after insert and remove. The call keeps two costs of its own: what it takes
+to enter, from the same call's unblocked instances, and what it takes to return
+once the device is done. The time between is a wait and comes out of the simulation.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from daydream.graph.draft import Draft
+from daydream.graph.graph import ALL_LANES
+from daydream.graph.rules.queue import usual_costs
+from daydream.graph.rules.streams import stream_runs
+
+DEVICE_SYNC = re.compile(r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize")
+STREAM_SYNC = re.compile(r"^(cuda|cu|hip)StreamSynchronize")
+EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize")
+# Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
+MAY_SYNC = re.compile(r"^(cuda|cu|hip)(Free|Malloc|Mem(Alloc|Free|Unmap|Release|Create|Map)|Host(Alloc|Free|Register|Unregister)|ModuleLoad|ModuleUnload|FreeHost)")
+# Copies whose call returns only when the copy is done: from or to memory that is not pinned, and
+# the synchronous interfaces (CUDA runtime documentation, "API synchronization behavior").
+BLOCKING_COPY = re.compile(r"Pageable|Device -> Host|DtoH \(|CopyDeviceToHost")
+BLOCKING_COPY_CALL = re.compile(r"^(cudaMemcpy|hipMemcpy)(WithStream|DtoH|HtoD|DtoD|2D|3D|ToSymbol|FromSymbol)?(_ptsz|_ptds)?$")
+CLOCK_SKEW_NS = 5_000  # a call may seem to return this much before the work it waited for; int-us traces: 2 us
+RETURN_PLACE = 6  # program-order distance from a call to its return; device work comes before it
+
+
+class Streams:
+    """When the device work launched before a point of the program had ended, lane by lane."""
+
+    def __init__(self, draft: Draft) -> None:
+        order = draft.graph.columns["order"]
+        self.lanes: dict[int, tuple[np.ndarray, np.ndarray]] = {
+            lane: (order[tasks], np.maximum.accumulate(draft.end_ns[tasks])) for lane, tasks in stream_runs(draft)
+        }
+
+    def ended(self, lane: int, order: np.ndarray) -> np.ndarray:
+        """Return when all work of a lane launched before each program point had ended; 0 for none."""
+        keys, ends = self.lanes[lane]
+        place = np.searchsorted(keys, order) - 1
+        return np.where(place >= 0, ends[np.maximum(place, 0)], 0)
+
+
+def wait_in_calls(draft: Draft) -> None:
+    """Find the calls that wait for the device and split the wait from their cost."""
+    graph = draft.graph
+    if not (graph.columns["kind"] > 0).any():
+        return
+    streams = Streams(draft)
+    waits: Waits = []
+    for find in (_device_syncs, _stream_syncs, _event_syncs, _allocations, _blocking_copies):
+        waits += find(draft, streams)
+    if waits:
+        _split(draft, *np.array(waits, np.int64).T)
+
+
+Waits = list[tuple[int, int, int, int]]  # call, lane waited for, when that had ended, program point (-1: the call)
+
+
+def _device_syncs(draft: Draft, streams: Streams) -> Waits:
+    calls = _calls(draft, DEVICE_SYNC)
+    ended = _all_ended(draft, streams, calls)
+    return [(call, ALL_LANES, end, -1) for call, end in zip(calls.tolist(), ended.tolist(), strict=True)]
+
+
+def _stream_syncs(draft: Draft, streams: Streams) -> Waits:
+    calls = _calls(draft, STREAM_SYNC)
+    recorded = _recorded_lanes(draft, calls)
+    last_lane = _lane_launched_last(draft, calls)
+    waits = []
+    for call, lane, near in zip(calls.tolist(), recorded.tolist(), last_lane.tolist(), strict=True):
+        chosen = lane if lane >= 0 else _likely_lane(draft, streams, call, near)
+        if chosen >= 0:
+            order = draft.graph.columns["order"][call : call + 1]
+            waits.append((call, chosen, int(streams.ended(chosen, order)[0]), -1))
+        else:
+            draft.graph.facts.unresolved_syncs += 1
+    return waits
+
+
+def _likely_lane(draft: Draft, streams: Streams, call: int, near: int) -> int:
+    """Return the stream a call of unknown stream waited for: the one its thread used last, unless time forbids it."""
+    order = draft.graph.columns["order"][call : call + 1]
+    returned = int(draft.end_ns[call]) + CLOCK_SKEW_NS
+    ended = {lane: int(streams.ended(lane, order)[0]) for lane in streams.lanes}
+    possible = {lane: end for lane, end in ended.items() if 0 < end <= returned}
+    if near in possible:
+        return near
+    return max(possible, key=lambda lane: possible[lane]) if possible else -1
+
+
+def _event_syncs(draft: Draft, streams: Streams) -> Waits:
+    """An event ends with the work launched before its record call; which record, the sync rows or the times say."""
+    graph = draft.graph
+    waits = []
+    order = graph.columns["order"]
+    records = _calls(draft, RECORD)
+    record_lane = _lane_launched_last(draft, records)
+    recorded = draft.sync_rows("Event Sync")
+    for call in _calls(draft, EVENT_SYNC).tolist():
+        row = recorded.get(int(draft.correlation(np.array([call]))[0]))
+        before = records[order[records] < order[call]]
+        lanes = record_lane[order[records] < order[call]]
+        best = (-1, -1, -1)
+        if row is not None and row[1] >= 0:
+            chosen = before[draft.correlation(before) == row[1]]
+            lane = draft.lane_of(call, row[0])
+            if len(chosen) and lane >= 0:
+                best = (int(chosen[-1]), lane, int(streams.ended(lane, order[chosen[-1:]])[0]))
+        if best[0] < 0:
+            for record, lane in zip(before[-64:].tolist(), lanes[-64:].tolist(), strict=True):
+                if lane < 0:
+                    continue
+                end = int(streams.ended(lane, order[record : record + 1])[0])
+                if best[2] < end <= draft.end_ns[call] + CLOCK_SKEW_NS:
+                    best = (record, lane, end)
+        if best[0] < 0:
+            draft.graph.facts.unresolved_syncs += 1
+        else:
+            waits.append((call, best[1], best[2], best[0]))
+    return waits
+
+
+def _allocations(draft: Draft, streams: Streams) -> Waits:
+    """Allocation calls that lasted until the device was idle, and longer than they do otherwise.
+
+    Where no such call met an idle device, most of each call must lie before the device was done.
+    """
+    calls = _calls(draft, MAY_SYNC)
+    ended = _all_ended(draft, streams, calls)
+    names = draft.graph.columns["name"][calls]
+    start, end = draft.start_ns[calls], draft.end_ns[calls]
+    busy = ended > start
+    usual = usual_costs(draft, calls[~busy])
+    cost = np.array([usual.get(name, -1) for name in names.tolist()], np.int64)
+    after = end - ended
+    as_usual = (after <= 2 * cost) & (end - start > 2 * cost)
+    mostly = 2 * (ended - start) > end - start
+    waited = busy & (after >= -CLOCK_SKEW_NS) & np.where(cost >= 0, as_usual, mostly)
+    for name in np.unique(names[busy & (cost < 0)]).tolist():
+        mates = busy & (names == name)
+        waited[mates] &= bool(waited[mates].all())
+    return [(c, ALL_LANES, e, -1) for c, e in zip(calls[waited].tolist(), ended[waited].tolist(), strict=True)]
+
+
+def _blocking_copies(draft: Draft, streams: Streams) -> Waits:
+    graph = draft.graph
+    columns = graph.columns
+    copies = np.flatnonzero((columns["kind"] == 2) & (columns["launch"] >= 0))
+    calls = columns["launch"][copies]
+    blocking = draft.named(BLOCKING_COPY.search)[copies] | draft.named(BLOCKING_COPY_CALL.search)[calls]
+    lasted = draft.end_ns[calls] >= draft.end_ns[copies] - CLOCK_SKEW_NS
+    chosen = blocking & lasted
+    return [
+        (call, lane, end, -1)
+        for call, lane, end in zip(
+            calls[chosen].tolist(), columns["lane"][copies[chosen]].tolist(), draft.end_ns[copies[chosen]].tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
+
+
+def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray, point: np.ndarray) -> None:
+    """Divide each call that stood blocked into its call and its return; the return waits."""
+    graph = draft.graph
+    columns = graph.columns
+    start, end = draft.start_ns[calls], draft.end_ns[calls]
+    late = done > end + CLOCK_SKEW_NS
+    if late.any():
+        graph.facts.notes.append(
+            f"{int(late.sum()):,} synchronizing calls returned before the work they seem to wait for; left as plain calls."
+        )
+    copying = np.isin(calls, columns["launch"][columns["launch"] >= 0])
+    blocked = ~late & ((done > start) | copying)
+    free = ~late & ~blocked
+    if free.any():
+        graph.syncs.add(task=calls[free], lane=lanes[free], point=np.where(point >= 0, point, calls)[free])
+    calls, lanes, done, point = calls[blocked], lanes[blocked], done[blocked], point[blocked]
+    if not len(calls):
+        return
+    start, end = draft.start_ns[calls], draft.end_ns[calls]
+    others = np.flatnonzero((columns["kind"] == 0) & draft.is_call() & ~draft.waited)
+    usual = usual_costs(draft, np.setdiff1d(others, calls))
+    overall = graph.facts.launch_cost_ns
+    entry = np.array([usual.get(name, overall) for name in columns["name"][calls].tolist()], np.int64)
+    entry = np.clip(entry, 0, np.maximum(done - start, 0))
+    own = np.maximum(end - np.maximum(done, start), 0)
+    gap = columns["gap_ns"][calls].copy()
+    columns["duration_ns"][calls] = np.minimum(entry, end - start)
+    columns["gap_ns"][calls] = 0
+    draft.waited[calls] = True
+    kept = ("lane", "name", "op", "layer", "phase", "step", "row")
+    returns = graph.add(
+        len(calls), kind=0, duration_ns=own, gap_ns=gap, order=columns["order"][calls] + RETURN_PLACE,
+        measured_start_ns=np.maximum(done, start), **{name: columns[name][calls] for name in kept},
+    )  # fmt: skip
+    draft.end_ns = np.concatenate([draft.end_ns, end])
+    draft.end_ns[calls] = start + columns["duration_ns"][calls]
+    draft.waited = np.append(draft.waited, np.ones(len(calls), bool))
+    graph.syncs.add(task=returns, lane=lanes, point=np.where(point >= 0, point, returns))
+
+
+RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
+
+
+def _calls(draft: Draft, pattern: re.Pattern[str]) -> np.ndarray:
+    """Return the runtime calls with such a name, in program order."""
+    ids = np.flatnonzero(draft.named(pattern.search) & draft.is_call())
+    return ids[np.argsort(draft.graph.columns["order"][ids], kind="stable")]
+
+
+def _all_ended(draft: Draft, streams: Streams, calls: np.ndarray) -> np.ndarray:
+    """Return when all the device work launched before each call, on its rank, had ended."""
+    lanes = draft.graph.lanes
+    ranks = np.array([lane.rank for lane in lanes])
+    mine = ranks[draft.graph.columns["lane"][calls]]
+    order = draft.graph.columns["order"][calls]
+    ended = np.zeros(len(calls), np.int64)
+    for lane in streams.lanes:
+        ended = np.where(mine == ranks[lane], np.maximum(ended, streams.ended(lane, order)), ended)
+    return ended
+
+
+def _recorded_lanes(draft: Draft, calls: np.ndarray) -> np.ndarray:
+    """Return the lane that the device's own record names for each stream synchronize, or -1."""
+    rows = draft.sync_rows("Stream Sync")
+    lanes = [
+        draft.lane_of(call, rows[correlation][0]) if correlation in rows else -1
+        for call, correlation in zip(calls.tolist(), draft.correlation(calls).tolist(), strict=True)
+    ]
+    return np.array(lanes, np.int64)
+
+
+def _lane_launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
+    """Return, for each call, the stream its thread last launched work on, or -1."""
+    columns = draft.graph.columns
+    device = np.flatnonzero(columns["launch"] >= 0)
+    launch = columns["launch"][device]
+    result = np.full(len(calls), -1, np.int64)
+    for thread in np.unique(columns["lane"][calls]).tolist():
+        mine = device[columns["lane"][launch] == thread]
+        mine = mine[np.argsort(columns["order"][mine], kind="stable")]
+        here = columns["lane"][calls] == thread
+        place = np.searchsorted(columns["order"][mine], columns["order"][calls[here]]) - 1
+        if len(mine):
+            result[here] = np.where(place >= 0, columns["lane"][mine[np.maximum(place, 0)]], -1)
+    return result

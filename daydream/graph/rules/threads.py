@@ -1,0 +1,102 @@
+"""Rule 1, thread order: CPU time cut into tasks, every nanosecond owned by the innermost range.
+
+Operators nest, so a thread's time is cut wherever a range begins or ends, and
+each piece belongs to the innermost one: removing an operator removes its CPU
+time and no other. Time in no range is the gap of the task before it. Runtime
+calls are pieces like the others. Tasks, gaps and waits of a thread add up to
+its span exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream.graph.draft import Draft
+from daydream.graph.graph import ORDER_STEP, Lane
+from daydream.trace import HOST_KINDS
+
+ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its return come in between
+
+
+def order_threads(draft: Draft) -> None:
+    """Add the CPU tasks: lanes, durations, gaps, and program order by recorded start."""
+    trace, graph = draft.trace, draft.graph
+    rows = np.flatnonzero(trace.is_kind(*HOST_KINDS[:3]) & ~draft.step_markers())
+    if not len(rows):
+        return
+    thread, threads = draft.threads(rows)
+    owner, start, end, lane = _pieces(draft, rows, thread)
+    idle = owner < 0
+    previous = np.maximum.accumulate(np.where(idle, -1, np.arange(len(owner))))
+    gap = np.zeros(len(owner), np.int64)
+    np.add.at(gap, previous[idle], (end - start)[idle])
+    keep = ~idle
+    owner, start, end, lane, gap = owner[keep], start[keep], end[keep], lane[keep], gap[keep]
+
+    first_lane = len(graph.lanes)
+    for rank, pid, tid in threads:
+        several = len({r for r, _, _ in threads}) > 1
+        graph.add_lane(Lane(f"{f'rank {rank} ' if several else ''}thread {tid}", rank))
+        draft.thread_ids.append((rank, pid, tid))
+    same = np.append(False, (start[1:] == start[:-1]) & (lane[1:] == lane[:-1]))
+    turn = np.arange(len(start)) - np.maximum.accumulate(np.where(same, 0, np.arange(len(start))))
+    ids = graph.add(
+        len(owner),
+        lane=lane + first_lane,
+        kind=0,
+        row=owner,
+        duration_ns=end - start,
+        gap_ns=gap,
+        order=start * ORDER_STEP + np.minimum(turn * ORDER_PLACES, ORDER_STEP - ORDER_PLACES),
+        measured_start_ns=start,
+        **draft.texts_of(owner),
+    )
+    draft.end_ns = end.copy()
+    first = np.flatnonzero(np.append(True, lane[1:] != lane[:-1]))
+    graph.columns["release_ns"][ids[first]] = start[first]
+    draft.task_of_row = np.full(len(trace), -1, np.int64)
+    draft.task_of_row[owner[::-1]] = ids[::-1]  # the first piece of a call is the call
+
+
+def _pieces(
+    draft: Draft, rows: np.ndarray, thread: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (owning row or -1, start, end, thread) of every piece, by thread and time."""
+    trace = draft.trace
+    start = trace["start_ns"][rows].astype(np.int64)
+    duration = trace["duration_ns"][rows].astype(np.int64)
+    parent = trace["parent"][rows].astype(np.int64)
+    depth = draft.depth(rows)
+    point = duration == 0
+    long = ~point
+
+    # One event where a range begins, one where it ends; at one time ends come first,
+    # inner before outer, then instants, then beginnings, outer before inner.
+    time = np.concatenate([start[long], (start + duration)[long], start[point]])
+    what = np.repeat([2, 0, 1], [long.sum(), long.sum(), point.sum()])
+    tie = np.concatenate([depth[long], -depth[long], np.zeros(point.sum(), np.int64)])
+    lane = np.concatenate([thread[long], thread[long], thread[point]])
+    inner = np.concatenate([rows[long], parent[long], np.full(point.sum(), -1)])
+    self_row = np.concatenate([rows[long], rows[long], rows[point]])
+    order = np.lexsort((tie, what, time, lane))
+    time, what, lane, inner, self_row = (a[order] for a in (time, what, lane, inner, self_row))
+
+    # The innermost range after each event; an instant changes nothing.
+    count = len(time)
+    index = np.arange(count)
+    new_thread = np.append(True, lane[1:] != lane[:-1])
+    settled = np.maximum.accumulate(np.where((what != 1) | new_thread, index, 0))
+    inside = np.where(what[settled] == 1, -1, inner[settled])
+    ends = np.append(time[1:], 0)
+    last = np.append(lane[1:] != lane[:-1], True)
+    piece = (ends > time) & ~last
+
+    instant = what == 1
+    owner = np.concatenate([self_row[instant], inside[piece]])
+    begin = np.concatenate([time[instant], time[piece]])
+    finish = np.concatenate([time[instant], ends[piece]])
+    where = np.concatenate([lane[instant], lane[piece]])
+    place = np.concatenate([2 * index[instant], 2 * index[piece] + 1])
+    order = np.argsort(place, kind="stable")
+    return owner[order], begin[order], finish[order], where[order]
+

@@ -1,0 +1,237 @@
+"""Overview: what a trace holds, and whether that is enough for a replay and for what-ifs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.trace import DEVICE_KINDS, PHASES
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.simulate.replay import Replay
+    from daydream.trace import Trace
+
+GOOD_REPLAY = 0.01  # largest error of a step that leaves a prediction to be trusted
+FAIR_REPLAY = 0.03
+ENOUGH_KNOWN = 0.9  # share of the kernel time whose phase (or layer, or type) must be known to select by it
+MUCH_UNEXPLAINED = 0.02  # of the recorded steps
+
+
+@dataclass
+class Overview:
+    """A trace, its graph, and its replay or the reason why there is none."""
+
+    trace: Trace
+    graph: Graph
+    replay: Replay | None
+    why_no_replay: str = ""
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps as the trace names them."""
+        return list(self.trace.metadata.get("steps", []))
+
+    @property
+    def covered(self) -> list[dict[str, Any]]:
+        """The steps that can be judged."""
+        return [step for step in self.steps if step.get("covered")]
+
+    @property
+    def on_device(self) -> bool:
+        """Whether any device work was recorded."""
+        return bool((self.graph.columns["kind"] > 0).any())
+
+    def known(self) -> dict[str, float]:
+        """Return the share of the kernel time (CPU time without kernels) with a known phase, layer, op and type."""
+        columns = self.graph.columns
+        tasks = np.flatnonzero(columns["kind"] == (1 if (columns["kind"] == 1).any() else 0))
+        time = columns["duration_ns"][tasks].astype(np.float64)
+        whole = float(time.sum()) or 1.0
+        shares = {}
+        for name in ("phase", "layer", "op"):
+            shares[name] = float(time[columns[name][tasks] >= 0].sum()) / whole
+        rows = np.maximum(columns["row"][tasks], 0)
+        typed = np.asarray(self.trace["dtype"])[rows] >= 0 if len(self.trace) else np.zeros(len(tasks), bool)
+        shares["dtype"] = float(time[typed].sum()) / whole
+        return shares
+
+    def phase_shares(self) -> dict[str, float]:
+        """Return the share of each phase in the kernel time (CPU time without kernels)."""
+        columns = self.graph.columns
+        tasks = np.flatnonzero(columns["kind"] == (1 if (columns["kind"] == 1).any() else 0))
+        time = np.bincount(
+            columns["phase"][tasks].astype(np.int64) + 1, columns["duration_ns"][tasks], len(PHASES) + 1
+        )
+        whole = float(time.sum()) or 1.0
+        return {name: float(ns) / whole for name, ns in zip(PHASES, time[1:], strict=True) if ns}
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Return every stream with its device tasks and how long they took."""
+        columns = self.graph.columns
+        rows = []
+        for number, lane in enumerate(self.graph.lanes):
+            if lane.on_device:
+                tasks = columns["lane"] == number
+                rows.append({
+                    "name": lane.name, "rank": max(lane.rank, 0), "device": lane.device,
+                    "tasks": int(tasks.sum()), "busy_ns": int(columns["duration_ns"][tasks].sum()),
+                })  # fmt: skip
+        return rows
+
+    def busy(self) -> float | None:
+        """Return the share of the covered steps in which a device worked, the mean over ranks; None without one."""
+        columns, lanes = self.graph.columns, self.graph.lanes
+        shares = []
+        for rank in sorted({step.get("rank", 0) for step in self.covered}):
+            mine = [step for step in self.covered if step.get("rank", 0) == rank]
+            end = max(int(step["completion_ns"]) for step in mine)
+            begin = min(int(step["completion_ns"]) - int(step["measured_ns"]) for step in mine)
+            here = [n for n, lane in enumerate(lanes) if lane.on_device and max(lane.rank, 0) == rank]
+            tasks = np.isin(columns["lane"], here) & (columns["measured_start_ns"] >= 0)
+            start = columns["measured_start_ns"][tasks]
+            if len(start) and end > begin:
+                ends = np.clip(start + columns["duration_ns"][tasks], begin, end)
+                shares.append(_union_ns(np.clip(start, begin, end), ends) / (end - begin))
+        return float(np.mean(shares)) if shares else None
+
+    def verdicts(self) -> dict[str, tuple[bool, str]]:
+        """Return for replay, what-ifs and selections by phase, layer and type: good enough, and why (not)."""
+        known = self.known()
+        of = "kernel" if (self.graph.columns["kind"] == 1).any() else "CPU"
+        verdicts = {"replay": self._replay_verdict(), "what-if": self._whatif_verdict()}
+        missing = {
+            "phase": "it has no optimizer or autograd ranges",
+            "layer": "it has no nn.Module ranges: record with_stack=True and with_modules=True, or `daydream collect`",
+            "dtype": "its operators have no input types: record with record_shapes=True",
+        }
+        for name, why in missing.items():
+            share = known[name]
+            said = f"known for {100 * share:.0f} % of the {of} time"
+            verdicts[f"by {name}"] = (share >= ENOUGH_KNOWN, said if share else why)
+        return verdicts
+
+    def _replay_verdict(self) -> tuple[bool, str]:
+        if self.replay is None:
+            return False, self.why_no_replay
+        worst = self.replay.max_error
+        if worst <= GOOD_REPLAY:
+            return True, f"every step replays within {100 * GOOD_REPLAY:.0f} %"
+        if worst <= FAIR_REPLAY:
+            return True, f"fairly: every step replays within {100 * FAIR_REPLAY:.0f} %"
+        return False, f"a step replays {100 * worst:.1f} % off; see the notes of `daydream replay`"
+
+    def _whatif_verdict(self) -> tuple[bool, str]:
+        enough, why = self._replay_verdict()
+        if self.replay is None:
+            return False, why
+        doubts = [] if enough else ["the replay is off"]
+        recorded = sum(step.measured_ns for step in self.replay.steps)
+        facts = self.graph.facts
+        if facts.unexplained_ns > MUCH_UNEXPLAINED * recorded:
+            doubts.append(f"{facts.unexplained_ns / 1e6:,.1f} ms of device delays have no known cause")
+        unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
+        if unresolved > ENOUGH_KNOWN * waits and waits:
+            doubts.append(f"{unresolved:,} of {waits:,} stream waits are unresolved")
+        if facts.unresolved_syncs:
+            doubts.append(f"{facts.unresolved_syncs:,} synchronizing calls wait for something unknown")
+        if doubts:
+            return enough, "; ".join(doubts)
+        if len(self.replay.steps) == 1:
+            return True, "one step only: its variation is not known"
+        return True, "waits and their causes are known"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `info --json` prints, without the trace's name."""
+        trace, metadata, facts = self.trace, self.trace.metadata, self.graph.facts
+        replay = self.replay
+        busy = self.busy()
+        return {
+            "source": metadata.get("source"),
+            "vendor": metadata.get("vendor"),
+            "devices": metadata.get("devices", []),
+            "versions": metadata.get("versions", {}),
+            "ranks": sorted({step.get("rank", 0) for step in self.steps}),
+            "world_size": metadata.get("world_size"),
+            "rows": len(trace),
+            "rows_by_kind": rows_by_kind(trace),
+            "span_ns": span_ns(trace),
+            "threads": sum(not lane.on_device for lane in self.graph.lanes),
+            "streams": self.streams(),
+            "device_busy": busy,
+            "step_source": metadata.get("step_source"),
+            "steps": [
+                {key: step.get(key) for key in ("name", "rank", "measured_ns", "covered", "why_not")}
+                for step in self.steps
+            ],
+            "covered": len(self.covered),
+            "known": self.known(),
+            "phases": self.phase_shares(),
+            "device_rows": sum(stream["tasks"] for stream in self.streams()),
+            "orphans": facts.orphans,
+            "event_waits": dict(facts.event_waits),
+            "unresolved_syncs": facts.unresolved_syncs,
+            "sync_rows": rows_by_kind(trace).get("sync", 0),
+            "queue_depth": facts.queue_depth,
+            "replay": None if replay is None else {
+                "measured_ns": replay.measured_ns, "replayed_ns": replay.replayed_ns,
+                "error": replay.error, "max_error": replay.max_error,
+            },
+            "verdicts": {name: {"good": good, "why": why} for name, (good, why) in self.verdicts().items()},
+            "notes": self.notes(),
+        }  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """Return what was odd about the recording and its graph."""
+        if self.replay is not None:
+            return list(self.replay.notes)
+        return [*self.trace.metadata.get("notes", []), *self.graph.facts.notes]
+
+
+def overview(trace: Trace) -> Overview:
+    """Return the overview of a trace; its graph is built and, if it covers a step, replayed."""
+    from daydream.graph.build import build
+    from daydream.simulate.replay import replay
+
+    graph = build(trace)
+    try:
+        return Overview(trace, graph, replay(graph))
+    except GraphError as error:
+        return Overview(trace, graph, None, str(error))
+
+
+def rows_by_kind(trace: Trace) -> dict[str, int]:
+    """Return the number of rows of each kind that occurs, host kinds first."""
+    kinds = trace.text("kind")
+    counts = np.bincount(np.asarray(trace["kind"], np.int64), minlength=len(kinds)).tolist()
+    found = {kind: number for kind, number in zip(kinds, counts, strict=True) if number}
+    order = ("operator", "annotation", "module", "runtime", *DEVICE_KINDS, "sync")
+    return {kind: found[kind] for kind in order if kind in found}
+
+
+def span_ns(trace: Trace) -> int:
+    """Return the time from the first row's start to the last row's end."""
+    if not len(trace):
+        return 0
+    start = np.asarray(trace["start_ns"], np.int64)
+    return int((start + trace["duration_ns"]).max() - start.min())
+
+
+def step_spread(steps: Sequence[dict[str, Any]]) -> tuple[int, int, int]:
+    """Return the least, median and greatest measured time of some steps, in ns."""
+    times = [int(step["measured_ns"]) for step in steps]
+    return min(times), round(median(times)), max(times)
+
+
+def _union_ns(start: np.ndarray, end: np.ndarray) -> int:
+    """Return how much time the intervals cover together."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reached = np.maximum.accumulate(end)
+    earlier = np.concatenate([start[:1], reached[:-1]])
+    return int(np.maximum(end - np.maximum(start, earlier), 0).sum())

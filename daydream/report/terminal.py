@@ -1,0 +1,197 @@
+"""Results as text, a screen each: replay, what-if, the list of optimizations, an import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from daydream.report.layout import (
+    MARGIN,
+    UNITS,
+    count,
+    facts,
+    listed,
+    notes,
+    percent,
+    printable,
+    range_text,
+    shortened,
+    speedup,
+    table,
+    time_text,
+)
+from daydream.trace import PHASES
+
+if TYPE_CHECKING:
+    from daydream.comparison import Comparison
+    from daydream.simulate.replay import Replay, StepReplay
+    from daydream.trace import Trace
+    from daydream.transforms.registry import Optimization
+
+MOST_STEPS = 12
+WORST_STEPS = 5
+NAME_WIDTH = 40
+HIDDEN = 0.0005  # a row that is less than this part of the step before and after is left out
+
+
+def replay_text(replay: Replay) -> str:
+    """Return the replay's error, per step too, and what the graph was made of."""
+    said = replay.to_json()
+    lines = [
+        f"{MARGIN}step time   measured {time_text(replay.measured_ns)}   "
+        f"replayed {time_text(replay.replayed_ns)} (error {percent(replay.error, signed=True)}, "
+        f"worst step {percent(replay.max_error)})",
+        "",
+        *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
+        "",
+        *facts(_graph_facts(replay, said)),
+        *notes(replay.notes),
+    ]
+    return "\n".join(lines)
+
+
+def whatif_text(comparison: Comparison) -> str:
+    """Return measured, replayed and predicted step time, and where the time goes before and after."""
+    before, after = comparison.breakdowns()
+    options = [
+        f"{name.replace('_', '-')} {printable(str(value))}"
+        for name, value in comparison.options.items() if value is not None
+    ]  # fmt: skip
+    lines = [
+        f"{printable(comparison.optimization)}   {', '.join(options)}".rstrip(),
+        f"{MARGIN}step time   measured {time_text(comparison.measured_ns)}   "
+        f"replayed {time_text(comparison.replayed_ns)} (error {percent(comparison.replay_error, signed=True)})   "
+        f"predicted {time_text(comparison.predicted_ns)}   "
+        f"{speedup(comparison.replayed_ns, comparison.predicted_ns)}",
+        f"{MARGIN}            predicted range {range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)}"
+        " (variation of steps, replay error, unexplained delays)",
+        "",
+        *_breakdown(before, after),
+        "",
+        f"{MARGIN}{_edits(comparison)}",
+        *notes(comparison.notes()),
+    ]
+    return "\n".join(lines)
+
+
+def optimizations_text(optimizations: Iterable[Optimization]) -> str:
+    """Return the optimizations, a line each."""
+    rows = [(each.name, each.summary) for each in optimizations]
+    return "\n".join(facts(rows))
+
+
+def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> str:
+    """Return what an import found."""
+    metadata = trace.metadata
+    steps = metadata.get("steps", [])
+    covered = sum(bool(step.get("covered")) for step in steps)
+    found = [f"{number:,} {kind}" for kind, number in rows_by_kind.items()]
+    lines = facts([
+        ("read", printable(str(metadata.get("source", "")))),
+        ("rows", f"{len(trace):,}: {', '.join(found)}"),
+        ("steps", f"{len(steps):,}, {covered:,} covered, from {printable(str(metadata.get('step_source', '')))}"),
+    ])  # fmt: skip
+    return "\n".join([*lines, *notes(metadata.get("notes", []))])
+
+
+def _steps(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[str]:
+    """Return a row for each step, or for the worst ones where there are many."""
+    shown = list(steps)
+    if len(steps) > MOST_STEPS:
+        shown = sorted(steps, key=lambda step: -abs(step.error))[:WORST_STEPS]
+    unit, size = UNITS[0] if max(step.measured_ns for step in steps) >= 1e6 else UNITS[1]
+    digits = 1 if max(step.measured_ns for step in steps) >= 100 * size else 3
+    rows = [["step", f"measured, {unit}", f"replayed, {unit}", "error"]]
+    for step in shown:
+        name = shortened(printable(step.name), NAME_WIDTH)
+        rows.append([
+            f"rank {step.rank} {name}" if several_ranks else name,
+            f"{step.measured_ns / size:,.{digits}f}",
+            f"{step.replayed_ns / size:,.{digits}f}",
+            percent(step.error, signed=True),
+        ])  # fmt: skip
+    lines = table(rows)
+    if len(shown) < len(steps):
+        lines.append(f"{MARGIN}the {len(shown)} worst of {len(steps)} steps; --json has them all")
+    return lines
+
+
+def _graph_facts(replay: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]:
+    off = said["start_error_ns"]
+    rows = [
+        (
+            "kernel starts" if said["kernels"] else "task starts",
+            f"off by {time_text(off['p50'])} in the median, {time_text(off['p95'])} at the 95th percentile",
+        ),
+        ("tasks", f"{said['tasks']:,} on {count(len(replay.graph.lanes), 'lane')}, {said['edges']:,} edges"),
+    ]
+    if said["kernels"]:
+        rows.append(("kernels", f"{said['kernels']:,}, {said['kernels_linked']:,} with their launch"))
+    waits = said["event_waits"]
+    if sum(waits.values()):
+        rows.append(("stream waits", ", ".join(f"{number:,} {how}" for how, number in waits.items())))
+    if said["queue_depth"] is not None:
+        learned = replay.graph.facts.queue_learned
+        why = "learned from the trace" if learned else "assumed: it never runs full in this trace"
+        rows.append(("launch queue", f"{said['queue_depth']:,} launches deep ({why})"))
+    collectives = said["collectives"]
+    if collectives:
+        rows.append(("collectives", _collectives(collectives)))
+    return rows
+
+
+def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
+    text = f"{len(collectives):,}"
+    if len(collectives[0]["ranks"]) > 1:
+        measured = max(each["measured_end_spread_ns"] for each in collectives)
+        replayed = max(each["replayed_end_spread_ns"] for each in collectives)
+        text += (
+            f" on {len(collectives[0]['ranks'])} ranks, whose ends lie at most {time_text(measured)} apart "
+            f"as measured, {time_text(replayed)} as replayed"
+        )
+    return text
+
+
+def _breakdown(
+    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
+) -> list[str]:
+    """Return one table of the step's time by cause and by phase, before and after."""
+    total = sum(before["by_cause"].values()), sum(after["by_cause"].values())
+    unit, size = UNITS[0] if max(total) >= 1e6 else UNITS[1]
+    digits = 1 if max(total) >= 100 * size else 2 if max(total) >= 10 * size else 3
+
+    def row(name: str, old: int, new: int) -> list[str]:
+        change = f"{(new - old) / size:+,.{digits}f}"
+        nothing = not float(change.replace(",", ""))
+        return [name, f"{old / size:,.{digits}f}", f"{new / size:,.{digits}f}", change[1:] if nothing else change]
+
+    rows = [[f"where a step's time goes, {unit}", "before", "after", "change"]]
+    for title, key in (("by cause", "by_cause"), ("by phase", "by_phase")):
+        rows.append([title, "", "", ""])
+        rows += [row(MARGIN + name, old, new) for name, old, new in _merged(before[key], after[key], max(total))]
+    rows.append(row("whole step", *total))
+    return table(rows)
+
+
+def _merged(before: Mapping[str, int], after: Mapping[str, int], whole: int) -> list[tuple[str, int, int]]:
+    """Return (name, before, after), phases in their order and causes by size; what is too small is summed up."""
+    rows = [(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
+    rows.sort(key=lambda row: (PHASES.index(row[0]) if row[0] in PHASES else len(PHASES), -max(row[1:])))
+    small = [row for row in rows if max(abs(row[1]), abs(row[2])) < HIDDEN * whole]
+    if len(small) < 2:
+        return rows
+    rest = ("the rest", sum(row[1] for row in small), sum(row[2] for row in small))
+    return [*(row for row in rows if row not in small), rest]
+
+
+def _edits(comparison: Comparison) -> str:
+    parts = [
+        f"{number:,} {what}"
+        for number, what in (
+            (comparison.changed, "changed"),
+            (comparison.inserted, "inserted"),
+            (comparison.removed, "removed"),
+        )
+        if number
+    ]
+    return f"of {comparison.replay.graph.alive.sum():,} tasks {listed(parts) if parts else 'none changed'}"

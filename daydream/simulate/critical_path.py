@@ -1,0 +1,164 @@
+"""Why the step takes its time: the chain of causes behind a task's end, and the slack of every task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daydream.graph.plan import Cause
+from daydream.simulate import policy, scan
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from daydream.graph.plan import Plan
+
+#: Slack of a task that no sink depends on.
+UNBOUNDED = int(np.iinfo(np.int64).max)
+
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CriticalPath:
+    """The chain of tasks that decided when a sink ended, first to last.
+
+    `delay_ns[k]` is what passed before task `k` started, counted from the end (or the
+    start) of task `k - 1`: a gap, an edge's latency, or, for the first task, its start.
+    `task_ns[k]` is the task's duration, or 0 if the next one counts from its start. All
+    of both add up to the sink's end exactly.
+    """
+
+    task: np.ndarray  #: int64, task ids
+    cause: np.ndarray  #: int8, the `Cause` that bound each start; `RELEASE` for the first task
+    delay_ns: np.ndarray  #: int64, negative only where a latency is
+    task_ns: np.ndarray  #: int64
+
+    def __len__(self) -> int:
+        """Return the number of tasks on the path."""
+        return len(self.task)
+
+
+def critical_path(plan: Plan, start: np.ndarray, end: np.ndarray, sink: int | None = None) -> CriticalPath:
+    """Return the chain of causes behind the end of `sink` (default: the first of the tasks that end last).
+
+    Where several causes bind equally, an edge goes before the order on the lane, and that
+    before the release; among edges the least cause, then the one whose source ran first.
+    """
+    if len(plan) == 0:
+        empty = np.empty(0, np.int64)
+        return CriticalPath(empty, empty.astype(np.int8), empty, empty)
+    if sink is None:
+        sink = int(np.argmax(end))
+    if plan.scheduled:
+        fixed, ran = policy.fix_order(plan)
+        path = critical_path(fixed, start[ran], end[ran], int(np.flatnonzero(ran == sink)[0]))
+        return replace(path, task=ran[path.task])
+
+    before, cause, by_start = _binding_causes(plan, start, end)
+    previous = before.tolist()
+    walk = [sink]
+    while previous[walk[-1]] >= 0:
+        walk.append(previous[walk[-1]])
+    task = np.array(walk[::-1], np.int64)
+    task_ns = plan.duration_ns[task]
+    task_ns[:-1][by_start[task[1:]]] = 0
+    delay = start[task]
+    delay[1:] -= start[task[:-1]] + task_ns[:-1]
+    return CriticalPath(task, cause[task], delay, task_ns)
+
+
+def _binding_causes(
+    plan: Plan, start: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what bound each start: the task (-1 for none), the cause, and whether from that task's start."""
+    n = len(plan)
+    before = np.full(n, -1, np.int64)
+    cause = np.full(n, Cause.RELEASE, np.int8)
+    by_start = np.zeros(n, np.bool_)
+
+    following = plan.next_on_lane()
+    earlier = np.flatnonzero(following >= 0)
+    earlier = earlier[end[earlier] + plan.gap_ns[earlier] == start[following[earlier]]]
+    before[following[earlier]] = earlier
+    cause[following[earlier]] = Cause.LANE
+
+    dst = plan.edge_dst
+    binding = np.flatnonzero(start[plan.edge_src] + plan.edge_delay_ns == start[dst])
+    order = np.lexsort((plan.edge_src[binding], plan.edge_cause[binding], dst[binding]))
+    binding = binding[order]
+    if len(binding):
+        binding = binding[np.append(True, dst[binding[1:]] != dst[binding[:-1]])]
+    before[dst[binding]] = plan.edge_src[binding]
+    cause[dst[binding]] = plan.edge_cause[binding]
+    by_start[dst[binding]] = plan.edge_from_start[binding]
+    return before, cause, by_start
+
+
+def slack(
+    plan: Plan,
+    start: np.ndarray,  # noqa: ARG001 - asked for like in `critical_path`
+    end: np.ndarray,
+    sinks: npt.ArrayLike | None = None,
+) -> np.ndarray:
+    """Return how many ns longer each task alone could take without any sink ending later.
+
+    `sinks` are task ids; by default every task must end by the time the last one ends now.
+    The order on scheduled lanes is taken as it came out. A task that no sink depends on
+    has slack `UNBOUNDED`.
+    """
+    if len(plan) == 0:
+        return np.empty(0, np.int64)
+    deadline = np.full(len(plan), end.max() if sinks is None else _NEVER, np.int64)
+    if sinks is not None:
+        chosen = np.asarray(sinks, np.int64)
+        deadline[chosen] = end[chosen]
+    if not plan.scheduled:
+        return _slack(plan, end, deadline)
+    fixed, ran = policy.fix_order(plan)
+    result = np.empty(len(plan), np.int64)
+    result[ran] = _slack(fixed, end[ran], deadline[ran])
+    return result
+
+
+def _slack(plan: Plan, end: np.ndarray, deadline: np.ndarray) -> np.ndarray:
+    levels = scan.cut(plan)
+    latest_start = _pull(plan, deadline) if levels is None else _scan(plan, levels, deadline)
+    latest_end = deadline.copy()
+    following = plan.next_on_lane()
+    earlier = np.flatnonzero(following >= 0)
+    np.minimum.at(latest_end, earlier, latest_start[following[earlier]] - plan.gap_ns[earlier])
+    counts = np.flatnonzero(~plan.edge_from_start)
+    needed = latest_start[plan.edge_dst[counts]] - plan.edge_latency_ns[counts]
+    np.minimum.at(latest_end, plan.edge_src[counts], needed)
+    return np.where(latest_end >= _NEVER >> 1, UNBOUNDED, latest_end - end)
+
+
+def _scan(plan: Plan, levels: scan.Levels, deadline: np.ndarray) -> np.ndarray:
+    """Return the latest start of each task: the default engine run backwards, with minima."""
+    before, weight = scan.weigh(plan, levels)
+    s = (deadline - plan.duration_ns)[levels.task] - before
+    for edges, src, _, _, segments in reversed(levels.levels):
+        for segment in segments:
+            part = s[segment][::-1]
+            np.minimum.accumulate(part, out=part)
+        np.minimum.at(s, src, s[levels.dst[edges]] - weight[edges])
+    latest: np.ndarray = np.empty_like(s)
+    latest[levels.task] = s + before
+    return latest
+
+
+def _pull(plan: Plan, deadline: np.ndarray) -> np.ndarray:
+    """Return the latest start of each task by one pass over the tasks, last to first."""
+    latest = (deadline - plan.duration_ns).tolist()
+    cost, following = (plan.duration_ns + plan.gap_ns).tolist(), plan.next_on_lane().tolist()
+    src, delay, ptr = plan.edge_src.tolist(), plan.edge_delay_ns.tolist(), plan.edge_ptr.tolist()
+    for task in range(len(plan) - 1, -1, -1):
+        after = following[task]
+        if after >= 0:
+            latest[task] = min(latest[task], latest[after] - cost[task])
+        for edge in range(ptr[task], ptr[task + 1]):
+            latest[src[edge]] = min(latest[src[edge]], latest[task] - delay[edge])
+    return np.array(latest, np.int64)

@@ -1,0 +1,177 @@
+"""Replay: the untouched graph simulated and held against what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.graph.graph import Graph
+from daydream.simulate.steady import Settled, settle
+from daydream.simulate.timeline import Timeline
+
+
+@dataclass
+class StepReplay:
+    """One covered step: measured and replayed, in ns."""
+
+    name: str
+    rank: int
+    measured_ns: int
+    replayed_ns: int
+
+    @property
+    def error(self) -> float:
+        """Return replayed / measured - 1."""
+        return self.replayed_ns / self.measured_ns - 1 if self.measured_ns else 0.0
+
+
+@dataclass
+class Replay:
+    """How well the untouched graph reproduces the recording; `error` is relative, of the median step."""
+
+    graph: Graph
+    settled: Settled
+    steps: list[StepReplay]
+    start_error_ns: dict[str, int]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulated timeline, window repeated where there is one."""
+        return self.settled.timeline
+
+    @property
+    def measured_ns(self) -> int:
+        """Median measured time of the covered steps."""
+        return round(median(step.measured_ns for step in self.steps))
+
+    @property
+    def replayed_ns(self) -> int:
+        """Median replayed time of the covered steps."""
+        return round(median(step.replayed_ns for step in self.steps))
+
+    @property
+    def error(self) -> float:
+        """Relative error of the median step, signed."""
+        return self.replayed_ns / self.measured_ns - 1 if self.measured_ns else 0.0
+
+    @property
+    def max_error(self) -> float:
+        """Largest relative error of a covered step, unsigned."""
+        return max(abs(step.error) for step in self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `replay --json` prints, without the trace's name."""
+        graph, facts, plan = self.graph, self.graph.facts, self.timeline.plan
+        kernels = int((graph.columns["kind"][graph.alive] == 1).sum())
+        return {
+            "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
+            "steps": [
+                {
+                    "name": step.name,
+                    "rank": step.rank,
+                    "measured_ns": step.measured_ns,
+                    "replayed_ns": step.replayed_ns,
+                    "error": step.error,
+                }
+                for step in self.steps
+            ],
+            "measured_ns": self.measured_ns,
+            "replayed_ns": self.replayed_ns,
+            "error": self.error,
+            "max_error": self.max_error,
+            "start_error_ns": self.start_error_ns,
+            "tasks": len(graph),
+            "edges": int((plan.edge_dst < len(plan)).sum()) if self.settled.copy == 0 else len(plan.edge_src),
+            "kernels": kernels,
+            "kernels_linked": kernels - facts.unlaunched_kernels,
+            "kernels_orphaned": facts.unlaunched_kernels,
+            "event_waits": dict(facts.event_waits),
+            "queue_depth": facts.queue_depth,
+            "collectives": collectives(self),
+            "notes": self.notes,
+        }
+
+
+def replay(graph: Graph) -> Replay:
+    """Return how an untouched graph's simulation compares with the recording.
+
+    Raises `GraphError` if the trace covers no step.
+    """
+    settled = settle(graph)
+    times = settled.first_pass()
+    steps = [
+        StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), times[number])
+        for number, info in enumerate(graph.steps)
+        if info.get("covered") and number in times
+    ]
+    if not steps:
+        raise GraphError("none of the steps of this trace holds any work; name another marker with --step-marker")
+    return Replay(graph, settled, steps, _start_error(graph, settled.timeline), notes(graph, settled))
+
+
+def notes(graph: Graph, settled: Settled) -> list[str]:
+    """Return what a reader should know before trusting the figures, a sentence each."""
+    facts = graph.facts
+    said = [*(graph.trace.metadata.get("notes", []) if graph.trace else []), *facts.notes]
+    unresolved = facts.event_waits["unresolved"]
+    if unresolved:
+        total = sum(facts.event_waits.values())
+        said.append(f"{unresolved:,} of {total:,} stream waits could not be resolved; their order is not kept.")
+    if facts.unresolved_syncs:
+        said.append(f"{facts.unresolved_syncs:,} synchronizing calls: what they wait for could not be found.")
+    if facts.unexplained:
+        said.append(
+            f"{facts.unexplained:,} device tasks start later than their known causes allow, "
+            f"by {facts.unexplained_ns / 1e6:,.1f} ms in all; the delay is kept as it was."
+        )
+    if not settled.settled:
+        said.append("Step times had not settled after repeating the window; the last pass is shown.")
+    return said
+
+
+def collectives(result: Replay) -> list[dict[str, Any]]:
+    """Return every collective: its place in the order of starts, name, bytes, ranks, and how far its ends spread."""
+    graph, timeline = result.graph, result.timeline
+    first = timeline.copy == 0
+    chosen = np.flatnonzero((graph.columns["kind"][timeline.task] == 4) & first)
+    if not len(chosen):
+        return []
+    tasks = timeline.task[chosen]
+    lanes = graph.columns["lane"][tasks]
+    ranks = graph.column("rank", tasks)
+    measured = graph.columns["measured_start_ns"][tasks] + graph.columns["duration_ns"][tasks]
+    order = np.lexsort((graph.columns["order"][tasks], lanes, ranks))
+    name, sizes = graph.column("name", tasks), graph.column("bytes", tasks)
+    per_rank = {rank: order[ranks[order] == rank] for rank in np.unique(ranks).tolist()}
+    counts = {len(rows) for rows in per_rank.values()}
+    if len(counts) > 1:
+        per_rank = {next(iter(per_rank)): next(iter(per_rank.values()))}
+    rows = []
+    for index, members in enumerate(zip(*per_rank.values(), strict=True)):
+        at = list(members)
+        rows.append(
+            {
+                "index": index,
+                "name": str(name[at[0]]),
+                "bytes": int(sizes[at[0]]) if sizes[at[0]] >= 0 else None,
+                "ranks": [int(rank) for rank in ranks[at]],
+                "measured_end_spread_ns": int(np.ptp(measured[at])),
+                "replayed_end_spread_ns": int(np.ptp(timeline.end_ns[chosen[at]])),
+            }
+        )
+    return rows
+
+
+def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:
+    """Return the median and 95th percentile of how far kernels start from where they were recorded, in ns."""
+    measured = graph.columns["measured_start_ns"][timeline.task]
+    kernels = (graph.columns["kind"][timeline.task] == 1) & (timeline.copy == 0) & (measured >= 0)
+    if not kernels.any():
+        kernels = (timeline.copy == 0) & (measured >= 0)
+    off = np.abs(timeline.start_ns[kernels] - measured[kernels])
+    return {"p50": round(float(np.percentile(off, 50))), "p95": round(float(np.percentile(off, 95)))}

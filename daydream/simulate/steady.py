@@ -1,0 +1,92 @@
+"""The settled step: what every further step would take.
+
+A recorded window of a few steps may begin with an empty launch queue and end with a
+full one, and a change moves that balance: made twice as fast, a GPU first works off
+what was queued. So the covered steps are simulated again behind themselves, and where
+the second pass does not take as long as the first, more are added until it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from daydream.errors import GraphError
+from daydream.graph.graph import ORDER_STEP
+from daydream.simulate import simulate
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.simulate.timeline import Timeline
+
+SETTLED = 0.001  # two passes over the window that differ by no more than this have settled
+MOST_COPIES = 64
+MOST_TASKS = 4_000_000
+
+
+@dataclass
+class Settled:
+    """A simulated window. `step_ns` is the settled step, `copy` the pass it was read from."""
+
+    timeline: Timeline
+    times: dict[tuple[int, int], int]  # (copy, step) -> ns
+    copy: int
+    settled: bool
+
+    @property
+    def step_ns(self) -> int:
+        """Median time of the steps of the pass that had settled."""
+        return self.typical()[1]
+
+    def typical(self) -> tuple[int, int]:
+        """Return (step, its time) of the settled pass's median step."""
+        times = {step: ns for (copy, step), ns in self.times.items() if copy == self.copy}
+        middle = median_low(times.values())
+        return next(step for step, ns in times.items() if ns == middle), middle
+
+    def first_pass(self) -> dict[int, int]:
+        """Return the times of the covered steps as recorded, not repeated."""
+        return {step: ns for (copy, step), ns in self.times.items() if copy == 0}
+
+
+def settle(graph: Graph) -> Settled:
+    """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none."""
+    covered = [step for step in graph.steps if step.get("covered")]
+    if not covered:
+        reasons = sorted({step["why_not"] for step in graph.steps if step.get("why_not")})
+        raise GraphError(
+            "no step of this trace can be judged"
+            + (f": {'; '.join(reasons)}." if reasons else ": it has no steps.")
+            + " Record at least two whole steps, or name another marker with --step-marker."
+        )
+    window = repeatable(graph)
+    if window is None:
+        timeline = simulate(graph)
+        return Settled(timeline, timeline.step_times(), 0, settled=True)
+    copies = 2
+    while True:
+        timeline = simulate(graph, copies=copies, window=window)
+        times = timeline.step_times()
+        passes = [sum(ns for (c, _), ns in times.items() if c == copy) for copy in range(copies)]
+        if abs(passes[-1] - passes[-2]) <= SETTLED * passes[-2]:
+            first = next(c for c in range(copies) if abs(passes[c] - passes[-1]) <= SETTLED * passes[-1])
+            return Settled(timeline, times, first, settled=True)
+        copies *= 2
+        if copies > MOST_COPIES or copies * len(graph) > MOST_TASKS:
+            return Settled(timeline, times, copies // 2 - 1, settled=False)
+
+
+def repeatable(graph: Graph) -> tuple[int, int] | None:
+    """Return the program range of the covered steps, or None if they cannot follow themselves.
+
+    A sole step has no neighbour to show how one leads into the next, and the steps of
+    several ranks do not begin at one point of the program.
+    """
+    steps = graph.steps
+    ranks = {step.get("rank", 0) for step in steps}
+    covered = [number for number, step in enumerate(steps) if step.get("covered")]
+    if len(ranks) != 1 or len(steps) < 2 or not covered or covered[0] == 0:
+        return None
+    begin, end = steps[covered[0]]["start_ns"], steps[covered[-1]]["end_ns"]
+    return int(begin) * ORDER_STEP, int(end) * ORDER_STEP

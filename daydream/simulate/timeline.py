@@ -1,0 +1,171 @@
+"""Timeline: when every task would run, and what that says about the steps."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.graph.plan import Cause
+from daydream.simulate.critical_path import CriticalPath, critical_path, slack
+from daydream.trace import PHASES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from daydream.graph.graph import Graph
+    from daydream.graph.lower import Lowered
+
+WAITING_FOR = {
+    Cause.LAUNCH: "launch latency",
+    Cause.SYNC: "synchronization",
+    Cause.EVENT: "stream wait",
+    Cause.QUEUE: "launch queue",
+    Cause.HANDOFF: "thread hand-off",
+    Cause.COMMUNICATION: "communication",
+    Cause.GRAPH: "graph",
+    Cause.USER: "inserted edge",
+    Cause.RELEASE: "before the recording",
+}
+
+
+class Timeline:
+    """Start and end of every task, in ns; `task` holds the graph's ids, `copy` the repetition of the window.
+
+    `start_ns` is when a task's work proceeds. A blocking call is entered earlier and
+    stands `wait_ns` until then.
+    """
+
+    def __init__(self, graph: Graph, lowered: Lowered, start_ns: np.ndarray, end_ns: np.ndarray) -> None:
+        self.graph = graph
+        self.plan = lowered.plan
+        self.task, self.copy = lowered.task, lowered.copy
+        self.start_ns, self.end_ns = start_ns, end_ns
+
+    def __repr__(self) -> str:
+        return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"
+
+    @property
+    def makespan_ns(self) -> int:
+        """End of the last task."""
+        return int(self.end_ns.max()) if len(self.end_ns) else 0
+
+    @cached_property
+    def wait_ns(self) -> np.ndarray:
+        """How long each task's lane stood ready before the task could proceed."""
+        ready = np.zeros(len(self.task), np.int64)
+        following = self.plan.next_on_lane()
+        earlier = np.flatnonzero(following >= 0)
+        ready[following[earlier]] = (self.end_ns + self.plan.gap_ns)[earlier]
+        return self.start_ns - ready
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of the graph for the timeline's tasks."""
+        return self.graph.column(name, self.task)
+
+    def last_of_steps(self) -> dict[tuple[int, int], int]:
+        """Return, by (copy, step), the task that completes the step: the last to end, background threads aside."""
+        step = self.graph.columns["step"][self.task]
+        background = np.array([lane.background for lane in self.graph.lanes] + [False])
+        inside = np.flatnonzero((step >= 0) & ~background[self.plan.lane])
+        if not len(inside):
+            return {}
+        key = self.copy[inside].astype(np.int64) * (len(self.graph.steps) + 1) + step[inside]
+        order = np.lexsort((inside, self.end_ns[inside], key))
+        last = order[np.append(key[order][1:] != key[order][:-1], True)]
+        return {
+            (int(self.copy[task]), int(step[task])): int(task) for task in inside[last].tolist()
+        }
+
+    def step_times(self) -> dict[tuple[int, int], int]:
+        """Return, by (copy, step), the time from the completion before it to its own, in ns; covered steps only.
+
+        A sole step counts from its recorded start. In a repeated window the step before
+        the first is the last of the copy before.
+        """
+        last = self.last_of_steps()
+        ends = {key: int(self.end_ns[task]) for key, task in last.items()}
+        steps = self.graph.steps
+        times = {}
+        for copy, step in sorted(ends):
+            if not steps[step].get("covered"):
+                continue
+            before = self._step_before(copy, step, ends)
+            begin = ends[before] if before is not None else int(steps[step]["start_ns"])
+            times[(copy, step)] = ends[(copy, step)] - begin
+        return times
+
+    def _step_before(
+        self, copy: int, step: int, ends: dict[tuple[int, int], int]
+    ) -> tuple[int, int] | None:
+        """Return the (copy, step) that runs before one, or None; a window follows its own last step."""
+        steps = self.graph.steps
+        rank = steps[step].get("rank", 0)
+        mates = [s for s, info in enumerate(steps) if info.get("rank", 0) == rank]
+        covered = [s for s in mates if steps[s].get("covered")]
+        if copy and covered and step == covered[0]:
+            return copy - 1, covered[-1]
+        place = mates.index(step)
+        before = (copy, mates[place - 1]) if place else None
+        return before if before in ends else None
+
+    def critical_path(self, task: int | None = None) -> CriticalPath:
+        """Return the chain of causes behind the end of a timeline entry (default: the last to end)."""
+        return critical_path(self.plan, self.start_ns, self.end_ns, task)
+
+    def slack_ns(self, sinks: Any = None) -> np.ndarray:
+        """Return how much longer each task alone could take without a sink (default: the end) moving."""
+        return slack(self.plan, self.start_ns, self.end_ns, sinks)
+
+    def breakdown(self, copy: int, step: int) -> dict[str, dict[str, int]]:
+        """Return where a step's time goes, `by_phase` and `by_cause`, in ns; each adds up to the step.
+
+        Only time on the chain of causes that leads to the step's completion counts:
+        work that ran beside it was hidden.
+        """
+        last = self.last_of_steps()
+        ends = {key: int(self.end_ns[task]) for key, task in last.items()}
+        before = self._step_before(copy, step, ends)
+        begin = ends[before] if before is not None else int(self.graph.steps[step]["start_ns"])
+        path = self.critical_path(last[(copy, step)])
+        return _breakdown(self, path, begin)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row per task: id, name, kind, lane, step, phase, layer, start, end, wait."""
+        import pandas as pd
+
+        names = ("name", "kind", "lane", "step", "phase", "layer")
+        frame = pd.DataFrame({name: self.column(name) for name in names})
+        frame.insert(0, "task", self.task)
+        return frame.assign(
+            copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns
+        )
+
+
+def _breakdown(timeline: Timeline, path: CriticalPath, begin: int) -> dict[str, dict[str, int]]:
+    graph = timeline.graph
+    start = timeline.start_ns[path.task]
+    work_begin, work_end = np.maximum(start, begin), np.maximum(start + path.task_ns, begin)
+    delay_begin = np.maximum(start - path.delay_ns, begin)
+    work, delay = work_end - work_begin, np.maximum(start, begin) - delay_begin
+    tasks = timeline.task[path.task]
+    kind = graph.column("kind", tasks)
+    by_cause: dict[str, int] = {}
+    on_device = graph.columns["kind"][tasks] > 0
+    for position in np.flatnonzero((work != 0) | (delay != 0)).tolist():
+        name = str(kind[position])
+        by_cause[name] = by_cause.get(name, 0) + int(work[position])
+        if delay[position]:
+            cause = Cause(int(path.cause[position]))
+            if cause is Cause.LANE:
+                why = "start-up between device tasks" if on_device[position] else "untraced CPU time"
+            else:
+                why = WAITING_FOR[cause]
+            by_cause[why] = by_cause.get(why, 0) + int(delay[position])
+    phases = graph.columns["phase"][tasks].astype(np.int64)
+    total = np.bincount(phases + 1, weights=work + delay, minlength=len(PHASES) + 1)
+    by_phase = {
+        name: round(ns) for name, ns in zip(("unknown", *PHASES), total.tolist(), strict=True) if ns
+    }
+    return {"by_phase": by_phase, "by_cause": {name: ns for name, ns in by_cause.items() if ns}}

@@ -1,0 +1,284 @@
+"""Trace: what was measured, as columns, and its parquet file.
+
+One row per event. A row is of one of these kinds:
+
+| kind | what it is |
+|---|---|
+| `operator` | a framework operator on a CPU thread |
+| `annotation` | a range that a person or a library named on a CPU thread |
+| `runtime` | a call into the CUDA or HIP runtime or driver on a CPU thread |
+| `module` | a layer's forward call on a CPU thread (`nn.Module` frames) |
+| `kernel`, `memcpy`, `memset`, `collective` | work on a device stream |
+| `sync` | the device's own record of a synchronization or a stream wait |
+
+Times are integer nanoseconds. Unknown is null in the file and in `to_pandas()`;
+in the arrays it is `UNKNOWN` (-1) for integers, `NO_ID` for pid and tid (real
+thread ids can be negative), and code -1 for text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.errors import OutputError, TraceError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+METADATA_KEY = b"daydream"
+UNKNOWN = -1
+NO_ID = -(2**63)
+
+HOST_KINDS = ("operator", "annotation", "runtime", "module")
+DEVICE_KINDS = ("kernel", "memcpy", "memset", "collective")
+PHASES = ("data", "forward", "loss", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column: its type (`int64`, `int32` or `text`) and its meaning."""
+
+    type: str
+    meaning: str
+    null: int = UNKNOWN
+
+
+FIELDS: dict[str, Field] = {
+    "rank": Field("int32", "rank of the process in the job, 0 when there is only one"),
+    "kind": Field("text", "see the table at the head of this module"),
+    "name": Field("text", "the event's name as recorded"),
+    "device": Field("int32", "device index of device work"),
+    "stream": Field("int64", "stream of device work, and of a sync row"),
+    "pid": Field("int64", "process of host rows", NO_ID),
+    "tid": Field("int64", "thread of host rows", NO_ID),
+    "start_ns": Field("int64", "start, from the trace's own origin"),
+    "duration_ns": Field("int64", "duration, never negative"),
+    "correlation": Field("int64", "ties a runtime call to the device work it launched"),
+    "external_id": Field("int64", "ties runtime calls and device work to an operator"),
+    "sequence": Field("int64", "autograd sequence number of an operator"),
+    "forward_thread": Field("int64", "autograd id of the thread that ran the forward operator"),
+    "parent": Field("int32", "row of the enclosing host row; for device work, of the launching call"),
+    "op": Field("text", "innermost operator the row belongs to"),
+    "layer": Field("text", "qualified module path"),
+    "phase": Field("text", "data, forward, loss, backward, optimizer or other"),
+    "step": Field("int32", "index into the metadata's steps; device work has its launch's step"),
+    "bytes": Field("int64", "bytes moved by a copy, a memset or a collective"),
+    "dtype": Field("text", "element type of the work, as torch names it: float32, bfloat16, ..."),
+    "shapes": Field("text", "input shapes as recorded (JSON text)"),
+    "grid": Field("text", "launch grid, in blocks, as `x,y,z`"),
+    "block": Field("text", "threads of a block as `x,y,z`"),
+    "collective": Field("text", "collective operation: all_reduce, all_to_all, ..."),
+    "elements": Field("int64", "elements of a collective"),
+    "group": Field("text", "process group of a collective"),
+    "graph_id": Field("int64", "CUDA graph a kernel belongs to"),
+    "graph_node": Field("int64", "node of that graph"),
+    "wait_stream": Field("int64", "sync rows: the stream whose event is waited for"),
+    "wait_correlation": Field("int64", "sync rows: correlation of the event's record call"),
+    "stack": Field("text", "source line or call stack of an operator"),
+}
+
+
+class Trace:
+    """A recorded run: columns of equal length, the texts behind coded columns, and metadata.
+
+    `columns` maps field names to integer arrays; text columns hold codes into
+    `texts[name]`. A field that is absent is unknown in every row and takes no
+    memory. `metadata` is one JSON-able document: `steps` is a list of `{"name",
+    "rank", "start_ns", "end_ns", "covered", "why_not"}`; `step_source` says where
+    they come from; `devices`, `world_size`, `vendor` ("cuda", "rocm" or "cpu"),
+    `source` and `notes` (sentences about what was odd) are there when known.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, np.ndarray],
+        texts: Mapping[str, list[str]],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        unknown = set(columns) - set(FIELDS)
+        if unknown:
+            raise TraceError(f"a trace has no column {sorted(unknown)[0]!r}")
+        lengths = {len(values) for values in columns.values()}
+        if len(lengths) > 1:
+            raise TraceError(f"columns of a trace differ in length: {sorted(lengths)}")
+        self.columns = dict(columns)
+        self.texts = {name: texts[name] for name in columns if FIELDS[name].type == "text"}
+        self.metadata: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **(metadata or {})}
+        self._rows = lengths.pop() if lengths else 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return a column: integers, or codes for text; unknown throughout if absent."""
+        if name in self.columns:
+            return self.columns[name]
+        return np.broadcast_to(np.int64(FIELDS[name].null), self._rows)
+
+    def __repr__(self) -> str:
+        steps = self.metadata.get("steps", [])
+        return f"<Trace {len(self):,} rows, {len(steps)} steps, {self.metadata.get('source', 'unnamed')}>"
+
+    def text(self, name: str) -> list[str]:
+        """Return the texts a coded column points into; empty if the column is absent."""
+        return self.texts.get(name, [])
+
+    def code(self, name: str, value: str) -> int:
+        """Return the code of one text in a column, or -2 (which no row holds) if it never occurs."""
+        try:
+            return self.text(name).index(value)
+        except ValueError:
+            return -2
+
+    def is_kind(self, *kinds: str) -> np.ndarray:
+        """Return a mask of the rows of any of these kinds."""
+        return np.isin(self["kind"], [self.code("kind", kind) for kind in kinds])
+
+    def values(self, name: str, rows: Iterable[int] | slice | None = None) -> list[Any]:
+        """Return a column as Python values with `None` for unknown, for some rows or all."""
+        column = self[name] if rows is None else self[name][rows if isinstance(rows, slice) else list(rows)]
+        if FIELDS[name].type == "text":
+            texts = self.text(name)
+            return [texts[code] if code >= 0 else None for code in column.tolist()]
+        null = FIELDS[name].null
+        return [None if value == null else value for value in column.tolist()]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the trace as a data frame, a column per known field, unknown as NA."""
+        return self.to_arrow().to_pandas()
+
+    def to_arrow(self) -> pa.Table:
+        """Return the trace as an Arrow table with nulls and dictionary-encoded texts."""
+        import pyarrow as pa
+
+        arrays = {}
+        for name, field in FIELDS.items():
+            if name not in self.columns:
+                continue
+            column = self.columns[name]
+            null = column == (UNKNOWN if field.type == "text" else field.null)
+            mask = null if null.any() else None
+            if field.type == "text":
+                codes = pa.array(column.astype(np.int32, copy=False), mask=mask)
+                arrays[name] = pa.DictionaryArray.from_arrays(codes, pa.array(self.texts[name], pa.string()))
+            else:
+                arrays[name] = pa.array(column.astype(field.type, copy=False), mask=mask)
+        return pa.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(self.metadata)})
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the trace as parquet; the file appears whole or not at all.
+
+        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
+        """
+        import pyarrow.parquet as pq
+
+        table = self.to_arrow()
+        coded = [name for name in table.column_names if FIELDS[name].type == "text"]
+        encodings = {name: "DELTA_BINARY_PACKED" for name in table.column_names if name not in coded}
+
+        def write(temporary: str) -> None:
+            pq.write_table(
+                table, temporary, compression="zstd", compression_level=3,
+                use_dictionary=coded, column_encoding=encodings,
+            )  # fmt: skip
+
+        write_whole(path, write, force=force)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a parquet trace. Needs neither pandas nor torch.
+
+        Raises `TraceError` if the file is missing, is not parquet, was not written by
+        daydream, or has a newer schema.
+        """
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetFile
+
+        try:
+            with ParquetFile(path) as file:
+                metadata = _read_metadata(path, file.schema_arrow.metadata)
+                names = [name for name in file.schema_arrow.names if name in FIELDS]
+                table = file.read(names)
+        except FileNotFoundError:
+            raise TraceError(f"{path}: no such file") from None
+        except (OSError, pa.ArrowException) as error:
+            raise TraceError(f"{path} is not a readable parquet file ({_first_line(error)})") from None
+        columns: dict[str, np.ndarray] = {}
+        texts: dict[str, list[str]] = {}
+        for name in names:
+            field = FIELDS[name]
+            column = table.column(name)
+            if field.type == "text":
+                if not pa.types.is_dictionary(column.type):
+                    raise TraceError(f"{path}: column {name!r} should hold text, not {column.type}")
+                whole = column.unify_dictionaries().combine_chunks()
+                array = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+                texts[name] = array.dictionary.to_pylist()
+                columns[name] = _to_numpy(array.indices, UNKNOWN)
+            else:
+                if not pa.types.is_integer(column.type):
+                    raise TraceError(f"{path}: column {name!r} should hold integers, not {column.type}")
+                whole = column.combine_chunks()
+                array = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+                columns[name] = _to_numpy(array, field.null)
+        for name in ("kind", "name", "start_ns", "duration_ns"):
+            if name not in columns:
+                raise TraceError(f"{path} has no column {name!r}; it is not a daydream trace")
+        return cls(columns, texts, metadata)
+
+
+def write_whole(path: str | os.PathLike[str], write: Any, *, force: bool = False) -> None:
+    """Call `write(temporary name)` and rename the result to `path`, so no half file is ever left there."""
+    target = Path(path)
+    if target.exists() and not force:
+        raise OutputError(f"{target} exists already; choose another name or give --force")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        write(str(temporary))
+        os.replace(temporary, target)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_metadata(path: str | os.PathLike[str], raw: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    text = (raw or {}).get(METADATA_KEY)
+    if text is None:
+        raise TraceError(f"{path} is a parquet file, but daydream did not write it")
+    try:
+        metadata = json.loads(text)
+        version = metadata["schema_version"]
+    except (ValueError, KeyError, TypeError):
+        raise TraceError(f"{path}: its daydream metadata cannot be read") from None
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise TraceError(
+            f"{path} has schema {version}; this version reads up to {SCHEMA_VERSION}. Upgrade daydream."
+        )
+    return dict(metadata)
+
+
+def _to_numpy(array: pa.Array, null: int) -> np.ndarray:
+    """Return an Arrow integer array as numpy with nulls filled, without importing pandas."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if len(array) == 0:
+        return np.empty(0, dtype)
+    bitmap, data = array.buffers()
+    values = np.frombuffer(data, dtype, count=len(array) + array.offset)[array.offset :].copy()
+    if array.null_count:
+        valid = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+        values[valid[array.offset : array.offset + len(array)] == 0] = null
+    return values
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

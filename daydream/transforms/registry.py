@@ -1,0 +1,146 @@
+"""Optimizations by name: those that ship, a user's own file, and other packages' by entry point.
+
+An optimization is a function `name(graph, *, option=default, ...)` that edits a graph.
+It lives in a file of its name: `fused_adam.py` holds `fused_adam` and is the command
+`fused-adam`. Its signature is its command line, its docstring its help.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from daydream.errors import GraphError, UnknownOptimizationError
+
+ENTRY_POINTS = "daydream.optimizations"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword-only parameter of an optimization. `default` is `None` where there is none and `required` is set."""
+
+    name: str
+    type: type
+    default: Any
+    required: bool
+
+    @property
+    def flag(self) -> str:
+        """The option as typed on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """A named change: the function, its options, its help."""
+
+    name: str
+    function: Callable[..., None]
+    options: tuple[Option, ...]
+    help: str
+
+    @property
+    def summary(self) -> str:
+        """First line of the help."""
+        return self.help.splitlines()[0] if self.help else ""
+
+
+def names() -> list[str]:
+    """Return the names of all optimizations that ship or that installed packages add."""
+    return sorted({*_shipped(), *(point.name for point in _entry_points())})
+
+
+def find(name: str) -> Optimization:
+    """Return an optimization by name or by the path of a Python file.
+
+    Raises `UnknownOptimizationError` with the nearest name, or `GraphError` if a file
+    does not hold an optimization.
+    """
+    if name.endswith(".py") or "/" in name:
+        return _from_file(Path(name))
+    shipped = _shipped()
+    if name in shipped:
+        module = importlib.import_module(f"daydream.optimizations.{shipped[name]}")
+        return describe(_function_of(module, shipped[name]), name)
+    for point in _entry_points():
+        if point.name == name:
+            return describe(point.load(), name)
+    known = names()
+    near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(known)}."
+    raise UnknownOptimizationError(f"unknown optimization {name!r}.{hint}")
+
+
+def describe(function: Callable[..., None], name: str | None = None) -> Optimization:
+    """Return the optimization a function is, its options read from its signature."""
+    name = name or str(getattr(function, "__name__", "custom")).replace("_", "-")
+    parameters = list(inspect.signature(function).parameters.values())
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):
+        hints = {}
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise GraphError(f"{name} is not an optimization: its first parameter must be the graph")
+    options = tuple(
+        Option(
+            parameter.name,
+            _plain_type(hints.get(parameter.name), parameter.default),
+            None if parameter.default is inspect.Parameter.empty else parameter.default,
+            parameter.default is inspect.Parameter.empty,
+        )
+        for parameter in parameters[1:]
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    )
+    return Optimization(name, function, options, inspect.getdoc(function) or "")
+
+
+def _plain_type(hint: Any, default: Any) -> type:
+    """Return the one type a command-line value is converted to: `float | None` is `float`."""
+    choices = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
+    chosen = choices[0] if isinstance(choices[0], type) else type(default)
+    return chosen if chosen in (int, float, bool, str) else str
+
+
+def _shipped() -> dict[str, str]:
+    """Return name -> module name of the files that ship."""
+    import daydream.optimizations
+
+    folders = [Path(folder) for folder in daydream.optimizations.__path__]
+    stems = [path.stem for folder in folders for path in folder.glob("*.py") if not path.stem.startswith("_")]
+    return {stem.replace("_", "-"): stem for stem in stems}
+
+
+def _entry_points() -> list[importlib.metadata.EntryPoint]:
+    return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
+def _function_of(module: ModuleType, stem: str) -> Callable[..., None]:
+    function = getattr(module, stem, None)
+    if not callable(function):
+        raise GraphError(f"{module.__file__} should define a function {stem!r}, the optimization")
+    return typing.cast("Callable[..., None]", function)
+
+
+def _from_file(path: Path) -> Optimization:
+    if not path.is_file():
+        raise UnknownOptimizationError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(f"daydream_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise GraphError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's own code may raise anything; show which file and what
+        raise GraphError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return describe(_function_of(module, path.stem), path.stem.replace("_", "-"))

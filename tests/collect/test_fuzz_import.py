@@ -1,0 +1,251 @@
+"""Whatever a file holds, importing it ends in a trace or in a `DaydreamError`, never in another exception."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_text import document, note, op, row, training
+
+from daydream.collect.importers import import_trace
+from daydream.collect.nesting import STEP_MARKER
+from daydream.errors import DaydreamError
+from daydream.trace import FIELDS, Trace
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+SMALL_SHARED = (
+    "kineto/a100_event_sync.json.gz", "kineto/a100_event_sync_multi_stream.json.gz",
+    "kineto/mi250_toy_training.json.gz", "kineto/mi300x_torch_compile_triton.json.gz",
+    "kineto/vllm_decode_graph_replay.json.gz", "kineto/gpu_user_annotation.json.gz",
+    "kineto/v100_dlrm_4_of_8_ranks/rank0.json.gz", "odd/triton_example.json.gz", "odd/backward_thread.json.gz",
+    "odd/stream_wait_resolved.json.gz", "odd/pytorch_execution_trace_not_kineto.json.gz",
+)  # fmt: skip
+LARGE_SHARED = (
+    "kineto/h100_bert_small_inference.json.gz", "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz",
+    "kineto/a100_resnet_ddp_rank0of2.json.gz", "odd/cpu_only.json.gz",
+)  # fmt: skip
+STRANGE = (
+    None, True, "", "stream 7", "-1", "1e3", "0x1f", "\udc80", -1, 0, 1.5, -7.25, 2**31, 2**63, 2**64 - 1, 10**30,
+    1e300, -1e300, float("nan"), float("inf"), [], [1, 2], [[1, 2], [3]], [2**40, 2**40, 2**40], {}, {"a": [None]},
+    "record_param_comms", "ncclDevKernel_AllReduce", "ProfilerStep#1", "nn.Module: Linear_0", "Optimizer.step#Adam.step",
+    "kernel", "cpu_op", "X", "hipExtModuleLaunchKernel",
+)  # fmt: skip
+EVENT_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
+ARG_KEYS = (
+    "External id", "correlation", "stream", "device", "bytes", "Sequence number", "Fwd thread id", "Input Dims",
+    "Input type", "grid", "block", "Collective name", "In msg nelems", "dtype", "Process Group Name",
+    "Module Hierarchy", "external id",
+)  # fmt: skip
+
+
+def flip_bytes(text: bytes, chance: random.Random) -> bytes:
+    data = bytearray(text)
+    for _ in range(chance.choice((1, 3, 30))):
+        data[chance.randrange(len(data))] = chance.choice((chance.randrange(256), *b'{}[]",:0-.eN\\\n'))
+    return bytes(data)
+
+
+def cut_off(text: bytes, chance: random.Random) -> bytes:
+    return text[: chance.randrange(len(text))]
+
+
+def drop_a_stretch(text: bytes, chance: random.Random) -> bytes:
+    begin = chance.randrange(len(text))
+    return text[:begin] + text[begin + chance.choice((1, 10, 1000)) :]
+
+
+def break_gzip(text: bytes, chance: random.Random) -> bytes:
+    packed = gzip.compress(text, 1)
+    return chance.choice((cut_off, flip_bytes))(packed, chance)
+
+
+def _events(text: bytes) -> tuple[Any, list[Any]]:
+    whole = json.loads(text)
+    events = whole if isinstance(whole, list) else whole.setdefault("traceEvents", [])
+    return whole, events
+
+
+def change_values(text: bytes, chance: random.Random) -> bytes:
+    whole, events = _events(text)
+    for _ in range(chance.choice((1, 10, 100))):
+        if not events:
+            break
+        event = chance.choice(events)
+        if not isinstance(event, dict):
+            continue
+        if chance.random() < 0.5:
+            event[chance.choice(EVENT_KEYS)] = chance.choice(STRANGE)
+        elif isinstance(event.get("args"), dict):
+            event["args"][chance.choice(ARG_KEYS)] = chance.choice(STRANGE)
+    return json.dumps(whole).encode("utf-8", "surrogatepass")
+
+
+def delete_keys(text: bytes, chance: random.Random) -> bytes:
+    whole, events = _events(text)
+    everywhere = chance.random() < 0.3
+    key = chance.choice(EVENT_KEYS + ARG_KEYS)
+    for event in events:
+        if isinstance(event, dict) and (everywhere or chance.random() < 0.1):
+            event.pop(key, None)
+            if isinstance(event.get("args"), dict):
+                event["args"].pop(key, None)
+    if isinstance(whole, dict) and chance.random() < 0.3:
+        whole.pop(chance.choice(list(whole)), None)
+    return json.dumps(whole).encode()
+
+
+def repeat_and_reorder(text: bytes, chance: random.Random) -> bytes:
+    _, events = _events(text)
+    some = [chance.choice(events) for _ in range(len(events) // 3)] if events else []
+    mixed = events + some
+    chance.shuffle(mixed)
+    return json.dumps(mixed if chance.random() < 0.5 else {"traceEvents": mixed, "x": [{"a": 1}, {"b": 2}]}).encode()
+
+
+def shift_times(text: bytes, chance: random.Random) -> bytes:
+    whole, events = _events(text)
+    for event in events:
+        if isinstance(event, dict) and isinstance(event.get("ts"), (int, float)) and chance.random() < 0.05:
+            event["ts"] += chance.choice((-1e15, -1e4, -1, 0.5, 1, 1e4, 1e15, 9e15))
+            if isinstance(event.get("dur"), (int, float)):
+                event["dur"] = event["dur"] * chance.choice((-1, 0, 0.001, 10, 1e6))
+    return json.dumps(whole).encode()
+
+
+def change_header(text: bytes, chance: random.Random) -> bytes:
+    whole, events = _events(text)
+    header = whole if isinstance(whole, dict) else {"traceEvents": events}
+    key = chance.choice(("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "traceEvents", "cupti_version"))
+    header[key] = chance.choice((*STRANGE, {"rank": chance.choice(STRANGE), "world_size": chance.choice(STRANGE)}))
+    return json.dumps(header).encode("utf-8", "surrogatepass")
+
+
+MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+    flip_bytes, cut_off, drop_a_stretch, break_gzip, change_values, delete_keys, repeat_and_reorder, shift_times,
+    change_header,
+)  # fmt: skip
+
+
+def generated() -> bytes:
+    events = training()
+    events += [
+        row("python_function", "nn.Module: Linear_0", 99, 60),
+        row("kernel", "ncclDevKernel_AllReduce_Sum_f32", 400, 50, pid=0, tid=9, stream=9, correlation=9999),
+        op("record_param_comms", 2760, 9, Collective_name="allreduce", In_msg_nelems=100, dtype="Float"),
+        note("## forward ##", 100, 90),
+    ]
+    return json.dumps(document(events, distributedInfo={"rank": 0, "world_size": 2})).encode()
+
+
+def check(trace: Trace) -> None:
+    """Check what every trace promises, whatever the file was like."""
+    rows = len(trace)
+    assert rows > 0
+    start = np.asarray(trace["start_ns"], np.int64)
+    duration = np.asarray(trace["duration_ns"], np.int64)
+    assert (duration >= 0).all()
+    assert start.min() >= 0
+    assert all(name in FIELDS for name in trace.columns)
+    for name in trace.texts:
+        assert trace[name].max() < len(trace.text(name))
+    parent = np.asarray(trace["parent"])
+    assert parent.max() < rows
+    assert (np.asarray(trace["step"]) < len(trace.metadata["steps"])).all()
+    host = trace.is_kind("operator", "annotation", "runtime") & (parent >= 0)
+    inner, outer = np.flatnonzero(host), parent[host]
+    assert (start[inner] >= start[outer]).all()
+    assert (start[inner] + duration[inner] <= start[outer] + duration[outer]).all()
+    assert (trace["tid"][inner] == trace["tid"][outer]).all()
+    properly_nested(trace, start, duration)
+    json.dumps(trace.metadata)
+    trace.to_arrow()
+
+
+def properly_nested(trace: Trace, start: np.ndarray, duration: np.ndarray) -> None:
+    """Check that two rows of a thread are apart or one lies in the other."""
+    rows = np.flatnonzero(trace.is_kind("operator", "annotation", "runtime"))
+    names = trace.text("name")
+    marker = np.array([STEP_MARKER.search(name) is not None for name in names])
+    rows = rows[~(marker[trace["name"][rows]] & trace.is_kind("annotation")[rows])]
+    order = np.lexsort((-duration[rows], start[rows], trace["tid"][rows], trace["pid"][rows]))
+    open_until: list[int] = []
+    thread = None
+    for line in rows[order].tolist():
+        here = (int(trace["pid"][line]), int(trace["tid"][line]))
+        if here != thread:
+            thread, open_until = here, []
+        begin, end = int(start[line]), int(start[line] + duration[line])
+        while open_until and open_until[-1] <= begin:
+            open_until.pop()
+        assert not open_until or end <= open_until[-1]
+        open_until.append(end)
+
+
+def fuzz(name: str, text: bytes, cases: int, folder: Path) -> dict[str, int]:
+    chance = random.Random(name)  # the same cases every time
+    outcomes = {"trace": 0, "error": 0}
+    for case in range(cases):
+        mutation = MUTATIONS[case % len(MUTATIONS)]
+        try:
+            mutated = mutation(text, chance)
+        except (ValueError, OverflowError):
+            continue
+        path = folder / "mutated.json"
+        path.write_bytes(mutated)
+        try:
+            trace = import_trace([path])
+        except DaydreamError as error:
+            outcomes["error"] += 1
+            assert str(error)
+            assert "\n" not in str(error)
+        except Exception as error:
+            kept = folder / f"case_{case}_{mutation.__name__}.json"
+            kept.write_bytes(mutated)
+            pytest.fail(f"{name}, case {case}, {mutation.__name__}: {type(error).__name__}: {error}; see {kept}")
+        else:
+            outcomes["trace"] += 1
+            check(trace)
+    return outcomes
+
+
+def shared(name: str) -> bytes:
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip("the shared traces are not here")
+    return gzip.decompress(path.read_bytes())
+
+
+def test_no_mutation_of_a_small_trace_breaks_the_importer(tmp_path: Path) -> None:
+    outcomes = fuzz("generated", generated(), 450, tmp_path)
+    assert outcomes["trace"] > 100
+    assert outcomes["error"] > 50
+
+
+@pytest.mark.parametrize("name", SMALL_SHARED)
+def test_no_mutation_of_a_real_trace_breaks_the_importer(name: str, tmp_path: Path) -> None:
+    text = shared(name)
+    assert fuzz(name, text, 18 if len(text) > 100_000 else 45, tmp_path)["error"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL_SHARED)
+def test_no_mutation_of_a_real_trace_breaks_the_importer_many(name: str, tmp_path: Path) -> None:
+    text = shared(name)
+    assert fuzz(f"many {name}", text, 180 if len(text) > 100_000 else 900, tmp_path)["error"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE_SHARED)
+def test_no_mutation_of_a_large_trace_breaks_the_importer(name: str, tmp_path: Path) -> None:
+    assert fuzz(name, shared(name), 27, tmp_path)["error"] > 0
+
+
+@pytest.mark.slow
+def test_no_mutation_of_a_small_trace_breaks_the_importer_many(tmp_path: Path) -> None:
+    assert fuzz("generated many", generated(), 5400, tmp_path)["trace"] > 1000

@@ -1,0 +1,222 @@
+"""What a thread of the machine can do: operators, launches, synchronizations, hand-offs.
+
+Each function here returns an instruction, a function of the thread that runs it. It yields
+before it touches what other threads can see, so that all of them act in the order of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .engine import READY, Body, Instruction, Row, Run, Task, Thread
+
+COPIES = {
+    "dtoh_pageable": "Memcpy DtoH (Device -> Pageable)",
+    "htod_pageable": "Memcpy HtoD (Pageable -> Device)",
+    "htod_pinned": "Memcpy HtoD (Pinned -> Device)",
+    "dtod": "Memcpy DtoD (Device -> Device)",
+}
+
+
+def python(ns: int) -> Instruction:
+    """Untraced CPU time."""
+
+    def instruction(thread: Thread) -> Body:
+        thread.spend(ns)
+        return
+        yield
+
+    return instruction
+
+
+def op(
+    name: str, pre: int, children: Sequence[Instruction] = (), post: int = 0,
+    *, args: dict[str, Any] | None = None, category: str = "cpu_op",
+) -> Instruction:  # fmt: skip
+    """An operator: own time before its first child and after each (`post` is shared out among them)."""
+
+    def instruction(thread: Thread) -> Body:
+        row = thread.begin(category, name, args)
+        thread.spend(pre)
+        for child in children:
+            yield from child(thread)
+            thread.spend(post // len(children))
+        thread.spend(0 if children else post)
+        thread.finish(row)
+
+    return instruction
+
+
+def cpu(name: str, ns: int) -> Instruction:
+    """An operator that launches nothing."""
+    return op(name, ns)
+
+
+def annotation(name: str, children: Sequence[Instruction], own: int = 0) -> Instruction:
+    """A range that a person or a library named."""
+    return op(name, own, children, category="user_annotation")
+
+
+def _enqueue(call: str, cost: str, stream: int, tasks: Sequence[Task], blocking: bool = False) -> Instruction:
+    def instruction(thread: Thread) -> Body:
+        run = thread.run
+        yield READY
+        row = thread.begin("cuda_runtime", call)
+        while (free := run.streams[stream].free_slot(run.queue_depth)) > thread.now:
+            thread.now = free
+            yield READY
+        row.wait = thread.now - row.start
+        end = run.execute(stream, tasks, thread, row)
+        thread.spend(getattr(run.costs, cost))
+        if blocking:
+            row.wait += max(end - thread.now, 0)
+            thread.now = max(end, thread.now)
+            thread.spend(run.costs.copy_return)
+        thread.finish(row)
+
+    return instruction
+
+
+def launch(stream: int, name: str, ns: int, **args: Any) -> Instruction:
+    """One kernel."""
+    return _enqueue("cudaLaunchKernel", "launch", stream, [Task("kernel", name, ns, args)])
+
+
+def graph_launch(stream: int, kernels: Sequence[tuple[str, int]]) -> Instruction:
+    """One call, many kernels (name, ns) that share its correlation."""
+    tasks = [Task("kernel", name, ns, {}) for name, ns in kernels]
+    return _enqueue("cudaGraphLaunch", "graph_launch", stream, tasks)
+
+
+def memset(stream: int, ns: int, nbytes: int) -> Instruction:
+    task = Task("gpu_memset", "Memset (Device)", ns, {"bytes": nbytes})
+    return _enqueue("cudaMemsetAsync", "memset", stream, [task])
+
+
+def memcpy(stream: int, direction: str, ns: int, nbytes: int) -> Instruction:
+    """A copy; a `direction` with pageable memory blocks the caller until it has ended."""
+    task = Task("gpu_memcpy", COPIES[direction], ns, {"bytes": nbytes})
+    return _enqueue("cudaMemcpyAsync", "memcpy", stream, [task], blocking="pageable" in direction)
+
+
+def record(event: str, stream: int) -> Instruction:
+    """Make `event` stand for all work given to the stream so far."""
+
+    def instruction(thread: Thread) -> Body:
+        run = thread.run
+        yield READY
+        row = thread.begin("cuda_runtime", "cudaEventRecord")
+        run.events[event] = (run.streams[stream].complete, stream, row.correlation)
+        thread.spend(run.costs.record)
+        thread.finish(row)
+
+    return instruction
+
+
+def wait(stream: int, event: str) -> Instruction:
+    """Later work on the stream waits for the event as last recorded; none if it never was."""
+
+    def instruction(thread: Thread) -> Body:
+        run = thread.run
+        yield READY
+        row = thread.begin("cuda_runtime", "cudaStreamWaitEvent")
+        if event in run.events:
+            complete, source, correlation = run.events[event]
+            target = run.streams[stream]
+            target.waits_until = max(target.waits_until, complete + run.costs.event_latency)
+            row.sync = {"kind": "Stream Wait Event", "stream": stream, "event": event,
+                        "source": source, "record": correlation}  # fmt: skip
+        thread.spend(run.costs.wait_event)
+        thread.finish(row)
+
+    return instruction
+
+
+def query() -> Instruction:
+    """Ask for an event without waiting."""
+
+    def instruction(thread: Thread) -> Body:
+        row = thread.begin("cuda_runtime", "cudaEventQuery")
+        thread.spend(thread.run.costs.query)
+        thread.finish(row)
+        return
+        yield
+
+    return instruction
+
+
+def _synchronize(call: str, covers: Callable[[Run, Row], int], costs: str = "sync") -> Instruction:
+    def instruction(thread: Thread) -> Body:
+        run = thread.run
+        yield READY
+        row = thread.begin("cuda_runtime", call)
+        done = covers(run, row)
+        thread.spend(getattr(run.costs, f"{costs}_entry"))
+        row.wait = max(done - thread.now, 0)
+        thread.now = max(done, thread.now)
+        thread.spend(getattr(run.costs, f"{costs}_return"))
+        thread.finish(row)
+
+    return instruction
+
+
+def device_sync() -> Instruction:
+    def covers(run: Run, row: Row) -> int:
+        row.sync = {"kind": "Context Sync", "stream": None}
+        return run.device_idle()
+
+    return _synchronize("cudaDeviceSynchronize", covers)
+
+
+def stream_sync(stream: int) -> Instruction:
+    def covers(run: Run, row: Row) -> int:
+        row.sync = {"kind": "Stream Sync", "stream": stream}
+        return run.streams[stream].complete
+
+    return _synchronize("cudaStreamSynchronize", covers)
+
+
+def event_sync(event: str) -> Instruction:
+    def covers(run: Run, row: Row) -> int:
+        complete, source, correlation = run.events.get(event, (0, -1, -1))
+        row.sync = {"kind": "Event Sync", "stream": None, "event": event,
+                    "source": source, "record": correlation}  # fmt: skip
+        return complete
+
+    return _synchronize("cudaEventSynchronize", covers)
+
+
+def free() -> Instruction:
+    """`cudaFree`: the device must be idle first."""
+    return _synchronize("cudaFree", lambda run, _row: run.device_idle(), "free")
+
+
+def put(channel: str, item: Any = None) -> Instruction:
+    """Hand something to whoever takes from the channel; never blocks."""
+    return lambda thread: thread.run.put(thread, channel, item)
+
+
+def take(channel: str) -> Instruction:
+    """Take what another thread has put, standing idle until there is something."""
+    return lambda thread: thread.run.take(thread, channel)
+
+
+def backward(program: Sequence[Instruction]) -> Instruction:
+    """Hand a program to the autograd thread and stand until it is done."""
+
+    def instruction(thread: Thread) -> Body:
+        yield from thread.run.put(thread, "backward", program)
+        yield from thread.run.take(thread, "backward done")
+
+    return instruction
+
+
+def sleep(ns: int) -> Instruction:
+    """Time that passes whatever the CPU costs."""
+
+    def instruction(thread: Thread) -> Body:
+        thread.now += ns
+        yield READY
+
+    return instruction

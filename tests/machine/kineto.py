@@ -1,0 +1,201 @@
+"""The Kineto trace that a profiler window over some steps of a machine's run would give.
+
+The window runs from the start of the first step on the main thread to the end of the last
+one there. CPU rows that start inside it are recorded, and device rows that start inside it,
+also when their launch came before: those are the orphans at the head of a real trace whose
+CPU runs ahead. A profiler that stops waits for the device, so device work launched in the
+window is recorded to its end.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .engine import Row, Run
+
+ORIGIN_NS = 1_000_000_000_000  # of the trace's clock; its microseconds keep three exact decimals as floats
+BASE_NS = 1_700_000_000_000_000_000
+PID, DEVICE = 4242, 0
+THREADS = {"main": PID, "autograd": 4311, "loader": 4312, "watchdog": -61_440}  # real ones can be negative
+NO_STREAM = 4_294_967_295  # what a synchronization of the whole device has for its stream
+CBID = {"cudaLaunchKernel": 211, "cudaMemcpyAsync": 41, "cudaMemsetAsync": 51, "cudaEventRecord": 135,
+        "cudaStreamWaitEvent": 147, "cudaEventQuery": 138, "cudaEventSynchronize": 137, "cudaFree": 22,
+        "cudaStreamSynchronize": 131, "cudaDeviceSynchronize": 165, "cudaGraphLaunch": 311}  # fmt: skip
+GPUS = {
+    "cuda": {"id": DEVICE, "name": "Synthetic GPU (machine model)", "totalGlobalMem": 42_949_672_960,
+             "computeMajor": 8, "computeMinor": 0, "maxThreadsPerBlock": 1024, "warpSize": 32, "numSms": 108},
+    "rocm": {"id": DEVICE, "name": "Synthetic ROCm GPU (machine model)", "totalGlobalMem": 68_719_476_736,
+             "computeMajor": 9, "computeMinor": 4, "maxThreadsPerBlock": 1024, "warpSize": 64, "numSms": 304},
+}  # fmt: skip
+SEQUENCE = ("Sequence number", "Fwd thread id")
+OWN_IDS = 1_000_000  # ids of the profiler's own rows, above those of the run
+
+
+def kineto(
+    run: Run, first_step: int, last_step: int, *, fractional: bool = True, sync_rows: bool = False,
+    profiler_steps: bool = True, sequence_numbers: bool = True, vendor: str = "cuda", final_sync: bool = True,
+    event_records: bool = True, flows: bool = True, label: str = "synthetic: machine model",
+) -> dict[str, Any]:  # fmt: skip
+    """Return the trace document. Options:
+
+    `fractional`: microseconds with decimals and a base time; else whole ones, cut, as old profilers wrote.
+    `sync_rows`: the device's own records of synchronizations and stream waits.
+    `final_sync`: the profiler's device synchronize at the end; without it, device work is lost that
+    had not ended by then.
+    `event_records`: without, the event-record calls are left out, as in some ROCm traces.
+    """
+    begin, end = run.step_starts[first_step], run.step_ends[last_step]
+    host = [row for row in run.host if begin <= row.start < end]
+    device = [row for row in run.device if begin <= row.start and run.launch_starts[row.correlation] < end]
+    if final_sync:
+        host.append(_final_sync(run, end))
+        end = host[-1].end
+    else:
+        host = [row for row in host if row.end <= end]
+        device = [row for row in device if row.end <= end]
+    if profiler_steps:
+        host += _profiler_steps(run, first_step, last_step)
+    if not event_records:
+        host = [row for row in host if row.name != "cudaEventRecord"]
+    calls = {row.correlation: row for row in host if row.correlation}
+
+    writer = _Writer(fractional=fractional, vendor=vendor, sequence_numbers=sequence_numbers)
+    events = [writer.host(row) for row in sorted(host, key=_outermost_first)]
+    events += [writer.device(row) for row in device]
+    if sync_rows:
+        events += [writer.sync(run, row) for row in host if row.sync]
+    if flows:
+        events += writer.launch_flows(device, calls)
+        events += writer.backward_flows(host) if sequence_numbers else []
+    events += writer.metadata(run, begin, end)
+    document = {
+        "schemaVersion": 1,
+        "deviceProperties": [GPUS[vendor]],
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1},
+        "displayTimeUnit": "ms",
+        "traceName": label,
+        "traceEvents": events,
+    }
+    if fractional:
+        document["baseTimeNanoseconds"] = BASE_NS
+    return document
+
+
+def write(path: str | Path, document: dict[str, Any]) -> Path:
+    """Write a document as .json or .json.gz; the same document gives the same bytes."""
+    text = json.dumps(document, separators=(",", ":")).encode()
+    target = Path(path)
+    target.write_bytes(gzip.compress(text, 9, mtime=0) if target.suffix == ".gz" else text)
+    return target
+
+
+def _final_sync(run: Run, start: int) -> Row:
+    done = max((row.end for row in run.device if run.launch_starts[row.correlation] < start), default=0)
+    row = Row("cuda_runtime", "cudaDeviceSynchronize", "main", start, len(run.step_starts))
+    row.end = max(start + run.costs.sync_entry, done) + run.costs.sync_return
+    row.correlation = row.external = OWN_IDS
+    row.sync = {"kind": "Context Sync", "stream": None}
+    return row
+
+
+def _profiler_steps(run: Run, first: int, last: int) -> Iterator[Row]:
+    for step in range(first, last + 1):
+        row = Row("user_annotation", f"ProfilerStep#{step}", "main", run.step_starts[step], step)
+        row.end = run.step_ends[step]
+        row.external = OWN_IDS + 1 + step
+        yield row
+
+
+def _outermost_first(row: Row) -> tuple[int, int, bool]:
+    return row.start, -row.end, not row.name.startswith("ProfilerStep#")
+
+
+class _Writer:
+    """Turns rows into events of one vendor, in one unit of time."""
+
+    def __init__(self, *, fractional: bool, vendor: str, sequence_numbers: bool) -> None:
+        self.fractional, self.vendor, self.sequence_numbers = fractional, vendor, sequence_numbers
+        self.index = 0
+
+    def time(self, ns: int) -> float | int:
+        return ns / 1000 if self.fractional else ns // 1000
+
+    def event(
+        self, row: Row, category: str, name: str, pid: int, tid: int, args: dict[str, Any]
+    ) -> dict[str, Any]:
+        start, duration = self.time(ORIGIN_NS + row.start), self.time(row.end - row.start)
+        return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid,
+                "ts": start, "dur": duration, "args": args}  # fmt: skip
+
+    def host(self, row: Row) -> dict[str, Any]:
+        name = row.name
+        if row.category == "cuda_runtime":
+            args = {"External id": row.external, "cbid": CBID[name], "correlation": row.correlation}
+            name = name.replace("cuda", "hip", 1) if self.vendor == "rocm" else name
+        else:
+            hidden = () if self.sequence_numbers else SEQUENCE
+            own = {key: value for key, value in row.args.items() if key not in hidden}
+            args = {"External id": row.external, "Record function id": 0, **own, "Ev Idx": self.index}
+            self.index += 1
+        return self.event(row, row.category, name, PID, THREADS[str(row.lane)], args)
+
+    def device(self, row: Row) -> dict[str, Any]:
+        args = {"External id": row.external, "device": DEVICE, "context": 1, "stream": row.lane,
+                "correlation": row.correlation, **row.args}  # fmt: skip
+        return self.event(row, row.category, row.name, DEVICE, int(row.lane), args)
+
+    def sync(self, run: Run, row: Row) -> dict[str, Any]:
+        sync = row.sync or {}
+        stream = sync["stream"]
+        args: dict[str, Any] = {"External id": row.external, "cuda_sync_kind": sync["kind"]}
+        if "event" in sync:
+            args |= {"wait_on_stream": sync["source"], "wait_on_cuda_event_record_corr_id": sync["record"],
+                     "wait_on_cuda_event_id": 1 + sorted(run.events).index(sync["event"])}  # fmt: skip
+            args["stream"] = -1 if stream is None else stream
+        else:
+            args["stream"] = NO_STREAM if stream is None else stream
+        args |= {"correlation": row.correlation, "device": DEVICE, "context": 1}
+        return self.event(row, "cuda_sync", sync["kind"], DEVICE, -1 if stream is None else stream, args)
+
+    def launch_flows(self, device: list[Row], calls: dict[int, Row]) -> Iterator[dict[str, Any]]:
+        for row in device:
+            call = calls.get(row.correlation)
+            flow = {"cat": "ac2g", "name": "ac2g", "id": row.correlation}
+            if call is not None:
+                yield {"ph": "s", **flow, "pid": PID, "tid": THREADS[str(call.lane)],
+                       "ts": self.time(ORIGIN_NS + call.start)}  # fmt: skip
+            yield {"ph": "f", **flow, "pid": DEVICE, "tid": row.lane, "ts": self.time(ORIGIN_NS + row.start),
+                   "bp": "e"}  # fmt: skip
+
+    def backward_flows(self, host: list[Row]) -> Iterator[dict[str, Any]]:
+        forward = {row.args["Sequence number"]: row for row in host
+                   if row.lane == "main" and "Sequence number" in row.args}  # fmt: skip
+        for row in host:
+            start = forward.get(row.args.get("Sequence number"))
+            if row.lane == "main" or start is None or row.name.startswith("autograd::engine"):
+                continue
+            flow = {"cat": "fwdbwd", "name": "fwdbwd", "id": row.args["Sequence number"]}
+            yield {"ph": "s", **flow, "pid": PID, "tid": PID, "ts": self.time(ORIGIN_NS + start.start)}
+            yield {"ph": "f", **flow, "pid": PID, "tid": THREADS[str(row.lane)],
+                   "ts": self.time(ORIGIN_NS + row.start), "bp": "e"}  # fmt: skip
+
+    def metadata(self, run: Run, begin: int, end: int) -> Iterator[dict[str, Any]]:
+        start = self.time(ORIGIN_NS + begin)
+        for pid, tid, kind, label in [
+            (PID, 0, "process_name", "python3"),
+            (PID, 0, "process_labels", "CPU"),
+            (DEVICE, 0, "process_labels", f"GPU {DEVICE}"),
+            *((DEVICE, stream, "thread_name", f"stream {stream} ") for stream in sorted(run.streams)),
+            *((PID, tid, "thread_name", f"thread {tid} ({name})") for name, tid in THREADS.items()),
+        ]:
+            key = "labels" if kind == "process_labels" else "name"
+            yield {"ph": "M", "name": kind, "ts": start, "pid": pid, "tid": tid, "args": {key: label}}
+        yield {"ph": "X", "cat": "Trace", "ts": start, "dur": self.time(end - begin), "pid": "Spans",
+               "tid": "PyTorch Profiler", "name": "PyTorch Profiler (0)",
+               "args": {"Op count": 0}}  # fmt: skip
+        yield {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "",
+               "ts": self.time(ORIGIN_NS + end)}  # fmt: skip

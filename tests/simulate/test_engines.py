@@ -1,0 +1,327 @@
+"""Every engine gives the same timeline, and it is the one that the sums by hand give."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import Edge, Task, drawn, plans
+
+from daydream.errors import GraphError
+from daydream.graph.plan import Cause, Plan
+from daydream.simulate import policy, reference, scan
+
+
+def run_lists(plan):
+    start = scan.pull(plan)
+    return start, start + plan.duration_ns
+
+
+ENGINES = {"reference": reference.run, "scan": scan.run, "lists": run_lists, "policy": policy.run}
+
+
+@pytest.fixture(params=ENGINES)
+def run(request):
+    return ENGINES[request.param]
+
+
+def starts(run, plan):
+    start, end = run(plan)
+    assert (end - start).tolist() == plan.duration_ns.tolist()
+    return start.tolist()
+
+
+# -- drawn by hand ---------------------------------------------------------------------------------
+
+
+def test_a_plan_without_tasks_has_an_empty_timeline(run):
+    assert starts(run, drawn([], [])) == []
+
+
+def test_a_gap_holds_its_own_lane_only(run):
+    #  lane 0  |0: 6|gap 2|1: 3|
+    #  lane 1        |2: 4|              follows the end of 0, not its gap
+    plan = drawn([Task(0, 6, gap=2), Task(0, 3), Task(1, 4)], [Edge(0, 2)])
+    assert starts(run, plan) == [0, 6 + 2, 6]
+
+
+def test_a_kernel_can_begin_before_its_launch_returns(run):
+    #  lane 0  |launch 10        |launch 10        |
+    #  lane 1     +4 |kernel 20                    |kernel 20 |     the second waits for its stream
+    plan = drawn(
+        [Task(0, 10), Task(1, 20), Task(0, 10), Task(1, 20)],
+        [Edge(0, 1, latency=4, from_start=True), Edge(2, 3, latency=4, from_start=True)],
+    )
+    assert starts(run, plan) == [0, 4, 10, 4 + 20]
+
+
+def test_a_synchronization_waits_for_the_device_and_the_rest_follows(run):
+    #  lane 0  |launch 5|sync 1 ..........|next 7|
+    #  lane 1    +3 |kernel 30        | +2
+    plan = drawn(
+        [Task(0, 5), Task(1, 30), Task(0, 1), Task(0, 7)],
+        [Edge(0, 1, latency=3, from_start=True), Edge(1, 2, latency=2)],
+    )
+    assert starts(run, plan) == [0, 3, 3 + 30 + 2, 3 + 30 + 2 + 1]
+
+
+def test_a_full_launch_queue_blocks_the_launch(run):
+    #  a queue of two: launch 2 waits for the end of kernel 0, launch 3 for that of kernel 1
+    #  lane 0  |0: 1|1: 1|..... |2: 1|....    |3: 1|
+    #  lane 1  |k0: 10          |k1: 10       |k2: 10      |k3: 10 |
+    plan = drawn(
+        [Task(0, 1), Task(1, 10), Task(0, 1), Task(1, 10), Task(0, 1), Task(1, 10), Task(0, 1), Task(1, 10)],
+        [Edge(launch, launch + 1, from_start=True) for launch in (0, 2, 4, 6)]
+        + [Edge(1, 4, cause=Cause.QUEUE), Edge(3, 6, cause=Cause.QUEUE)],
+    )
+    assert starts(run, plan) == [0, 0, 1, 10, 10, 20, 20, 30]
+
+
+def test_a_release_holds_a_task_and_all_behind_it(run):
+    plan = drawn([Task(0, 5), Task(0, 5, release=12), Task(0, 5)], [])
+    assert starts(run, plan) == [0, 12, 12 + 5]
+
+
+def test_the_latest_of_several_causes_counts(run):
+    #  lanes 0 to 2 end at 3, 8 and 5; task 3 follows them with latencies 4, 0 and 2
+    plan = drawn([Task(0, 3), Task(1, 8), Task(2, 5), Task(3, 1)], [Edge(0, 3, 4), Edge(1, 3), Edge(2, 3, 2)])
+    assert starts(run, plan)[3] == max(3 + 4, 8, 5 + 2)
+
+
+def test_an_edge_with_negative_latency_lets_a_task_begin_before_its_cause_ends(run):
+    plan = drawn([Task(0, 10), Task(1, 1)], [Edge(0, 1, latency=-4)])
+    assert starts(run, plan) == [0, 10 - 4]
+
+
+def test_a_negative_latency_never_leads_before_time_zero(run):
+    plan = drawn([Task(0, 3), Task(1, 1)], [Edge(0, 1, latency=-9)])
+    assert starts(run, plan) == [0, 0]
+
+
+def test_the_start_up_cost_between_neighbours_overlaps_the_gap(run):
+    #  lane 0  |0: 4|gap 3|1: 4|gap 1| |2: 4|     edges 0 -> 1 and 1 -> 2 with latency 2 from the end
+    plan = drawn([Task(0, 4, gap=3), Task(0, 4, gap=1), Task(0, 4)], [Edge(0, 1, 2), Edge(1, 2, 2)])
+    assert starts(run, plan) == [0, 4 + 3, 4 + 3 + 4 + 2]
+
+
+def test_neighbours_can_be_tied_start_to_start_more_than_once(run):
+    plan = drawn([Task(0, 4), Task(0, 1)], [Edge(0, 1, 9, from_start=True), Edge(0, 1, 2), Edge(0, 1, -1)])
+    assert starts(run, plan) == [0, 9]
+
+
+def test_an_edge_may_reach_over_tasks_of_the_same_lane(run):
+    #  lane 0  |0: 2|1: 2|  |2: 2|    2 follows the end of 0 by 7
+    plan = drawn([Task(0, 2), Task(0, 2), Task(0, 2), Task(0, 2)], [Edge(0, 2, 7)])
+    assert starts(run, plan) == [0, 2, 2 + 7, 2 + 7 + 2]
+
+
+def test_an_edge_of_one_ns_counts_over_a_task_that_takes_none(run):
+    plan = drawn([Task(0, 2), Task(0, 0), Task(0, 2)], [Edge(0, 2, 1)])
+    assert starts(run, plan) == [0, 2, 2 + 1]
+
+
+def test_a_lane_that_waits_twice_is_cut_twice():
+    #  lane 0  |0: 5|2: 1 ....|3: 5|5: 1 ....|6: 5|
+    #  lane 1       |1: 20    |    |4: 20    |
+    plan = drawn(
+        [Task(0, 5), Task(1, 20), Task(0, 1), Task(0, 5), Task(1, 20), Task(0, 1), Task(0, 5)],
+        [Edge(0, 1), Edge(1, 2), Edge(3, 4), Edge(4, 5)],
+    )
+    assert starts(scan.run, plan) == [0, 5, 25, 26, 31, 51, 52]
+    assert [len(level.segments) for level in scan.cut(plan).levels] == [1, 1, 1, 1, 1]
+
+
+def test_times_beyond_the_precision_of_floats_stay_exact(run):
+    long = 2**55 + 1
+    plan = drawn([Task(0, long, gap=1), Task(1, long), Task(0, long)], [Edge(0, 1, 1), Edge(1, 2, 1)])
+    assert starts(run, plan) == [0, long + 1, 2 * long + 2]
+
+
+# -- laws over random plans ------------------------------------------------------------------------
+
+
+@given(plans())
+def test_all_engines_are_equal(plan):
+    expected = [column.tolist() for column in reference.run(plan)]
+    for name, run in ENGINES.items():
+        assert [column.tolist() for column in run(plan)] == expected, name
+
+
+@given(plans())
+def test_a_task_starts_when_the_last_of_its_causes_lets_it(plan):
+    start, end = scan.run(plan)
+    allowed = plan.release_ns.copy()
+    previous = {}
+    for task, lane in enumerate(plan.lane.tolist()):
+        if lane in previous:
+            allowed[task] = max(allowed[task], end[previous[lane]] + plan.gap_ns[previous[lane]])
+        previous[lane] = task
+    counted_from = np.where(plan.edge_from_start, start[plan.edge_src], end[plan.edge_src])
+    np.maximum.at(allowed, plan.edge_dst, counted_from + plan.edge_latency_ns)
+    assert start.tolist() == allowed.tolist()
+
+
+@given(plans(scheduled=True))
+def test_no_task_starts_before_its_causes_whatever_the_policy(plan):
+    start, end = scan.run(plan)
+    counted_from = np.where(plan.edge_from_start, start[plan.edge_src], end[plan.edge_src])
+    assert (start[plan.edge_dst] >= counted_from + plan.edge_latency_ns).all()
+    assert (start >= plan.release_ns).all()
+
+
+@given(plans() | plans(scheduled=True))
+def test_tasks_of_a_lane_never_overlap(plan):
+    start, end = scan.run(plan)
+    held = end + plan.gap_ns
+    for lane in range(plan.lanes):
+        tasks = np.flatnonzero(plan.lane == lane)
+        tasks = tasks[np.lexsort((held[tasks], start[tasks]))]
+        assert (start[tasks[1:]] >= held[tasks[:-1]]).all()
+
+
+def chain_graph(plan):
+    """Return the plan as a networkx graph over starts and ends whose longest path is its longest chain."""
+    graph = nx.DiGraph()
+
+    def bind(a, b, weight):
+        if not graph.has_edge(a, b) or graph.edges[a, b]["weight"] < weight:
+            graph.add_edge(a, b, weight=weight)
+
+    previous = {}
+    for task, lane in enumerate(plan.lane.tolist()):
+        bind("begin", (task, "start"), int(plan.release_ns[task]))
+        bind((task, "start"), (task, "end"), int(plan.duration_ns[task]))
+        if lane in previous:
+            bind((previous[lane], "end"), (task, "start"), int(plan.gap_ns[previous[lane]]))
+        if lane not in plan.scheduled:
+            previous[lane] = task
+    edges = zip(plan.edge_src, plan.edge_dst, plan.edge_latency_ns, plan.edge_from_start, strict=True)
+    for src, dst, latency, from_start in edges:
+        bind((int(src), "start" if from_start else "end"), (int(dst), "start"), int(latency))
+    return graph
+
+
+@given(plans())
+def test_with_fixed_order_the_makespan_is_the_longest_chain(plan):
+    _, end = scan.run(plan)
+    assert end.max() == nx.dag_longest_path_length(chain_graph(plan))
+
+
+@given(plans(scheduled=True))
+def test_under_a_policy_the_makespan_is_at_least_the_longest_chain(plan):
+    _, end = scan.run(plan)
+    assert end.max() >= nx.dag_longest_path_length(chain_graph(plan))
+
+
+@given(plans() | plans(scheduled=True))
+def test_doubling_every_time_doubles_the_timeline(plan):
+    doubled = Plan.from_edges(
+        plan.lane, plan.duration_ns * 2, plan.gap_ns * 2, plan.release_ns * 2,
+        plan.edge_src, plan.edge_dst, plan.edge_latency_ns * 2, plan.edge_from_start, plan.edge_cause,
+        scheduled=plan.scheduled, priority=plan.priority,
+    )  # fmt: skip
+    assert starts(scan.run, doubled) == [2 * at for at in starts(scan.run, plan)]
+
+
+@given(plans() | plans(scheduled=True))
+def test_the_same_costs_again_change_nothing(plan):
+    assert starts(scan.run, plan.with_costs(plan.duration_ns, plan.gap_ns)) == starts(scan.run, plan)
+
+
+@given(plans(), st.data())
+def test_other_costs_on_a_plan_already_cut_give_what_a_new_plan_gives(plan, data):
+    scan.run(plan)
+    other = st.lists(st.integers(0, 9), min_size=len(plan), max_size=len(plan))
+    changed = plan.with_costs(data.draw(other), data.draw(other))
+    assert changed.cache is plan.cache
+    assert starts(scan.run, changed) == starts(reference.run, changed)
+
+
+@given(plans(), st.data())
+def test_with_fixed_order_less_work_is_never_slower(plan, data):
+    fractions = data.draw(st.lists(st.integers(0, 4), min_size=len(plan), max_size=len(plan)))
+    less = plan.with_costs(plan.duration_ns * np.array(fractions) // 4, plan.gap_ns // 2)
+    assert (scan.run(less)[1] <= scan.run(plan)[1]).all()
+
+
+def random_plan(n, lanes, edges, reach, seed):
+    """Return a larger plan whose edges reach back over up to `reach` tasks."""
+    random = np.random.default_rng(seed)
+    dst = random.integers(1, n, edges)
+    src = np.maximum(dst - random.integers(1, reach + 1, edges), 0)
+    return Plan.from_edges(
+        random.integers(0, lanes, n), random.integers(0, 1000, n), random.integers(0, 3, n) * 50,
+        (random.random(n) < 0.01) * random.integers(0, n * 300, n),
+        src, dst, random.integers(-300, 300, edges), random.random(edges) < 0.5, np.full(edges, Cause.USER),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("edges", [0, 40, 400, 6000])
+def test_engines_are_equal_on_larger_plans(edges):
+    plan = random_plan(3000, lanes=6, edges=edges, reach=2000, seed=edges)
+    expected = starts(reference.run, plan)
+    assert starts(scan.run, plan) == starts(run_lists, plan) == starts(policy.run, plan) == expected
+
+
+def test_a_plan_whose_lanes_wait_at_every_task_is_not_cut_and_comes_out_the_same():
+    plan = random_plan(3000, lanes=3, edges=9000, reach=3, seed=1)
+    assert scan.cut(plan) is None
+    assert starts(scan.run, plan) == starts(reference.run, plan)
+
+
+def test_a_plan_of_many_tiny_lanes_is_not_cut_and_comes_out_the_same():
+    plan = random_plan(1000, lanes=900, edges=200, reach=900, seed=2)
+    assert scan.cut(plan) is None
+    assert starts(scan.run, plan) == starts(reference.run, plan)
+
+
+# -- what a plan refuses ---------------------------------------------------------------------------
+
+
+def test_edges_are_grouped_by_destination_in_their_given_order():
+    plan = drawn([Task(0, 1)] * 4, [Edge(0, 3, 1), Edge(0, 1, 2), Edge(2, 3, 3), Edge(1, 2, 4)])
+    assert plan.edge_ptr.tolist() == [0, 0, 1, 2, 4]
+    assert plan.edge_latency_ns.tolist() == [2, 4, 1, 3]
+    assert plan.edge_dst.tolist() == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("edge", [Edge(2, 1), Edge(1, 1), Edge(0, 3), Edge(-1, 1)])
+def test_an_edge_that_does_not_go_upwards_is_named(edge):
+    with pytest.raises(GraphError, match=f"edge {edge.src} -> {edge.dst} among 3 tasks"):
+        drawn([Task(0, 1)] * 3, [Edge(0, 1), edge])
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        (Task(-1, 1), "lane"),
+        (Task(0, -1), "duration_ns"),
+        (Task(0, 1, gap=-1), "gap_ns"),
+        (Task(0, 1, release=-1), "release_ns"),
+    ],
+)
+def test_a_negative_time_is_named(task, what):
+    with pytest.raises(GraphError, match=f"{what} of task 1 is -1"):
+        drawn([Task(0, 1), task], [])
+
+
+def test_columns_must_agree_in_length():
+    with pytest.raises(GraphError, match="differ in shape"):
+        Plan.from_edges([0, 0], [1], [0, 0], [0, 0], [], [], [], [], [])
+    with pytest.raises(GraphError, match="differ in shape"):
+        drawn([Task(0, 1)] * 2, []).with_costs([1, 2, 3])
+
+
+def test_fractions_of_a_nanosecond_are_refused_not_cut_off():
+    with pytest.raises(GraphError, match="whole numbers"):
+        drawn([Task(0, 3)] * 2, []).with_costs([1.5, 2.5])
+
+
+def test_a_plan_cannot_be_changed_in_place_and_leaves_the_callers_arrays_alone():
+    durations = np.array([1, 2])
+    plan = drawn([Task(0, 3)] * 2, []).with_costs(durations)
+    with pytest.raises(ValueError, match="read-only"):
+        plan.duration_ns[0] = 5
+    durations[0] = 7

@@ -1,0 +1,159 @@
+"""Scheduled lanes: what is picked, when, and that a clock that ticks through time picks the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from strategies import Edge, Task, drawn, plans
+
+from daydream.simulate import policy, reference, scan
+
+CPU, LINK, OTHER = 0, 1, 2
+
+
+@pytest.fixture(params=[reference.run, policy.run, scan.run], ids=["reference", "policy", "scan"])
+def run(request):
+    return lambda plan: request.param(plan)[0].tolist()
+
+
+def test_the_urgent_task_overtakes_the_one_that_was_ready_first(run):
+    #  cpu   |0: 2|1: 2|2: 2|
+    #  link       |3: 10        |5: 10 |4: 10 |     4 is ready at 4, 5 at 6 but more urgent
+    plan = drawn(
+        [Task(CPU, 2), Task(CPU, 2), Task(CPU, 2), Task(LINK, 10), Task(LINK, 10), Task(LINK, 10)],
+        [Edge(0, 3), Edge(1, 4), Edge(2, 5)],
+        priority={LINK: [5, 3, 4]},
+    )
+    assert run(plan) == [0, 2, 4, 2, 2 + 10 + 10, 2 + 10]
+
+
+def test_what_runs_is_not_interrupted_and_the_lane_does_not_wait_for_the_urgent(run):
+    #  link  |1: 10   |2: 3|      1 is ready at 0; 2, more urgent, at 1
+    plan = drawn([Task(CPU, 1), Task(LINK, 10), Task(LINK, 3)], [Edge(0, 2)], priority={LINK: [2, 1]})
+    assert run(plan) == [0, 0, 10]
+
+
+def test_a_gap_on_a_scheduled_lane_delays_the_decision(run):
+    #  link  |0: 5|gap 3|2: 1|1: 1|      2 is ready at 7, when the gap still holds the lane
+    plan = drawn(
+        [Task(LINK, 5, gap=3), Task(LINK, 1, release=1), Task(LINK, 1, release=7)],
+        [],
+        priority={LINK: [2, 0, 1]},
+    )
+    assert run(plan) == [0, 9, 8]
+
+
+def test_equal_priority_goes_by_ready_time_then_by_id(run):
+    plan = drawn(
+        [Task(LINK, 10), Task(LINK, 1, release=6), Task(LINK, 1, release=5), Task(LINK, 1, release=6)],
+        [],
+        priority={LINK: []},
+    )
+    assert run(plan) == [0, 10 + 1, 10, 10 + 1 + 1]
+
+
+def test_an_idle_lane_takes_the_first_that_comes(run):
+    plan = drawn([Task(LINK, 4, release=9), Task(LINK, 4, release=8)], [], priority={LINK: [0, 1]})
+    assert run(plan) == [8 + 4, 8]
+
+
+def test_two_scheduled_lanes_decide_in_the_order_of_time(run):
+    #  link   |0: 4|2: 4|           2 needs 1 from the other lane, which ends at 3, so it is there at 4
+    #  other  |1: 3|     3: 5 (less urgent than 2, ready at 0)
+    plan = drawn(
+        [Task(LINK, 4), Task(OTHER, 3), Task(LINK, 4), Task(LINK, 5)],
+        [Edge(1, 2)],
+        priority={LINK: [0, 2, 3], OTHER: [1]},
+    )
+    assert run(plan) == [0, 0, 4, 8]
+
+
+def test_ordered_lanes_downstream_of_a_policy_follow_it(run):
+    #  link  |1: 6|0: 6|           1 is more urgent
+    #  cpu        |3: 1|2: 1       in id order: 2 waits for 0, and 3 for 2
+    plan = drawn(
+        [Task(LINK, 6), Task(LINK, 6), Task(CPU, 1), Task(CPU, 1)],
+        [Edge(0, 2), Edge(1, 3)],
+        priority={LINK: [1, 0]},
+    )
+    assert run(plan) == [6, 0, 12, 13]
+
+
+def tick_through_time(plan):
+    """Return the starts by looking at every lane at every tick; needs latencies of 0 and more."""
+    n = len(plan)
+    start = [None] * n
+    free = [0] * plan.lanes
+    pairs = list(zip(plan.edge_src.tolist(), plan.edge_delay_ns.tolist(), strict=True))
+    edges = [pairs[slice(*plan.edge_ptr[task : task + 2])] for task in range(n)]
+
+    def ready(task):
+        """Return when a task may start, or None while one of its causes has not."""
+        if any(start[src] is None for src, _ in edges[task]):
+            return None
+        return max([int(plan.release_ns[task])] + [start[src] + delay for src, delay in edges[task]])
+
+    def startable(now):
+        """Return the next task to start now: ordered lanes first, then scheduled ones, lowest lane first."""
+        for lane in sorted(range(plan.lanes), key=lambda number: (number in plan.scheduled, number)):
+            if free[lane] > now:
+                continue
+            left = [task for task in range(n) if plan.lane[task] == lane and start[task] is None]
+            if lane not in plan.scheduled:
+                left = left[:1]
+            able = [task for task in left if ready(task) is not None and ready(task) <= now]
+            if able:
+                return min(able, key=lambda task: (plan.priority[task], ready(task), task))
+        return None
+
+    now = 0
+    while None in start:
+        task = startable(now)
+        if task is None:
+            now += 1
+            continue
+        start[task] = now
+        free[plan.lane[task]] = now + int(plan.duration_ns[task] + plan.gap_ns[task])
+    return start
+
+
+@given(plans(scheduled=True, max_tasks=10, max_lanes=3, least_latency=0))
+def test_the_reference_decides_as_a_ticking_clock_does(plan):
+    assert reference.run(plan)[0].tolist() == tick_through_time(plan)
+
+
+@given(plans(scheduled=True, max_tasks=24))
+def test_policy_equals_the_reference(plan):
+    expected = [column.tolist() for column in reference.run(plan)]
+    assert [column.tolist() for column in policy.run(plan)] == expected
+    assert [column.tolist() for column in scan.run(plan)] == expected
+
+
+@given(plans(scheduled=True, max_tasks=24))
+def test_the_order_that_came_out_put_down_as_fixed_gives_the_same_timeline(plan):
+    fixed, ran = policy.fix_order(plan)
+    assert not fixed.scheduled
+    assert sorted(ran.tolist()) == list(range(len(plan)))
+    assert scan.run(fixed)[0].tolist() == policy.run(plan)[0][ran].tolist()
+
+
+def test_policy_equals_the_reference_on_a_larger_plan():
+    random = np.random.default_rng(0)
+    layers, slices = 40, 8
+    tasks, edges, order = [], [], []
+    for layer in reversed(range(layers)):
+        tasks.append(Task(CPU, int(random.integers(50, 150))))
+        backward = len(tasks) - 1
+        for _ in range(slices):
+            edges.append(Edge(backward, len(tasks), latency=int(random.integers(0, 20))))
+            order.append((layer, len(tasks)))
+            tasks.append(Task(LINK, int(random.integers(5, 40))))
+    for layer in range(layers):
+        edges += [Edge(task, len(tasks)) for of_layer, task in order if of_layer == layer]
+        tasks.append(Task(CPU, 100))
+    by_layer = drawn(tasks, edges, priority={LINK: [task for _, task in sorted(order)]})
+    first_come = drawn(tasks, edges, priority={LINK: []})
+    assert policy.run(by_layer)[0].tolist() == reference.run(by_layer)[0].tolist()
+    assert policy.run(first_come)[0].tolist() == reference.run(first_come)[0].tolist()
+    assert policy.run(by_layer)[1].max() < policy.run(first_come)[1].max()

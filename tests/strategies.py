@@ -1,0 +1,92 @@
+"""Plans for tests: drawn by hand in one line a task, or at random with every feature a plan can have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from daydream.graph.plan import Cause, Plan
+
+# No test here is about time, and a busy machine must not fail one.
+settings.register_profile("daydream", deadline=None)
+settings.load_profile("daydream")
+
+STORED_CAUSES = [cause for cause in Cause if cause not in {Cause.LANE, Cause.RELEASE}]
+
+
+class Task(NamedTuple):
+    """A task of a plan drawn by hand."""
+
+    lane: int
+    duration: int
+    gap: int = 0
+    release: int = 0
+
+
+class Edge(NamedTuple):
+    """An edge of a plan drawn by hand."""
+
+    src: int
+    dst: int
+    latency: int = 0
+    from_start: bool = False
+    cause: Cause = Cause.USER
+
+
+def drawn(tasks: list[Task], edges: list[Edge], priority: dict[int, list[int]] | None = None) -> Plan:
+    """Return a plan of these tasks; `priority` maps each scheduled lane to its tasks, most urgent first."""
+    urgency = np.zeros(len(tasks), np.int64)
+    for ranked in (priority or {}).values():
+        urgency[ranked] = np.arange(len(ranked))
+    of_tasks = np.array(tasks, np.int64).reshape(len(tasks), 4).T
+    of_edges = np.array(edges, np.int64).reshape(len(edges), 5).T
+    return Plan.from_edges(*of_tasks, *of_edges, scheduled=priority or (), priority=urgency)
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn,
+    *,
+    max_tasks: int = 16,
+    max_lanes: int = 4,
+    max_time: int = 8,
+    least_latency: int = -5,
+    scheduled: bool = False,
+) -> Plan:
+    """Return a plan: edges with latencies (from start or end), gaps, releases, zero durations.
+
+    With `scheduled`, at least one lane has a policy, with few distinct priorities so that ties happen.
+    """
+    n = draw(st.integers(1, max_tasks))
+    lanes = draw(st.integers(1, max_lanes))
+
+    def column(values: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(values, min_size=n, max_size=n))
+
+    def edge(dst: int) -> st.SearchStrategy[Edge]:
+        source, latency = st.integers(0, dst - 1), st.integers(least_latency, max_time)
+        return st.builds(Edge, source, st.just(dst), latency, st.booleans(), st.sampled_from(STORED_CAUSES))
+
+    tasks = [
+        Task(*columns)
+        for columns in zip(
+            column(st.integers(0, lanes - 1)),
+            column(st.integers(0, max_time)),
+            column(st.sampled_from([0, 0, 1, 3])),
+            column(st.sampled_from([0, 0, 0, 5, 20])),
+            strict=True,
+        )
+    ]
+    edges = draw(st.lists(st.integers(1, n - 1).flatmap(edge), max_size=2 * n)) if n > 1 else []
+    plan = drawn(tasks, edges)
+    if not scheduled:
+        return plan
+    policy = draw(st.sets(st.integers(0, lanes - 1), min_size=1))
+    return Plan.from_edges(
+        plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns,
+        plan.edge_src, plan.edge_dst, plan.edge_latency_ns, plan.edge_from_start, plan.edge_cause,
+        scheduled=policy, priority=column(st.integers(0, 2)),
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""What-if against the truth: the machine really runs with the change, and the prediction must meet it.
+
+Replay proves little: a tool that keeps the time a call stood blocked as if it were work
+replays perfectly and predicts nonsense. So a trace of a few steps is written, changed and
+simulated, and compared with the settled step of the machine's own run with that change.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from machine import Machine
+from machine.programs import PROGRAMS
+
+import daydream
+
+TOLERANCE = 0.01
+CHANGES = {
+    "gpu x 0": {"gpu": 0.0}, "gpu x 0.5": {"gpu": 0.5}, "gpu x 2": {"gpu": 2.0},
+    "cpu x 0": {"cpu": 0.0}, "cpu x 0.5": {"cpu": 0.5},
+}  # fmt: skip
+WINDOWS = {"settled": (24, 27), "cold start": (0, 3)}
+
+
+@cache
+def machine(program: str) -> Machine:
+    return PROGRAMS[program]()
+
+
+@cache
+def true_step_ns(program: str, **change: float) -> float:
+    return machine(program).run(**change).steady_step_ns()
+
+
+@pytest.fixture(scope="module", params=WINDOWS)
+def window(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def trace(program: str, window: str, tmp_path_factory: pytest.TempPathFactory) -> daydream.Trace:
+    path: Path = tmp_path_factory.mktemp("machine") / f"{program}.json.gz"
+    first, last = WINDOWS[window]
+    return daydream.load(machine(program).run(steps=last + 2).write(path, first, last))
+
+
+def test_replay_meets_the_recorded_run(trace):
+    assert abs(daydream.replay(trace).error) <= TOLERANCE
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_prediction_meets_the_rerun(trace, program, change):
+    ((what, factor),) = CHANGES[change].items()
+    truth = true_step_ns(program, **CHANGES[change])
+
+    predicted = daydream.whatif(trace, "scale", on=what, factor=factor).predicted_ns
+
+    assert predicted == pytest.approx(truth, rel=TOLERANCE)
