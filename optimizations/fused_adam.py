@@ -23,5 +23,6 @@ def fused_adam(graph: Graph, *, memory_speedup: float = 1.0) -> None:
         fused = kernels.head(1)
         fused.set(duration_ns=kernels.total("duration_ns") / memory_speedup)
         (kernels - fused).remove()
-        cpu = graph.select(kind="cpu", phase="optimizer", step=int(fused.step[0]))
-        (cpu - fused.launches()).remove()
+        step = int(fused.step[0])
+        still_launched = graph.select(on="gpu", phase="optimizer", step=step).launches()
+        (graph.select(kind="cpu", phase="optimizer", step=step) - still_launched).remove()

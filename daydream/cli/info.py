@@ -15,7 +15,7 @@ def _info(trace: str, step_marker: str | None, steps: str | None, as_json: bool)
     """
     from daydream.cli.output import quoted
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
+    from daydream.cli.results import next_question, print_json
     from daydream.report.overview import overview
     from daydream.report.overview_text import info_text
 
@@ -28,7 +28,7 @@ def _info(trace: str, step_marker: str | None, steps: str | None, as_json: bool)
         return
     click.echo(info_text(found))
     if found.replay is not None:
-        click.echo(f"next: daydream whatif amp --trace {quoted(trace)}", err=True)
+        click.echo(f"next: daydream whatif {next_question(found.graph)} --trace {quoted(trace)}", err=True)
 
 
 command = click.Command(

@@ -15,7 +15,7 @@ def _replay(
     import daydream
     from daydream.cli.output import quoted
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
+    from daydream.cli.results import next_question, print_json
     from daydream.report.terminal import replay_text
 
     check_timeline(output, force=force, trace=trace)
@@ -33,7 +33,7 @@ def _replay(
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     elif not as_json:
-        click.echo(f"next: daydream whatif amp --trace {quoted(trace)}", err=True)
+        click.echo(f"next: daydream whatif {next_question(result.graph)} --trace {quoted(trace)}", err=True)
 
 
 command = click.Command(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
 
 SCHEMA = 1
 
@@ -15,6 +18,17 @@ SCHEMA = 1
 def print_json(result: Mapping[str, Any]) -> None:
     """Print one object, its schema first. What is not a finite number is null."""
     click.echo(json.dumps({"schema": SCHEMA, **_finite(result)}, indent=2, allow_nan=False))
+
+
+def next_question(graph: Graph) -> str:
+    """Return a what-if that this graph can answer, as typed: mixed precision if it runs in 32 bits."""
+    import numpy as np
+
+    trace, columns = graph.trace, graph.columns
+    kernels = columns["row"][(columns["kind"] == 1) & (columns["row"] >= 0)]
+    if trace is not None and (np.asarray(trace["dtype"])[kernels] == trace.code("dtype", "float32")).any():
+        return "amp"
+    return f"scale --on {'gpu' if len(kernels) else 'cpu'} --factor 0.5"
 
 
 def _finite(value: Any) -> Any:

@@ -24,9 +24,9 @@ def derive(recording: Recording, step_marker: str | None = None, steps: str | No
     """
     finish_ranges(recording)
     nesting = nest(recording)
-    if nesting.crossings:
-        rows = counted(nesting.crossings, "host row reached", "host rows reached")
-        recording.note(f"{rows} beyond the end of the row around it and {'was' if nesting.crossings == 1 else 'were'} cut.")
+    if crossings := nesting.crossings:
+        rows, was = counted(crossings, "host row", "host rows"), "was" if crossings == 1 else "were"
+        recording.note(f"{rows} reached beyond the end of the row around it and {was} cut there.")
     recording.columns["duration_ns"] = nesting.duration_ns
     launch = link_launches(recording)
     device = recording.is_kind(*DEVICE_KINDS)
@@ -104,7 +104,9 @@ def _tell_vendor(recording: Recording) -> None:
     calls = np.unique(recording["name"][recording.is_kind("runtime")]).tolist()
     names = [recording.text("name")[code] for code in calls]
     versions: dict[str, Any] = recording.metadata.get("versions", {})
-    if any(name.startswith("hip") for name in names) or any(key.startswith(("hip", "roc")) for key in versions):
+    if any(name.startswith("hip") for name in names) or any(
+        key.startswith(("hip", "roc")) for key in versions
+    ):
         recording.metadata["vendor"] = "rocm"
     elif names or recording.is_kind(*DEVICE_KINDS).any() or any(key.startswith("cu") for key in versions):
         recording.metadata["vendor"] = "cuda"

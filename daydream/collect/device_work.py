@@ -20,14 +20,18 @@ from daydream.trace import UNKNOWN
 WORK_ITEM_LAUNCHES = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
 
 
-def fill_collectives(recording: Recording, parent: np.ndarray, op_row: np.ndarray, launch: np.ndarray) -> None:
+def fill_collectives(
+    recording: Recording, parent: np.ndarray, op_row: np.ndarray, launch: np.ndarray
+) -> None:
     """Make communication kernels rows of kind `collective`, with operation, elements, bytes, type and group.
 
     From the kernel's own arguments, else from the communication calls around its launch, the
     innermost first, and the operation at last from the kernel's name.
     """
     if "collective" in recording.columns:
-        recording.texts["collective"] = [collective_of_name(text) or text for text in recording.text("collective")]
+        recording.texts["collective"] = [
+            collective_of_name(text) or text for text in recording.text("collective")
+        ]
     rows = np.flatnonzero(recording.is_kind("kernel") & recording.named(COLLECTIVE_KERNEL))
     if not len(rows):
         return
@@ -44,7 +48,9 @@ def fill_collectives(recording: Recording, parent: np.ndarray, op_row: np.ndarra
         for call in calls:
             here = [call]
             operation[index] = operation[index] or recording.texts_of("collective", here)[0]
-            operation[index] = operation[index] or collective_of_name(recording.texts_of("name", here)[0] or "")
+            operation[index] = operation[index] or collective_of_name(
+                recording.texts_of("name", here)[0] or ""
+            )
             if elements[index] < 0 and (count := _elements(recording, call)) >= 0:
                 elements[index] = count
                 dtype[index] = recording.texts_of("dtype", here)[0] or dtype[index]
@@ -56,9 +62,11 @@ def fill_collectives(recording: Recording, parent: np.ndarray, op_row: np.ndarra
     recording.set_texts("dtype", rows, dtype)
     recording.set_texts("group", rows, group)
     recording.set_numbers("elements", rows, np.array(elements))
-    sizes = [ITEM_BYTES.get(text or "", UNKNOWN) for text in dtype]
-    nbytes = [count * size if count >= 0 and size > 0 else UNKNOWN for count, size in zip(elements, sizes, strict=True)]
-    recording.set_numbers("bytes", rows, np.array(nbytes))
+    nbytes = np.array([
+        count * ITEM_BYTES[text] if count >= 0 and text in ITEM_BYTES else UNKNOWN
+        for count, text in zip(elements, dtype, strict=True)
+    ])  # fmt: skip
+    recording.set_numbers("bytes", rows, nbytes)
 
 
 def _calls_around(row: int, parent: np.ndarray, is_call: np.ndarray) -> list[int]:

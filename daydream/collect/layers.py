@@ -24,7 +24,9 @@ def link_forward(recording: Recording) -> np.ndarray:
     sequence = np.asarray(recording["sequence"])
     numbered = recording.is_kind("operator") & (sequence >= 0)
     backward = numbered & (
-        recording.named(NODE_RANGE) | recording.named(OLD_NODE) | (np.asarray(recording["forward_thread"]) > 0)
+        recording.named(NODE_RANGE)
+        | recording.named(OLD_NODE)
+        | (np.asarray(recording["forward_thread"]) > 0)
     )
     nodes, forward = np.flatnonzero(backward), np.flatnonzero(numbered & ~backward)
     if not len(nodes) or not len(forward):
@@ -108,20 +110,34 @@ def find_layers(
 def _name_modules(
     recording: Recording, nesting: Nesting, modules: np.ndarray, own: np.ndarray, texts: list[str]
 ) -> None:
-    """Give module rows their path: what the file says, else the names of the enclosing modules joined."""
+    """Give module rows their path: what the file says, else the names of the enclosing modules joined.
+
+    A Python frame names one module object (`Conv2d_15`). Where it stands alone (a
+    checkpointed block is run again by the autograd thread), its path is that of its other calls.
+    """
+    names = recording.texts_of("name", modules)
+    name_of = {row: name or "" for row, name in zip(modules.tolist(), names, strict=True)}
+    order = modules[np.lexsort((-nesting.duration_ns[modules], recording["start_ns"][modules]))].tolist()
+    said = {row: texts[own[row]] for row in order if own[row] >= 0}
+    paths = dict(said)
+    elsewhere: dict[str, set[str]] = {}
+    for row in order:
+        above = paths.get(int(nesting.parent[row]))
+        if row not in said:
+            paths[row] = f"{above}.{name_of[row]}" if above else name_of[row]
+        if above:
+            elsewhere.setdefault(name_of[row], set()).add(paths[row])
     codes = {text: code for code, text in enumerate(texts)}
-    names, name = recording.text("name"), recording["name"]
-    parent = nesting.parent
-    order = modules[np.lexsort((-nesting.duration_ns[modules], recording["start_ns"][modules]))]
-    for row in order.tolist():
-        if own[row] >= 0:
-            continue
-        above = own[parent[row]] if parent[row] >= 0 else UNKNOWN
-        path = names[name[row]] if above < 0 else f"{texts[above]}.{names[name[row]]}"
-        if path not in codes:
-            codes[path] = len(texts)
-            texts.append(path)
-        own[row] = codes[path]
+    for row in order:
+        if row not in said:
+            above = paths.get(int(nesting.parent[row]))
+            known = elsewhere.get(name_of[row], set())
+            alone = next(iter(known)) if len(known) == 1 else name_of[row]
+            paths[row] = f"{above}.{name_of[row]}" if above else alone
+        if paths[row] not in codes:
+            codes[paths[row]] = len(texts)
+            texts.append(paths[row])
+        own[row] = codes[paths[row]]
 
 
 def _accumulate_like_node_before(

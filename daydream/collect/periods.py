@@ -112,7 +112,7 @@ class _Period:
         self.runs = _run_hashes(symbols, self.run)
         self.candidates: list[int] = self._candidates().tolist()
         self.repeats: dict[int, np.ndarray] = {}
-        self.longest: dict[int, int] = {}
+        self.unbroken: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def search(self) -> tuple[int, int, int] | None:
         """Return the period and the [begin, end) of the region it repeats in, or None.
@@ -126,10 +126,9 @@ class _Period:
         """
         best = (0, 0, 0, 0)
         for period in self.candidates:
-            if self._is_made_of_shorter(period):
-                continue
             score, begin, end = self._region(period)
-            if end - begin >= MIN_REPEATS * period and score > best[0]:
+            long_enough = end - begin >= MIN_REPEATS * period
+            if long_enough and score > best[0] and not self._is_made_of_shorter(period, begin, end):
                 best = (score, period, begin, end)
         score, longest, begin, end = best
         if not score:
@@ -141,9 +140,8 @@ class _Period:
         for period in sorted({*self.candidates, *divisors}):
             if period >= longest:
                 break
-            if self._is_made_of_shorter(period):
-                continue
-            if int((~self._repeats(period)[inside]).sum()) - breaks <= SMALL * period * turns:
+            more_breaks = int((~self._repeats(period)[inside]).sum()) - breaks
+            if more_breaks <= SMALL * period * turns and not self._is_made_of_shorter(period, begin, end):
                 _, begin, end = self._region(period)
                 return period, begin, end
         return longest, begin, end
@@ -167,21 +165,23 @@ class _Period:
         first = peaks[equal[peaks] >= equal[highest[0]] / 2][:PEAKS]
         return np.asarray(lags[np.union1d(highest, first)])
 
-    def _is_made_of_shorter(self, period: int) -> bool:
-        """Return whether a shorter candidate repeats, without a break, for the whole of a period."""
-        return any(
-            period % shorter == 0 and self._longest(shorter) >= period - shorter
-            for shorter in self.candidates[: bisect_left(self.candidates, period)]
-        )
+    def _is_made_of_shorter(self, period: int, begin: int, end: int) -> bool:
+        """Return whether a shorter candidate repeats in a region, without a break, for the whole of a period."""
+        for shorter in self.candidates[: bisect_left(self.candidates, period)]:
+            if period % shorter == 0:
+                first, last = self._unbroken(shorter)
+                lengths = np.minimum(last, end - shorter) - np.maximum(first, begin)
+                if lengths.max(initial=0) >= period - shorter:
+                    return True
+        return False
 
-    def _longest(self, period: int) -> int:
-        """Return the most launches in a row that come again after exactly the period."""
-        if period not in self.longest:
+    def _unbroken(self, period: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the [begin, end) of launches in a row that come again after exactly the period."""
+        if period not in self.unbroken:
             again = self.runs[:-period] == self.runs[period:]
             changes = np.flatnonzero(np.diff(np.concatenate(([False], again, [False]))))
-            most = int((changes[1::2] - changes[::2]).max(initial=0))
-            self.longest[period] = most + self.run - 1 if most else 0
-        return self.longest[period]
+            self.unbroken[period] = changes[::2], changes[1::2] + self.run - 1
+        return self.unbroken[period]
 
     def _repeats(self, period: int) -> np.ndarray:
         """Return which launches lie in a run that comes again after the period, give or take a few."""
@@ -197,7 +197,7 @@ class _Period:
             if near.sum() > exact.sum():  # it is the other lag that is a period
                 again[:] = 0
                 break
-            if not self._is_made_of_shorter(lag):
+            if not self._is_made_of_shorter(lag, 0, self.length):
                 again[1 : count - lag + 1] |= near
         total = np.cumsum(again, dtype=np.int32)
         covered = total[1:].copy()

@@ -125,7 +125,9 @@ def _fill_by_order(
     anchor = np.full(len(phase), UNKNOWN, np.int8)
     linked = forward_of[forward_of >= 0]
     anchor[linked[strong[linked] < 0]] = FORWARD
-    anchor[(strong == BACKWARD) | (strong == OPTIMIZER)] = strong[(strong == BACKWARD) | (strong == OPTIMIZER)]
+    anchor[(strong == BACKWARD) | (strong == OPTIMIZER)] = strong[
+        (strong == BACKWARD) | (strong == OPTIMIZER)
+    ]
     anchor[(phase == BACKWARD) & (anchor < 0) & recording.is_kind("operator")] = BACKWARD
     anchors = np.flatnonzero(anchor >= 0)
     rows = np.flatnonzero(unsaid)
@@ -150,8 +152,11 @@ def _fill_portion(
     slot = np.searchsorted(start[anchors], start[rows], side="left")
     after = anchors[np.minimum(slot, len(anchors) - 1)]
     before = anchors[np.maximum(slot - 1, 0)]
-    after_is = np.where((slot < len(anchors)) & (step[after] == step[rows]), anchor[after], UNKNOWN)
-    before_is = np.where((slot > 0) & (step[before] == step[rows]), anchor[before], UNKNOWN)
+    outside = step[rows] < 0
+    after_is = np.where(
+        (slot < len(anchors)) & (outside | (step[after] == step[rows])), anchor[after], UNKNOWN
+    )
+    before_is = np.where((slot > 0) & (outside | (step[before] == step[rows])), anchor[before], UNKNOWN)
     result = np.full(len(rows), FORWARD, np.int8)
     result[(before_is == BACKWARD) & (after_is == BACKWARD)] = BACKWARD
     result[(before_is == BACKWARD) & ((after_is == OPTIMIZER) | (after_is < 0))] = OTHER

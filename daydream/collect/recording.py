@@ -99,7 +99,9 @@ class Recording:
             tids, tid = np.unique(self["tid"][begin : begin + PORTION], return_inverse=True)
             pairs, pair = np.unique(pid * len(tids) + tid, return_inverse=True)
             places = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
-            threads[begin : begin + PORTION] = np.array([codes.setdefault(place, len(codes)) for place in places])[pair]
+            threads[begin : begin + PORTION] = np.array(
+                [codes.setdefault(place, len(codes)) for place in places]
+            )[pair]
         return narrow(threads, np.int16)
 
     def note(self, sentence: str) -> None:

@@ -40,7 +40,9 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
         try:
             pattern = re.compile(step_marker)
         except re.error as error:
-            raise TraceError(f"the step marker {step_marker!r} is not a regular expression ({error})") from None
+            raise TraceError(
+                f"the step marker {step_marker!r} is not a regular expression ({error})"
+            ) from None
         markers = _markers(recording, pattern)
         if not len(markers):
             raise TraceError(
@@ -75,7 +77,9 @@ def finish_ranges(recording: Recording) -> None:
             continue
         end = int((start[rows] + duration[rows]).max())
         recording.set_numbers("duration_ns", np.array([row]), np.array([end - int(start[row])]))
-        recording.note(f"The last {recording.texts_of('name', [row])[0]} was cut off; it is taken to last to the end.")
+        recording.note(
+            f"The last {recording.texts_of('name', [row])[0]} was cut off; it is taken to last to the end."
+        )
 
 
 def _markers(recording: Recording, pattern: re.Pattern[str]) -> np.ndarray:
@@ -138,7 +142,9 @@ def _window(recording: Recording) -> tuple[int, int]:
 def _annotations(recording: Recording) -> str:
     codes = recording["name"][recording.is_kind("annotation")].tolist()
     common = [recording.text("name")[code] for code, _ in Counter(codes).most_common(5)]
-    return "This file's annotations: " + ", ".join(repr(name) for name in common) if common else "It has none."
+    return (
+        "This file's annotations: " + ", ".join(repr(name) for name in common) if common else "It has none."
+    )
 
 
 def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tuple[np.ndarray, Ranges]:
@@ -179,8 +185,7 @@ def measure_steps(
 ) -> list[dict[str, Any]]:
     """Return the metadata of the steps: their ranges, completions and measured step times."""
     device = recording.is_kind(*DEVICE_KINDS)
-    counts = (device | recording.is_kind("operator", "annotation", "runtime")) & (step >= 0)
-    counts &= device | ~recording.named(STEP_MARKER)
+    counts = (device | recording.is_kind("operator", "runtime")) & (step >= 0)
     stops = np.array([stop for _, _, stop in ranges], np.int64)
     completion = np.array([begin for _, begin, _ in ranges], np.int64)
     for portion in range(0, len(recording), PORTION):  # in portions: times are wide
@@ -188,6 +193,7 @@ def measure_steps(
         end = recording["start_ns"][rows] + recording["duration_ns"][rows]
         limited = np.where(device[rows], end, np.minimum(end, stops[step[rows]]))
         np.maximum.at(completion, step[rows], limited)
+    completion = np.maximum.accumulate(completion)  # a step is not done before the one before it
     orphans = bool((device & (launch < 0)).any())
     rank = int(recording.metadata.get("rank", 0))
 

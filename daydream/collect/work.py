@@ -72,7 +72,9 @@ def dtype_of_word(word: str) -> str | None:
 
 def dtype_of_inputs(types: Any) -> str | None:
     """Return the first floating element type of an operator's inputs, else the first of any."""
-    found = [dtype_of_word(word) for word in types if isinstance(word, str)] if isinstance(types, list) else []
+    found = (
+        [dtype_of_word(word) for word in types if isinstance(word, str)] if isinstance(types, list) else []
+    )
     known = [dtype for dtype in found if dtype is not None]
     floating = [dtype for dtype in known if dtype.startswith(FLOATING)]
     return (floating or known or [None])[0]

@@ -10,6 +10,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | `graphs` | nodes of a CUDA graph, and the holes the profiler left among them | `device_graphs` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
 | `synchronization` | blocking calls wait for the device | `synchronization` |
+| `launches` | what a long call does before it submits is CPU work, not latency | `launches` |
 | `events` | a stream waits for an event of another | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
 | (always) | launch latency and start-up between back-to-back tasks | `latencies` |
@@ -24,9 +25,11 @@ import numpy as np
 from daydream.errors import GraphError
 from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
+from daydream.graph.rules.device_graphs import link_nodes
 from daydream.graph.rules.events import wait_for_events
 from daydream.graph.rules.handoff import hand_over, tell_background
 from daydream.graph.rules.latencies import measure_latencies
+from daydream.graph.rules.launches import cut_long_calls
 from daydream.graph.rules.queue import bound_queues
 from daydream.graph.rules.streams import order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
@@ -35,8 +38,10 @@ from daydream.trace import Trace
 
 RULES = {
     "handoff": hand_over,
+    "graphs": link_nodes,
     "queue": bound_queues,
     "synchronization": wait_in_calls,
+    "launches": cut_long_calls,
     "events": wait_for_events,
 }
 
@@ -51,7 +56,7 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     graph.steps = [dict(step) for step in trace.metadata.get("steps", [])]
     draft = Draft(trace, graph)
     order_threads(draft)
-    order_streams(draft)
+    order_streams(draft, holes="graphs" not in without)
     draft.waited = np.zeros(graph.size, bool)
     for name, rule in RULES.items():
         if name not in without:

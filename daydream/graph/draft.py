@@ -16,6 +16,8 @@ import numpy as np
 from daydream.graph.graph import Graph
 from daydream.trace import PHASES, Trace
 
+RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a process above them
+
 
 @dataclass
 class Draft:
@@ -24,6 +26,7 @@ class Draft:
     trace: Trace
     graph: Graph
     end_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # recorded end, by task
+    unit_of_task: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     event_rows: list[int] = field(default_factory=list)  # the row of `waits` behind each pair
     event_latency_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # by task
     _launched: dict[int, np.ndarray] = field(default_factory=dict)
@@ -59,6 +62,7 @@ class Draft:
         """Return a thread number per row, and the (rank, pid, tid) of each number."""
         trace = self.trace
         keys = np.stack([np.asarray(trace[name][rows], np.int64) for name in ("rank", "pid", "tid")])
+        keys[0] = np.maximum(keys[0], 0)
         distinct, number = np.unique(keys, axis=1, return_inverse=True)
         return number.reshape(-1), [(int(r), int(p), int(t)) for r, p, t in distinct.T]
 
@@ -104,23 +108,32 @@ class Draft:
         ids = np.arange(len(rows))
         return calls & (self.task_of_row[np.maximum(rows, 0)] == ids)
 
+    def unit(self, rows: np.ndarray) -> np.ndarray:
+        """Return what ties rows to a call: the correlation id, made distinct between ranks; -1 for none."""
+        correlation = np.asarray(self.trace["correlation"], np.int64)[rows]
+        rank = np.maximum(np.asarray(self.trace["rank"], np.int64)[rows], 0)
+        return np.where(correlation >= 0, correlation + (rank << RANK_BITS), -1)
+
     def correlation(self, tasks: np.ndarray) -> np.ndarray:
-        """Return the correlation ids of tasks."""
-        return np.asarray(self.trace["correlation"], np.int64)[self.graph.columns["row"][tasks]]
+        """Return the correlation ids of tasks, distinct between ranks."""
+        rows = self.graph.columns["row"][tasks]
+        return np.where(rows >= 0, self.unit(np.maximum(rows, 0)), -1)
 
     def sync_rows(self, name: str) -> dict[int, tuple[int, int]]:
         """Return, by correlation, (stream or the stream waited for, record's correlation) of the device's records."""
         trace = self.trace
         rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
         stream = trace["stream"] if name == "Stream Sync" else trace["wait_stream"]
-        columns = (trace["correlation"][rows], stream[rows], trace["wait_correlation"][rows])
+        rank = np.maximum(np.asarray(trace["rank"], np.int64)[rows], 0) << RANK_BITS
+        record = np.asarray(trace["wait_correlation"], np.int64)[rows]
+        columns = (self.unit(rows), stream[rows], np.where(record >= 0, record + rank, -1))
         return {c: (s, w) for c, s, w in zip(*(column.tolist() for column in columns), strict=True)}
 
     def sync_streams(self, name: str) -> dict[int, int]:
         """Return, by correlation, the stream that the device's own record of a synchronization is on."""
         trace = self.trace
         rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
-        return dict(zip(trace["correlation"][rows].tolist(), trace["stream"][rows].tolist(), strict=True))
+        return dict(zip(self.unit(rows).tolist(), trace["stream"][rows].tolist(), strict=True))
 
     def launched_by_thread(self, thread: int) -> np.ndarray:
         """Return the device tasks that a CPU lane launched, in program order."""
@@ -161,6 +174,15 @@ class Draft:
                 self.event_pairs.append((int(after[dst]), int(before[src])))
                 self.event_rows.append(row)
 
+    def ended_before(self, tasks: np.ndarray) -> np.ndarray:
+        """Return when the task before each device task on its stream had ended; far past for none."""
+        from daydream.graph.rules.streams import stream_runs
+
+        ended = np.full(self.graph.size, -(2**60), np.int64)
+        for _, run in stream_runs(self):
+            ended[run[1:]] = self.end_ns[run[:-1]]
+        return ended[tasks]
+
     def late_starts(self) -> np.ndarray:
         """Return how much later each device task started than its known causes allow, by task."""
         from daydream.graph.rules.streams import stream_runs
@@ -193,5 +215,5 @@ class Draft:
         lanes, first, count = np.unique(columns["lane"][on_device], return_index=True, return_counts=True)
         for lane, place in sorted(zip(lanes.tolist(), first.tolist(), strict=True), key=lambda pair: -count[list(lanes).index(pair[0])]):
             row = columns["row"][on_device[place]]
-            found.setdefault((int(trace["rank"][row]), int(trace["stream"][row])), []).append(lane)
+            found.setdefault((max(int(trace["rank"][row]), 0), int(trace["stream"][row])), []).append(lane)
         return found

@@ -129,7 +129,7 @@ class Graph:
         self.alive = np.empty(0, bool)
         self.lanes: list[Lane] = []
         self.texts: dict[str, list[str]] = {name: [] for name in CODED}
-        self.syncs = Table.of("task", "lane", "point")
+        self.syncs = Table.of("task", "lane", "point", "latency_ns")
         self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
         self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
         self.queue_depth: dict[int, int] = {}

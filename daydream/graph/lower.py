@@ -165,7 +165,7 @@ def _sync_edges(graph: Graph, layout: _Layout) -> Edges:
     rows, calls = _copied(layout, graph.syncs["task"])
     waited = graph.syncs["lane"][rows]
     point = graph.columns["order"][graph.syncs["point"][rows]] + layout.copy[calls] * np.int64(layout.shift)
-    sources, targets = [], []
+    sources, targets, latencies = [], [], []
     ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
     call_rank = ranks[graph.columns["lane"][layout.task[calls]]] if len(calls) else np.empty(0, np.int64)
     for lane in layout.by_lane:
@@ -173,7 +173,8 @@ def _sync_edges(graph: Graph, layout: _Layout) -> Edges:
         src = _last_before(graph, layout, lane, point[mine])
         sources.append(src[src >= 0])
         targets.append(calls[mine][src >= 0])
-    return _edges(_join(sources), _join(targets), 0, False, Cause.SYNC)
+        latencies.append(graph.syncs["latency_ns"][rows[mine]][src >= 0])
+    return _edges(_join(sources), _join(targets), _join(latencies), False, Cause.SYNC)
 
 
 def _wait_edges(graph: Graph, layout: _Layout) -> Edges:

@@ -19,6 +19,8 @@ def time_text(ns: float) -> str:
 
 def number(value: float) -> str:
     """Return a figure with four digits or so and thousands separators."""
+    if not value:
+        return "0"
     digits = 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
     return f"{value:,.{digits}f}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,20 @@ from daydream.errors import GraphError
 from daydream.trace import DEVICE_KINDS, PHASES
 
 if TYPE_CHECKING:
-    from daydream.graph.graph import Graph
+    from daydream.graph.graph import Graph, Lane
     from daydream.simulate.replay import Replay
     from daydream.trace import Trace
 
 GOOD_REPLAY = 0.01  # largest error of a step that leaves a prediction to be trusted
 FAIR_REPLAY = 0.03
-ENOUGH_KNOWN = 0.9  # share of the kernel time whose phase (or layer, or type) must be known to select by it
+ENOUGH_KNOWN = 0.9  # share of the time whose phase (or layer, or type) must be known to select by it
+SOME_KNOWN = 0.1
 MUCH_UNEXPLAINED = 0.02  # of the recorded steps
+MISSING = {  # what to say where hardly anything is known
+    "phase": "too little is known: there are no optimizer or autograd ranges",
+    "layer": "no layers are known: profile with_stack=True and with_modules=True",
+    "dtype": "no types are known: profile with record_shapes=True",
+}
 
 
 @dataclass
@@ -47,10 +54,28 @@ class Overview:
         """Whether any device work was recorded."""
         return bool((self.graph.columns["kind"] > 0).any())
 
-    def known(self) -> dict[str, float]:
-        """Return the share of the kernel time (CPU time without kernels) with a known phase, layer, op and type."""
+    @cached_property
+    def work(self) -> np.ndarray:
+        """The tasks that shares are taken of: kernels of the covered steps; CPU tasks in a trace without kernels."""
         columns = self.graph.columns
-        tasks = np.flatnonzero(columns["kind"] == (1 if (columns["kind"] == 1).any() else 0))
+        tasks = columns["kind"] == (1 if self.has_kernels else 0)
+        covered = [number for number, step in enumerate(self.graph.steps) if step.get("covered")]
+        inside = tasks & np.isin(columns["step"], covered)
+        return np.flatnonzero(inside if inside.any() else tasks)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the trace holds kernels."""
+        return bool((self.graph.columns["kind"] == 1).any())
+
+    @property
+    def time_of(self) -> str:
+        """What shares are taken of, in words."""
+        return "kernel time" if self.has_kernels else "CPU time"
+
+    def known(self) -> dict[str, float]:
+        """Return the share of the work's time with a known phase, layer, op and type."""
+        columns, tasks = self.graph.columns, self.work
         time = columns["duration_ns"][tasks].astype(np.float64)
         whole = float(time.sum()) or 1.0
         shares = {}
@@ -62,9 +87,8 @@ class Overview:
         return shares
 
     def phase_shares(self) -> dict[str, float]:
-        """Return the share of each phase in the kernel time (CPU time without kernels)."""
-        columns = self.graph.columns
-        tasks = np.flatnonzero(columns["kind"] == (1 if (columns["kind"] == 1).any() else 0))
+        """Return the share of each phase in the work's time."""
+        columns, tasks = self.graph.columns, self.work
         time = np.bincount(
             columns["phase"][tasks].astype(np.int64) + 1, columns["duration_ns"][tasks], len(PHASES) + 1
         )
@@ -79,7 +103,7 @@ class Overview:
             if lane.on_device:
                 tasks = columns["lane"] == number
                 rows.append({
-                    "name": lane.name, "rank": max(lane.rank, 0), "device": lane.device,
+                    "name": lane.name, "rank": self._rank(lane), "device": lane.device,
                     "tasks": int(tasks.sum()), "busy_ns": int(columns["duration_ns"][tasks].sum()),
                 })  # fmt: skip
         return rows
@@ -92,7 +116,7 @@ class Overview:
             mine = [step for step in self.covered if step.get("rank", 0) == rank]
             end = max(int(step["completion_ns"]) for step in mine)
             begin = min(int(step["completion_ns"]) - int(step["measured_ns"]) for step in mine)
-            here = [n for n, lane in enumerate(lanes) if lane.on_device and max(lane.rank, 0) == rank]
+            here = [n for n, lane in enumerate(lanes) if lane.on_device and self._rank(lane) == rank]
             tasks = np.isin(columns["lane"], here) & (columns["measured_start_ns"] >= 0)
             start = columns["measured_start_ns"][tasks]
             if len(start) and end > begin:
@@ -100,51 +124,47 @@ class Overview:
                 shares.append(_union_ns(np.clip(start, begin, end), ends) / (end - begin))
         return float(np.mean(shares)) if shares else None
 
-    def verdicts(self) -> dict[str, tuple[bool, str]]:
-        """Return for replay, what-ifs and selections by phase, layer and type: good enough, and why (not)."""
+    def _rank(self, lane: Lane) -> int:
+        """Return a lane's rank; the rows of a trace of one rank do not carry it."""
+        return lane.rank if lane.rank >= 0 else int(self.trace.metadata.get("rank", 0))
+
+    def verdicts(self) -> dict[str, tuple[str, str]]:
+        """Return for replay, what-ifs and selections by phase, layer and type: yes, partly or no, and why."""
         known = self.known()
-        of = "kernel" if (self.graph.columns["kind"] == 1).any() else "CPU"
         verdicts = {"replay": self._replay_verdict(), "what-if": self._whatif_verdict()}
-        missing = {
-            "phase": "it has no optimizer or autograd ranges",
-            "layer": "it has no nn.Module ranges: record with_stack=True and with_modules=True, or `daydream collect`",
-            "dtype": "its operators have no input types: record with record_shapes=True",
-        }
-        for name, why in missing.items():
+        for name, why in MISSING.items():
             share = known[name]
-            said = f"known for {100 * share:.0f} % of the {of} time"
-            verdicts[f"by {name}"] = (share >= ENOUGH_KNOWN, said if share else why)
+            answer = "yes" if share >= ENOUGH_KNOWN else "partly" if share >= SOME_KNOWN else "no"
+            said = f"known for {100 * share:.0f} % of the {self.time_of}" if share >= SOME_KNOWN else why
+            verdicts[f"by {name}"] = (answer, said)
         return verdicts
 
-    def _replay_verdict(self) -> tuple[bool, str]:
+    def _replay_verdict(self) -> tuple[str, str]:
         if self.replay is None:
-            return False, self.why_no_replay
+            return "no", self.why_no_replay
         worst = self.replay.max_error
-        if worst <= GOOD_REPLAY:
-            return True, f"every step replays within {100 * GOOD_REPLAY:.0f} %"
-        if worst <= FAIR_REPLAY:
-            return True, f"fairly: every step replays within {100 * FAIR_REPLAY:.0f} %"
-        return False, f"a step replays {100 * worst:.1f} % off; see the notes of `daydream replay`"
+        for answer, limit in (("yes", GOOD_REPLAY), ("partly", FAIR_REPLAY)):
+            if worst <= limit:
+                return answer, f"every step replays within {100 * limit:.0f} %"
+        return "no", f"a step replays {100 * worst:.1f} % off"
 
-    def _whatif_verdict(self) -> tuple[bool, str]:
-        enough, why = self._replay_verdict()
+    def _whatif_verdict(self) -> tuple[str, str]:
         if self.replay is None:
-            return False, why
-        doubts = [] if enough else ["the replay is off"]
-        recorded = sum(step.measured_ns for step in self.replay.steps)
+            return "no", self.why_no_replay
+        answer, _ = self._replay_verdict()
+        doubts = [] if answer == "yes" else ["the replay is off"]
         facts = self.graph.facts
+        recorded = sum(step.measured_ns for step in self.replay.steps)
         if facts.unexplained_ns > MUCH_UNEXPLAINED * recorded:
-            doubts.append(f"{facts.unexplained_ns / 1e6:,.1f} ms of device delays have no known cause")
+            doubts.append(f"{facts.unexplained_ns / 1e6:,.1f} ms of delays on the device have no known cause")
         unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
-        if unresolved > ENOUGH_KNOWN * waits and waits:
+        if unresolved > (1 - ENOUGH_KNOWN) * waits:
             doubts.append(f"{unresolved:,} of {waits:,} stream waits are unresolved")
-        if facts.unresolved_syncs:
-            doubts.append(f"{facts.unresolved_syncs:,} synchronizing calls wait for something unknown")
-        if doubts:
-            return enough, "; ".join(doubts)
         if len(self.replay.steps) == 1:
-            return True, "one step only: its variation is not known"
-        return True, "waits and their causes are known"
+            doubts.append("only one step is covered, so how steps vary is not known")
+        if not doubts:
+            return answer, "the causes of waits are known"
+        return ("partly" if answer == "yes" else answer), "; ".join(doubts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `info --json` prints, without the trace's name."""
@@ -182,7 +202,7 @@ class Overview:
                 "measured_ns": replay.measured_ns, "replayed_ns": replay.replayed_ns,
                 "error": replay.error, "max_error": replay.max_error,
             },
-            "verdicts": {name: {"good": good, "why": why} for name, (good, why) in self.verdicts().items()},
+            "verdicts": {name: {"answer": answer, "why": why} for name, (answer, why) in self.verdicts().items()},
             "notes": self.notes(),
         }  # fmt: skip
 

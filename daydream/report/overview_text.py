@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from daydream.report.layout import count, facts, listed, notes, percent, printable, shortened, time_text
+from daydream.report.layout import count, facts, listed, notes, percent, printable, range_text, shortened, time_text
 from daydream.report.overview import rows_by_kind, span_ns, step_spread
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 6
 MOST_REASONS = 3
+LEAST_SHOWN = 0.0005
 QUESTIONS = {
     "replay": "replay",
     "what-if": "what-ifs",
@@ -37,8 +38,8 @@ def info_text(overview: Overview) -> str:
     verdicts = overview.verdicts()
     answers = []
     for name, question in QUESTIONS.items():
-        good, why = verdicts[name]
-        answers.append((question, f"{'yes' if good else 'no '}  {why}"))
+        answer, why = verdicts[name]
+        answers.append((question, f"{answer}: {why}"))
     lines += ["", "good enough for", *facts(answers)]
     return "\n".join([*lines, *notes(overview.notes())])
 
@@ -78,7 +79,7 @@ def _software(overview: Overview) -> list[tuple[str, str]]:
 
 
 def _rows(overview: Overview) -> str:
-    found = [f"{number:,} {kind}" for kind, number in rows_by_kind(overview.trace).items()]
+    found = [f"{kind} {number:,}" for kind, number in rows_by_kind(overview.trace).items()]
     return f"{len(overview.trace):,}: {', '.join(found)}"
 
 
@@ -88,7 +89,7 @@ def _lanes(overview: Overview) -> str:
     streams = sorted(overview.streams(), key=lambda stream: -stream["busy_ns"])
     if streams:
         shown = [
-            f"{stream['name']} ({stream['tasks']:,} tasks, {time_text(stream['busy_ns'])})"
+            f"{stream['name']} ({count(stream['tasks'], 'task')}, {time_text(stream['busy_ns'])})"
             for stream in streams[:MOST_STREAMS]
         ]
         more = len(streams) - len(shown)
@@ -104,7 +105,7 @@ def _steps(overview: Overview) -> str:
         least, middle, most = step_spread(covered)
         text += f"\nmeasured {time_text(middle)}"
         if len(covered) > 1:
-            text += f" in the median, {time_text(least)} to {time_text(most)}"
+            text += f" in the median, {range_text(least, most)}"
     reasons: dict[str, list[str]] = {}
     for step in steps:
         if not step.get("covered"):
@@ -145,7 +146,8 @@ def _waits(overview: Overview) -> str:
 
 def _phases(overview: Overview) -> str:
     shares = overview.phase_shares()
-    of = "kernel" if (overview.graph.columns["kind"] == 1).any() else "CPU"
     if not shares:
         return "none known"
-    return f"of the {of} time " + ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+    shares["unknown"] = 1 - sum(shares.values())
+    parts = [f"{name} {percent(share)}" for name, share in shares.items() if share >= LEAST_SHOWN]
+    return f"of the {overview.time_of} {', '.join(parts)}"

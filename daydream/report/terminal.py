@@ -63,8 +63,8 @@ def whatif_text(comparison: Comparison) -> str:
         f"replayed {time_text(comparison.replayed_ns)} (error {percent(comparison.replay_error, signed=True)})   "
         f"predicted {time_text(comparison.predicted_ns)}   "
         f"{speedup(comparison.replayed_ns, comparison.predicted_ns)}",
-        f"{MARGIN}            predicted range {range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)}"
-        " (variation of steps, replay error, unexplained delays)",
+        f"{MARGIN}            {range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)} with the "
+        "variation of steps, the replay error and unexplained delays",
         "",
         *_breakdown(before, after),
         "",
@@ -85,7 +85,7 @@ def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> str:
     metadata = trace.metadata
     steps = metadata.get("steps", [])
     covered = sum(bool(step.get("covered")) for step in steps)
-    found = [f"{number:,} {kind}" for kind, number in rows_by_kind.items()]
+    found = [f"{kind} {number:,}" for kind, number in rows_by_kind.items()]
     lines = facts([
         ("read", printable(str(metadata.get("source", "")))),
         ("rows", f"{len(trace):,}: {', '.join(found)}"),
@@ -165,11 +165,11 @@ def _breakdown(
         nothing = not float(change.replace(",", ""))
         return [name, f"{old / size:,.{digits}f}", f"{new / size:,.{digits}f}", change[1:] if nothing else change]
 
-    rows = [[f"where a step's time goes, {unit}", "before", "after", "change"]]
+    rows = [[f"where a typical step's time goes, {unit}", "before", "after", "change"]]
     for title, key in (("by cause", "by_cause"), ("by phase", "by_phase")):
         rows.append([title, "", "", ""])
         rows += [row(MARGIN + name, old, new) for name, old, new in _merged(before[key], after[key], max(total))]
-    rows.append(row("whole step", *total))
+    rows.append(row("that step", *total))
     return table(rows)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 MAIN, ENGINE = 100, 101
 
 
-def row(cat: str, name: str, ts: Any, dur: Any, *, pid: Any = 100, tid: Any = MAIN, **args: Any) -> dict[str, Any]:
+def row(
+    cat: str, name: str, ts: Any, dur: Any, *, pid: Any = 100, tid: Any = MAIN, **args: Any
+) -> dict[str, Any]:
     """One complete event; `args` with underscores for blanks (`External_id`)."""
     given = {key.replace("_", " "): value for key, value in args.items()}
     return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": given}
@@ -29,15 +31,17 @@ def call(name: str, ts: Any, dur: Any, correlation: int, **args: Any) -> dict[st
 
 
 def kernel(name: str, ts: Any, dur: Any, correlation: int, *, stream: Any = 7, **args: Any) -> dict[str, Any]:
-    return row("kernel", name, ts, dur, pid=0, tid=stream, device=0, stream=stream, correlation=correlation, **args)
+    return row(
+        "kernel", name, ts, dur, pid=0, tid=stream, device=0, stream=stream, correlation=correlation, **args
+    )
 
 
 def training(steps: int = 3, *, step_us: int = 1000) -> list[dict[str, Any]]:
     """A training loop with a loader, a forward pass, an autograd thread and an optimizer.
 
-        main    |load|linear|relu|mse_loss|.............|Optimizer.step|
-        engine                            |node|node|accumulate|
-        stream        |gemm|relu|loss|     |dgemm|...          |add|
+    main    |load|linear|relu|mse_loss|.............|Optimizer.step|
+    engine                            |node|node|accumulate|
+    stream        |gemm|relu|loss|     |dgemm|...          |add|
     """
     events: list[dict[str, Any]] = []
     for step in range(steps):
@@ -73,19 +77,43 @@ def training(steps: int = 3, *, step_us: int = 1000) -> list[dict[str, Any]]:
             {"ph": "f", "id": ids + 5, "pid": 0, "tid": 7, "ts": at + 640, "cat": "ac2g", "name": "ac2g", "bp": "e"},
         ]  # fmt: skip
     events += [
-        {"name": "process_name", "ph": "M", "ts": 0, "pid": 100, "tid": 0, "args": {"name": "python secret-job"}},
-        {"ph": "X", "cat": "Trace", "ts": 0, "dur": 9, "pid": "Spans", "tid": "PyTorch Profiler", "name": "span"},
+        {
+            "name": "process_name",
+            "ph": "M",
+            "ts": 0,
+            "pid": 100,
+            "tid": 0,
+            "args": {"name": "python secret-job"},
+        },
+        {
+            "ph": "X",
+            "cat": "Trace",
+            "ts": 0,
+            "dur": 9,
+            "pid": "Spans",
+            "tid": "PyTorch Profiler",
+            "name": "span",
+        },
         {"name": "Iteration Start", "ph": "i", "s": "g", "pid": "Traces", "tid": "Trace", "ts": 0},
     ]
     return events
 
 
 def document(events: list[dict[str, Any]], **header: Any) -> dict[str, Any]:
-    return {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "Test GPU", "numSms": 10}], **header, "traceEvents": events}
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "Test GPU", "numSms": 10}],
+        **header,
+        "traceEvents": events,
+    }
 
 
 def write(path: Path, content: Any) -> Path:
     """Write JSON (or text, or bytes) to a file, gzipped if its name says so."""
-    data = content if isinstance(content, bytes) else (content if isinstance(content, str) else json.dumps(content)).encode()
+    data = (
+        content
+        if isinstance(content, bytes)
+        else (content if isinstance(content, str) else json.dumps(content)).encode()
+    )
     path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
     return path

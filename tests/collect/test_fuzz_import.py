@@ -105,7 +105,9 @@ def repeat_and_reorder(text: bytes, chance: random.Random) -> bytes:
     some = [chance.choice(events) for _ in range(len(events) // 3)] if events else []
     mixed = events + some
     chance.shuffle(mixed)
-    return json.dumps(mixed if chance.random() < 0.5 else {"traceEvents": mixed, "x": [{"a": 1}, {"b": 2}]}).encode()
+    return json.dumps(
+        mixed if chance.random() < 0.5 else {"traceEvents": mixed, "x": [{"a": 1}, {"b": 2}]}
+    ).encode()
 
 
 def shift_times(text: bytes, chance: random.Random) -> bytes:
@@ -121,8 +123,12 @@ def shift_times(text: bytes, chance: random.Random) -> bytes:
 def change_header(text: bytes, chance: random.Random) -> bytes:
     whole, events = _events(text)
     header = whole if isinstance(whole, dict) else {"traceEvents": events}
-    key = chance.choice(("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "traceEvents", "cupti_version"))
-    header[key] = chance.choice((*STRANGE, {"rank": chance.choice(STRANGE), "world_size": chance.choice(STRANGE)}))
+    key = chance.choice(
+        ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "traceEvents", "cupti_version")
+    )
+    header[key] = chance.choice(
+        (*STRANGE, {"rank": chance.choice(STRANGE), "world_size": chance.choice(STRANGE)})
+    )
     return json.dumps(header).encode("utf-8", "surrogatepass")
 
 
@@ -207,7 +213,9 @@ def fuzz(name: str, text: bytes, cases: int, folder: Path) -> dict[str, int]:
         except Exception as error:
             kept = folder / f"case_{case}_{mutation.__name__}.json"
             kept.write_bytes(mutated)
-            pytest.fail(f"{name}, case {case}, {mutation.__name__}: {type(error).__name__}: {error}; see {kept}")
+            pytest.fail(
+                f"{name}, case {case}, {mutation.__name__}: {type(error).__name__}: {error}; see {kept}"
+            )
         else:
             outcomes["trace"] += 1
             check(trace)

@@ -65,7 +65,11 @@ def test_the_size_of_a_block_changes_nothing(tmp_path: Path, block_bytes: int, f
         "one line": json.dumps(document(events), separators=(",", ":")),
         "pretty": json.dumps(document(events), indent=1),
         "list": events,
-        "header last": {"traceEvents": events, "big": [{"key": index} for index in range(500)], "distributedInfo": {"rank": 3}},
+        "header last": {
+            "traceEvents": events,
+            "big": [{"key": index} for index in range(500)],
+            "distributedInfo": {"rank": 3},
+        },
         "packed": document(events),
     }
     path = write(tmp_path / ("trace.json.gz" if form == "packed" else "trace.json"), contents[form])
@@ -112,7 +116,9 @@ def test_float_microseconds_become_exact_nanoseconds(tmp_path: Path) -> None:
 
 def test_times_too_large_for_a_float_keep_their_digits(tmp_path: Path) -> None:
     text = json.dumps(document([op("a", 1, 2), op("b", 2, 2), op("c", 3, 2)]))
-    for index, digits in enumerate(("1708000000000000.123", "1708000000000000.124", '"1708000000000001.001"'), 1):
+    for index, digits in enumerate(
+        ("1708000000000000.123", "1708000000000000.124", '"1708000000000001.001"'), 1
+    ):
         text = text.replace(f'"ts": {index},', f'"ts": {digits},')
     trace = import_trace([write(tmp_path / "trace.json", text)])
     assert trace.values("start_ns") == [0, 1, 878]
@@ -130,7 +136,11 @@ def test_the_base_time_is_kept_and_aligns_ranks(tmp_path: Path) -> None:
     for rank, offset in ((0, 0), (1, 5_000)):
         write(
             tmp_path / f"rank{rank}.json",
-            document(training(2), baseTimeNanoseconds=base + offset, distributedInfo={"rank": rank, "world_size": 2}),
+            document(
+                training(2),
+                baseTimeNanoseconds=base + offset,
+                distributedInfo={"rank": rank, "world_size": 2},
+            ),
         )
     trace = import_trace([tmp_path])
     assert trace.metadata["origin_ns"] == base
@@ -150,7 +160,10 @@ def test_ranks_that_are_missing_or_clash_come_from_the_names(tmp_path: Path) -> 
     trace = import_trace([tmp_path])
     assert sorted(set(trace["rank"].tolist())) == [2, 10]
     assert any("file names" in note for note in trace.metadata["notes"])
-    both = [write(tmp_path / name, document(training(2), distributedInfo={"rank": 0})) for name in ("a.json", "b.json")]
+    both = [
+        write(tmp_path / name, document(training(2), distributedInfo={"rank": 0}))
+        for name in ("a.json", "b.json")
+    ]
     trace = import_trace(both)
     assert sorted(set(trace["rank"].tolist())) == [0, 1]
     assert any("order of the files" in note for note in trace.metadata["notes"])
@@ -237,12 +250,30 @@ def test_sync_rows_keep_what_they_wait_for(tmp_path: Path) -> None:
 def test_a_grid_in_work_items_becomes_one_in_blocks(tmp_path: Path) -> None:
     events = [
         op("aten::conv2d", 0, 100),
-        row("cuda_runtime", "hipExtModuleLaunchKernel", 10, 5, correlation=1, grid=[65536, 3, 1], block=[256, 2, 1]),
+        row(
+            "cuda_runtime",
+            "hipExtModuleLaunchKernel",
+            10,
+            5,
+            correlation=1,
+            grid=[65536, 3, 1],
+            block=[256, 2, 1],
+        ),
         row("cuda_runtime", "hipLaunchKernel", 20, 5, correlation=2, grid=[64, 1, 1], block=[256, 1, 1]),
         row("cuda_runtime", "hipMemcpyAsync", 30, 5, correlation=3, bytes="128", kind="3"),
         kernel("Cijk_Alik_Bljk_BBS_BH", 30, 10, 1),
         kernel("elementwise", 40, 10, 2, grid=[64, 1, 1], block=[256, 1, 1]),
-        row("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 50, 1, pid=0, tid=7, device=0, stream=7, correlation=3),
+        row(
+            "gpu_memcpy",
+            "Memcpy DtoD (Device -> Device)",
+            50,
+            1,
+            pid=0,
+            tid=7,
+            device=0,
+            stream=7,
+            correlation=3,
+        ),
     ]
     trace = imported(tmp_path, events)
     device = np.flatnonzero(trace.is_kind("kernel", "memcpy"))
@@ -327,10 +358,19 @@ def test_a_kernel_s_own_arguments_describe_its_collective(tmp_path: Path) -> Non
 
 def test_a_bare_collective_is_described_by_the_call_around_its_launch(tmp_path: Path) -> None:
     events = [
-        op("record_param_comms", 10, 50, External_id=1, Input_Dims=[[], [], []], Input_type=["TensorList", "Scalar", ""]),
+        op(
+            "record_param_comms",
+            10,
+            50,
+            External_id=1,
+            Input_Dims=[[], [], []],
+            Input_type=["TensorList", "Scalar", ""],
+        ),
         note("nccl:all_to_all", 15, 40, External_id=2, Input_Dims=[[100, 3]], Input_type=["long int"]),
         call("cudaLaunchKernel", 20, 5, 7, External_id=2),
-        kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 40, 50, 7, stream=9, External_id=2),
+        kernel(
+            "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 40, 50, 7, stream=9, External_id=2
+        ),
         kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 1, 2, 3, stream=9),
     ]
     trace = imported(tmp_path, events)
@@ -353,7 +393,12 @@ def test_rows_without_sense_are_left_out_and_counted(tmp_path: Path) -> None:
     trace = imported(tmp_path, events)
     assert len(trace) == len(imported(tmp_path, training(2)))
     notes = " ".join(trace.metadata["notes"])
-    for part in ("1 row had a negative duration", "3 rows had no readable time", "2 rows began or lasted", "'mystery'"):
+    for part in (
+        "1 row had a negative duration",
+        "3 rows had no readable time",
+        "2 rows began or lasted",
+        "'mystery'",
+    ):
         assert part in notes
 
 
@@ -365,7 +410,11 @@ def test_nan_and_infinity_do_not_spoil_the_other_rows(tmp_path: Path) -> None:
 
 def test_values_of_a_wrong_type_do_not_spoil_the_other_rows(tmp_path: Path) -> None:
     events = [*training(2), "text", 5, None, [1]]
-    events[2] = {**events[2], "tid": True, "args": {**events[2]["args"], "External id": [1], "Input Dims": "none"}}
+    events[2] = {
+        **events[2],
+        "tid": True,
+        "args": {**events[2]["args"], "External id": [1], "Input Dims": "none"},
+    }
     trace = imported(tmp_path, events)
     assert len(trace) == len(imported(tmp_path, training(2)))
     assert any("4 rows could not be read" in note for note in trace.metadata["notes"])

@@ -86,10 +86,13 @@ def _files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
         path = Path(source)
         if path.is_dir():
             found = sorted(
-                (child for child in path.iterdir() if child.name.endswith(SUFFIXES)), key=lambda child: _natural(child.name)
+                (child for child in path.iterdir() if child.name.endswith(SUFFIXES)),
+                key=lambda child: _natural(child.name),
             )
             if not found:
-                raise TraceError(f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for")
+                raise TraceError(
+                    f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for"
+                )
             files += found
         else:
             files.append(path)
@@ -175,6 +178,8 @@ def _join_metadata(traces: list[Trace]) -> dict[str, object]:
     sources = {trace.metadata["step_source"]: None for trace in traces}
     metadata["step_source"] = "; ".join(sources)
     metadata["notes"] = [
-        f"rank {trace.metadata['rank']}: {note}" for trace in traces for note in trace.metadata.get("notes", [])
+        f"rank {trace.metadata['rank']}: {note}"
+        for trace in traces
+        for note in trace.metadata.get("notes", [])
     ]
     return metadata

@@ -213,7 +213,9 @@ class _Importer:
         for name, rows in ((kind, rest), ("annotation", annotation), ("module", module)):
             if rows.any():
                 part = {column: values[rows] for column, values in chunk.items()}
-                if name == "module":  # a range that someone put there, not a Python frame: it names the whole path
+                if (
+                    name == "module"
+                ):  # a range that someone put there, not a Python frame: it names the whole path
                     names = self.names.values_in_order()
                     paths = [names[code].removeprefix(MODULE) for code in part["name"].tolist()]
                     part["layer"] = self.codes["layer"].of(paths)
@@ -281,7 +283,9 @@ class _Importer:
 
     def _note(self, notes: list[str]) -> None:
         def tell(count: int, what: str) -> None:
-            notes.append(f"{counted(count, 'row', 'rows')} {what} and {'was' if count == 1 else 'were'} left out.")
+            notes.append(
+                f"{counted(count, 'row', 'rows')} {what} and {'was' if count == 1 else 'were'} left out."
+            )
 
         if self.reader.unreadable:
             tell(self.reader.unreadable, "could not be read")

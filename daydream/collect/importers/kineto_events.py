@@ -88,10 +88,12 @@ def patient_event(row: Any) -> Event | None:
     given = row.get("args")
     args = None
     if isinstance(given, dict):
-        args = Args(**{
-            field.name: _raw(given[field.encode_name]) if field.type is msgspec.Raw else _scalar(given[field.encode_name])
-            for field in ARGUMENTS if field.encode_name in given
-        })  # fmt: skip
+        kept: dict[str, Any] = {}
+        for field in ARGUMENTS:
+            if field.encode_name in given:
+                value = given[field.encode_name]
+                kept[field.name] = _raw(value) if field.type is msgspec.Raw else _scalar(value)
+        args = Args(**kept)
     phase, category = row.get("ph"), row.get("cat")
     return Event(
         ph=phase if isinstance(phase, str) else "",

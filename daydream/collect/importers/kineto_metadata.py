@@ -38,7 +38,11 @@ def metadata_of(header: Header, path: Path) -> dict[str, Any]:
         metadata["groups"] = groups
     versions = {name: getattr(header, name) for name in VERSION_FIELDS}
     versions["nccl_version"] = world.get("nccl_version")
-    said = {name: plain_text(str(value)) for name, value in versions.items() if isinstance(value, (str, int, float))}
+    said = {
+        name: plain_text(str(value))
+        for name, value in versions.items()
+        if isinstance(value, (str, int, float))
+    }
     if said:
         metadata["versions"] = said
     return metadata
@@ -53,7 +57,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _device(given: dict[str, Any]) -> dict[str, Any]:
-    device = {ours: given[theirs] for theirs, ours in DEVICE_FIELDS.items() if isinstance(given.get(theirs), int)}
+    device = {
+        ours: given[theirs] for theirs, ours in DEVICE_FIELDS.items() if isinstance(given.get(theirs), int)
+    }
     return device | {"name": plain_text(given["name"])} if isinstance(given.get("name"), str) else device
 
 

@@ -162,7 +162,9 @@ def parsed(text: Any) -> Any:
 def plain_text(text: Any) -> str:
     """Return a JSON string's content (anything else as it stands), without what cannot be encoded."""
     value = parsed(text) if isinstance(text, bytes) else text
-    value = value if isinstance(value, str) else "" if value is None else json.dumps(value, separators=(",", ":"))
+    value = (
+        value if isinstance(value, str) else "" if value is None else json.dumps(value, separators=(",", ":"))
+    )
     return value.encode("utf-8", "replace").decode()
 
 
@@ -175,6 +177,10 @@ def compact_json(text: bytes) -> str:
 def triple(text: bytes) -> str:
     """Return a launch dimension `[x, y, z]` as `x,y,z`, empty if it is none."""
     value = parsed(text)
-    if isinstance(value, list) and len(value) == 3 and all(isinstance(size, int) and size >= 0 for size in value):
+    if (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(size, int) and size >= 0 for size in value)
+    ):
         return ",".join(str(int(size)) for size in value)
     return ""

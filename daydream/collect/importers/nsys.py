@@ -18,7 +18,7 @@ import numpy as np
 from daydream.collect.importers.nsys_export import Export, open_export
 from daydream.collect.importers.nsys_names import GRAPH, CopyNames, call_name, parse_range
 from daydream.collect.importers.nsys_processes import Processes, pid_and_tid, process_of
-from daydream.collect.importers.nsys_waits import name_syncs, resolve_waits
+from daydream.collect.importers.nsys_waits import name_syncs, place_syncs, resolve_waits
 from daydream.collect.recording import Recording, counted, narrow
 from daydream.errors import TraceError
 from daydream.trace import DEVICE_KINDS, FIELDS, UNKNOWN
@@ -31,7 +31,7 @@ CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 EVENTS = ("CUPTI_ACTIVITY_KIND_CUDA_EVENT", "CUDA_EVENT")
 RANGES = "NVTX_EVENTS"
-PLACE = ("streamId", "deviceId", "correlationId")
+PLACE = ("streamId", "deviceId", "contextId", "correlationId")
 EXTENTS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 SYNC_FIELDS = ("syncType", "deprecatedSyncType", "eventId", "eventSyncId")
 CUDA_TABLES = (KERNELS, COPIES, MEMSETS, GRAPHS, CALLS)
@@ -96,7 +96,7 @@ class _Importer:
         rows = len(columns["start_ns"])
         if not rows:
             raise TraceError(f"{file_name} is an Nsight Systems export without a finished CUDA or NVTX row.")
-        processes = columns.pop("process")
+        processes, contexts = columns.pop("process"), columns.pop("context")
         origin = int(columns["start_ns"].min())
         columns["start_ns"] -= origin
         self._number_processes(columns, processes)
@@ -113,6 +113,7 @@ class _Importer:
             metadata["versions"] = {"nsys": product}
         recording = Recording(columns, texts, metadata)
         if "syncType" in columns:
+            place_syncs(recording, processes, contexts)
             self._waits(recording)
         if self.unfinished:
             unfinished = counted(self.unfinished, "row", "rows")
@@ -239,7 +240,7 @@ class _Importer:
     def _columns(self) -> dict[str, np.ndarray]:
         """Return whole columns in order of start, enclosing rows first."""
         sizes = [len(part["start_ns"]) for part in self.parts]
-        names = {"start_ns", "duration_ns", "process", "device", "correlation"}.union(*self.parts)
+        names = {"start_ns", "duration_ns", "process", "context", "device", "correlation"}.union(*self.parts)
         columns = {}
         for name in sorted(names):
             null = FIELDS[name].null if name in FIELDS else UNKNOWN
@@ -294,7 +295,7 @@ class _Importer:
 
 
 def _on_device(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    columns = {"device": rows["deviceId"], "stream": _unsigned(rows["streamId"])}
+    columns = {"device": rows["deviceId"], "context": rows["contextId"], "stream": _unsigned(rows["streamId"])}
     columns["correlation"] = rows["correlationId"]
     for field, name in (("graphId", "graph_id"), ("graphNodeId", "graph_node")):
         if field in rows:  # 0 is no graph

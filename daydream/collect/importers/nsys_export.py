@@ -40,7 +40,7 @@ def open_export(path: str | os.PathLike[str]) -> Iterator[Export]:
             connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             yield Export(connection, path)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             said = str(error)
             raise TraceError(f"{path} is damaged or cut off (SQLite: {said!r}); export it again.") from None
         finally:

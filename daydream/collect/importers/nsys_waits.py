@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from daydream.collect.recording import Recording
-from daydream.trace import UNKNOWN
+from daydream.trace import DEVICE_KINDS, UNKNOWN
 
 # Kineto's names of what CUPTI's types are called.
 TYPE_NAMES = {
@@ -58,6 +58,19 @@ def name_syncs(
         by_type = types.get(kind) or said or DEPRECATED_TYPES.get(older) or by_ids
         names.append(said if said is not None and said in QUERIES else by_type)
     return names
+
+
+def place_syncs(recording: Recording, processes: np.ndarray, contexts: np.ndarray) -> None:
+    """Give sync rows the device of their context: what the file says there is device 0 at times."""
+    context = np.stack([processes, contexts])
+    known = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (contexts >= 0))
+    rows = np.flatnonzero(recording.is_kind("sync"))
+    _, group = np.unique(context[:, np.concatenate((known, rows))], axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    device = np.full(group.max(initial=-1) + 1, UNKNOWN)
+    device[group[: len(known)]] = recording["device"][known]
+    found = device[group[len(known) :]]
+    recording.columns["device"][rows[found >= 0]] = found[found >= 0]
 
 
 def resolve_waits(

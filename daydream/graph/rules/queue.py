@@ -51,7 +51,7 @@ def _launches(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Nodes of one graph launch share a correlation id, in the trace or not.
     """
-    unit = draft.correlation(tasks)
+    unit = draft.unit_of_task[tasks]
     last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)
     ends = np.maximum.accumulate(draft.end_ns[tasks])
     return draft.graph.columns["launch"][tasks][last], ends[last]

@@ -15,18 +15,20 @@ import numpy as np
 
 from daydream.graph.draft import Draft
 from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
+from daydream.graph.rules.device_graphs import UNTRACED, DeviceWork, fill_holes
 
 DEVICE_PLACE = 4  # program-order distance from a call to the device work it launched
 BEFORE_ALL = -(2**62)
 
 
-def order_streams(draft: Draft) -> None:
-    """Add the device tasks, a lane for each stream, in launch order."""
+def order_streams(draft: Draft, *, holes: bool = True) -> None:
+    """Add the device tasks, a lane for each stream, in launch order; `holes` of graphs as untraced work."""
     trace, graph = draft.trace, draft.graph
     rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     if not len(rows):
         return
     keys = np.stack([np.asarray(trace[name][rows], np.int64) for name in ("rank", "device", "stream")])
+    keys[0] = np.maximum(keys[0], 0)
     distinct, lane = np.unique(keys, axis=1, return_inverse=True)
     lane = lane.reshape(-1)
     first_lane = len(graph.lanes)
@@ -44,28 +46,39 @@ def order_streams(draft: Draft) -> None:
     parent = np.asarray(trace["parent"][rows], np.int64)
     launch = np.where(parent >= 0, draft.task_of_row[parent], -1) if len(draft.task_of_row) else parent * 0 - 1
     order = _program_order(graph.columns["order"], lane, start, launch)
-    kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in trace.text("kind")] + [-1])
     sequence = np.lexsort((start, order, lane))
-    rows, lane, start, launch, order = (a[sequence] for a in (rows, lane, start, launch, order))
-    duration = np.asarray(trace["duration_ns"][rows], np.int64)
+    rows = rows[sequence]
+    work = DeviceWork(
+        rows, rows, lane[sequence], start[sequence], np.asarray(trace["duration_ns"][rows], np.int64),
+        launch[sequence], order[sequence], draft.unit(rows),
+    )  # fmt: skip
+    if holes:
+        work = fill_holes(work)
+    kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in trace.text("kind")] + [-1])
+    kind = kind_of[trace["kind"][work.like]]
+    texts = draft.texts_of(work.like)
+    untraced = work.row < 0
+    texts["name"] = np.where(untraced, graph.code("name", UNTRACED) if untraced.any() else 0, texts["name"])
     graph.add(
-        len(rows),
-        lane=lane + first_lane,
-        kind=kind_of[trace["kind"][rows]],
-        row=rows,
-        duration_ns=duration,
-        launch=launch,
-        order=order,
-        release_ns=np.where(launch < 0, start, 0),
-        measured_start_ns=start,
-        **draft.texts_of(rows),
+        len(work.row),
+        lane=work.lane + first_lane,
+        kind=np.where(untraced, KINDS.index("kernel"), kind),
+        row=work.row,
+        duration_ns=work.duration,
+        launch=work.launch,
+        order=work.order,
+        release_ns=np.where(work.launch < 0, work.start, 0),
+        measured_start_ns=work.start,
+        **texts,
     )
-    draft.end_ns = np.concatenate([draft.end_ns, start + duration])
+    draft.end_ns = np.concatenate([draft.end_ns, work.start + work.duration])
+    draft.unit_of_task = np.concatenate([np.full(graph.size - len(work.row), -1), work.unit])
+    launch = work.launch
     orphan = launch < 0
     graph.facts.orphans = int(orphan.sum())
-    graph.facts.unlaunched_kernels = int((orphan & (kind_of[trace["kind"][rows]] == 1)).sum())
+    graph.facts.unlaunched_kernels = int((orphan & (kind == 1)).sum())
     if orphan.any():
-        total = len(rows)
+        total = len(launch)
         graph.facts.notes.append(
             f"{int(orphan.sum()):,} of {total:,} device tasks have no launch in the trace; "
             "they are held to their recorded start."

@@ -1,0 +1,244 @@
+"""`daydream whatif`: predict a change. The options of what is named become options of the command."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.cli.source import force_option, json_option, read, stdout_for_the_result, trace_options
+from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
+
+if TYPE_CHECKING:
+    from daydream.comparison import Comparison
+    from daydream.simulate.replay import Replay
+    from daydream.transforms.registry import Optimization
+
+CHOSEN = "daydream.optimizations"  # where a context keeps what was named
+TYPED = "daydream.arguments"  # and the arguments as they were typed
+
+
+class WhatIf(click.Command):
+    """A command that takes the options of the optimizations it is asked about."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find the optimizations' name among the arguments, then parse with their options."""
+        if not {"--list", "--help", "-h"} & set(args) or self._words(args):
+            with stdout_for_the_result():
+                self._choose(ctx, args)
+        ctx.meta[TYPED] = list(args)
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options and those of the optimizations."""
+        from daydream.cli.whatif_options import click_options
+
+        chosen = ctx.meta.get(CHOSEN)
+        own = super().get_params(ctx)
+        return [*own, *click_options(chosen, own)] if chosen else own
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help of the optimizations that are named, else the command's own and their names."""
+        chosen: list[Optimization] | None = ctx.meta.get(CHOSEN)
+        if not chosen:
+            from daydream.transforms.registry import names
+
+            super().format_help_text(ctx, formatter)
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(f"Optimizations: {', '.join(names())}, or the path of your own .py file.")
+            return
+        for optimization in chosen:
+            title = [f"{optimization.name}:"] if len(chosen) > 1 else []
+            with formatter.indentation():
+                for paragraph in [*title, *optimization.help.split("\n\n")]:
+                    formatter.write_paragraph()
+                    formatter.write_text(paragraph)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the optimizations' options before those that every what-if has."""
+        own = super().get_params(ctx)
+        theirs = [param for param in self.get_params(ctx) if param not in own]
+        chosen: list[Optimization] = ctx.meta.get(CHOSEN) or []
+        named = "+".join(each.name for each in chosen)
+        for title, params in ((f"Options of {named}", theirs), ("Options of every what-if" if named else "Options", own)):
+            options = [param for param in params if isinstance(param, click.Option)]
+            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def _choose(self, ctx: click.Context, args: list[str]) -> None:
+        from daydream.transforms.registry import find
+
+        words = self._words(args)
+        if not words:
+            return
+        sure = [word for word, maybe_value in words if not maybe_value]
+        if sure:
+            chosen = sure[0]
+        else:  # behind an unknown option, which may or may not have taken it as its value
+            chosen = next((word for word, _ in words if _is_known(word)), words[0][0])
+        parts = [chosen] if os.path.isfile(chosen) else [part for part in chosen.split("+") if part]
+        repeated = next((part for part in parts if parts.count(part) > 1), None)
+        if repeated or not parts:
+            raise click.UsageError(f"{chosen!r} names {repeated or 'nothing'}{' twice' if repeated else ''}", ctx)
+        ctx.meta[CHOSEN] = [find(part) for part in parts]
+
+    def _words(self, args: Sequence[str]) -> list[tuple[str, bool]]:
+        """Return the arguments that are no options, and whether an unknown option may have taken each."""
+        takes_value = {
+            flag: not option.is_flag
+            for option in self.params if isinstance(option, click.Option) for flag in option.opts
+        }  # fmt: skip
+        words: list[tuple[str, bool]] = []
+        skip = maybe = False
+        for place, arg in enumerate(args):
+            if skip:
+                skip = False
+            elif arg == "--":
+                return words + [(rest, False) for rest in args[place + 1 :]]
+            elif re.match(r"-[^\d.]", arg):
+                known = takes_value.get(arg)
+                skip = bool(known)
+                maybe = known is None and "=" not in arg and not arg.startswith("-o") and arg not in ("-h", "--help")
+                continue
+            else:
+                words.append((arg, maybe))
+            maybe = False
+        return words
+
+
+def _is_known(word: str) -> bool:
+    from daydream.transforms.registry import names
+
+    known = names()
+    return all(part in known or part.endswith(".py") for part in word.split("+"))
+
+
+def _whatif(
+    name: str | None,
+    trace: str | None,
+    step_marker: str | None,
+    steps: str | None,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    as_list: bool,
+    **options: Any,
+) -> None:
+    """Predict what a change would give: its step time beside the measured and the replayed one.
+
+    NAME is an optimization, several joined by + (applied in that order), or the path of
+    a Python file with your own. `daydream whatif NAME --help` shows its options.
+    """
+    if as_list:
+        _print_list(as_json=as_json)
+        return
+    ctx = click.get_current_context()
+    if name is None:
+        raise click.UsageError("name an optimization, such as amp; `daydream whatif --list` shows them", ctx)
+    if trace is None:
+        raise click.UsageError("missing option '--trace'", ctx)
+    import daydream
+    from daydream.cli.output import quoted
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json
+    from daydream.report.terminal import whatif_text
+
+    check_timeline(output, force=force, trace=trace)
+    with Progress() as progress, stdout_for_the_result():
+        recording = read([trace], step_marker, steps, progress)
+        progress("replaying")
+        replay = daydream.replay(recording)
+        progress(f"predicting {name}")
+        comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options)
+        if output is not None:
+            progress(f"writing {output}")
+            write_timeline(output, replay, comparison, force=force)
+    if as_json:
+        print_json(comparison.to_json())
+    else:
+        click.echo(whatif_text(comparison))
+    if output is not None:
+        click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
+    elif not as_json:
+        typed = " ".join(quoted(arg) for arg in ctx.meta[TYPED])
+        click.echo(f"next: daydream whatif {typed} -o {quoted(comparison.optimization + '.json.gz')}", err=True)
+
+
+def _predict(
+    ctx: click.Context, replay: Replay, optimizations: list[Optimization], given: Mapping[str, Any]
+) -> Comparison:
+    from daydream.cli.whatif_options import option_values
+    from daydream.comparison import compare
+    from daydream.errors import GraphError
+    from daydream.transforms.compose import apply
+
+    changed = replay.graph.copy()
+    try:
+        used = apply(optimizations, changed, option_values(optimizations, given))
+    except (GraphError, ArithmeticError) as error:
+        # An optimization that finds nothing to change says so with a subclass; what is
+        # left is a value that it cannot work with, which click cannot know.
+        if isinstance(error, GraphError) and type(error) is not GraphError:
+            raise
+        named = "+".join(each.name for each in optimizations)
+        what = str(error) if isinstance(error, GraphError) else f"{named} cannot work with these values ({error})"
+        raise click.UsageError(what, ctx) from error
+    return compare(replay, changed, optimization="+".join(each.name for each in optimizations), options=used)
+
+
+def _print_list(*, as_json: bool) -> None:
+    from daydream.cli.results import print_json
+    from daydream.report.terminal import optimizations_text
+    from daydream.transforms.registry import find, names
+
+    with stdout_for_the_result():
+        found = [find(name) for name in names()]
+    if not as_json:
+        click.echo(optimizations_text(found))
+        click.echo("next: daydream whatif NAME --trace TRACE", err=True)
+        return
+    print_json({
+        "optimizations": [
+            {
+                "name": each.name,
+                "summary": each.summary,
+                "options": [
+                    {
+                        "name": option.name, "flag": option.flag, "type": option.type.__name__,
+                        "default": option.default, "required": option.required,
+                    }
+                    for option in each.options
+                ],
+            }
+            for each in found
+        ]
+    })  # fmt: skip
+
+
+def _parameters() -> list[click.Parameter]:
+    trace, *steps = trace_options()
+    trace.required = False  # not with --list; asked for in the command
+    return [
+        click.Argument(["name"], required=False, metavar="NAME[+NAME...]"),
+        trace,
+        *steps,
+        timeline_option("measured, replayed and predicted"),
+        force_option(),
+        json_option(),
+        click.Option(["--list", "as_list"], is_flag=True, help="List the optimizations."),
+    ]
+
+
+command = WhatIf(
+    "whatif",
+    callback=_whatif,
+    help=_whatif.__doc__,
+    short_help="Predict what an optimization would give.",
+    params=_parameters(),
+)

@@ -1,0 +1,102 @@
+"""Small Nsight Systems exports for the tests: tables as lists of rows, written to SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+PID, MAIN, OTHER = 700, 701, 702
+NAMES = (
+    "[Unknown]", "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020", "cudaMemsetAsync_v3020", "void add<float>(int)",
+    "add", "cudaStreamSynchronize_v3020", "cudaEventQuery_v3020", "cudaStreamWaitEvent_v3020",
+    "cudaEventRecord_v3020", "cudaDeviceSynchronize_v3020", "cudaEventSynchronize_v3020", "cuMemFree_v2",
+    "cudaGraphLaunch_v10000", "_Z3addi", "a registered range", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)",
+)  # fmt: skip
+ID = {name: code for code, name in enumerate(NAMES)}
+NOTHING = 0xFFFFFFFF
+OTHER_TABLES = ("CUPTI", "CUDA_EVENT", "ENUM", "META", "NVTX", "PROCESSES", "TARGET")
+
+
+def packed(tid: int = 0, pid: int = PID) -> int:
+    """Return a globalTid, or a globalPid for thread 0."""
+    return 1 << 48 | pid << 24 | tid
+
+
+def call(start: int, end: int, correlation: int, name: str, *, tid: int = MAIN, pid: int = PID) -> Row:
+    return {
+        "start": start, "end": end, "eventClass": 0, "globalTid": packed(tid, pid),
+        "correlationId": correlation, "nameId": ID[name], "returnValue": 0,
+    }  # fmt: skip
+
+
+def kernel(start: int, end: int, correlation: int, *, pid: int = PID, **more: Any) -> Row:
+    return {
+        "start": start, "end": end, "deviceId": 0, "contextId": 1, "streamId": 7, "correlationId": correlation,
+        "globalPid": packed(0, pid), "demangledName": ID["void add<float>(int)"], "shortName": ID["add"],
+        "mangledName": ID["_Z3addi"], "gridX": 40, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1,
+        "blockZ": 1, "graphNodeId": None, **more,
+    }  # fmt: skip
+
+
+def copy(start: int, end: int, correlation: int, kinds: tuple[int, int, int], **more: Any) -> Row:
+    return {
+        "start": start, "end": end, "deviceId": 0, "streamId": 7, "correlationId": correlation,
+        "globalPid": packed(), "bytes": 4096, "copyKind": kinds[0], "srcKind": kinds[1], "dstKind": kinds[2],
+        "graphNodeId": None, **more,
+    }  # fmt: skip
+
+
+def memset(start: int, end: int, correlation: int, kind: int | None = 2) -> Row:
+    return {
+        "start": start, "end": end, "deviceId": 0, "streamId": 7, "correlationId": correlation,
+        "globalPid": packed(), "value": 0, "bytes": 64, "graphNodeId": None, "memKind": kind,
+    }  # fmt: skip
+
+
+def sync(start: int, end: int, correlation: int, **more: Any) -> Row:
+    return {
+        "start": start, "end": end, "deviceId": 0, "contextId": 1, "streamId": NOTHING,
+        "correlationId": correlation, "globalPid": packed(), "syncType": 0, "eventId": NOTHING, **more,
+    }  # fmt: skip
+
+
+def record(correlation: int, event: int, stream: int, **more: Any) -> Row:
+    return {
+        "deviceId": 0, "contextId": 1, "streamId": stream, "correlationId": correlation,
+        "globalPid": packed(), "eventId": event, **more,
+    }  # fmt: skip
+
+
+def range_(start: int, end: int | None, text: str | None, *, type_: int = 59, tid: int = MAIN, **more: Any) -> Row:
+    return {
+        "start": start, "end": end, "eventType": type_, "text": text, "globalTid": packed(tid),
+        "textId": None, "domainId": 0, **more,
+    }  # fmt: skip
+
+
+def write_export(path: Path, tables: Mapping[str, Sequence[Row]], *, version: str = "3.16.1") -> Path:
+    """Write an export; a prefix of the CUPTI tables may be left out of their names, columns are those of row 1."""
+    everything: dict[str, Sequence[Row]] = {
+        "StringIds": [{"id": code, "value": name} for code, name in enumerate(NAMES)],
+        "META_DATA_EXPORT": [
+            {"name": "EXPORT_PRODUCT_VERSION", "value": "2024.6.2.225"},
+            {"name": "EXPORT_SCHEMA_VERSION", "value": version},
+        ],
+    }
+    for name, rows in tables.items():
+        is_activity = name.isupper() and not name.startswith(OTHER_TABLES)
+        everything["CUPTI_ACTIVITY_KIND_" + name if is_activity else name] = rows
+    with sqlite3.connect(path) as database:
+        for name, rows in everything.items():
+            columns = ", ".join(f'"{column}"' for column in rows[0])
+            marks = ", ".join("?" * len(rows[0]))
+            database.execute(f'CREATE TABLE "{name}" ({columns})')
+            database.executemany(
+                f'INSERT INTO "{name}" VALUES ({marks})', [tuple(row[c] for c in rows[0]) for row in rows]
+            )
+    database.close()
+    return path

@@ -1,0 +1,311 @@
+"""Iterations from the launch sequence: on sequences written out, on random ones, and on shared traces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from daydream.collect.importers.kineto import read_kineto
+from daydream.collect.importers.nsys import read_nsys
+from daydream.collect.periods import find_steps_by_period
+from daydream.collect.recording import Recording
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+EVERY, CALL = 100, 40  # ns between launch calls, and in one
+
+
+def launches(works: Sequence[int], *, pauses: dict[int, int] | None = None, device_ns: int = 50) -> Recording:
+    """Return a recording of one thread that launches these works; `pauses` are ns of idling before launches."""
+    count = len(works)
+    step = np.full(count, EVERY)
+    for launch, pause in (pauses or {}).items():
+        step[launch] += pause
+    start = np.cumsum(step)
+    names = [f"kernel {work}" for work in range(max(works, default=0) + 1)]
+    columns = {
+        "kind": np.repeat([0, 1], count),
+        "name": np.concatenate([np.full(count, len(names)), np.asarray(works, int)]),
+        "start_ns": np.concatenate([start, start + 20]),
+        "duration_ns": np.repeat([CALL, device_ns], count),
+        "correlation": np.tile(np.arange(count), 2),
+    }
+    return Recording(columns, {"kind": ["runtime", "kernel"], "name": [*names, "cudaLaunchKernel"]})
+
+
+def begins(works: Sequence[int], **options: object) -> list[int]:
+    """Return the launches at which the iterations begin that are found."""
+    recording = launches(works, **options)  # type: ignore[arg-type]
+    at = {int(time): launch for launch, time in enumerate(recording["start_ns"][: len(works)])}
+    return [at[start] for start, _ in find_steps_by_period(recording)]
+
+
+def every(period: int, first: int, repeats: int) -> list[int]:
+    return list(range(first, first + period * repeats, period))
+
+
+def is_periodic(body: Sequence[int]) -> bool:
+    return any(body[shift:] + body[:shift] == body for shift in range(1, len(body)))
+
+
+def test_ranges_begin_with_the_first_launch_and_follow_one_another():
+    #  warm-up 9 9 9 | 0 1 2 | 0 1 2 | 0 1 2 | tail 8
+    works = [9, 9, 9, *[0, 1, 2] * 3, 8]
+
+    ranges = find_steps_by_period(launches(works))
+
+    assert ranges == [
+        (4 * EVERY, 7 * EVERY),
+        (7 * EVERY, 10 * EVERY),
+        (10 * EVERY, 12 * EVERY + CALL),  # the last one ends with its last call: other work follows
+    ]
+
+
+def test_two_repeats_are_no_period():
+    assert begins([0, 1, 2] * 2) == []
+    assert begins([]) == []
+    assert begins([0]) == []
+
+
+def test_work_that_does_not_repeat_has_no_iterations():
+    assert begins(np.random.default_rng(3).integers(0, 50, 5000).tolist()) == []
+
+
+def test_a_repetition_that_is_a_small_part_of_the_recording_is_no_loop():
+    assert begins([*range(10, 40), *[0, 1, 2] * 5, *range(40, 60)]) == []
+
+
+def test_launches_without_device_work_of_weight_are_no_loop():
+    #  a graph launch does all the work; copying its results is what repeats
+    recording = launches([*[5, 6] * 9, 7])
+    recording.columns["duration_ns"][-1] = 100_000
+
+    assert find_steps_by_period(recording) == []
+
+
+def test_a_layer_that_repeats_inside_the_iteration_is_not_taken_for_it():
+    layer = [1, 2, 3, 4, 2, 5]
+    iteration = [10, 11, *layer * 12, 12]
+
+    assert begins(iteration * 6) == every(len(iteration), 0, 6)
+
+
+def test_layers_of_many_launches_with_a_short_head_are_not_taken_for_iterations():
+    layer = np.random.default_rng(1).integers(0, 30, 57).tolist()
+    for layers, head in ((24, 2), (24, 4), (32, 8), (3, 3)):
+        iteration = [*range(30, 30 + head), *layer * layers]
+
+        assert begins(iteration * 7) == every(len(iteration), 0, 7), (layers, head)
+
+
+def test_micro_batches_with_an_optimizer_step_are_one_iteration():
+    micro_batch = [1, 2, 3, 4, 4, 3, 2, 1]
+    iteration = [*micro_batch * 4, *[20, 21] * 3]
+
+    assert begins(iteration * 5) == every(len(iteration), 0, 5)
+
+
+def test_a_launch_more_every_tenth_iteration_does_not_make_ten_into_one():
+    rng = np.random.default_rng(2)
+    iteration = rng.integers(0, 30, 300).tolist()
+    works, expected = [], []
+    for index in range(40):
+        expected.append(len(works))
+        works += [*iteration, 31] if index % 10 == 9 else iteration
+
+    assert begins(works) == expected
+
+
+def test_launches_more_or_less_do_not_displace_later_iterations():
+    rng = np.random.default_rng(4)
+    layer = rng.integers(0, 30, 40).tolist()
+    iteration = [30, 31, *layer * 12, 32, 33]
+    works, expected = [], []
+    for _ in range(30):
+        expected.append(len(works))
+        this = list(iteration)
+        if rng.random() < 0.3:
+            this.insert(int(rng.integers(60, 400)), 34)
+        works += this
+
+    assert begins(works) == expected
+
+
+def test_other_work_in_iterations_is_tolerated():
+    rng = np.random.default_rng(5)
+    works = np.tile(rng.integers(0, 30, 400), 20)
+    changed = 400 + rng.choice(18 * 400, 16, replace=False)
+    works[changed] = rng.integers(0, 30, 16)
+
+    assert begins(works.tolist()) == every(400, 0, 20)
+
+
+def test_a_phase_between_does_not_end_the_search():
+    #  ten iterations, an evaluation, ten iterations
+    rng = np.random.default_rng(6)
+    iteration, evaluation = rng.integers(0, 30, 200).tolist(), rng.integers(30, 60, 700).tolist()
+    recording = launches([*iteration * 10, *evaluation, *iteration * 10])
+
+    ranges = find_steps_by_period(recording)
+
+    start = recording["start_ns"]
+    assert [begin for begin, _ in ranges] == start[every(200, 0, 10) + every(200, 2700, 10)].tolist()
+    assert ranges[9][1] == start[1999] + CALL  # the last one before the evaluation does not reach into it
+
+
+def test_an_iteration_begins_where_the_cpu_pauses_longest():
+    #  the recording starts inside an iteration: 3 4 | 0 1 2 3 4 | 0 1 2 3 4 | ...
+    works = [3, 4, *[0, 1, 2, 3, 4] * 6, 0, 1]
+
+    assert begins(works, pauses={launch: 1000 for launch in every(5, 2, 7)}) == every(5, 2, 6)
+
+
+def test_the_last_range_holds_the_calls_that_follow_its_launches():
+    recording = launches([0, 1, 2] * 4)
+    end = 12 * EVERY + CALL
+    for name, value in {"kind": 0, "name": 3, "start_ns": end + 5, "duration_ns": 700, "correlation": 99}.items():
+        recording.columns[name] = np.append(recording.columns[name], value)
+
+    assert find_steps_by_period(recording)[-1] == (10 * EVERY, end + 5 + 700)
+
+
+def test_a_graph_launch_counts_once_however_many_of_its_nodes_were_recorded():
+    #  each iteration: a kernel, then a graph launch with two nodes, or three
+    start, rows = 0, []
+    for iteration in range(5):
+        rows.append(("runtime", "cudaLaunchKernel", start, 10, 2 * iteration))
+        rows.append(("kernel", "a", start + 5, 9, 2 * iteration))
+        rows.append(("runtime", "cudaGraphLaunch", start + 50, 10, 2 * iteration + 1))
+        rows += [("kernel", f"node {node}", start + 60 + node, 9, 2 * iteration + 1) for node in range(2 + iteration % 2)]
+        start += 100
+    kinds, names = ["runtime", "kernel"], sorted({row[1] for row in rows})
+    columns = {
+        "kind": np.array([kinds.index(row[0]) for row in rows]),
+        "name": np.array([names.index(row[1]) for row in rows]),
+        "start_ns": np.array([row[2] for row in rows]),
+        "duration_ns": np.array([row[3] for row in rows]),
+        "correlation": np.array([row[4] for row in rows]),
+    }
+
+    ranges = find_steps_by_period(Recording(columns, {"kind": kinds, "name": names}))
+
+    assert [begin for begin, _ in ranges] == [0, 100, 200, 300, 400]
+
+
+def test_device_work_without_a_launch_is_left_out():
+    recording = launches([0, 1, 2] * 4)
+    recording.columns["correlation"][0] = 77  # the first launch of all has no device row, and the other way round
+
+    assert len(find_steps_by_period(recording)) == 3
+
+
+def test_a_recording_without_device_work_has_no_periods():
+    recording = launches([0, 1, 2] * 4)
+    recording.texts["kind"] = ["runtime", "operator"]
+
+    assert find_steps_by_period(recording) == []
+
+
+@given(
+    body=st.lists(st.integers(0, 6), min_size=1, max_size=40),
+    repeats=st.integers(3, 12),
+    head=st.lists(st.integers(7, 12), max_size=40),
+    tail=st.lists(st.integers(13, 18), max_size=40),
+)
+def test_a_repeated_body_gives_back_its_boundaries(body, repeats, head, tail):
+    assume(not is_periodic(body))
+    assume(len(head) + len(tail) <= len(body) * repeats)
+
+    assert begins(head + body * repeats + tail) == every(len(body), len(head), repeats)
+
+
+@given(
+    body=st.lists(st.integers(0, 6), min_size=200, max_size=400),
+    repeats=st.integers(3, 9),
+    head=st.lists(st.integers(0, 6), max_size=90),
+    tail=st.lists(st.integers(0, 6), max_size=90),
+)
+def test_long_bodies_are_found_between_work_of_the_same_kernels(body, repeats, head, tail):
+    # what stands before and after may repeat the body's own end and begin: then nobody can tell
+    assume(not is_periodic(body))
+    assume(not head or head[-1] != body[-1])
+    assume(not tail or tail[0] != body[0])
+
+    found = begins(head + body * repeats + tail)
+
+    assert len(found) in (repeats - 1, repeats, repeats + 1)
+    assert set(np.diff(found)) <= {len(body)}
+
+
+def shared(name: str) -> Recording:
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"the shared trace {name} is not here")
+    return read_nsys(path) if ".sqlite" in name else read_kineto(path)
+
+
+def launches_in(recording: Recording, ranges: list[tuple[int, int]]) -> list[int]:
+    device = recording.is_kind("kernel", "memcpy", "memset", "collective")
+    launched = set(recording["correlation"][device].tolist())
+    host = recording.is_kind("runtime") & np.isin(recording["correlation"], list(launched))
+    start = recording["start_ns"][host]
+    return [int(((start >= begin) & (start < end)).sum()) for begin, end in ranges]
+
+
+def marked(recording: Recording, pattern: str) -> np.ndarray:
+    rows = np.flatnonzero(recording.is_kind("annotation") & recording.named(re.compile(pattern)))
+    return np.sort(recording["start_ns"][rows])
+
+
+def test_the_shared_a100_trace_is_ten_passes():
+    recording = shared("nsys/a100_gpt2.7b_forward_eager.sqlite.gz")
+
+    ranges = find_steps_by_period(recording)
+
+    assert launches_in(recording, ranges) == [1_832] * 10
+
+
+def test_the_shared_rtx_trace_is_five_training_steps():
+    # its ten forward passes are a second loop with less work; only one loop is found
+    recording = shared("nsys/rtx3070ti_transformer_training_nvtx.sqlite.gz")
+
+    ranges = find_steps_by_period(recording)
+
+    assert launches_in(recording, ranges) == [2_458, 2_236, 2_236, 2_236, 2_236]
+    steps = marked(recording, "^Warm-up Step")
+    assert (np.array([begin for begin, _ in ranges]) >= steps).all()
+    assert (np.array([begin for begin, _ in ranges]) - steps < 3_000_000).all()
+
+
+def test_the_shared_graph_trace_is_ten_graph_launches():
+    recording = shared("nsys/a100_gpt2.7b_forward_compiled_cuda_graph.sqlite.gz")
+
+    assert launches_in(recording, find_steps_by_period(recording)) == [4] * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "launched"),
+    [
+        ("kineto/rtx2080ti_linear_40_iterations.json.gz", [261] * 39),  # the first was cut: 177 launches
+        ("kineto/rtx2080ti_resnet_30_iterations.json.gz", [335] * 29),
+        ("kineto/gpu_user_annotation.json.gz", [28] * 5),
+        ("kineto/a100_resnet_ddp_rank0of2.json.gz", [1_258] * 3),
+        ("kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz", [895] * 3),
+        ("kineto/v100_recsys_rank1of2_copy_waits.json.gz", [1_664] * 6),
+    ],
+)
+def test_shared_training_traces_fall_into_their_iterations(name, launched):
+    recording = shared(name)
+
+    ranges = find_steps_by_period(recording)
+
+    assert launches_in(recording, ranges) == launched
+    steps = marked(recording, "^ProfilerStep#")
+    if len(steps):  # each found range begins in the step it stands for
+        begin = np.array([start for start, _ in ranges])
+        assert (np.searchsorted(steps, begin, side="right") == np.arange(1, len(begin) + 1)).all()
