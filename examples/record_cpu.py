@@ -21,8 +21,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-WARM_UP, RECORDED = 4, 6  # steps; the first ones pay for allocations
-BATCH, INPUTS, WIDTH, CLASSES, HIDDEN_LAYERS = 128, 256, 512, 10, 3
+WARM_UP, RECORDED = 10, 6  # steps; the first ones pay for allocations
+BATCH, INPUTS, WIDTH, CLASSES, HIDDEN_LAYERS = 64, 128, 256, 10, 6
 KEPT = (  # of the profiler's own header; no host name, no environment, no path goes into the file
     "schemaVersion", "deviceProperties", "baseTimeNanoseconds", "displayTimeUnit", "traceEvents",
 )  # fmt: skip

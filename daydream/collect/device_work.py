@@ -89,7 +89,7 @@ def _elements(recording: Recording, call: int) -> int:
 
 
 def fill_types(recording: Recording, op_row: np.ndarray, device: np.ndarray) -> None:
-    """Give device rows the element type of their operator's inputs, else the one their kernel's name shows."""
+    """Give device rows the element type of their operator's inputs, else the one that their name shows."""
     dtype = np.asarray(recording["dtype"])
     rows = np.flatnonzero(device & (dtype < 0) & (op_row >= 0))
     if len(rows):

@@ -99,7 +99,7 @@ def find_layers(
         module_layer = own.copy()
         node = np.flatnonzero(forward_of >= 0)
         own[node] = module_layer[forward_of[node]]
-        _accumulate_like_node_before(recording, nesting, own, forward_of)
+        _accumulate_like_node_before(recording, own, forward_of)
         # Inside a node: the innermost of module ranges (a recomputed forward) and nodes.
         holder = nearest((own >= 0) & host, nesting.parent)
         take = host & (own < 0) & (holder >= 0)
@@ -140,9 +140,7 @@ def _name_modules(
         own[row] = codes[paths[row]]
 
 
-def _accumulate_like_node_before(
-    recording: Recording, nesting: Nesting, own: np.ndarray, forward_of: np.ndarray
-) -> None:
+def _accumulate_like_node_before(recording: Recording, own: np.ndarray, forward_of: np.ndarray) -> None:
     accumulate = np.flatnonzero(
         recording.is_kind("operator") & recording.named(ACCUMULATE_GRAD) & (forward_of < 0)
     )

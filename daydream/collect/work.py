@@ -72,12 +72,10 @@ def dtype_of_word(word: str) -> str | None:
 
 def dtype_of_inputs(types: Any) -> str | None:
     """Return the first floating element type of an operator's inputs, else the first of any."""
-    found = (
-        [dtype_of_word(word) for word in types if isinstance(word, str)] if isinstance(types, list) else []
-    )
-    known = [dtype for dtype in found if dtype is not None]
+    words = [word for word in types if isinstance(word, str)] if isinstance(types, list) else []
+    known = [dtype for dtype in map(dtype_of_word, words) if dtype is not None]
     floating = [dtype for dtype in known if dtype.startswith(FLOATING)]
-    return (floating or known or [None])[0]
+    return next(iter(floating or known), None)
 
 
 def dtype_of_kernel(name: str) -> str | None:

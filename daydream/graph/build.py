@@ -13,7 +13,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | `launches` | what a long call does before it submits is CPU work, not latency | `launches` |
 | `events` | a stream waits for an event of another | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
-| (always) | launch latency and start-up between back-to-back tasks | `latencies` |
+| `latencies` | launch latency and start-up of each device task as measured, else the typical one | `latencies` |
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 from daydream.errors import GraphError
 from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
+from daydream.graph.rules.communication import meet
 from daydream.graph.rules.device_graphs import link_nodes
 from daydream.graph.rules.events import wait_for_events
 from daydream.graph.rules.handoff import hand_over, tell_background
@@ -43,14 +44,15 @@ RULES = {
     "synchronization": wait_in_calls,
     "launches": cut_long_calls,
     "events": wait_for_events,
+    "communication": meet,
 }
 
 
 def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     """Return the graph of a trace. `without` names rules to leave out (for measuring their worth)."""
-    unknown = set(without) - set(RULES)
+    unknown = set(without) - set(RULES) - {"latencies"}
     if unknown:
-        raise GraphError(f"unknown rule {sorted(unknown)[0]!r}; the rules are {', '.join(RULES)}")
+        raise GraphError(f"unknown rule {sorted(unknown)[0]!r}; the rules are {', '.join(RULES)}, latencies")
     graph = Graph(trace)
     graph.texts = {name: list(trace.text(name)) for name in graph.texts}
     graph.steps = [dict(step) for step in trace.metadata.get("steps", [])]
@@ -64,7 +66,7 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     tell_background(draft)
     draft.settle_events()
     draft.event_latency_ns = np.zeros(graph.size, np.int64)
-    measure_latencies(draft)
+    measure_latencies(draft, measured="latencies" not in without)
     for (target, _), row in zip(draft.event_pairs, draft.event_rows, strict=True):
         graph.waits["latency_ns"][row] = draft.event_latency_ns[target]
     return graph

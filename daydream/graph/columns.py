@@ -40,6 +40,8 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
         return table[codes]
     if name in graph.columns:
         return graph.columns[name][ids]
+    if name == "measured_duration_ns":
+        return _of_trace(graph, "duration_ns", ids)
     if name == "rank":
         return np.array([lane.rank for lane in graph.lanes], np.int64)[graph.columns["lane"][ids]]
     if name in FIELDS:

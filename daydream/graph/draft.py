@@ -33,6 +33,7 @@ class Draft:
     task_of_row: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     thread_ids: list[tuple[int, int, int]] = field(default_factory=list)  # (rank, pid, tid) by CPU lane
     waited: np.ndarray = field(default_factory=lambda: np.empty(0, bool))  # by task: a wait was taken out
+    meetings: list[tuple[int, int]] = field(default_factory=list)  # (collective, its last arrival)
     linked_threads: set[int] = field(default_factory=set)
     event_pairs: list[tuple[int, int]] = field(default_factory=list)  # (waiting task, the task it waits for)
 
@@ -100,6 +101,12 @@ class Draft:
         self.end_ns = np.append(self.end_ns, start)
         self.waited = np.append(self.waited, False)
         return int(task[0])
+
+    def extend(self, end_ns: np.ndarray) -> None:
+        """Note the recorded ends of tasks that were just added to the graph."""
+        self.end_ns = np.concatenate([self.end_ns, end_ns])
+        self.waited = np.append(self.waited, np.zeros(len(end_ns), bool))
+        self.unit_of_task = np.append(self.unit_of_task, np.full(len(self.end_ns) - len(self.unit_of_task), -1))
 
     def is_call(self) -> np.ndarray:
         """Return a mask of the tasks that are runtime calls (their first piece)."""

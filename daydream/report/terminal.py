@@ -178,10 +178,9 @@ def _merged(before: Mapping[str, int], after: Mapping[str, int], whole: int) -> 
     rows = [(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
     rows.sort(key=lambda row: (PHASES.index(row[0]) if row[0] in PHASES else len(PHASES), -max(row[1:])))
     small = [row for row in rows if max(abs(row[1]), abs(row[2])) < HIDDEN * whole]
-    if len(small) < 2:
-        return rows
     rest = ("the rest", sum(row[1] for row in small), sum(row[2] for row in small))
-    return [*(row for row in rows if row not in small), rest]
+    shown = [row for row in rows if row not in small]
+    return [*shown, rest] if max(abs(rest[1]), abs(rest[2])) >= HIDDEN * whole else shown
 
 
 def _edits(comparison: Comparison) -> str:

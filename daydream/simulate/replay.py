@@ -138,13 +138,15 @@ def collectives(result: Replay) -> list[dict[str, Any]]:
     """Return every collective: its place in the order of starts, name, bytes, ranks, and how far its ends spread."""
     graph, timeline = result.graph, result.timeline
     first = timeline.copy == 0
-    chosen = np.flatnonzero((graph.columns["kind"][timeline.task] == 4) & first)
+    measured_work = graph.columns["row"][timeline.task] >= 0
+    chosen = np.flatnonzero((graph.columns["kind"][timeline.task] == 4) & first & measured_work)
     if not len(chosen):
         return []
     tasks = timeline.task[chosen]
     lanes = graph.columns["lane"][tasks]
     ranks = graph.column("rank", tasks)
-    measured = graph.columns["measured_start_ns"][tasks] + graph.columns["duration_ns"][tasks]
+    trace_start, trace_duration = graph.column("start_ns", tasks), graph.column("measured_duration_ns", tasks)
+    measured = trace_start + trace_duration
     order = np.lexsort((graph.columns["order"][tasks], lanes, ranks))
     name, sizes = graph.column("name", tasks), graph.column("bytes", tasks)
     per_rank = {rank: order[ranks[order] == rank] for rank in np.unique(ranks).tolist()}

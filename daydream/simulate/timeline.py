@@ -68,7 +68,7 @@ class Timeline:
         """Return, by (copy, step), the task that completes the step: the last to end, background threads aside."""
         step = self.graph.columns["step"][self.task]
         background = np.array([lane.background for lane in self.graph.lanes] + [False])
-        inside = np.flatnonzero((step >= 0) & ~background[self.plan.lane])
+        inside = np.flatnonzero((step >= 0) & ~background[self.plan.lane] & self._is_work())
         if not len(inside):
             return {}
         key = self.copy[inside].astype(np.int64) * (len(self.graph.steps) + 1) + step[inside]
@@ -77,6 +77,14 @@ class Timeline:
         return {
             (int(self.copy[task]), int(step[task])): int(task) for task in inside[last].tolist()
         }
+
+    def _is_work(self) -> np.ndarray:
+        """Return a mask of the tasks that can complete a step: not the time a named range spends by itself."""
+        trace, rows = self.graph.trace, self.graph.columns["row"][self.task]
+        if trace is None or not len(trace):
+            return np.ones(len(self.task), bool)
+        named = trace.is_kind("annotation")[np.maximum(rows, 0)] | (rows < 0)
+        return ~named | (self.graph.columns["kind"][self.task] > 0)
 
     def step_times(self) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own, in ns; covered steps only.

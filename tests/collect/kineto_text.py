@@ -7,6 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from daydream.trace import Trace
+
 MAIN, ENGINE = 100, 101
 
 
@@ -117,3 +121,16 @@ def write(path: Path, content: Any) -> Path:
     )
     path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
     return path
+
+
+def rows_named(trace: Trace, name: str) -> list[int]:
+    return [int(line) for line in np.flatnonzero(trace["name"] == trace.code("name", name))]
+
+
+def phases(trace: Trace, *kinds: str) -> dict[str, set[str | None]]:
+    """Return the phases that rows of each name have, for some kinds of rows."""
+    found: dict[str, set[str | None]] = {}
+    lines = np.flatnonzero(trace.is_kind(*kinds))
+    for name, phase in zip(trace.values("name", lines), trace.values("phase", lines), strict=True):
+        found.setdefault(name, set()).add(phase)
+    return found

@@ -20,28 +20,81 @@ from daydream.trace import FIELDS, Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 SMALL_SHARED = (
-    "kineto/a100_event_sync.json.gz", "kineto/a100_event_sync_multi_stream.json.gz",
-    "kineto/mi250_toy_training.json.gz", "kineto/mi300x_torch_compile_triton.json.gz",
-    "kineto/vllm_decode_graph_replay.json.gz", "kineto/gpu_user_annotation.json.gz",
-    "kineto/v100_dlrm_4_of_8_ranks/rank0.json.gz", "odd/triton_example.json.gz", "odd/backward_thread.json.gz",
-    "odd/stream_wait_resolved.json.gz", "odd/pytorch_execution_trace_not_kineto.json.gz",
-)  # fmt: skip
+    "kineto/a100_event_sync.json.gz",
+    "kineto/a100_event_sync_multi_stream.json.gz",
+    "kineto/mi250_toy_training.json.gz",
+    "kineto/mi300x_torch_compile_triton.json.gz",
+    "kineto/vllm_decode_graph_replay.json.gz",
+    "kineto/gpu_user_annotation.json.gz",
+    "kineto/v100_dlrm_4_of_8_ranks/rank0.json.gz",
+    "odd/triton_example.json.gz",
+    "odd/backward_thread.json.gz",
+    "odd/stream_wait_resolved.json.gz",
+    "odd/pytorch_execution_trace_not_kineto.json.gz",
+)
 LARGE_SHARED = (
-    "kineto/h100_bert_small_inference.json.gz", "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz",
-    "kineto/a100_resnet_ddp_rank0of2.json.gz", "odd/cpu_only.json.gz",
-)  # fmt: skip
-STRANGE = (
-    None, True, "", "stream 7", "-1", "1e3", "0x1f", "\udc80", -1, 0, 1.5, -7.25, 2**31, 2**63, 2**64 - 1, 10**30,
-    1e300, -1e300, float("nan"), float("inf"), [], [1, 2], [[1, 2], [3]], [2**40, 2**40, 2**40], {}, {"a": [None]},
-    "record_param_comms", "ncclDevKernel_AllReduce", "ProfilerStep#1", "nn.Module: Linear_0", "Optimizer.step#Adam.step",
-    "kernel", "cpu_op", "X", "hipExtModuleLaunchKernel",
-)  # fmt: skip
+    "kineto/h100_bert_small_inference.json.gz",
+    "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz",
+    "kineto/a100_resnet_ddp_rank0of2.json.gz",
+    "odd/cpu_only.json.gz",
+)
+STRANGE: tuple[Any, ...] = (
+    None,
+    True,
+    "",
+    "stream 7",
+    "-1",
+    "1e3",
+    "0x1f",
+    "\udc80",
+    -1,
+    0,
+    1.5,
+    -7.25,
+    2**31,
+    2**63,
+    2**64 - 1,
+    10**30,
+    1e300,
+    -1e300,
+    float("nan"),
+    float("inf"),
+    [],
+    [1, 2],
+    [[1, 2], [3]],
+    [2**40, 2**40, 2**40],
+    {},
+    {"a": [None]},
+    "record_param_comms",
+    "ncclDevKernel_AllReduce",
+    "ProfilerStep#1",
+    "nn.Module: Linear_0",
+    "Optimizer.step#Adam.step",
+    "kernel",
+    "cpu_op",
+    "X",
+    "hipExtModuleLaunchKernel",
+)
 EVENT_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
 ARG_KEYS = (
-    "External id", "correlation", "stream", "device", "bytes", "Sequence number", "Fwd thread id", "Input Dims",
-    "Input type", "grid", "block", "Collective name", "In msg nelems", "dtype", "Process Group Name",
-    "Module Hierarchy", "external id",
-)  # fmt: skip
+    "External id",
+    "correlation",
+    "stream",
+    "device",
+    "bytes",
+    "Sequence number",
+    "Fwd thread id",
+    "Input Dims",
+    "Input type",
+    "grid",
+    "block",
+    "Collective name",
+    "In msg nelems",
+    "dtype",
+    "Process Group Name",
+    "Module Hierarchy",
+    "external id",
+)
 
 
 def flip_bytes(text: bytes, chance: random.Random) -> bytes:

@@ -1,8 +1,7 @@
-"""Reading Kineto JSON: formats since 2021, odd values, damaged files, and nothing that is not asked for."""
+"""Reading Kineto JSON: formats since 2021, odd values, and nothing that is not asked for."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -10,24 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_text import call, document, kernel, note, op, row, training, write
+from kineto_text import document, kernel, op, row, rows_named, training, write
 
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto import read_kineto
-from daydream.collect.work import collective_of_name, dtype_of_inputs, dtype_of_kernel, elements_of_dims
 from daydream.errors import TraceError
 from daydream.trace import NO_ID, UNKNOWN, Trace
 
 
 def imported(tmp_path: Path, events: Any, **header: Any) -> Trace:
     return import_trace([write(tmp_path / "trace.json", document(events, **header))])
-
-
-def only(trace: Trace, name: str) -> int:
-    """Return the row with a name, which must be the only one."""
-    rows = np.flatnonzero(trace["name"] == trace.code("name", name))
-    assert len(rows) == 1
-    return int(rows[0])
 
 
 def columns_of(trace: Trace) -> dict[str, list[Any]]:
@@ -88,9 +79,30 @@ def test_categories_ids_and_threads_of_2021(tmp_path: Path) -> None:
         row("Operator", "ProfilerStep#16", 1623143093496000, 900, tid="100", External_id=1),
         row("Operator", "aten::relu", 1623143093496010, 30, tid="100", External_id=2),
         row("Runtime", "cudaLaunchKernel", 1623143093496015, 5, tid="100", correlation=7, external_id=2),
-        row("Kernel", "relu_kernel<float>", 1623143093496030, 0, pid=0, tid="stream 7", device=0, stream=7, correlation=7),
-        row("Memset", "Memset (Device)", 1623143093496040, 1, pid=0, tid="stream 7", device=0, stream="7", correlation=8, bytes=64),
-    ]  # fmt: skip
+        row(
+            "Kernel",
+            "relu_kernel<float>",
+            1623143093496030,
+            0,
+            pid=0,
+            tid="stream 7",
+            device=0,
+            stream=7,
+            correlation=7,
+        ),
+        row(
+            "Memset",
+            "Memset (Device)",
+            1623143093496040,
+            1,
+            pid=0,
+            tid="stream 7",
+            device=0,
+            stream="7",
+            correlation=8,
+            bytes=64,
+        ),
+    ]
     for event in events[2:]:
         if "external id" not in event["args"]:
             event["args"]["external id"] = 2
@@ -182,7 +194,7 @@ def test_unknown_is_never_zero(tmp_path: Path) -> None:
     trace = imported(tmp_path, [op("a", 0, 5), {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1}])
     for name in ("correlation", "external_id", "stream", "bytes", "parent"):
         assert set(np.asarray(trace[name]).tolist()) == {UNKNOWN}
-    assert trace["tid"][only(trace, "k")] == NO_ID
+    assert trace["tid"][rows_named(trace, "k")].tolist() == [NO_ID]
 
 
 def test_columns_that_never_occur_are_absent(tmp_path: Path) -> None:
@@ -216,12 +228,21 @@ def test_no_secret_reaches_the_trace(tmp_path: Path) -> None:
             event["args"]["Call stack"] = "/home/secret/train.py(3): main"
             event["args"]["env"] = "TOKEN=secret"
     header = {
-        "traceName": "/home/secret/trace.json", "environment": {"TOKEN": "secret"}, "host_name": "secret",
-        "distributedInfo": {"rank": 0, "world_size": 2, "backend": "nccl", "pg_config": [
-            {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1], "store": "tcp://secret"}], "master": "secret"},
+        "traceName": "/home/secret/trace.json",
+        "environment": {"TOKEN": "secret"},
+        "host_name": "secret",
+        "distributedInfo": {
+            "rank": 0,
+            "world_size": 2,
+            "backend": "nccl",
+            "pg_config": [
+                {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1], "store": "tcp://secret"}
+            ],
+            "master": "secret",
+        },
         "deviceProperties": [{"id": 0, "name": "Test GPU", "numSms": 10, "serial": "secret"}],
         "cuda_runtime_version": 12040,
-    }  # fmt: skip
+    }
     folder = tmp_path / "secret"
     folder.mkdir()
     trace = import_trace([write(folder / "trace.json", document(events) | header)])
@@ -237,7 +258,7 @@ def test_sync_rows_keep_what_they_wait_for(tmp_path: Path) -> None:
         *training(1),
         row("cuda_sync", "Stream Wait Event", 500, 1, pid=0, tid=24, stream=24, correlation=50, device=0),
         row("cuda_sync", "Stream Wait Event", 510, 1, pid=0, tid=24, stream=24, correlation=52, device=0),
-    ]  # fmt: skip
+    ]
     events[-2]["args"] |= {"wait_on_stream": 20, "wait_on_cuda_event_record_corr_id": 49}
     events[-1]["args"] |= {"wait_on_stream": -1, "wait_on_cuda_event_record_corr_id": -1}
     trace = imported(tmp_path, events)
@@ -284,205 +305,7 @@ def test_a_grid_in_work_items_becomes_one_in_blocks(tmp_path: Path) -> None:
     assert trace.metadata["vendor"] == "rocm"
 
 
-# Element types and collectives
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("ampere_sgemm_128x64_nn", "float32"),
-        ("volta_sgemm_32x32_sliced1x4_tn", "float32"),
-        ("ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_nn", "float16"),
-        ("ampere_fp16_s1688gemm_fp16_128x128_ldg8_f2f_stages_32x1_tn", "float16"),
-        ("turing_s1688gemm_128x128_ldg8_f2f_nn", "float16"),
-        ("volta_h884gemm_64x64_ldg8_nn", "float16"),
-        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "bfloat16"),
-        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>(Params)", "float32"),
-        ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16", "float32"),
-        ("Cijk_Ailk_Bljk_BBS_BH_Bias_MT64x64", "bfloat16"),
-        ("Cijk_Ailk_Bljk_HHS_BH_MT64x64", "float16"),
-        ("Cijk_Ailk_Bljk_SB_MT64x64x16", "float32"),
-        ("volta_dgemm_64x64_nn", "float64"),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::Half, at::native::func_wrapper_t<c10::Half, "
-         "at::native::sum_functor<c10::Half, float, c10::Half>>>>", "float16"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::BUnaryFunctor<c10::BFloat16, c10::BFloat16, "
-         "c10::BFloat16, MulFunctor<float>>>", "bfloat16"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctorOnSelf_add<long>, Array<char*, 2>>", "int64"),
-        ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>", "float16"),
-        ("Memset (Device)", None),
-        ("batched_transpose_16x32_half", None),  # any two-byte type
-        ("my_kernel", None),
-    ],
-)  # fmt: skip
-def test_kernel_names_give_away_their_element_type(name: str, dtype: str | None) -> None:
-    assert dtype_of_kernel(name) == dtype
-
-
-def test_the_first_floating_input_is_the_element_type() -> None:
-    assert dtype_of_inputs(["long int", "c10::Half", "float"]) == "float16"
-    assert dtype_of_inputs(["Scalar", "long int", ""]) == "int64"
-    assert dtype_of_inputs(["TensorList", ""]) is None
-    assert dtype_of_inputs(None) is None
-
-
-def test_collectives_have_one_name_each() -> None:
-    said = ["allreduce", "_allgather_base", "nccl:all_to_all", "_reduce_scatter_base", "ncclKernel_AllReduce_RING_LL_Sum_float",
-            "ncclDevKernel_SendRecv", "broadcast", "c10d::allreduce_", "wait"]  # fmt: skip
-    assert [collective_of_name(name) for name in said] == [
-        "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "all_reduce", "send_recv", "broadcast", "all_reduce", None,
-    ]  # fmt: skip
-
-
-def test_elements_are_counted_over_all_tensors() -> None:
-    assert elements_of_dims([[6144], [], [2, 3]]) == 6150
-    assert elements_of_dims([[[10], [5]], []]) == 15
-    assert elements_of_dims([[], []]) is None
-
-
-def test_a_kernel_s_own_arguments_describe_its_collective(tmp_path: Path) -> None:
-    events = [
-        *training(1),
-        call("cudaLaunchKernelExC", 320, 3, 77, tid=101),
-        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 340, 50, 77, stream=9,
-               Collective_name="allreduce", In_msg_nelems=1000, Out_msg_nelems=1000, dtype="Float",
-               Process_Group_Name="0", Group_size=2),
-    ]  # fmt: skip
-    trace = imported(tmp_path, events)
-    line = np.flatnonzero(trace.is_kind("collective"))
-    assert trace.values("collective", line) == ["all_reduce"]
-    assert trace.values("elements", line) == [1000]
-    assert trace.values("dtype", line) == ["float32"]
-    assert trace.values("bytes", line) == [4000]
-    assert trace.values("group", line) == ["0"]
-
-
-def test_a_bare_collective_is_described_by_the_call_around_its_launch(tmp_path: Path) -> None:
-    events = [
-        op(
-            "record_param_comms",
-            10,
-            50,
-            External_id=1,
-            Input_Dims=[[], [], []],
-            Input_type=["TensorList", "Scalar", ""],
-        ),
-        note("nccl:all_to_all", 15, 40, External_id=2, Input_Dims=[[100, 3]], Input_type=["long int"]),
-        call("cudaLaunchKernel", 20, 5, 7, External_id=2),
-        kernel(
-            "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 40, 50, 7, stream=9, External_id=2
-        ),
-        kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 1, 2, 3, stream=9),
-    ]
-    trace = imported(tmp_path, events)
-    orphan, line = np.flatnonzero(trace.is_kind("collective")).tolist()
-    assert trace.values("collective", [orphan, line]) == ["all_reduce", "all_to_all"]
-    assert trace.values("elements", [orphan, line]) == [None, 300]
-    assert trace.values("bytes", [orphan, line]) == [None, 2400]
-    assert trace.values("dtype", [line]) == ["int64"]
-
-
-# What is odd is counted
-
-
-def test_rows_without_sense_are_left_out_and_counted(tmp_path: Path) -> None:
-    events = [
-        *training(2),
-        op("negative", 100, -5), op("no time", None, 5), op("not a number", "soon", 5), op("no end", 7, None),
-        op("last year", -3e13, 5), op("forever", 9, 1e12), row("mystery", "x", 1, 1),
-    ]  # fmt: skip
-    trace = imported(tmp_path, events)
-    assert len(trace) == len(imported(tmp_path, training(2)))
-    notes = " ".join(trace.metadata["notes"])
-    for part in (
-        "1 row had a negative duration",
-        "3 rows had no readable time",
-        "2 rows began or lasted",
-        "'mystery'",
-    ):
-        assert part in notes
-
-
-def test_nan_and_infinity_do_not_spoil_the_other_rows(tmp_path: Path) -> None:
-    events = [*training(2), op("nan", float("nan"), 1), op("infinite", 5, float("inf"))]
-    events[0]["args"]["weight"] = float("nan")
-    assert len(imported(tmp_path, events)) == len(imported(tmp_path, training(2)))
-
-
-def test_values_of_a_wrong_type_do_not_spoil_the_other_rows(tmp_path: Path) -> None:
-    events = [*training(2), "text", 5, None, [1]]
-    events[2] = {
-        **events[2],
-        "tid": True,
-        "args": {**events[2]["args"], "External id": [1], "Input Dims": "none"},
-    }
-    trace = imported(tmp_path, events)
-    assert len(trace) == len(imported(tmp_path, training(2)))
-    assert any("4 rows could not be read" in note for note in trace.metadata["notes"])
-
-
-def test_bytes_that_are_not_utf8_do_not_spoil_the_other_rows(tmp_path: Path) -> None:
-    text = json.dumps(document([*training(2), op("caf\u00e9", 5, 1)]), ensure_ascii=False).encode("latin-1")
-    trace = import_trace([write(tmp_path / "trace.json", text)])
-    assert len(trace) == len(imported(tmp_path, training(2))) + 1
-    trace.to_arrow()
-
-
-def test_text_that_cannot_be_encoded_is_cleaned(tmp_path: Path) -> None:
-    text = json.dumps(document([*training(1), op("half \ud83d", 5, 1)]))
-    import_trace([write(tmp_path / "trace.json", text)]).to_arrow()
-
-
-# What is no trace
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "is empty"),
-        (b"  \n", "is empty"),
-        (b"PK\x03\x04 something", "not JSON"),
-        (b"hello", "not JSON"),
-        (b"{", "cut off"),
-        (b"[", "cut off"),
-        (b"{}", "without a `traceEvents`"),
-        (b'{"a": 1}', "without a `traceEvents`"),
-        (b'{"schema": "1.0", "nodes": [{"id": 1}]}', "PyTorch execution trace"),
-        (b'{"traceEvents": []}', "holds no operator"),
-        (b"[]", "holds no operator"),
-        (b'{"traceEvents": {}}', "without a `traceEvents` list"),
-        (b'{"traceEvents": [1, 2]}', "holds no operator"),
-        (b'{"traceEvents": [{"ph": "X" "cat": "cpu_op"}]}', "not valid JSON"),
-        (b"\x1f\x8b\x08nonsense", "gzip data is cut off or damaged"),
-        (b"[" * 100_000, "JSON"),
-    ],
-)
-def test_what_is_no_trace_gets_one_clear_line(tmp_path: Path, content: bytes, says: str) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(content)
-    with pytest.raises(TraceError) as caught:
-        import_trace([path])
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_said_to_be_cut_off(tmp_path: Path, packed: bool, share: float) -> None:
-    text = json.dumps(document(training(20))).encode()
-    data = gzip.compress(text) if packed else text
-    path = tmp_path / "trace.json"
-    path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(TraceError, match="cut off"):
-        import_trace([path])
-
-
-def test_missing_files_and_empty_folders_are_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no such file"):
-        import_trace([tmp_path / "none.json"])
-    with pytest.raises(TraceError, match="holds no trace"):
-        import_trace([tmp_path])
-    with pytest.raises(TraceError, match="no source"):
-        import_trace([])
+# The call
 
 
 def test_a_parquet_trace_is_loaded_as_it_is(tmp_path: Path) -> None:

@@ -32,8 +32,9 @@ class GrowingColumns:
                 column.resize(self._room, refcheck=False)  # moves pages, copies nothing
         for name, values in chunk.items():
             narrowest = narrow(values, np.int8 if name in self._codes else np.int32)
-            column = self.columns.get(name)
-            if column is None:
+            if name in self.columns:
+                column = self.columns[name]
+            else:
                 column = np.zeros(self._room, np.result_type(narrowest.dtype, _null_type(name)))
                 column[:begin] = null_of(name)
             if narrowest.dtype.itemsize > column.dtype.itemsize:

@@ -192,8 +192,8 @@ class EventReader:
             self._explain_broken(text)
         if isinstance(document, dict) and "nodes" in document:
             raise TraceError(
-                f"{self.path} is a PyTorch execution trace (it has `nodes`), which holds no times of device work. "
-                "Give the trace that torch.profiler writes with export_chrome_trace."
+                f"{self.path} is a PyTorch execution trace (it has `nodes`), which holds no times of "
+                "device work. Give the trace that torch.profiler writes with export_chrome_trace."
             )
         raise TraceError(f"{self.path} is JSON without a `traceEvents` list; a Kineto trace was needed")
 
@@ -208,7 +208,7 @@ class EventReader:
         except json.JSONDecodeError as error:
             if error.pos >= len(whole) - 1 or "Unterminated string" in error.msg:
                 raise TraceError(
-                    f"{self.path}: the JSON ends in the middle; the file was cut off. Export or copy it again."
+                    f"{self.path}: the JSON ends in the middle; the file was cut off. Export it again."
                 ) from None
             raise TraceError(
                 f"{self.path} is not valid JSON ({error.msg} near {whole[error.pos : error.pos + 20]!r}). "

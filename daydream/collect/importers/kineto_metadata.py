@@ -24,7 +24,7 @@ VERSION_FIELDS = (
 
 
 def metadata_of(header: Header, path: Path) -> dict[str, Any]:
-    """Return a trace's metadata: source (the file's name only), devices, rank, world size, groups, versions."""
+    """Return a trace's metadata: source (the file's name), devices, rank, world size, groups, versions."""
     metadata: dict[str, Any] = {"source": plain_text(path.name), "notes": []}
     if devices := [_device(one) for one in _dicts(header.deviceProperties)]:
         metadata["devices"] = devices
@@ -36,15 +36,13 @@ def metadata_of(header: Header, path: Path) -> dict[str, Any]:
         metadata["backend"] = plain_text(world["backend"])
     if groups := [_group(one) for one in _dicts(world.get("pg_config"))]:
         metadata["groups"] = groups
-    versions = {name: getattr(header, name) for name in VERSION_FIELDS}
+    versions: dict[str, Any] = {name: getattr(header, name) for name in VERSION_FIELDS}
     versions["nccl_version"] = world.get("nccl_version")
-    said = {
-        name: plain_text(str(value))
-        for name, value in versions.items()
-        if isinstance(value, (str, int, float))
+    told = {
+        name: plain_text(str(told)) for name, told in versions.items() if isinstance(told, (str, int, float))
     }
-    if said:
-        metadata["versions"] = said
+    if told:
+        metadata["versions"] = told
     return metadata
 
 

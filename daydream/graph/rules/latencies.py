@@ -25,8 +25,12 @@ LEAST_SAMPLES = 3
 LARGEST_LATENCY_NS = 200_000  # launches of an idle stream take 5 to 30 us, first uses more
 
 
-def measure_latencies(draft: Draft) -> None:
-    """Set launch latencies and start-up costs of all device tasks."""
+def measure_latencies(draft: Draft, *, measured: bool = True) -> None:
+    """Set launch latencies and start-up costs of all device tasks.
+
+    Without `measured` every task gets the typical cost: what is known of a launch that
+    was not recorded. Its replay error shows what the causes alone explain.
+    """
     graph = draft.graph
     columns = graph.columns
     unexplained = []
@@ -46,7 +50,7 @@ def measure_latencies(draft: Draft) -> None:
                 arrived = np.maximum(launched + LARGEST_QUEUED_NS, event + LARGEST_QUEUED_NS)
                 startups.append((start - before)[(arrived <= before) & (launch >= 0)])
             else:
-                unexplained.append(_settle(draft, tasks, start, launched, before, event))
+                unexplained.append(_settle(draft, tasks, start, launched, before, event, measured))
         if learning:
             graph.facts.launch_latency_ns = _typical(latencies, LARGEST_LATENCY_NS, USUAL_LATENCY_NS)
             graph.facts.startup_ns = _typical(
@@ -67,30 +71,41 @@ def _typical(samples: list[np.ndarray], largest: int, otherwise: int = 0) -> int
 
 
 def _settle(
-    draft: Draft, tasks: np.ndarray, start: np.ndarray, launched: np.ndarray, before: np.ndarray, event: np.ndarray
+    draft: Draft,
+    tasks: np.ndarray,
+    start: np.ndarray,
+    launched: np.ndarray,
+    before: np.ndarray,
+    event: np.ndarray,
+    measured: bool,
 ) -> np.ndarray:
     """Give each task of a stream the costs its recorded start allows; return the waits left unexplained."""
     graph = draft.graph
     columns = graph.columns
+    launched_here = columns["launch"][tasks] >= 0
+    if not measured:
+        columns["latency_ns"][tasks] = np.where(launched_here, graph.facts.launch_latency_ns, 0)
+        columns["gap_ns"][tasks[:-1]] = graph.facts.startup_ns
+        return np.empty(0, np.int64)
     latency = np.clip(start - launched, 0, graph.facts.launch_latency_ns)
     startup = np.clip(start - before, 0, graph.facts.startup_ns)
     by_launch, by_stream = launched + latency, before + startup
     known = np.maximum(np.maximum(by_launch, by_stream), event)
     rest = start - known
     last = np.where(by_launch >= np.maximum(by_stream, event), 0, np.where(by_stream >= event, 1, 2))
-    last[columns["launch"][tasks] < 0] = 1
+    last[~launched_here] = 1
     latency = np.where((last == 0) & (rest > 0), latency + rest, latency)
     startup = np.where((last == 1) & (rest > 0), startup + rest, startup)
     draft.event_latency_ns[tasks] = np.where((last == 2) & (rest > 0), rest, 0)
-    columns["latency_ns"][tasks] = np.where(columns["launch"][tasks] >= 0, latency, 0)
+    columns["latency_ns"][tasks] = np.where(launched_here, latency, 0)
     columns["gap_ns"][tasks[:-1]] = startup[1:]
     limit = np.where(last == 0, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
-    return rest[(rest > limit) & (columns["launch"][tasks] >= 0)]
+    return rest[(rest > limit) & launched_here]
 
 
 def _event_ends(draft: Draft) -> np.ndarray:
     """Return, for every task, when the work of other streams that it waits for had ended; far past for none."""
     ends = np.full(draft.graph.size, -(2**60), np.int64)
-    for target, source in draft.event_pairs:
+    for target, source in draft.event_pairs + draft.meetings:
         ends[target] = max(ends[target], draft.end_ns[source])
     return ends

@@ -1,0 +1,61 @@
+"""The command line as people run it: real processes on a small trace of the machine model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from machine.programs import PROGRAMS
+
+Run = Callable[..., "Done"]
+
+
+@dataclass
+class Done:
+    """A finished process."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one recording of each kind that the tests need, and one imported trace."""
+    folder = tmp_path_factory.mktemp("recorded")
+    PROGRAMS["synchronizing"]().run(steps=30).write(folder / "step.json.gz", 24, 27)
+    ranks = folder / "ranks"
+    ranks.mkdir()
+    for rank in range(2):
+        PROGRAMS["multi_stream"]().run(steps=6).write(ranks / f"rank{rank}.json", 2, 4)
+    daydream("import", "step.json.gz", folder=folder)
+    return folder
+
+
+@pytest.fixture
+def folder(recorded: Path, tmp_path: Path) -> Path:
+    """A fresh folder with `step.json.gz`, `step.parquet` and `ranks/`, to run commands in."""
+    target = tmp_path / "work"
+    shutil.copytree(recorded, target)
+    return target
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    """Run `daydream` with some arguments in the folder."""
+    return lambda *args, **options: daydream(*args, folder=folder, **options)
+
+
+def daydream(*args: str, folder: Path, **environment: str) -> Done:
+    """Run the command line in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "daydream", *args], cwd=folder, capture_output=True, encoding="utf-8",
+        env={**os.environ, "COLUMNS": "80", **environment}, timeout=120, check=False,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,128 @@
+"""Kineto files that are damaged or odd: counted and left out, or refused in one clear line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_text import document, op, row, training, write
+
+from daydream.collect.importers import import_trace
+from daydream.errors import TraceError
+from daydream.trace import Trace
+
+
+def imported(tmp_path: Path, events: Any) -> Trace:
+    return import_trace([write(tmp_path / "trace.json", document(events))])
+
+
+# What is odd is counted
+
+
+def test_rows_without_sense_are_left_out_and_counted(tmp_path: Path) -> None:
+    events = [
+        *training(2),
+        op("negative", 100, -5),
+        op("no time", None, 5),
+        op("not a number", "soon", 5),
+        op("no end", 7, None),
+        op("last year", -3e13, 5),
+        op("forever", 9, 1e12),
+        row("mystery", "x", 1, 1),
+    ]
+    trace = imported(tmp_path, events)
+    assert len(trace) == len(imported(tmp_path, training(2)))
+    notes = " ".join(trace.metadata["notes"])
+    for part in (
+        "1 row had a negative duration",
+        "3 rows had no readable time",
+        "2 rows began or lasted",
+        "'mystery'",
+    ):
+        assert part in notes
+
+
+def test_nan_and_infinity_do_not_spoil_the_other_rows(tmp_path: Path) -> None:
+    events = [*training(2), op("nan", float("nan"), 1), op("infinite", 5, float("inf"))]
+    events[0]["args"]["weight"] = float("nan")
+    assert len(imported(tmp_path, events)) == len(imported(tmp_path, training(2)))
+
+
+def test_values_of_a_wrong_type_do_not_spoil_the_other_rows(tmp_path: Path) -> None:
+    events = [*training(2), "text", 5, None, [1]]
+    events[2] = {
+        **events[2],
+        "tid": True,
+        "args": {**events[2]["args"], "External id": [1], "Input Dims": "none"},
+    }
+    trace = imported(tmp_path, events)
+    assert len(trace) == len(imported(tmp_path, training(2)))
+    assert any("4 rows could not be read" in note for note in trace.metadata["notes"])
+
+
+def test_bytes_that_are_not_utf8_do_not_spoil_the_other_rows(tmp_path: Path) -> None:
+    text = json.dumps(document([*training(2), op("caf\u00e9", 5, 1)]), ensure_ascii=False).encode("latin-1")
+    trace = import_trace([write(tmp_path / "trace.json", text)])
+    assert len(trace) == len(imported(tmp_path, training(2))) + 1
+    trace.to_arrow()
+
+
+def test_text_that_cannot_be_encoded_is_cleaned(tmp_path: Path) -> None:
+    text = json.dumps(document([*training(1), op("half \ud83d", 5, 1)]))
+    import_trace([write(tmp_path / "trace.json", text)]).to_arrow()
+
+
+# What is no trace
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b"PK\x03\x04 something", "not JSON"),
+        (b"hello", "not JSON"),
+        (b"{", "cut off"),
+        (b"[", "cut off"),
+        (b"{}", "without a `traceEvents`"),
+        (b'{"a": 1}', "without a `traceEvents`"),
+        (b'{"schema": "1.0", "nodes": [{"id": 1}]}', "PyTorch execution trace"),
+        (b'{"traceEvents": []}', "holds no operator"),
+        (b"[]", "holds no operator"),
+        (b'{"traceEvents": {}}', "without a `traceEvents` list"),
+        (b'{"traceEvents": [1, 2]}', "holds no operator"),
+        (b'{"traceEvents": [{"ph": "X" "cat": "cpu_op"}]}', "not valid JSON"),
+        (b"\x1f\x8b\x08nonsense", "gzip data is cut off or damaged"),
+        (b"[" * 100_000, "JSON"),
+    ],
+)
+def test_what_is_no_trace_gets_one_clear_line(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as caught:
+        import_trace([path])
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_said_to_be_cut_off(tmp_path: Path, packed: bool, share: float) -> None:
+    text = json.dumps(document(training(20))).encode()
+    data = gzip.compress(text) if packed else text
+    path = tmp_path / "trace.json"
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(TraceError, match="cut off"):
+        import_trace([path])
+
+
+def test_missing_files_and_empty_folders_are_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such file"):
+        import_trace([tmp_path / "none.json"])
+    with pytest.raises(TraceError, match="holds no trace"):
+        import_trace([tmp_path])
+    with pytest.raises(TraceError, match="no source"):
+        import_trace([])

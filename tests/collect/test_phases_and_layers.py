@@ -1,0 +1,270 @@
+"""Phases and layers of host rows, and through them of device rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_text import (
+    ENGINE,
+    MAIN,
+    call,
+    document,
+    kernel,
+    note,
+    op,
+    phases,
+    row,
+    rows_named,
+    training,
+    write,
+)
+
+from daydream.collect.importers import import_trace
+from daydream.trace import Trace
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Any:
+    def load(events: list[dict[str, Any]], **options: Any) -> Trace:
+        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
+
+    return load
+
+
+# Phases
+
+
+def test_phases_of_a_training_step(imported: Any) -> None:
+    trace = imported(training(3))
+    found = phases(trace, "operator", "annotation")
+    assert found["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"] == {"data"}
+    assert found["aten::linear"] == {"forward"}
+    assert found["aten::mse_loss"] == {"loss"}
+    assert found["autograd::engine::evaluate_function: AddmmBackward0"] == {"backward"}
+    assert found["autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"] == {"backward"}
+    assert found["Optimizer.step#SGD.step"] == {"optimizer"}
+    assert found["aten::add_"] == {"optimizer"}
+    assert found["aten::item"] == {"other"}
+    assert found["ProfilerStep#1"] == {None}
+    on_device = phases(trace, "kernel")
+    assert on_device == {
+        "ampere_sgemm_32x32_tn": {"forward"},
+        "reduce_kernel<float>": {"loss"},
+        "mse_backward<float>": {"backward"},
+        "ampere_sgemm_32x32_nt": {"backward"},
+        "multi_tensor_apply<float>": {"optimizer"},
+    }
+
+
+def test_accumulated_gradients_have_several_forward_passes(imported: Any) -> None:
+    events = []
+    for index in range(2):
+        at, seq = 300 * index, index + 1
+        events += [
+            op("aten::mul", at + 10, 20, Sequence_number=seq),
+            op("aten::silu", at + 40, 20),
+            op(
+                "autograd::engine::evaluate_function: MulBackward0",
+                at + 100,
+                50,
+                tid=ENGINE,
+                Sequence_number=seq,
+                Fwd_thread_id=1,
+            ),
+        ]
+    events += [op("aten::clip", 500, 20), note("Optimizer.step#SGD.step", 600, 50), op("aten::item", 700, 5)]
+    found = phases(imported(events), "operator")
+    assert found["aten::mul"] == found["aten::silu"] == {"forward"}
+    assert found["aten::clip"] == found["aten::item"] == {"other"}
+
+
+def test_a_closure_runs_forward_and_backward_inside_the_optimizer(imported: Any) -> None:
+    trace = imported(
+        [
+            note("Optimizer.step#LBFGS.step", 0, 500),
+            op("aten::linear", 10, 50, Sequence_number=1),
+            op(
+                "autograd::engine::evaluate_function: AddmmBackward0",
+                100,
+                50,
+                Sequence_number=1,
+                Fwd_thread_id=1,
+            ),
+            op("aten::add_", 200, 50),
+        ]
+    )
+    found = phases(trace, "operator")
+    assert found["aten::linear"] == {"forward"}
+    assert found["autograd::engine::evaluate_function: AddmmBackward0"] == {"backward"}
+    assert found["aten::add_"] == {"optimizer"}
+
+
+def test_old_names_of_autograd_nodes_are_backward(imported: Any) -> None:
+    trace = imported(
+        [
+            op("aten::relu", 0, 10),
+            op("ReluBackward1", 50, 20, tid=ENGINE),
+            op("aten::threshold_backward", 55, 10, tid=ENGINE),
+            op("torch::autograd::AccumulateGrad", 80, 10, tid=ENGINE),
+            call("cudaEventQuery", 95, 1, 1, tid=ENGINE),
+        ]
+    )
+    assert {name: phase for name, [phase] in phases(trace, "operator", "runtime").items()} == {
+        "aten::relu": "forward",
+        "ReluBackward1": "backward",
+        "aten::threshold_backward": "backward",
+        "torch::autograd::AccumulateGrad": "backward",
+        "cudaEventQuery": "backward",
+    }
+
+
+@pytest.mark.parametrize(
+    "names", [("forward", "backward", "optimizer"), ("## Forward ##", "## BACKWARD ##", "Optimizer step")]
+)
+def test_named_ranges_set_the_phase_where_nothing_better_is_known(
+    imported: Any, names: tuple[str, str, str]
+) -> None:
+    events = []
+    for index, name in enumerate(names):
+        events += [
+            note(name, 100 * index, 90),
+            call("cudaLaunchKernel", 100 * index + 10, 5, index + 1),
+            kernel(f"kernel {index}", 100 * index + 20, 5, index + 1),
+        ]
+    found = phases(imported(events), "kernel")
+    assert found == {"kernel 0": {"forward"}, "kernel 1": {"backward"}, "kernel 2": {"optimizer"}}
+
+
+def test_a_range_named_backward_that_holds_the_loss_leaves_it_to_the_loss(imported: Any) -> None:
+    trace = imported(
+        [
+            note("## backward ##", 0, 500),
+            op("aten::cross_entropy_loss", 10, 50, Sequence_number=1),
+            op(
+                "autograd::engine::evaluate_function: NllLossBackward0",
+                100,
+                50,
+                tid=ENGINE,
+                Sequence_number=1,
+                Fwd_thread_id=1,
+            ),
+        ]
+    )
+    assert phases(trace, "operator")["aten::cross_entropy_loss"] == {"loss"}
+
+
+def test_without_a_backward_everything_is_forward(imported: Any) -> None:
+    found = phases(imported([op("aten::linear", 0, 10), op("aten::relu", 20, 10)]), "operator")
+    assert found == {"aten::linear": {"forward"}, "aten::relu": {"forward"}}
+
+
+# Layers
+
+
+def test_layers_come_from_module_frames_and_reach_the_backward(imported: Any) -> None:
+    frames = []
+    for step in range(2):
+        at = 1000 * step
+        frames += [
+            row("python_function", "nn.Module: Net_0", at + 95, 80),
+            row("python_function", "nn.Module: Linear_0", at + 98, 60),
+        ]
+    trace = imported([*training(2), *frames])
+    [line, _] = rows_named(trace, "ampere_sgemm_32x32_tn")
+    assert trace.values("layer", [line]) == ["Net_0.Linear_0"]
+    for name in (
+        "ampere_sgemm_32x32_nt",
+        "autograd::engine::evaluate_function: AddmmBackward0",
+        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+    ):
+        assert set(trace.values("layer", rows_named(trace, name))) == {"Net_0.Linear_0"}
+    assert set(trace.values("layer", rows_named(trace, "aten::mse_loss"))) == {None}
+
+
+@pytest.mark.parametrize("category", ["cpu_op", "user_annotation"])
+def test_ranges_with_a_whole_path_are_taken_as_they_are(imported: Any, category: str) -> None:
+    trace = imported(
+        [
+            row(category, "nn.Module: encoder", 0, 100),
+            row(category, "nn.Module: encoder.layers.0", 10, 80),
+            op("aten::linear", 20, 10),
+        ]
+    )
+    assert trace.values("layer", rows_named(trace, "aten::linear")) == ["encoder.layers.0"]
+    assert trace.values("kind", rows_named(trace, "encoder")) == ["module"]
+
+
+def test_a_backward_node_belongs_to_the_last_forward_operator_with_its_number(imported: Any) -> None:
+    def module(name: str, at: int) -> dict[str, Any]:
+        return row("python_function", f"nn.Module: {name}", at, 15)
+
+    trace = imported(
+        [
+            module("A_0", 0),
+            op("aten::mul", 2, 5, Sequence_number=7),
+            module("B_0", 20),
+            op("aten::detach", 22, 5, Sequence_number=7),
+            op(
+                "autograd::engine::evaluate_function: MulBackward0",
+                50,
+                10,
+                tid=ENGINE,
+                Sequence_number=7,
+                Fwd_thread_id=1,
+            ),
+            module("C_0", 70),
+            op("aten::later", 72, 5, Sequence_number=7),
+        ]
+    )
+    assert trace.values("layer", rows_named(trace, "autograd::engine::evaluate_function: MulBackward0")) == [
+        "B_0"
+    ]
+
+
+def test_forward_threads_keep_their_numbers_apart(imported: Any) -> None:
+    other = MAIN + 50
+    events = []
+    for seq in range(3):
+        events += [
+            row("python_function", f"nn.Module: Main_{seq}", 10 * seq, 9),
+            op("aten::a", 10 * seq + 1, 5, Sequence_number=seq),
+            row("python_function", f"nn.Module: Other_{seq}", 10 * seq, 9, tid=other),
+            op("aten::b", 10 * seq + 1, 5, tid=other, Sequence_number=seq + 1),
+        ]
+    events += [
+        op("NodeBackward0", 100, 5, tid=ENGINE, Sequence_number=0, Fwd_thread_id=1),
+        op("NodeBackward0", 110, 5, tid=ENGINE, Sequence_number=3, Fwd_thread_id=2),
+    ]
+    trace = imported(events)
+    assert trace.values("layer", rows_named(trace, "NodeBackward0")) == ["Main_0", "Other_2"]
+
+
+def test_a_module_that_is_run_again_outside_its_parents_keeps_its_path(imported: Any) -> None:
+    trace = imported(
+        [
+            row("python_function", "nn.Module: Net_0", 0, 50),
+            row("python_function", "nn.Module: Block_0", 5, 40),
+            row("python_function", "nn.Module: Conv2d_0", 10, 20),
+            op("aten::conv2d", 12, 5),
+            row("python_function", "nn.Module: Block_0", 105, 40, tid=ENGINE),
+            row("python_function", "nn.Module: Conv2d_0", 110, 20, tid=ENGINE),
+            op("aten::conv2d", 112, 5, tid=ENGINE),
+        ]
+    )
+    assert trace.values("layer", rows_named(trace, "aten::conv2d")) == ["Net_0.Block_0.Conv2d_0"] * 2
+
+
+def test_the_module_hierarchy_argument_names_the_layer(imported: Any) -> None:
+    trace = imported(
+        [
+            op("aten::linear", 0, 50, Module_Hierarchy="Net.fc1"),
+            op("aten::addmm", 10, 20, Module_Hierarchy=""),
+        ]
+    )
+    assert trace.values("layer", rows_named(trace, "aten::linear")) == ["Net.fc1"]
+
+
+def test_layers_are_absent_where_nothing_names_them(imported: Any) -> None:
+    assert "layer" not in imported(training(2)).columns

@@ -1,0 +1,137 @@
+"""Steps: where they come from, what belongs to them, and how long they took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_text import call, document, kernel, note, op, phases, rows_named, training, write
+
+from daydream.collect.importers import import_trace
+from daydream.errors import TraceError
+from daydream.trace import Trace
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Any:
+    def load(events: list[dict[str, Any]], **options: Any) -> Trace:
+        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
+
+    return load
+
+
+def test_a_step_is_measured_from_completion_to_completion(imported: Any) -> None:
+    #  the last kernel of step n ends at 640 + 30 + n; host work of the step ends at 780
+    trace = imported(training(3))
+    steps = trace.metadata["steps"]
+    assert trace.metadata["step_source"] == "ProfilerStep# ranges"
+    assert [step["name"] for step in steps] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
+    assert [step["completion_ns"] for step in steps] == [780_000, 1_780_000, 2_780_000]
+    assert [step["measured_ns"] for step in steps] == [None, 1_000_000, 1_000_000]
+    assert [step["covered"] for step in steps] == [False, True, True]
+    assert steps[0]["why_not"]
+
+
+def test_device_work_counts_for_the_step_that_launched_it(imported: Any) -> None:
+    events = training(2)
+    events.append(call("cudaLaunchKernel", 900, 10, 71))
+    events.append(kernel("late<float>", 1500, 400, 71))
+    trace = imported(events)
+    assert trace.values("step", rows_named(trace, "late<float>")) == [0]
+    assert trace.metadata["steps"][0]["completion_ns"] == 1_900_000
+    assert (
+        trace.metadata["steps"][1]["measured_ns"] == 0
+    )  # the second step was done before the first one's work
+
+
+def test_the_only_step_runs_from_its_start(imported: Any) -> None:
+    [step] = imported(training(1)).metadata["steps"]
+    assert (step["measured_ns"], step["covered"]) == (780_000, True)
+
+
+def test_the_only_step_is_not_covered_when_earlier_work_runs_in_it(imported: Any) -> None:
+    [step] = imported([*training(1), kernel("early", 1, 5, 999)]).metadata["steps"]
+    assert step["covered"] is False
+    assert "before the window" in step["why_not"]
+
+
+def test_steps_without_work_are_no_steps(imported: Any) -> None:
+    trace = imported([*training(2), note("ProfilerStep#2", 2000, 10)])
+    assert [step["name"] for step in trace.metadata["steps"]] == ["ProfilerStep#0", "ProfilerStep#1"]
+
+
+def without_markers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if not str(event["name"]).startswith("ProfilerStep")]
+
+
+def test_without_profiler_steps_the_optimizer_ends_them(imported: Any) -> None:
+    trace = imported(without_markers(training(3)))
+    assert trace.metadata["step_source"] == "ends of Optimizer.step#SGD.step"
+    steps = trace.metadata["steps"]
+    assert [step["end_ns"] for step in steps] == [
+        699_000,
+        1_699_000,
+        2_699_000,
+    ]  # the loader at 1 us is the origin
+    assert [step["measured_ns"] for step in steps] == [
+        None,
+        1_001_000,
+        1_001_000,
+    ]  # each last kernel is 1 us longer
+
+
+def test_of_several_optimizers_the_rarest_ends_the_steps(imported: Any) -> None:
+    events = without_markers(training(6))
+    for index in (2, 5):  # a generator that is trained every third time
+        events.append(note("Optimizer.step#Generator.step", 1000 * index + 720, 10))
+        events.append(op("GeneratorBackward0", 1000 * index + 710, 5))
+    trace = imported(events)
+    assert trace.metadata["step_source"] == "ends of Optimizer.step#Generator.step"
+    assert len(trace.metadata["steps"]) == 2
+
+
+def test_optimizers_without_a_backward_between_them_end_one_step(imported: Any) -> None:
+    events = without_markers(training(3))
+    events += [note("Optimizer.step#SGD.step", 1000 * step + 705, 20) for step in range(3)]
+    steps = imported(events).metadata["steps"]
+    assert [step["end_ns"] for step in steps] == [724_000, 1_724_000, 2_724_000]
+
+
+def test_a_marker_pattern_chooses_any_ranges(imported: Any) -> None:
+    events = without_markers(training(3)) + [
+        note(f"iteration {index}", 1000 * index, 990) for index in range(3)
+    ]
+    trace = imported(events, step_marker=r"^iteration \d+$")
+    assert [step["name"] for step in trace.metadata["steps"]] == ["iteration 0", "iteration 1", "iteration 2"]
+    with pytest.raises(TraceError, match="no annotation matches"):
+        imported(events, step_marker="epoch")
+    with pytest.raises(TraceError, match="not a regular expression"):
+        imported(events, step_marker="(")
+    with pytest.raises(TraceError, match="only 'auto'"):
+        imported(events, steps="often")
+
+
+def test_without_any_marker_the_whole_recording_is_a_step(imported: Any) -> None:
+    trace = imported(
+        [op("aten::add", 0, 50), call("cudaLaunchKernel", 10, 5, 1), kernel("add<float>", 20, 100, 1)]
+    )
+    assert "whole recording" in trace.metadata["step_source"]
+    assert [step["measured_ns"] for step in trace.metadata["steps"]] == [120_000]
+
+
+def test_an_optimizer_range_cut_off_by_the_end_lasts_to_the_end(imported: Any) -> None:
+    events = without_markers(training(3))
+    last = next(event for event in reversed(events) if str(event["name"]).startswith("Optimizer.step"))
+    last["dur"] = 0
+    trace = imported(events)
+    assert trace.metadata["steps"][-1]["completion_ns"] == 2_779_000
+    assert phases(trace, "kernel")["multi_tensor_apply<float>"] == {"optimizer"}
+
+
+def test_threads_that_do_no_work_belong_to_no_step(imported: Any) -> None:
+    watchdog = [call("cudaEventQuery", 100 * index, 2, 5000 + index, tid=-9) for index in range(20)]
+    trace = imported([*training(2), *watchdog])
+    lines = rows_named(trace, "cudaEventQuery")
+    assert set(trace.values("step", lines)) == {None}
+    assert set(trace.values("phase", lines)) == {None}

@@ -1,0 +1,152 @@
+"""What device work does: element types and collectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_text import call, document, kernel, note, op, training, write
+
+from daydream.collect.importers import import_trace
+from daydream.collect.work import collective_of_name, dtype_of_inputs, dtype_of_kernel, elements_of_dims
+from daydream.trace import Trace
+
+
+def imported(tmp_path: Path, events: Any) -> Trace:
+    return import_trace([write(tmp_path / "trace.json", document(events))])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("ampere_sgemm_128x64_nn", "float32"),
+        ("volta_sgemm_32x32_sliced1x4_tn", "float32"),
+        ("ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_nn", "float16"),
+        ("ampere_fp16_s1688gemm_fp16_128x128_ldg8_f2f_stages_32x1_tn", "float16"),
+        ("turing_s1688gemm_128x128_ldg8_f2f_nn", "float16"),
+        ("volta_h884gemm_64x64_ldg8_nn", "float16"),
+        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "bfloat16"),
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>(Params)", "float32"),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16", "float32"),
+        ("Cijk_Ailk_Bljk_BBS_BH_Bias_MT64x64", "bfloat16"),
+        ("Cijk_Ailk_Bljk_HHS_BH_MT64x64", "float16"),
+        ("Cijk_Ailk_Bljk_SB_MT64x64x16", "float32"),
+        ("volta_dgemm_64x64_nn", "float64"),
+        (
+            (
+                "void reduce_kernel<512, 1, ReduceOp<c10::Half, at::native::func_wrapper_t<c10::Half, "
+                "at::native::sum_functor<c10::Half, float, c10::Half>>>>"
+            ),
+            "float16",
+        ),
+        (
+            (
+                "void vectorized_elementwise_kernel<4, BUnaryFunctor<c10::BFloat16, c10::BFloat16, "
+                "c10::BFloat16, MulFunctor<float>>>"
+            ),
+            "bfloat16",
+        ),
+        (
+            "void vectorized_elementwise_kernel<4, at::native::CUDAFunctorOnSelf_add<long>, Array<char*, 2>>",
+            "int64",
+        ),
+        ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>", "float16"),
+        ("Memset (Device)", None),
+        ("batched_transpose_16x32_half", None),  # any two-byte type
+        ("my_kernel", None),
+    ],
+)
+def test_kernel_names_give_away_their_element_type(name: str, dtype: str | None) -> None:
+    assert dtype_of_kernel(name) == dtype
+
+
+def test_the_first_floating_input_is_the_element_type() -> None:
+    assert dtype_of_inputs(["long int", "c10::Half", "float"]) == "float16"
+    assert dtype_of_inputs(["Scalar", "long int", ""]) == "int64"
+    assert dtype_of_inputs(["TensorList", ""]) is None
+    assert dtype_of_inputs(None) is None
+
+
+def test_collectives_have_one_name_each() -> None:
+    said = [
+        "allreduce",
+        "_allgather_base",
+        "nccl:all_to_all",
+        "_reduce_scatter_base",
+        "ncclKernel_AllReduce_RING_LL_Sum_float",
+        "ncclDevKernel_SendRecv",
+        "broadcast",
+        "c10d::allreduce_",
+        "wait",
+    ]
+    assert [collective_of_name(name) for name in said] == [
+        "all_reduce",
+        "all_gather",
+        "all_to_all",
+        "reduce_scatter",
+        "all_reduce",
+        "send_recv",
+        "broadcast",
+        "all_reduce",
+        None,
+    ]
+
+
+def test_elements_are_counted_over_all_tensors() -> None:
+    assert elements_of_dims([[6144], [], [2, 3]]) == 6150
+    assert elements_of_dims([[[10], [5]], []]) == 15
+    assert elements_of_dims([[], []]) is None
+
+
+def test_a_kernel_s_own_arguments_describe_its_collective(tmp_path: Path) -> None:
+    events = [
+        *training(1),
+        call("cudaLaunchKernelExC", 320, 3, 77, tid=101),
+        kernel(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            340,
+            50,
+            77,
+            stream=9,
+            Collective_name="allreduce",
+            In_msg_nelems=1000,
+            Out_msg_nelems=1000,
+            dtype="Float",
+            Process_Group_Name="0",
+            Group_size=2,
+        ),
+    ]
+    trace = imported(tmp_path, events)
+    line = np.flatnonzero(trace.is_kind("collective"))
+    assert trace.values("collective", line) == ["all_reduce"]
+    assert trace.values("elements", line) == [1000]
+    assert trace.values("dtype", line) == ["float32"]
+    assert trace.values("bytes", line) == [4000]
+    assert trace.values("group", line) == ["0"]
+
+
+def test_a_bare_collective_is_described_by_the_call_around_its_launch(tmp_path: Path) -> None:
+    events = [
+        op(
+            "record_param_comms",
+            10,
+            50,
+            External_id=1,
+            Input_Dims=[[], [], []],
+            Input_type=["TensorList", "Scalar", ""],
+        ),
+        note("nccl:all_to_all", 15, 40, External_id=2, Input_Dims=[[100, 3]], Input_type=["long int"]),
+        call("cudaLaunchKernel", 20, 5, 7, External_id=2),
+        kernel(
+            "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 40, 50, 7, stream=9, External_id=2
+        ),
+        kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 1, 2, 3, stream=9),
+    ]
+    trace = imported(tmp_path, events)
+    orphan, line = np.flatnonzero(trace.is_kind("collective")).tolist()
+    assert trace.values("collective", [orphan, line]) == ["all_reduce", "all_to_all"]
+    assert trace.values("elements", [orphan, line]) == [None, 300]
+    assert trace.values("bytes", [orphan, line]) == [None, 2400]
+    assert trace.values("dtype", [line]) == ["int64"]
