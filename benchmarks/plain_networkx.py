@@ -21,11 +21,14 @@ def to_digraph(plan: Plan) -> nx.DiGraph:
         graph.add_node(task, lane=lane, duration=duration, gap=gap, release=release)
     edges = (plan.edge_src, plan.edge_dst, plan.edge_latency_ns, plan.edge_from_start)
     for src, dst, latency, from_start in zip(*(e.tolist() for e in edges), strict=True):
-        causes = graph[src].get(dst, {"causes": ()})["causes"]
-        graph.add_edge(src, dst, causes=(*causes, (latency, from_start)))
+        if graph.has_edge(src, dst):
+            if graph[src][dst]["from_start"] != from_start:
+                raise ValueError(f"{src} -> {dst} both from its start and its end: not told in one edge")
+            latency = max(latency, graph[src][dst]["latency"])
+        graph.add_edge(src, dst, latency=latency, from_start=from_start)
     for task, following in enumerate(plan.next_on_lane().tolist()):
         if following >= 0 and not graph.has_edge(task, following):
-            graph.add_edge(task, following, causes=())
+            graph.add_edge(task, following, latency=0, from_start=False)
     return graph
 
 
@@ -44,8 +47,7 @@ def simulate(graph: nx.DiGraph) -> dict[int, int]:
         end = begin + node["duration"]
         progress[node["lane"]] = end + node["gap"]
         for child, edge in graph[task].items():
-            for latency, from_start in edge["causes"]:
-                ready[child] = max(ready[child], (begin if from_start else end) + latency)
+            ready[child] = max(ready[child], (begin if edge["from_start"] else end) + edge["latency"])
             missing[child] -= 1
             if missing[child] == 0:
                 heapq.heappush(heap, (ready[child], child))

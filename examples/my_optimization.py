@@ -3,9 +3,11 @@
 from daydream import Graph
 
 
-def my_optimization(graph: Graph, *, product_speedup: float = 1.0) -> None:
-    """Predict attention without softmax kernels of its own."""
-    attention = graph.select(kind="kernel", layer="*attention*")
-    softmax = attention.where(name="(?i)softmax")
-    (attention - softmax).where(name="(?i)gemm").scale(1 / product_speedup)
-    softmax.remove()  # their launches go with them
+def my_optimization(graph: Graph, *, product_speedup: float = 1.5) -> None:
+    """Predict attention whose products run faster and whose softmax costs nothing.
+
+    `product_speedup` is a guess; time the fused kernel to know.
+    """
+    kernels = graph.select(kind="kernel", layer="*.attention.core")
+    kernels.where(name="softmax").remove()  # their launches go with them
+    kernels.where(name="gemm").scale(1 / product_speedup)

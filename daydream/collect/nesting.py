@@ -192,11 +192,12 @@ def link_launches(recording: Recording) -> np.ndarray:
 
 def nearest(flags: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """Return for each row itself or its nearest ancestor that is flagged, else unknown."""
-    rows = np.arange(len(flags), dtype=np.int32)
-    found = np.where(flags, rows, parent)
-    while True:
-        climbing = np.flatnonzero(found >= 0)
-        climbing = climbing[~flags[found[climbing]]]
-        if not len(climbing):
-            return found
-        found[climbing] = found[found[climbing]]
+    found = np.empty(len(flags), np.int32)
+    found[:] = parent
+    found[flags] = np.flatnonzero(flags)
+    for begin in range(0, len(found), PORTION):
+        rows = begin + np.flatnonzero(found[begin : begin + PORTION] >= 0)
+        while len(rows := rows[~flags[found[rows]]]):
+            found[rows] = found[found[rows]]
+            rows = rows[found[rows] >= 0]
+    return found

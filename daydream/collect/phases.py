@@ -42,7 +42,6 @@ def find_phases(
 
     `forward_of` is the forward operator of a backward node.
     """
-    rows = len(recording)
     operator = recording.is_kind("operator")
     host = operator | recording.is_kind("annotation", "runtime")
     strong = _strong_marks(recording, host)
@@ -51,8 +50,10 @@ def find_phases(
     phase[~host] = UNKNOWN
 
     weak = _named_marks(recording)
-    range_row = nearest(weak >= 0, parent) if (weak >= 0).any() else np.full(rows, UNKNOWN)
-    said = np.where(range_row >= 0, weak[range_row], UNKNOWN)
+    said = weak
+    if (weak >= 0).any():
+        range_row = nearest(weak >= 0, parent)
+        said = np.where(range_row >= 0, weak[range_row], weak)
     use = host & (phase < 0) & (said >= 0) & (said != BACKWARD)
     phase[use] = said[use]
 
@@ -69,8 +70,8 @@ def find_phases(
 
     loss = operator & (phase == FORWARD) & recording.named(LOSS_OPERATOR)
     phase[recording.named(STEP_MARKER)] = UNKNOWN
-    in_loss = nearest(loss, parent) if loss.any() else np.full(rows, UNKNOWN)
-    phase[(in_loss >= 0) & (phase == FORWARD)] = LOSS
+    if loss.any():
+        phase[(nearest(loss, parent) >= 0) & (phase == FORWARD)] = LOSS
     return phase
 
 
@@ -99,12 +100,20 @@ def _fill_backward_threads(
     phase: np.ndarray, threads: np.ndarray, recording: Recording, host: np.ndarray, strong: np.ndarray
 ) -> None:
     """On a thread that runs autograd nodes and no forward operators, the rest is backward as well."""
-    size = int(threads.max(initial=0)) + 1
-    nodes = np.bincount(threads[host & (strong == BACKWARD)], minlength=size)
-    others = np.bincount(threads[recording.is_kind("operator") & (phase != BACKWARD)], minlength=size)
-    other_marks = np.bincount(threads[(strong >= 0) & (strong != BACKWARD)], minlength=size)
-    engine = (nodes > others) & (nodes > 0) & (other_marks == 0)
+    nodes = _count(threads, host & (strong == BACKWARD))
+    others = _count(threads, recording.is_kind("operator") & (phase != BACKWARD))
+    other_marks = _count(threads, (strong >= 0) & (strong != BACKWARD))
+    engine = (nodes > others) & (other_marks == 0)
     phase[host & (phase < 0) & engine[threads]] = BACKWARD
+
+
+def _count(threads: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the number of flagged rows of each thread."""
+    counts = np.zeros(int(threads.max(initial=0)) + 1, np.int64)
+    for begin in range(0, len(threads), PORTION):
+        part = slice(begin, begin + PORTION)
+        counts += np.bincount(threads[part][rows[part]], minlength=len(counts))
+    return counts
 
 
 def _fill_by_order(
@@ -180,7 +189,8 @@ def _free_closures(recording: Recording, phase: np.ndarray, holder: np.ndarray, 
         first, last = np.searchsorted(start[nodes], [start[row], end[row]])
         if first == last:
             continue
-        inside = (holder == row) & (threads == threads[row]) & (np.arange(len(phase)) != row)
+        inside = (holder == row) & (threads == threads[row])
+        inside[row] = False
         begin, stop = start[nodes[first]], end[nodes[first:last]].max()
         phase[inside & (start < begin)] = FORWARD
         phase[inside & (start >= begin) & (start < stop)] = BACKWARD

@@ -1,0 +1,237 @@
+"""Write docs/accuracy.md: how well replays and predictions meet what is known, every trace and every failure kept.
+
+    python validation/accuracy.py --traces ../shared/traces --write docs/accuracy.md
+
+Without `--traces` the parts that need them are left out and the page says so. The
+machine model is in tests/machine: an exact model of a training machine that is run
+again with the change, so the true answer is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import daydream  # noqa: E402
+from daydream.graph.build import RULES  # noqa: E402
+from machine.programs import PROGRAMS  # noqa: E402
+
+TRAINING = (
+    "a100_resnet_ddp_rank0of2",
+    "v100_recsys_rank1of2_copy_waits",
+    "mi300x_resnet_ddp_checkpoint_rank0of8",
+    "v100_resnet50_loader_workers_0",
+    "v100_resnet50_loader_workers_4",
+    "rtx2080ti_linear_40_iterations",
+    "rtx2080ti_resnet_30_iterations",
+    "gpu_user_annotation",
+    "mi250_toy_training",
+    "v100_dlrm_4_of_8_ranks",
+)
+CHANGES = {
+    "GPU x 0": {"gpu": 0.0},
+    "GPU x 0.5": {"gpu": 0.5},
+    "GPU x 2": {"gpu": 2.0},
+    "CPU x 0": {"cpu": 0.0},
+    "CPU x 0.5": {"cpu": 0.5},
+}
+WINDOWS = {"settled": (24, 27), "cold start": (0, 3)}
+UNJUDGED = "`{name}`: {reason}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=Path, help="folder with kineto/, nsys/ and odd/ of public traces")
+    parser.add_argument("--write", type=Path, help="the page to write; standard output without it")
+    options = parser.parse_args()
+    page = "\n".join(_page(options.traces))
+    if options.write:
+        options.write.write_text(page, encoding="utf-8")
+    else:
+        print(page)
+
+
+def _page(traces: Path | None) -> Iterator[str]:
+    yield INTRODUCTION
+    if traces is None:
+        yield "\nMade without the public traces; only the machine model is judged here.\n"
+        loaded = {}
+    else:
+        loaded = dict(_load(traces))
+        yield from _replays(loaded)
+        yield from _steady(loaded)
+    with tempfile.TemporaryDirectory() as folder:
+        machines = _machines(Path(folder))
+        yield from _machine_table(machines)
+        yield from _ablation(loaded, machines)
+
+
+INTRODUCTION = """# How accurate is it?
+
+This page is made by `python validation/accuracy.py --traces FOLDER --write docs/accuracy.md`. Nothing on it is
+typed by hand, and what falls short stays in.
+
+Three questions, in the order in which they should be believed:
+
+1. **Does the replay meet the recording?** The untouched graph is simulated and each covered step is compared with
+   the measured one. Every cost in the graph was measured in the same trace, so this shows that no cause is missing
+   and none contradicts another; by itself it proves little. The column *typical costs* is the harder test: all
+   launch latencies and start-up costs are replaced by the trace's medians, so that no wait can hide in them.
+2. **Is the answer the same for every steady step?** A tool that keeps waits as work flips its answer with the step.
+3. **Does a prediction meet the truth?** The machine model is run again with the change, so the truth is exact."""
+
+
+def _load(traces: Path) -> Iterator[tuple[str, daydream.Trace]]:
+    for name in TRAINING:
+        path = traces / "kineto" / f"{name}.json.gz"
+        source = path if path.exists() else traces / "kineto" / name
+        if source.exists():
+            yield name, daydream.load(source)
+    for path in sorted((traces / "nsys").glob("*.sqlite.gz")):
+        yield f"nsys/{path.name.removesuffix('.sqlite.gz')}", daydream.load(path)
+    for path in sorted((traces / "kineto").glob("*.json.gz")):
+        name = path.name.removesuffix(".json.gz")
+        if name not in TRAINING:
+            yield name, daydream.load(path)
+    for path in sorted((traces / "odd").glob("cpu_only.json.gz")):
+        yield "odd/cpu_only", daydream.load(path)
+
+
+def _replays(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
+    yield "\n## Replay of public traces\n"
+    yield (
+        "Errors are of the step time, in per cent: of the median step, and the worst covered step. Start errors are "
+        "how far kernels start from where they were recorded. Waits: stream waits recorded / inferred / unresolved.\n"
+    )
+    yield "| trace | steps | measured ms | replay median | worst | kernel start p50, p95 us | typical costs: median | worst | waits | queue |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    medians, worsts, left_out = [], [], []
+    for name, trace in loaded.items():
+        try:
+            result = daydream.replay(trace)
+            typical = daydream.replay(daydream.build(trace, without=["latencies"]))
+        except daydream.GraphError as error:
+            left_out.append(UNJUDGED.format(name=name, reason=str(error).split(". ")[0].replace("\n", " ")))
+            continue
+        facts = result.graph.facts
+        waits = facts.event_waits
+        if name in TRAINING:
+            medians += [abs(step.error) for step in result.steps]
+            worsts.append(result.max_error)
+        depth = "" if facts.queue_depth is None else f"{facts.queue_depth:,}{'' if facts.queue_learned else ' assumed'}"
+        start = result.start_error_ns
+        yield (
+            f"| `{name}` | {len(result.steps)} | {result.measured_ns / 1e6:,.2f} | {result.error:+.3%} "
+            f"| {result.max_error:.3%} | {start['p50'] / 1e3:.1f}, {start['p95'] / 1e3:.1f} "
+            f"| {typical.error:+.2%} | {typical.max_error:.2%} "
+            f"| {waits['recorded']} / {waits['inferred']} / {waits['unresolved']} | {depth} |"
+        )
+    yield (
+        f"\nOver every covered step of the training traces: median error {statistics.median(medians):.4%}, "
+        f"worst {max(worsts):.3%}.\n"
+    )
+    if left_out:
+        yield "Not judged, and why:\n"
+        yield from (f"- {line}" for line in left_out)
+
+
+def _steady(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
+    yield "\n## The same answer for every steady step\n"
+    yield (
+        "Speed-up of each covered step at GPU x 0.5, once settled: the lowest and highest of a trace. Steps further "
+        "than 25 % from the median (a stalled loader, a warm-up) are left out, as they are from predictions. Short "
+        "steps differ because a change moves work across the boundary between neighbours; sums do not.\n"
+    )
+    yield "| trace | steps | lowest | highest |"
+    yield "|---|---|---|---|"
+    for name, trace in loaded.items():
+        if not (name in TRAINING or name.startswith("nsys/")):
+            continue
+        try:
+            before = daydream.replay(trace)
+            after = daydream.whatif(before, "scale", on="gpu", factor=0.5)
+        except daydream.DaydreamError:
+            continue
+        usual = before.replayed_ns
+        rows = [row for row in after.to_json()["steps"] if row["predicted_ns"]]
+        ratios = [
+            row["replayed_ns"] / row["predicted_ns"] for row in rows if abs(row["replayed_ns"] / usual - 1) <= 0.25
+        ]
+        if len(ratios) > 1:
+            yield f"| `{name}` | {len(ratios)} | {min(ratios):.3f}x | {max(ratios):.3f}x |"
+
+
+Machines = dict[tuple[str, str], tuple[daydream.Trace, dict[str, float]]]
+
+
+def _machines(folder: Path) -> Machines:
+    """Return, by program and window, its trace and the true step of each change, in ns."""
+    machines = {}
+    for program, make in PROGRAMS.items():
+        machine = make()
+        truths = {change: machine.run(**knobs).steady_step_ns() for change, knobs in CHANGES.items()}
+        for window, (first, last) in WINDOWS.items():
+            path = machine.run(steps=last + 2).write(folder / f"{program}.json.gz", first, last)
+            machines[program, window] = daydream.load(path), truths
+    return machines
+
+
+def _errors(trace: daydream.Trace, truths: dict[str, float], without: Iterable[str] = ()) -> dict[str, float]:
+    before = daydream.replay(daydream.build(trace, without=list(without)))
+    errors = {}
+    for change, knobs in CHANGES.items():
+        ((on, factor),) = knobs.items()
+        predicted = daydream.whatif(before, "scale", on=on, factor=factor).predicted_ns
+        errors[change] = predicted / truths[change] - 1
+    return errors
+
+
+def _machine_table(machines: Machines) -> Iterator[str]:
+    yield "\n## Predictions against the machine model's own re-run\n"
+    yield "Error of `whatif scale` against the true settled step after the change.\n"
+    yield "| machine | window | " + " | ".join(CHANGES) + " |"
+    yield "|---|---|" + "---|" * len(CHANGES)
+    worst = 0.0
+    for (program, window), (trace, truths) in machines.items():
+        errors = _errors(trace, truths)
+        worst = max(worst, *(abs(error) for error in errors.values()))
+        yield f"| {program} | {window} | " + " | ".join(f"{error:+.2%}" for error in errors.values()) + " |"
+    yield f"\nWorst: {worst:.2%}."
+
+
+def _ablation(loaded: dict[str, daydream.Trace], machines: Machines) -> Iterator[str]:
+    yield "\n## What each rule is worth\n"
+    yield (
+        "Each rule left out in turn. *Replay*: error of the median step of the training and GPU-bound traces with "
+        "typical costs, the mean and the worst of them (with measured costs a missing rule hides: its wait is kept as a cost "
+        "and the replay stays perfect). *Machine model*: error of the predictions above, the mean and the worst.\n"
+    )
+    yield "| left out | replay, mean | replay, worst | machine model, mean | machine model, worst |"
+    yield "|---|---|---|---|---|"
+    judged = {name: trace for name, trace in loaded.items() if name in TRAINING or name.startswith("nsys/")}
+    for rule in (None, *RULES):
+        without = [] if rule is None else [rule]
+        replays = []
+        for trace in judged.values():
+            try:
+                replays.append(abs(daydream.replay(daydream.build(trace, without=[*without, "latencies"])).error))
+            except daydream.GraphError:
+                continue
+        errors = [
+            abs(error)
+            for trace, truths in machines.values()
+            for error in _errors(trace, truths, without).values()
+        ]
+        replay = (f"{statistics.mean(replays):.2%}", f"{max(replays):.2%}") if replays else ("", "")
+        yield f"| {rule or 'nothing'} | {replay[0]} | {replay[1]} | {statistics.mean(errors):.2%} | {max(errors):.2%} |"
+
+
+if __name__ == "__main__":
+    main()
