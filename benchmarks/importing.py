@@ -7,7 +7,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hta import MissingError, hta_python
+from hta_environment import MissingError, hta_python
 from results import Aim, Part, Settings, Table, alone, control, say
 from timing import take_turns, times_faster
 from traces import Source, free_memory, largest, replicate, sources, unpacked

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -28,9 +29,10 @@ class Worker:
 
     def __init__(self, script: str, python: str | Path = sys.executable) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [str(python), str(HERE / script)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
         )  # fmt: skip
 
     def ask(self, job: str, **arguments: Any) -> Any:
@@ -41,7 +43,10 @@ class Worker:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise WorkError(f"{job}: the process ended (exit code {self._process.wait()})")
+            code = self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().strip().splitlines()
+            raise WorkError(f"{job}: the process ended with code {code}: {said[-1] if said else 'no message'}")
         failure, answer = json.loads(line)
         if failure:
             raise WorkError(failure)
@@ -56,6 +61,7 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        self._errors.close()
 
 
 def serve(jobs: Mapping[str, Callable[..., Any]]) -> None:

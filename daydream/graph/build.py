@@ -26,7 +26,7 @@ from daydream.errors import GraphError
 from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
 from daydream.graph.rules.communication import meet
-from daydream.graph.rules.device_graphs import link_nodes
+from daydream.graph.rules.device_graphs import fill_heads, link_nodes
 from daydream.graph.rules.events import wait_for_events
 from daydream.graph.rules.handoff import hand_over, tell_background
 from daydream.graph.rules.latencies import measure_latencies
@@ -65,6 +65,8 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
             rule(draft)
     tell_background(draft)
     draft.settle_events()
+    if "graphs" not in without:
+        fill_heads(draft)
     draft.event_latency_ns = np.zeros(graph.size, np.int64)
     measure_latencies(draft, measured="latencies" not in without)
     for (target, _), row in zip(draft.event_pairs, draft.event_rows, strict=True):

@@ -166,8 +166,6 @@ class Draft:
 
     def settle_events(self) -> None:
         """Look up which tasks the event waits found so far tie together, as lowering will."""
-        from daydream.graph.rules.streams import stream_runs
-
         graph = self.graph
         order = graph.columns["order"]
         runs = dict(stream_runs(self))
@@ -183,8 +181,6 @@ class Draft:
 
     def ended_before(self, tasks: np.ndarray) -> np.ndarray:
         """Return when the task before each device task on its stream had ended; far past for none."""
-        from daydream.graph.rules.streams import stream_runs
-
         ended = np.full(self.graph.size, -(2**60), np.int64)
         for _, run in stream_runs(self):
             ended[run[1:]] = self.end_ns[run[:-1]]
@@ -192,8 +188,6 @@ class Draft:
 
     def late_starts(self) -> np.ndarray:
         """Return how much later each device task started than its known causes allow, by task."""
-        from daydream.graph.rules.streams import stream_runs
-
         columns = self.graph.columns
         late = np.zeros(self.graph.size, np.int64)
         known = np.full(self.graph.size, -(2**60), np.int64)
@@ -224,3 +218,20 @@ class Draft:
             row = columns["row"][on_device[place]]
             found.setdefault((max(int(trace["rank"][row]), 0), int(trace["stream"][row])), []).append(lane)
         return found
+
+
+def stream_runs(draft: Draft) -> list[tuple[int, np.ndarray]]:
+    """Return (lane, task ids in lane order) for every device lane."""
+    graph = draft.graph
+    ids = np.flatnonzero(graph.columns["kind"] > 0)
+    ids = ids[np.lexsort((ids, graph.columns["order"][ids], graph.columns["lane"][ids]))]
+    lanes = graph.columns["lane"][ids]
+    return [(int(lanes[begin]), ids[begin:end]) for begin, end in runs_of(lanes)]
+
+
+def runs_of(values: np.ndarray) -> list[tuple[int, int]]:
+    """Return (begin, end) of each run of equal values."""
+    if not len(values):
+        return []
+    cuts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    return list(zip(cuts.tolist(), [*cuts[1:].tolist(), len(values)], strict=True))

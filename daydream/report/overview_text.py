@@ -50,7 +50,8 @@ def _recorded(overview: Overview) -> str:
     text = f"{printable(str(metadata.get('source', 'unknown')))}, {time_text(span_ns(overview.trace))}"
     world = metadata.get("world_size")
     names = listed([str(rank) for rank in ranks]) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"
-    return text + f", {'rank' if len(ranks) == 1 else 'ranks'} {names}" + (f" of {world}" if world else "")
+    text += f", {'rank' if len(ranks) == 1 else 'ranks'} {names}"
+    return text + (f" of {world}" if world and world > ranks[-1] else "")
 
 
 def _device(overview: Overview) -> str:

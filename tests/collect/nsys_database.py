@@ -71,7 +71,9 @@ def record(correlation: int, event: int, stream: int, **more: Any) -> Row:
     }  # fmt: skip
 
 
-def range_(start: int, end: int | None, text: str | None, *, type_: int = 59, tid: int = MAIN, **more: Any) -> Row:
+def range_(
+    start: int, end: int | None, text: str | None, *, type_: int = 59, tid: int = MAIN, **more: Any
+) -> Row:
     return {
         "start": start, "end": end, "eventType": type_, "text": text, "globalTid": packed(tid),
         "textId": None, "domainId": 0, **more,

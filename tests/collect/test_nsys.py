@@ -13,7 +13,6 @@ import pytest
 from nsys_database import (
     ID,
     MAIN,
-    NOTHING,
     OTHER,
     PID,
     call,
@@ -47,7 +46,9 @@ def shared(name: str) -> Path:
 
 def rows_of(recording: Recording, *columns: str) -> list[tuple]:
     """Return rows as tuples of Python values, None for unknown."""
-    return list(zip(*(Trace(recording.columns, recording.texts).values(name) for name in columns), strict=True))
+    return list(
+        zip(*(Trace(recording.columns, recording.texts).values(name) for name in columns), strict=True)
+    )
 
 
 def names_of(recording: Recording, kind: str) -> list[str]:
@@ -81,7 +82,9 @@ def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):
 
 
 def test_an_api_version_is_no_part_of_a_name_but_v2_is(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {"RUNTIME": [call(0, 1, 1, LAUNCH), call(2, 3, 2, "cuMemFree_v2")]})
+    path = write_export(
+        tmp_path / "a.sqlite", {"RUNTIME": [call(0, 1, 1, LAUNCH), call(2, 3, 2, "cuMemFree_v2")]}
+    )
 
     assert names_of(read_nsys(path), "runtime") == ["cudaLaunchKernel", "cuMemFree_v2"]
 
@@ -97,7 +100,9 @@ def test_a_kernel_has_the_best_name_that_is_there(tmp_path):
 
 def test_columns_that_a_version_lacks_are_unknown(tmp_path):
     few = {"start": 0, "end": 5, "deviceId": 0, "streamId": 7, "correlationId": 1, "shortName": ID["add"]}
-    path = write_export(tmp_path / "a.sqlite", {"KERNEL": [few], "RUNTIME": [call(0, 1, 1, LAUNCH)]}, version="3.2")
+    path = write_export(
+        tmp_path / "a.sqlite", {"KERNEL": [few], "RUNTIME": [call(0, 1, 1, LAUNCH)]}, version="3.2"
+    )
     recording = read_nsys(path)
 
     assert "grid" not in recording.columns
@@ -200,7 +205,9 @@ def test_a_sync_row_without_type_and_call_is_named_by_the_older_type_or_its_ids(
         sync(12, 13, 12, deprecatedSyncType=None, streamId=7),
         sync(14, 15, 14, deprecatedSyncType=None),
     ]
-    path = write_export(tmp_path / "a.sqlite", {"SYNCHRONIZATION": older + bare, "RUNTIME": [call(50, 51, 99, COPY)]})
+    path = write_export(
+        tmp_path / "a.sqlite", {"SYNCHRONIZATION": older + bare, "RUNTIME": [call(50, 51, 99, COPY)]}
+    )
 
     assert names_of(read_nsys(path), "sync") == [
         "Context Sync", "Event Sync", "Stream Sync", "Event Sync", "Stream Sync", "Context Sync",
@@ -213,7 +220,11 @@ def test_a_sync_row_is_on_the_device_of_its_context(tmp_path):
         "SYNCHRONIZATION": [sync(10, 11, 3, contextId=2), sync(12, 13, 4, contextId=1), sync(14, 15, 5, contextId=9)],
     })  # fmt: skip
 
-    assert [device for kind, device in rows_of(read_nsys(path), "kind", "device") if kind == "sync"] == [1, 0, 0]
+    assert [device for kind, device in rows_of(read_nsys(path), "kind", "device") if kind == "sync"] == [
+        1,
+        0,
+        0,
+    ]
 
 
 def test_a_query_is_no_wait(tmp_path):
@@ -254,7 +265,9 @@ def waits_and_records(**numbers: list[int]) -> dict:
 def waits_of(path: Path) -> list[tuple]:
     recording = read_nsys(path)
     rows = rows_of(recording, "kind", "stream", "wait_stream", "wait_correlation")
-    assert recording.metadata["notes"] == ["1 of 3 waits for an event have no record of the event in the file."]
+    assert recording.metadata["notes"] == [
+        "1 of 3 waits for an event have no record of the event in the file."
+    ]
     return [row[1:] for row in rows if row[0] == "sync"]
 
 
@@ -279,7 +292,9 @@ def test_waits_without_any_event_table_are_counted(tmp_path):
     del tables["CUDA_EVENT"]
     recording = read_nsys(write_export(tmp_path / "a.sqlite", tables))
 
-    assert recording.metadata["notes"] == ["3 of 3 waits for an event have no record of the event in the file."]
+    assert recording.metadata["notes"] == [
+        "3 of 3 waits for an event have no record of the event in the file."
+    ]
     assert "wait_stream" not in recording.columns
 
 
@@ -351,7 +366,9 @@ def test_equal_correlation_ids_of_two_processes_stay_apart(tmp_path):
         ("kernel", 1, None, 1, 1 + (1 << 32)),
         ("kernel", 1, None, 1, 2 + (1 << 32)),
     ]
-    assert recording.metadata["notes"] == ["2 processes did device work; they are ranks, by their lowest device."]
+    assert recording.metadata["notes"] == [
+        "2 processes did device work; they are ranks, by their lowest device."
+    ]
 
 
 def test_a_file_of_several_processes_splits_into_ranks(tmp_path):
@@ -384,7 +401,13 @@ def test_times_count_from_the_first_row_and_the_origin_is_absolute(tmp_path):
 
 
 def test_rows_without_a_proper_end_are_left_out_and_counted(tmp_path):
-    rows = [kernel(0, 5, 1), kernel(9, 5, 2), kernel(3, None, 3), kernel(-(2**63), 5, 4), kernel(2**62, 2**62 + 9, 5)]
+    rows = [
+        kernel(0, 5, 1),
+        kernel(9, 5, 2),
+        kernel(3, None, 3),
+        kernel(-(2**63), 5, 4),
+        kernel(2**62, 2**62 + 9, 5),
+    ]
     recording = read_nsys(write_export(tmp_path / "a.sqlite", {"KERNEL": rows}))
 
     assert len(recording) == 1
@@ -419,7 +442,9 @@ def test_nothing_else_leaves_the_file(tmp_path):
 
 
 def test_text_that_is_not_utf8_is_read_all_the_same(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {"NVTX_EVENTS": [range_(0, 9, "x")], "KERNEL": [kernel(0, 5, 1)]})
+    path = write_export(
+        tmp_path / "a.sqlite", {"NVTX_EVENTS": [range_(0, 9, "x")], "KERNEL": [kernel(0, 5, 1)]}
+    )
     with sqlite3.connect(path) as database:
         database.execute("UPDATE NVTX_EVENTS SET text = CAST(X'66FF6F' AS TEXT)")
     database.close()
@@ -428,7 +453,9 @@ def test_text_that_is_not_utf8_is_read_all_the_same(tmp_path):
 
 
 def test_a_gzipped_export_reads_the_same_and_leaves_nothing_behind(tmp_path):
-    path = write_export(tmp_path / "a.sqlite", {"RUNTIME": [call(0, 5, 1, LAUNCH)], "KERNEL": [kernel(3, 9, 1)]})
+    path = write_export(
+        tmp_path / "a.sqlite", {"RUNTIME": [call(0, 5, 1, LAUNCH)], "KERNEL": [kernel(3, 9, 1)]}
+    )
     packed_path = tmp_path / "a.sqlite.gz"
     packed_path.write_bytes(gzip.compress(path.read_bytes()))
     before = path.read_bytes()
@@ -542,7 +569,7 @@ def test_a_trace_comes_of_it(tmp_path):
 
 
 def kinds_and_names(recording: Recording) -> Counter:
-    return Counter(kind for kind, in rows_of(recording, "kind"))
+    return Counter(kind for (kind,) in rows_of(recording, "kind"))
 
 
 def in_flight(recording: Recording) -> tuple[int, int]:
@@ -608,7 +635,10 @@ def test_the_shared_pipeline_trace_is_two_ranks_whose_ids_collide():
     calls = set(recording["correlation"][recording.is_kind("runtime")].tolist())
     device = recording.is_kind("kernel", "memcpy", "memset")
     assert sum(code not in calls for code in recording["correlation"][device].tolist()) == 31
-    assert "200 of 200 waits for an event have no record of the event in the file." in recording.metadata["notes"]
+    assert (
+        "200 of 200 waits for an event have no record of the event in the file."
+        in recording.metadata["notes"]
+    )
 
     first, second = split_ranks(recording)
     assert [int(part.is_kind("kernel").sum()) for part in (first, second)] == [1_993, 2_017]

@@ -162,13 +162,19 @@ def test_an_iteration_begins_where_the_cpu_pauses_longest():
     #  the recording starts inside an iteration: 3 4 | 0 1 2 3 4 | 0 1 2 3 4 | ...
     works = [3, 4, *[0, 1, 2, 3, 4] * 6, 0, 1]
 
-    assert begins(works, pauses={launch: 1000 for launch in every(5, 2, 7)}) == every(5, 2, 6)
+    assert begins(works, pauses=dict.fromkeys(every(5, 2, 7), 1000)) == every(5, 2, 6)
 
 
 def test_the_last_range_holds_the_calls_that_follow_its_launches():
     recording = launches([0, 1, 2] * 4)
     end = 12 * EVERY + CALL
-    for name, value in {"kind": 0, "name": 3, "start_ns": end + 5, "duration_ns": 700, "correlation": 99}.items():
+    for name, value in {
+        "kind": 0,
+        "name": 3,
+        "start_ns": end + 5,
+        "duration_ns": 700,
+        "correlation": 99,
+    }.items():
         recording.columns[name] = np.append(recording.columns[name], value)
 
     assert find_steps_by_period(recording)[-1] == (10 * EVERY, end + 5 + 700)
@@ -181,7 +187,10 @@ def test_a_graph_launch_counts_once_however_many_of_its_nodes_were_recorded():
         rows.append(("runtime", "cudaLaunchKernel", start, 10, 2 * iteration))
         rows.append(("kernel", "a", start + 5, 9, 2 * iteration))
         rows.append(("runtime", "cudaGraphLaunch", start + 50, 10, 2 * iteration + 1))
-        rows += [("kernel", f"node {node}", start + 60 + node, 9, 2 * iteration + 1) for node in range(2 + iteration % 2)]
+        rows += [
+            ("kernel", f"node {node}", start + 60 + node, 9, 2 * iteration + 1)
+            for node in range(2 + iteration % 2)
+        ]
         start += 100
     kinds, names = ["runtime", "kernel"], sorted({row[1] for row in rows})
     columns = {
@@ -199,7 +208,9 @@ def test_a_graph_launch_counts_once_however_many_of_its_nodes_were_recorded():
 
 def test_device_work_without_a_launch_is_left_out():
     recording = launches([0, 1, 2] * 4)
-    recording.columns["correlation"][0] = 77  # the first launch of all has no device row, and the other way round
+    recording.columns["correlation"][0] = (
+        77  # the first launch of all has no device row, and the other way round
+    )
 
     assert len(find_steps_by_period(recording)) == 3
 

@@ -295,7 +295,11 @@ class _Importer:
 
 
 def _on_device(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    columns = {"device": rows["deviceId"], "context": rows["contextId"], "stream": _unsigned(rows["streamId"])}
+    columns = {
+        "device": rows["deviceId"],
+        "context": rows["contextId"],
+        "stream": _unsigned(rows["streamId"]),
+    }
     columns["correlation"] = rows["correlationId"]
     for field, name in (("graphId", "graph_id"), ("graphNodeId", "graph_node")):
         if field in rows:  # 0 is no graph

@@ -4,7 +4,7 @@ The nodes of a graph launch share its correlation id. On one stream they run in
 order; a node that starts just as a node of the same launch ends on another stream
 waited for it. Profilers record only some of a graph's nodes at times: a hole
 between two recorded nodes is device work that was not traced, and takes part in a
-what-if as such. Treated as idle time, it would vanish from under a faster GPU.
+what-if as such. Treated as idle time, it would be missing from the step.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.draft import Draft, stream_runs
+from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 
 HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us
 NEAR_NS = 20_000
 CLOCK_NS = 3_000
+HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses some hundred
 UNTRACED = "untraced graph nodes"
+UNTRACED_HEAD = "untraced work from before the window"
 
 
 @dataclass
@@ -80,6 +83,40 @@ def link_nodes(draft: Draft) -> None:
     for call in calls[streams > 1].tolist():
         nodes = launched[columns["launch"][launched] == call]
         _link_streams(draft, nodes)
+
+
+def fill_heads(draft: Draft) -> None:
+    """Put untraced work in front of a stream whose first task was launched long before it started.
+
+    Nothing in the trace holds it back, so the stream was busy with work launched before
+    the window that the profiler did not record, most often the nodes of a graph.
+    """
+    graph = draft.graph
+    columns = graph.columns
+    held = dict(draft.event_pairs + draft.meetings)
+    firsts = [int(tasks[0]) for _, tasks in stream_runs(draft)]
+    late = [
+        task
+        for task in firsts
+        if columns["launch"][task] >= 0
+        and (task not in held or draft.start_ns[task] - draft.end_ns[held[task]] > HEAD_NS)
+        and draft.start_ns[task] - draft.start_ns[columns["launch"][task]] > HEAD_NS
+    ]
+    if not late:
+        return
+    first = np.array(late)
+    begun = draft.start_ns[columns["launch"][first]]
+    duration = draft.start_ns[first] - begun
+    graph.add(
+        len(first), lane=columns["lane"][first], kind=KINDS.index("kernel"), name=graph.code("name", UNTRACED_HEAD),
+        phase=columns["phase"][first], order=columns["order"][first] - 1, release_ns=begun,
+        duration_ns=duration, measured_start_ns=begun,
+    )  # fmt: skip
+    draft.extend(draft.start_ns[first])
+    graph.facts.notes.append(
+        f"{len(first):,} streams were busy with work launched before the window that was not recorded, "
+        f"{duration.sum() / 1e6:,.2f} ms in all; it counts as untraced device work."
+    )
 
 
 def _link_streams(draft: Draft, nodes: np.ndarray) -> None:

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.draft import Draft
-from daydream.graph.rules.streams import stream_runs
+from daydream.graph.draft import Draft, stream_runs
 
 WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft
-from daydream.graph.rules.streams import stream_runs
+from daydream.graph.draft import Draft, stream_runs
 
 NVIDIA_DEPTH = 1022  # assumed where the trace never fills a queue
 LEAST_BLOCKED = 2  # calls that must have stood blocked to believe that the queue was full

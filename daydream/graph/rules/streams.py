@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.draft import Draft, runs_of
 from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
 from daydream.graph.rules.device_graphs import UNTRACED, DeviceWork, fill_holes
 
@@ -96,7 +96,7 @@ def _program_order(
     by_time = np.lexsort((start, lane))
     lanes, keys = lane[by_time], order[by_time]
     # Running maximum per lane; lanes are kept apart by resetting where they begin.
-    for begin, end in _runs(lanes):
+    for begin, end in runs_of(lanes):
         keys[begin:end] = np.where(
             launched[by_time[begin:end]], keys[begin:end], np.maximum.accumulate(keys[begin:end])
         )
@@ -104,20 +104,3 @@ def _program_order(
     keys[head] = BEFORE_ALL + start[by_time[head]] * ORDER_STEP
     order[by_time] = keys
     return order
-
-
-def _runs(values: np.ndarray) -> list[tuple[int, int]]:
-    """Return (begin, end) of each run of equal values."""
-    if not len(values):
-        return []
-    cuts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
-    return list(zip(cuts.tolist(), [*cuts[1:].tolist(), len(values)], strict=True))
-
-
-def stream_runs(draft: Draft) -> list[tuple[int, np.ndarray]]:
-    """Return (lane, task ids in lane order) for every device lane."""
-    graph = draft.graph
-    ids = np.flatnonzero(graph.columns["kind"] > 0)
-    ids = ids[np.lexsort((ids, graph.columns["order"][ids], graph.columns["lane"][ids]))]
-    lanes = graph.columns["lane"][ids]
-    return [(int(lanes[begin]), ids[begin:end]) for begin, end in _runs(lanes)]

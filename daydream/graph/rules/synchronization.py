@@ -13,10 +13,9 @@ import re
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.draft import Draft, stream_runs
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.queue import usual_costs
-from daydream.graph.rules.streams import stream_runs
 
 DEVICE_SYNC = re.compile(r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize")
 STREAM_SYNC = re.compile(r"^(cuda|cu|hip)StreamSynchronize")

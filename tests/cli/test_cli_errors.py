@@ -1,0 +1,276 @@
+"""Bad input: one clear message, the right exit code, no traceback, nothing overwritten."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import daydream
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+REPLAY = ["replay", "--trace"]
+
+
+def truncated(folder: Path) -> Path:
+    path = folder / "truncated.json"
+    whole = gzip.decompress((folder / "step.json.gz").read_bytes())
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+def truncated_gzip(folder: Path) -> Path:
+    path = folder / "truncated.json.gz"
+    path.write_bytes((folder / "step.json.gz").read_bytes()[:20_000])
+    return path
+
+
+def empty(folder: Path) -> Path:
+    path = folder / "empty.json"
+    path.write_bytes(b"")
+    return path
+
+
+def not_a_trace(folder: Path) -> Path:
+    path = folder / "notes.txt"
+    path.write_text("dear diary\n")
+    return path
+
+
+def other_json(folder: Path) -> Path:
+    path = folder / "other.json"
+    path.write_text('{"answer": 42}')
+    return path
+
+
+def not_utf8(folder: Path) -> Path:
+    path = folder / "latin.json"
+    path.write_bytes('{"traceEvents": "é"}'.encode("latin-1"))
+    return path
+
+
+def no_events(folder: Path) -> Path:
+    path = folder / "none.json"
+    path.write_text('{"traceEvents": []}')
+    return path
+
+
+def empty_folder(folder: Path) -> Path:
+    path = folder / "empty folder"
+    path.mkdir()
+    return path
+
+
+def missing(folder: Path) -> Path:
+    return folder / "nowhere.json"
+
+
+def execution_trace(folder: Path) -> Path:
+    path = folder / "et.json"
+    path.write_text('{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "[pytorch]"}]}')
+    return path
+
+
+def foreign_parquet(folder: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / "foreign.parquet"
+    pq.write_table(pa.table({"a": [1, 2]}), path)
+    return path
+
+
+def newer_parquet(folder: Path) -> Path:
+    trace = daydream.load(folder / "step.parquet")
+    trace.metadata["schema_version"] = 99
+    trace.save(folder / "newer.parquet")
+    return folder / "newer.parquet"
+
+
+def cut_parquet(folder: Path) -> Path:
+    path = folder / "cut.parquet"
+    path.write_bytes((folder / "step.parquet").read_bytes()[:5_000])
+    return path
+
+
+BAD_TRACES: dict[Callable[[Path], Path], str] = {
+    truncated: "truncated.json",
+    truncated_gzip: "cut off or damaged",
+    empty: "empty.json",
+    not_a_trace: "is not JSON, SQLite or parquet",
+    other_json: "without a `traceEvents` list",
+    not_utf8: "latin.json",
+    no_events: "no operator, runtime call or device work",
+    empty_folder: "holds no trace",
+    missing: "no such file",
+    execution_trace: "is a PyTorch execution trace",
+    foreign_parquet: "daydream did not write it",
+    newer_parquet: "has schema 99; this version reads up to 1. Upgrade daydream.",
+    cut_parquet: "cut.parquet",
+}
+
+
+@pytest.mark.parametrize("make", BAD_TRACES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("command", [["info"], REPLAY, ["whatif", "amp", "--trace"], ["import", "-o", "out.parquet"]])
+def test_a_bad_trace_is_one_clear_message(run, folder, command, make):
+    path = make(folder)
+    before = set(folder.iterdir())
+
+    done = run(*command, str(path))
+
+    assert done.code == FAILED
+    assert_clear(done)
+    assert BAD_TRACES[make] in done.err
+    assert set(folder.iterdir()) == before
+
+
+BAD_QUESTIONS = {
+    "info": (USAGE, "missing argument 'TRACE'"),
+    "inf step.parquet": (USAGE, "unknown command 'inf'. Did you mean 'info'?"),
+    "info step.parquet --what": (USAGE, "--what"),
+    "info step.parquet --steps often": (USAGE, "'often' is not 'auto'"),
+    "info step.json.gz --steps auto --step-marker a": (USAGE, "exclude each other"),
+    "info step.json.gz --step-marker (": (USAGE, "'(' is not a regular expression"),
+    "info step.json.gz --step-marker nothing-like-it": (FAILED, "no annotation matches"),
+    "info step.parquet --step-marker Profiler": (FAILED, "is an imported trace"),
+    "replay": (USAGE, "missing option '--trace'"),
+    "replay --trace step.parquet -o out.svg": (USAGE, "ends in neither .json nor .json.gz"),
+    "replay --trace step.parquet -o nowhere/out.json": (FAILED, "there is no folder nowhere"),
+    "replay --trace step.parquet -o step.json.gz": (FAILED, "exists already"),
+    "replay --trace step.json.gz -o step.json.gz --force": (FAILED, "is the trace that is read"),
+    "replay --trace step.parquet -o ranks.json": (FAILED, "not a regular file"),
+    "import": (USAGE, "missing argument 'SOURCE...'"),
+    "import step.json.gz": (FAILED, "step.parquet exists already"),
+    "import step.json.gz -o out.json": (USAGE, "name it .parquet"),
+    "import step.json.gz -o nowhere/out.parquet": (FAILED, "there is no folder nowhere"),
+    "import step.json.gz step.parquet -o out.parquet": (FAILED, "give it alone"),
+    "whatif": (USAGE, "name an optimization"),
+    "whatif amp": (USAGE, "missing option '--trace'"),
+    "whatif apm --trace step.parquet": (FAILED, "unknown optimization 'apm'. Did you mean 'amp'?"),
+    "whatif amp+apm --trace step.parquet": (FAILED, "unknown optimization 'apm'"),
+    "whatif amp+amp --trace step.parquet": (USAGE, "names amp twice"),
+    "whatif + --trace step.parquet": (USAGE, "names nothing"),
+    "whatif ./mine.py --trace step.parquet": (FAILED, "no such file"),
+    "whatif amp other --trace step.parquet": (USAGE, "unexpected extra argument"),
+    "whatif amp --math-speed 2 --trace step.parquet": (USAGE, "--math-speedup"),
+    "whatif amp --math-speedup fast --trace step.parquet": (USAGE, "'fast' is not a valid float"),
+    "whatif amp --math-speedup nan --trace step.parquet": (USAGE, "'nan' is not a number"),
+    "whatif amp --math-speedup 0 --trace step.parquet": (USAGE, "amp"),
+    "whatif amp --math-speedup -2 --trace step.parquet": (USAGE, "0 or more"),
+    "whatif scale --trace step.parquet": (USAGE, "missing option '--factor'"),
+    "whatif scale --factor -1 --trace step.parquet": (USAGE, "0 or more"),
+    "whatif scale --factor nan --trace step.parquet": (USAGE, "'nan' is not a number"),
+    "whatif scale --factor inf --trace step.parquet": (USAGE, "inf"),
+    "whatif scale --factor 2 --on tpu --trace step.parquet": (USAGE, "cpu"),
+    "whatif scale --factor 2 --kind core --trace step.parquet": (USAGE, "memcpy"),
+    "whatif scale --factor 2 --phase lunch --trace step.parquet": (USAGE, "backward"),
+    "whatif scale --factor 2 --name [ --trace step.parquet": (USAGE, "not a regular expression"),
+    "whatif scale --factor 2 --name nothing-like-it --trace step.parquet": (FAILED, "no task matched"),
+}
+
+
+@pytest.mark.parametrize("question", BAD_QUESTIONS)
+def test_a_bad_question_is_one_clear_message(run, folder, question):
+    (folder / "ranks.json").mkdir()
+    code, words = BAD_QUESTIONS[question]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    done = run(*question.split())
+
+    assert_clear(done)
+    assert words in done.err
+    assert done.code == code
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def assert_clear(done) -> None:
+    """One `error:`, what belongs to it indented below, no traceback, no result."""
+    first, *others = done.err.splitlines()
+    assert first.startswith("error: ")
+    assert all(line.startswith("       ") for line in others)
+    assert len(others) <= 4
+    assert done.out == ""
+
+
+def test_a_users_file_that_cannot_be_loaded_is_named(run, folder):
+    (folder / "broken.py").write_text("def broken(graph:\n")
+    (folder / "other.py").write_text("def something_else(graph): pass\n")
+
+    broken = run("whatif", "./broken.py", "--trace", "step.parquet")
+    other = run("whatif", "./other.py", "--trace", "step.parquet")
+
+    assert broken.code == other.code == FAILED
+    assert "broken.py cannot be loaded: SyntaxError" in broken.err
+    assert "should define a function 'other'" in other.err
+
+
+def test_a_bug_in_a_users_file_keeps_its_traceback(run, folder):
+    (folder / "buggy.py").write_text("def buggy(graph):\n    raise KeyError('where it went wrong')\n")
+
+    done = run("whatif", "./buggy.py", "--trace", "step.parquet")
+
+    assert done.code == FAILED
+    assert "Traceback" in done.err
+    assert "buggy.py" in done.err
+
+
+def test_force_overwrites_and_only_force(run, folder):
+    wanted = folder / "out.json"
+    wanted.write_text("precious")
+
+    refused = run("whatif", "amp", "--trace", "step.parquet", "-o", "out.json")
+    kept = wanted.read_text()
+    done = run("whatif", "amp", "--trace", "step.parquet", "-o", "out.json", "--force")
+
+    assert refused.code == FAILED
+    assert kept == "precious"
+    assert done.code == 0
+    assert wanted.read_text() != "precious"
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a named pipe")
+def test_an_interrupt_exits_130_without_a_traceback(folder):
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "daydream", "info", "pipe"], cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with pipe.open("wb"):  # opens when the command does: then it waits for data
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+
+    assert process.returncode == INTERRUPTED
+    assert (out, err.strip()) == (b"", b"")
+
+
+def test_a_reader_that_leaves_is_no_error(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "daydream", "info", "step.parquet"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+
+    assert b"Traceback" not in err
+    assert b"BrokenPipe" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line(folder):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "daydream", "whatif", "--list"], cwd=folder, stdout=full, stderr=subprocess.PIPE,
+            check=False, timeout=60,
+        )  # fmt: skip
+
+    assert done.returncode == FAILED
+    assert b"No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr
