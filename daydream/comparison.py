@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -36,7 +36,6 @@ class Comparison:
     changed: int
     inserted: int
     removed: int
-    extra_notes: list[str] = field(default_factory=list)
 
     @property
     def measured_ns(self) -> int:
@@ -62,16 +61,11 @@ class Comparison:
         boundaries against each other, which a ratio of sums does not see.
         """
         before, after = _times(self.replay.settled), _times(self.after)
-        usual_before, usual_after = median(before.values()), median(after.values())
-        typical = [
-            step
-            for step in before
-            if abs(before[step] - usual_before) <= UNUSUAL * usual_before
-            and abs(after[step] - usual_after) <= UNUSUAL * usual_after
-        ]
+        usual = median(before.values())
+        typical = [step for step, ns in before.items() if abs(ns - usual) <= UNUSUAL * usual]
         work = sum(before[step] for step in typical)
         if not work:
-            return round(usual_after)
+            return round(median(after.values()))
         return round(self.replayed_ns * sum(after[step] for step in typical) / work)
 
     @property
@@ -81,18 +75,19 @@ class Comparison:
 
     @property
     def uncertainty(self) -> float:
-        """Relative half-width of the range: step-to-step variation, replay error, waits without a known cause.
+        """Relative half-width of the range: step-to-step variation, replay error, untraced work, delays without a known cause.
 
         What the optimization's own model assumes (its factors) is not in it.
         """
         measured = [step.measured_ns for step in self.replay.steps]
+        typical = [ns for ns in measured if abs(ns - median(measured)) <= UNUSUAL * median(measured)]
         varies = 0.0
-        if len(measured) > 1:
-            low, high = np.percentile(measured, [10, 90])
-            varies = float(high - low) / 2 / median(measured)
+        if len(typical) > 1:
+            low, high = np.percentile(typical, [10, 90])
+            varies = float(high - low) / 2 / median(typical)
         facts = self.replay.graph.facts
         recorded = sum(measured)
-        unexplained = min(facts.unexplained_ns / recorded, 1.0) if recorded else 0.0
+        unexplained = min((facts.unexplained_ns + facts.untraced_ns) / recorded, 1.0) if recorded else 0.0
         return varies + self.replay.max_error + unexplained
 
     @property
@@ -124,7 +119,9 @@ class Comparison:
                 f"The recorded window had not settled: its median step replays in "
                 f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take {self.replayed_ns / 1e6:,.2f} ms."
             )
-        return said + self.extra_notes
+        if len(self.replay.steps) == 1:
+            said.append("Only one step is covered: the range knows nothing of how steps vary.")
+        return said
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `whatif --json` prints."""

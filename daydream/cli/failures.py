@@ -15,7 +15,7 @@ import click
 
 from daydream.errors import DaydreamError
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
 INDENT = " " * len("error: ")
 
 
@@ -28,11 +28,11 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
     try:
         code = group.main(args, prog_name="daydream", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        return USAGE
     except click.ClickException as error:
-        _say(_usage_message(error))
+        if type(error).__name__ == "NoArgsIsHelpError":  # newer than the oldest click that is supported
+            click.echo(error.format_message(), err=True)
+        else:
+            _say(_usage_message(error))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

@@ -71,6 +71,10 @@ class WhatIf(click.Command):
                 with formatter.section(title):
                     formatter.write_dl(records)
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return what follows the command's name in its usage line."""
+        return ["--trace TRACE", "[OPTIONS]"] if ctx.meta.get(CHOSEN) else super().collect_usage_pieces(ctx)
+
     def _choose(self, ctx: click.Context, args: list[str]) -> None:
         from daydream.transforms.registry import find
 
@@ -87,6 +91,7 @@ class WhatIf(click.Command):
         if repeated or not parts:
             raise click.UsageError(f"{chosen!r} names {repeated or 'nothing'}{' twice' if repeated else ''}", ctx)
         ctx.meta[CHOSEN] = [find(part) for part in parts]
+        ctx.info_name = f"{ctx.info_name} {chosen}"
 
     def _words(self, args: Sequence[str]) -> list[tuple[str, bool]]:
         """Return the arguments that are no options, and whether an unknown option may have taken each."""

@@ -61,14 +61,10 @@ def _option(parameter: str, flag: str, optimization: Optimization, option: Optio
         said = "Not set by default."
     else:
         said = f"{option.default} by default."
-    return click.Option(
-        [parameter, f"{flag}/--no-{flag[2:]}" if switch else flag],
-        type=bool if switch else kind,
-        default=None,
-        required=option.required,
-        metavar=None if switch or choices else option.type.__name__.upper(),
-        help=said,
-    )
+    if switch:  # three states: not typed, yes, no
+        return click.Option([parameter, f"{flag}/--no-{flag[2:]}"], default=None, help=said)
+    metavar = None if choices else option.type.__name__.upper()
+    return click.Option([parameter, flag], type=kind, required=option.required, metavar=metavar, help=said)
 
 
 def _choices(optimization: Optimization, option: Option) -> list[str]:

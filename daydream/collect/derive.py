@@ -22,6 +22,7 @@ def derive(recording: Recording, step_marker: str | None = None, steps: str | No
     come from. The recording's columns become the trace's. Raises `TraceError` if
     `step_marker` matches nothing.
     """
+    _put_in_order(recording)
     finish_ranges(recording)
     nesting = nest(recording)
     if crossings := nesting.crossings:
@@ -56,6 +57,8 @@ def derive(recording: Recording, step_marker: str | None = None, steps: str | No
         column[device] = np.where(source >= 0, column[source], UNKNOWN)
 
     columns, texts = recording.columns, recording.texts
+    if "rank" not in columns:
+        columns["rank"] = narrow(np.full(len(recording), int(recording.metadata.get("rank", 0))), np.int8)
     columns["parent"], columns["step"] = parent, step
     columns["phase"], texts["phase"] = phase, list(PHASES)
     columns["layer"], texts["layer"] = layer, layers
@@ -64,6 +67,15 @@ def derive(recording: Recording, step_marker: str | None = None, steps: str | No
         del columns[name]
     _tell_vendor(recording)
     return Trace(columns, texts, recording.metadata)
+
+
+def _put_in_order(recording: Recording) -> None:
+    """Sort rows by start, where an importer has not."""
+    start = recording["start_ns"]
+    if (start[1:] < start[:-1]).any():
+        order = np.lexsort((-recording["duration_ns"], start))
+        for name, column in recording.columns.items():
+            recording.columns[name] = column[order]
 
 
 def _operators(recording: Recording, parent: np.ndarray) -> np.ndarray:

@@ -102,10 +102,11 @@ def _nest_threads(
         parents = []
         ends = []
         late: list[tuple[int, int]] = []  # annotations and calls that were cut after they had been left
-        for row, at, stop, level, thread in zip(
+        for row, at, until, level, thread in zip(
             rows.tolist(), recording["start_ns"][rows].tolist(), end[rows].tolist(), depth[rows].tolist(),
             recording.threads[rows].tolist(), strict=True,
         ):  # fmt: skip
+            stop = until
             if thread != lane:
                 lane = thread
                 open_rows, open_starts, open_ends, open_levels = [], [], [], []

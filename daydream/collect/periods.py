@@ -166,7 +166,7 @@ class _Period:
         return np.asarray(lags[np.union1d(highest, first)])
 
     def _is_made_of_shorter(self, period: int, begin: int, end: int) -> bool:
-        """Return whether a shorter candidate repeats in a region, without a break, for the whole of a period."""
+        """Return whether a shorter candidate repeats in a region, unbroken, for the whole of a period."""
         for shorter in self.candidates[: bisect_left(self.candidates, period)]:
             if period % shorter == 0:
                 first, last = self._unbroken(shorter)

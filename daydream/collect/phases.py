@@ -189,8 +189,8 @@ def _free_closures(recording: Recording, phase: np.ndarray, holder: np.ndarray, 
         first, last = np.searchsorted(start[nodes], [start[row], end[row]])
         if first == last:
             continue
-        inside = (holder == row) & (threads == threads[row])
-        inside[row] = False
+        inside = np.arange(*np.searchsorted(start, [start[row], end[row]]))
+        inside = inside[(holder[inside] == row) & (threads[inside] == threads[row]) & (inside != row)]
         begin, stop = start[nodes[first]], end[nodes[first:last]].max()
-        phase[inside & (start < begin)] = FORWARD
-        phase[inside & (start >= begin) & (start < stop)] = BACKWARD
+        phase[inside[start[inside] < begin]] = FORWARD
+        phase[inside[(start[inside] >= begin) & (start[inside] < stop)]] = BACKWARD

@@ -22,7 +22,7 @@ PORTION = 1 << 16
 
 @dataclass
 class Recording:
-    """Raw columns of one process, the texts behind coded columns, and metadata.
+    """Raw columns of one process in order of start, the texts behind coded columns, and metadata.
 
     Times count from the recording's own origin; `metadata["origin_ns"]` is where that
     lies on the profiler's clock. `metadata["notes"]` lists what was odd.

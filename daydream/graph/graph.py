@@ -115,6 +115,7 @@ class Facts:
     orphans: int = 0
     unexplained: int = 0  # device tasks that started later than their known causes allow
     unexplained_ns: int = 0
+    untraced_ns: int = 0  # device work that the profiler left out, inside graphs and before the window
     unresolved_syncs: int = 0
     unlaunched_kernels: int = 0
     notes: list[str] = field(default_factory=list)

@@ -52,6 +52,21 @@ def run(folder: Path) -> Run:
     return lambda *args, **options: daydream(*args, folder=folder, **options)
 
 
+@pytest.fixture
+def ask(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the same within this process, for tables of many questions."""
+    from daydream.cli import main
+
+    monkeypatch.chdir(folder)
+
+    def call(*args: str) -> Done:
+        with pytest.raises(SystemExit) as exit_:
+            main(args)
+        return Done(int(exit_.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
 def daydream(*args: str, folder: Path, **environment: str) -> Done:
     """Run the command line in a process of its own."""
     done = subprocess.run(

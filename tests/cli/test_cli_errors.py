@@ -118,11 +118,11 @@ BAD_TRACES: dict[Callable[[Path], Path], str] = {
 
 @pytest.mark.parametrize("make", BAD_TRACES, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("command", [["info"], REPLAY, ["whatif", "amp", "--trace"], ["import", "-o", "out.parquet"]])
-def test_a_bad_trace_is_one_clear_message(run, folder, command, make):
+def test_a_bad_trace_is_one_clear_message(ask, folder, command, make):
     path = make(folder)
     before = set(folder.iterdir())
 
-    done = run(*command, str(path))
+    done = ask(*command, str(path))
 
     assert done.code == FAILED
     assert_clear(done)
@@ -176,17 +176,22 @@ BAD_QUESTIONS = {
 
 
 @pytest.mark.parametrize("question", BAD_QUESTIONS)
-def test_a_bad_question_is_one_clear_message(run, folder, question):
+def test_a_bad_question_is_one_clear_message(ask, folder, question):
     (folder / "ranks.json").mkdir()
     code, words = BAD_QUESTIONS[question]
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    done = run(*question.split())
+    done = ask(*question.split())
 
     assert_clear(done)
     assert words in done.err
     assert done.code == code
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("question", ["info none.json", "whatif apm", "whatif amp", "replay --trace step.parquet -o x"])
+def test_a_process_fails_like_that_too(run, question):
+    assert_clear(run(*question.split()))
 
 
 def assert_clear(done) -> None:

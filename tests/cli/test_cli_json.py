@@ -31,8 +31,8 @@ def parsed(done: Any) -> dict[str, Any]:
     return result
 
 
-def test_replay_prints_the_keys_of_the_contract(run):
-    result = parsed(run("replay", "--trace", "step.parquet", "--json"))
+def test_replay_prints_the_keys_of_the_contract(ask):
+    result = parsed(ask("replay", "--trace", "step.parquet", "--json"))
 
     assert list(result) == REPLAY
     assert result["schema"] == 1
@@ -43,8 +43,8 @@ def test_replay_prints_the_keys_of_the_contract(run):
     assert result["error"] == pytest.approx(result["replayed_ns"] / result["measured_ns"] - 1)
 
 
-def test_replay_of_several_ranks_lists_collectives(run):
-    result = parsed(run("replay", "--trace", "ranks", "--json"))
+def test_replay_of_several_ranks_lists_collectives(ask):
+    result = parsed(ask("replay", "--trace", "ranks", "--json"))
 
     assert result["ranks"] == [0, 1]
     keys = ["index", "name", "bytes", "ranks", "measured_end_spread_ns", "replayed_end_spread_ns"]
@@ -52,8 +52,8 @@ def test_replay_of_several_ranks_lists_collectives(run):
     assert {tuple(each["ranks"]) for each in result["collectives"]} == {(0, 1)}
 
 
-def test_whatif_prints_the_keys_of_the_contract(run):
-    result = parsed(run("whatif", "amp", "--json", "--trace", "step.parquet", "--math-speedup", "2.5"))
+def test_whatif_prints_the_keys_of_the_contract(ask):
+    result = parsed(ask("whatif", "amp", "--json", "--trace", "step.parquet", "--math-speedup", "2.5"))
 
     assert list(result) == WHATIF
     assert result["schema"] == 1
@@ -65,10 +65,10 @@ def test_whatif_prints_the_keys_of_the_contract(run):
     assert result["predicted_low_ns"] <= result["predicted_ns"] <= result["predicted_high_ns"]
 
 
-def test_a_raw_trace_answers_as_its_import_does(run):
-    raw = parsed(run("whatif", "amp", "--trace", "step.json.gz", "--json"))
+def test_a_raw_trace_answers_as_its_import_does(ask):
+    raw = parsed(ask("whatif", "amp", "--trace", "step.json.gz", "--json"))
 
-    assert raw == parsed(run("whatif", "amp", "--trace", "step.parquet", "--json"))
+    assert raw == parsed(ask("whatif", "amp", "--trace", "step.parquet", "--json"))
 
 
 def test_the_same_question_gives_the_same_bytes(run):
@@ -77,8 +77,8 @@ def test_the_same_question_gives_the_same_bytes(run):
     assert run(*question).out == run(*question).out
 
 
-def test_list_prints_every_optimization_with_its_options(run):
-    result = parsed(run("whatif", "--list", "--json"))
+def test_list_prints_every_optimization_with_its_options(ask):
+    result = parsed(ask("whatif", "--list", "--json"))
 
     assert list(result) == ["schema", "optimizations"]
     by_name = {each["name"]: each for each in result["optimizations"]}
@@ -91,15 +91,15 @@ def test_list_prints_every_optimization_with_its_options(run):
     assert (factor["default"], factor["required"]) == (None, True)
 
 
-def test_an_infinite_option_is_null(run):
-    result = parsed(run("whatif", "amp", "--math-speedup", "inf", "--trace", "step.parquet", "--json"))
+def test_an_infinite_option_is_null(ask):
+    result = parsed(ask("whatif", "amp", "--math-speedup", "inf", "--trace", "step.parquet", "--json"))
 
     assert result["options"]["math_speedup"] is None
 
 
-def test_info_and_import_print_one_object(run, folder: Path):
-    info = parsed(run("info", "step.parquet", "--json"))
-    imported = parsed(run("import", "step.json.gz", "-o", "new.parquet", "--json"))
+def test_info_and_import_print_one_object(ask, folder: Path):
+    info = parsed(ask("info", "step.parquet", "--json"))
+    imported = parsed(ask("import", "step.json.gz", "-o", "new.parquet", "--json"))
 
     assert list(info)[:3] == ["schema", "trace", "source"]
     assert info["covered"] == imported["covered"] == 3

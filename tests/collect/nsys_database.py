@@ -7,16 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from daydream.collect.recording import Recording
+from daydream.trace import Trace
+
 Row = Mapping[str, Any]
 
 PID, MAIN, OTHER = 700, 701, 702
 NAMES = (
-    "[Unknown]", "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020", "cudaMemsetAsync_v3020", "void add<float>(int)",
-    "add", "cudaStreamSynchronize_v3020", "cudaEventQuery_v3020", "cudaStreamWaitEvent_v3020",
-    "cudaEventRecord_v3020", "cudaDeviceSynchronize_v3020", "cudaEventSynchronize_v3020", "cuMemFree_v2",
-    "cudaGraphLaunch_v10000", "_Z3addi", "a registered range", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)",
+    "[Unknown]", "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020", "cudaMemsetAsync_v3020",
+    "cudaStreamSynchronize_v3020", "cudaEventSynchronize_v3020", "cudaDeviceSynchronize_v3020",
+    "cudaEventRecord_v3020", "cudaEventQuery_v3020", "cudaStreamWaitEvent_v3020", "cudaGraphLaunch_v10000",
+    "cuMemFree_v2", "void add<float>(int)", "add", "_Z3addi", "a registered range",
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)",
 )  # fmt: skip
 ID = {name: code for code, name in enumerate(NAMES)}
+LAUNCH, COPY = "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020"
 NOTHING = 0xFFFFFFFF
 OTHER_TABLES = ("CUPTI", "CUDA_EVENT", "ENUM", "META", "NVTX", "PROCESSES", "TARGET")
 
@@ -35,10 +40,11 @@ def call(start: int, end: int, correlation: int, name: str, *, tid: int = MAIN, 
 
 def kernel(start: int, end: int, correlation: int, *, pid: int = PID, **more: Any) -> Row:
     return {
-        "start": start, "end": end, "deviceId": 0, "contextId": 1, "streamId": 7, "correlationId": correlation,
-        "globalPid": packed(0, pid), "demangledName": ID["void add<float>(int)"], "shortName": ID["add"],
-        "mangledName": ID["_Z3addi"], "gridX": 40, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1,
-        "blockZ": 1, "graphNodeId": None, **more,
+        "start": start, "end": end, "deviceId": 0, "contextId": 1, "streamId": 7,
+        "correlationId": correlation, "globalPid": packed(0, pid),
+        "demangledName": ID["void add<float>(int)"], "shortName": ID["add"], "mangledName": ID["_Z3addi"],
+        "gridX": 40, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1, "graphNodeId": None,
+        **more,
     }  # fmt: skip
 
 
@@ -81,7 +87,7 @@ def range_(
 
 
 def write_export(path: Path, tables: Mapping[str, Sequence[Row]], *, version: str = "3.16.1") -> Path:
-    """Write an export; a prefix of the CUPTI tables may be left out of their names, columns are those of row 1."""
+    """Write an export; CUPTI tables go by their last word, and a table has the columns of its first row."""
     everything: dict[str, Sequence[Row]] = {
         "StringIds": [{"id": code, "value": name} for code, name in enumerate(NAMES)],
         "META_DATA_EXPORT": [
@@ -102,3 +108,14 @@ def write_export(path: Path, tables: Mapping[str, Sequence[Row]], *, version: st
             )
     database.close()
     return path
+
+
+def rows_of(recording: Recording, *columns: str) -> list[tuple]:
+    """Return rows as tuples of Python values, None for unknown."""
+    return list(
+        zip(*(Trace(recording.columns, recording.texts).values(name) for name in columns), strict=True)
+    )
+
+
+def names_of(recording: Recording, kind: str) -> list[str]:
+    return [name for name, found in rows_of(recording, "name", "kind") if found == kind]

@@ -318,6 +318,23 @@ def test_a_parquet_trace_is_loaded_as_it_is(tmp_path: Path) -> None:
         import_trace([tmp_path / "trace.parquet", tmp_path / "trace.json"])
 
 
+def test_the_steps_of_a_parquet_trace_are_settled(tmp_path: Path) -> None:
+    imported(tmp_path, training()).save(tmp_path / "trace.parquet")
+    with pytest.raises(TraceError, match="import the profiler's file again"):
+        import_trace([tmp_path / "trace.parquet"], steps="auto")
+
+
+def test_a_folder_with_what_was_imported_from_it_can_be_imported_again(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", document(training(), distributedInfo={"rank": 0}))
+    import_trace([tmp_path]).save(tmp_path / "all.parquet")
+    assert len(import_trace([tmp_path])) == len(import_trace([tmp_path / "all.parquet"]))
+
+
+def test_the_rank_is_zero_when_there_is_only_one(tmp_path: Path) -> None:
+    assert set(imported(tmp_path, training())["rank"].tolist()) == {0}
+    assert set(imported(tmp_path, training(), distributedInfo={"rank": 5})["rank"].tolist()) == {5}
+
+
 def test_progress_goes_to_one(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", document(training()))
     seen: list[tuple[str, float]] = []

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from daydream.collect.importers.kineto import read_kineto
-from daydream.collect.importers.nsys import read_nsys
 from daydream.collect.periods import find_steps_by_period
 from daydream.collect.recording import Recording
 
@@ -21,7 +19,7 @@ EVERY, CALL = 100, 40  # ns between launch calls, and in one
 
 
 def launches(works: Sequence[int], *, pauses: dict[int, int] | None = None, device_ns: int = 50) -> Recording:
-    """Return a recording of one thread that launches these works; `pauses` are ns of idling before launches."""
+    """Return a recording of one thread that launches these works; `pauses` are ns idled before launches."""
     count = len(works)
     step = np.full(count, EVERY)
     for launch, pause in (pauses or {}).items():
@@ -259,7 +257,11 @@ def shared(name: str) -> Recording:
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")
-    return read_nsys(path) if ".sqlite" in name else read_kineto(path)
+    if ".sqlite" in name:
+        from daydream.collect.importers.nsys import read_nsys as read
+    else:
+        from daydream.collect.importers.kineto import read_kineto as read
+    return read(path)
 
 
 def launches_in(recording: Recording, ranges: list[tuple[int, int]]) -> list[int]:

@@ -16,6 +16,8 @@ from daydream.collect.recording import Recording
 from daydream.errors import TraceError
 from daydream.trace import FIELDS, UNKNOWN, Trace
 
+ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
+LARGEST_RANK = 2**31
 Progress = Callable[[str, float], None]
 
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".parquet")
@@ -44,16 +46,27 @@ def import_trace(
     if "parquet" in formats:
         if len(files) > 1:
             raise TraceError("a parquet trace is whole; give it alone")
+        if step_marker is not None or steps is not None:
+            raise TraceError(
+                f"{files[0]} is an imported trace, its steps are settled; import the profiler's file again "
+                "to choose others"
+            )
         return Trace.load(files[0])
-    recordings = []
+    recordings: list[Recording] = []
+    names: list[str] = []
     for path, kind in zip(files, formats, strict=True):
-        recordings.append(_read(path, kind, progress))
-    _give_ranks(recordings, files)
+        found = _read(path, kind, progress)
+        recordings += found
+        names += [path.name] * len(found)
+    _give_ranks(recordings, names)
     origin = min(int(recording.metadata.get("origin_ns", 0)) for recording in recordings)
     traces = []
     while recordings:
         recording = recordings.pop(0)
         shift = int(recording.metadata.get("origin_ns", 0)) - origin
+        if abs(shift) > ALIGNED_NS:
+            recording.note("The ranks' clocks lie more than a day apart; they are not aligned.")
+            shift = 0
         if shift:
             recording.columns["start_ns"] = recording.columns["start_ns"] + shift
         recording.metadata["origin_ns"] = origin
@@ -85,10 +98,11 @@ def _files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
     for source in sources:
         path = Path(source)
         if path.is_dir():
-            found = sorted(
-                (child for child in path.iterdir() if child.name.endswith(SUFFIXES)),
-                key=lambda child: _natural(child.name),
-            )
+            children = [child for child in path.iterdir() if child.name.endswith(SUFFIXES)]
+            raw = [
+                child for child in children if child.suffix != ".parquet"
+            ]  # not what was imported from them
+            found = sorted(raw or children, key=lambda child: _natural(child.name))
             if not found:
                 raise TraceError(
                     f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for"
@@ -106,44 +120,43 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _read(path: Path, kind: str, progress: Progress | None) -> Recording:
+def _read(path: Path, kind: str, progress: Progress | None) -> list[Recording]:
+    """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
         from daydream.collect.importers.nsys import read_nsys
+        from daydream.collect.importers.nsys_processes import split_ranks
 
-        return read_nsys(path)
+        return split_ranks(read_nsys(path))
     from daydream.collect.importers.kineto import read_kineto
 
     if progress is None:
-        return read_kineto(path)
+        return [read_kineto(path)]
     report = progress
-    return read_kineto(path, progress=lambda share: report(path.name, share))
+    return [read_kineto(path, progress=lambda share: report(path.name, share))]
 
 
-def _give_ranks(recordings: list[Recording], files: list[Path]) -> None:
+def _give_ranks(recordings: list[Recording], names: list[str]) -> None:
     """Set each recording's rank: what the file says, else what its name says, else its position."""
     said = [recording.metadata.get("rank") for recording in recordings]
-    if len(said) == 1:
-        if said[0] is None and "rank" not in recordings[0].columns:
-            recordings[0].metadata["rank"] = 0
+    if len(recordings) == 1 or (None not in said and len(set(said)) == len(said)):
         return
-    if None not in said and len(set(said)) == len(said):
-        return
-    matches = [RANK_IN_NAME.search(path.name) for path in files]
+    matches = [RANK_IN_NAME.search(name) for name in names]
     named = [int(match.group(1)) for match in matches if match]
-    why = "missing" if None in said else "the same in several files"
-    if len(named) == len(files) and len(set(named)) == len(named):
+    if len(named) == len(names) and len(set(named)) == len(named) and max(named) < LARGEST_RANK:
         ranks, source = named, "the file names"
     else:
-        ranks, source = list(range(len(files))), "the order of the files"
+        ranks, source = list(range(len(names))), "the order of the files"
     for recording, rank in zip(recordings, ranks, strict=True):
         recording.metadata["rank"] = rank
+        recording.columns.pop("rank", None)
+    why = "missing" if None in said else "the same in several files"
     recordings[0].note(f"The ranks were {why}; they were taken from {source}.")
 
 
 def join_ranks(traces: list[Trace]) -> Trace:
-    """Return one trace of several ranks on one clock: rows of the ranks one after the other."""
-    traces = sorted(traces, key=lambda trace: int(trace.metadata["rank"]))
-    names = [name for name in FIELDS if any(name in trace.columns for trace in traces) or name == "rank"]
+    """Return one trace of several ranks: rows of the ranks one after the other."""
+    traces = sorted(traces, key=lambda trace: int(trace.metadata.get("rank", 0)))
+    names = [name for name in FIELDS if any(name in trace.columns for trace in traces)]
     rows = np.cumsum([0] + [len(trace) for trace in traces])
     first_step = np.cumsum([0] + [len(trace.metadata["steps"]) for trace in traces])
     columns: dict[str, np.ndarray] = {}
@@ -153,9 +166,7 @@ def join_ranks(traces: list[Trace]) -> Trace:
         codes: dict[str, int] = {}
         for index, trace in enumerate(traces):
             column = np.asarray(trace[name])
-            if name == "rank":
-                column = np.full(len(trace), int(trace.metadata["rank"]), np.int32)
-            elif FIELDS[name].type == "text":
+            if FIELDS[name].type == "text":
                 table = [codes.setdefault(text, len(codes)) for text in trace.text(name)]
                 column = np.array([*table, UNKNOWN], np.int32)[column]
             elif name == "parent":
@@ -171,8 +182,9 @@ def join_ranks(traces: list[Trace]) -> Trace:
 
 def _join_metadata(traces: list[Trace]) -> dict[str, object]:
     metadata = dict(traces[0].metadata)
-    del metadata["rank"]
-    metadata["ranks"] = [trace.metadata["rank"] for trace in traces]
+    ranks = [trace.metadata.get("rank", 0) for trace in traces]
+    metadata.pop("rank", None)
+    metadata["ranks"] = ranks
     metadata["source"] = f"{metadata.get('source', '')} and {len(traces) - 1} more"
     metadata["steps"] = [step for trace in traces for step in trace.metadata["steps"]]
     sources = {trace.metadata["step_source"]: None for trace in traces}

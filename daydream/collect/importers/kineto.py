@@ -186,14 +186,21 @@ class _Importer:
         if kind in ("memcpy", "memset", "runtime"):
             chunk["bytes"] = ids([a.size if a.bytes == UNKNOWN else a.bytes for a in args])
         if kind in DEVICE:
-            chunk["device"] = ids([a.device for a in args])
-            chunk["stream"] = ids([a.stream for a in args])
-            for name, value in (("device", "pid"), ("stream", "tid")):
-                if (chunk[name] < 0).any():
-                    place = ids([getattr(event, value) for event in events])
-                    chunk[name] = np.where(chunk[name] < 0, place, chunk[name])
-            chunk["graph_id"] = ids([a.graph_id for a in args])
-            chunk["graph_node"] = ids([a.graph_node for a in args])
+            self._add_place(kind, events, args, chunk)
+
+    def _add_place(
+        self, kind: str, events: list[Event], args: list[Args], chunk: dict[str, np.ndarray]
+    ) -> None:
+        """Add where device work ran: by its arguments, else by pid and tid."""
+        ids = self.ids.of
+        chunk["device"] = ids([a.device for a in args])
+        chunk["stream"] = ids([a.stream for a in args])
+        for name, value in (("device", "pid"), ("stream", "tid")):
+            if (chunk[name] < 0).any():
+                place = ids([getattr(event, value) for event in events])
+                chunk[name] = np.where(chunk[name] < 0, place, chunk[name])
+        chunk["graph_id"] = ids([a.graph_id for a in args])
+        chunk["graph_node"] = ids([a.graph_node for a in args])
         if kind == "sync":
             chunk["wait_stream"] = ids([a.wait_stream for a in args])
             chunk["wait_correlation"] = ids([a.wait_correlation for a in args])
@@ -213,9 +220,7 @@ class _Importer:
         for name, rows in ((kind, rest), ("annotation", annotation), ("module", module)):
             if rows.any():
                 part = {column: values[rows] for column, values in chunk.items()}
-                if (
-                    name == "module"
-                ):  # a range that someone put there, not a Python frame: it names the whole path
+                if name == "module":  # no Python frame but someone's own range: it names the whole path
                     names = self.names.values_in_order()
                     paths = [names[code].removeprefix(MODULE) for code in part["name"].tolist()]
                     part["layer"] = self.codes["layer"].of(paths)

@@ -18,6 +18,7 @@ from daydream.trace import NO_ID, UNKNOWN
 LARGEST_US = 9.2e15  # more does not fit 63 bits of nanoseconds
 EXACT_FLOAT_US = 2.0**43  # above this, float microseconds no longer tell nanoseconds apart
 LARGEST = 2**63 - 1
+NOT_A_TIME = Decimal("NaN")
 
 
 class NeedsDigitsError(Exception):
@@ -135,12 +136,14 @@ def _exact_ns(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     result = np.zeros(len(values), np.int64)
     bad = np.zeros(len(values), bool)
     for row, value in enumerate(values):
+        text = bytes(value).decode("ascii", "replace").strip('"') if isinstance(value, msgspec.Raw) else value
         try:
-            us = Decimal(bytes(value).decode().strip('"') if isinstance(value, msgspec.Raw) else str(value))
-            if not us.is_finite() or abs(us) > LARGEST_US:
-                raise InvalidOperation
+            us = Decimal(str(text))
+        except InvalidOperation:
+            us = NOT_A_TIME
+        if us.is_finite() and -LARGEST_US <= us <= LARGEST_US:  # abs() would round, and may overflow
             result[row] = int((us * 1000).to_integral_value())
-        except (InvalidOperation, ValueError):
+        else:
             bad[row] = True
     return result, bad
 

@@ -1,9 +1,9 @@
 """Nsight Systems SQLite exports as a `Recording`: any framework's CUDA calls, device work and NVTX ranges.
 
-The only file that knows the export's names. Tables and columns differ between schema
-versions (3.16 to 3.25 were seen) and with what was traced, so they are looked up first;
-a column that is not there is unknown. Device work captured by NVTX, kernel metrics,
-call chains and everything not named here stays in the file.
+This and the other `nsys_` files are the only ones that know the export's names. Tables
+and columns differ between schema versions (3.16 to 3.25 were seen) and with what was
+traced, so they are looked up first; a column that is not there is unknown. What is not
+named here (environment, samples, call chains) stays in the file.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Importer:
         for rows in self._blocks(COPIES, fields):
             kinds = np.stack([rows["copyKind"], rows["srcKind"], rows["dstKind"]], axis=1)
             used, which = np.unique(kinds, axis=0, return_inverse=True)
-            names = [self.copy_names.copy(*kinds) for kinds in used.tolist()]
+            names = [self.copy_names.copy(*ids) for ids in used.tolist()]
             codes = self._code("name", names)[which.reshape(-1)]
             self._add("memcpy", rows, name=codes, bytes=rows["bytes"], **_on_device(rows))
 
@@ -299,8 +299,8 @@ def _on_device(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         "device": rows["deviceId"],
         "context": rows["contextId"],
         "stream": _unsigned(rows["streamId"]),
+        "correlation": rows["correlationId"],
     }
-    columns["correlation"] = rows["correlationId"]
     for field, name in (("graphId", "graph_id"), ("graphNodeId", "graph_node")):
         if field in rows:  # 0 is no graph
             columns[name] = np.where(rows[field] > 0, rows[field], UNKNOWN)
@@ -313,6 +313,7 @@ def _unsigned(ids: np.ndarray) -> np.ndarray:
 
 
 def _without_unknown(recording: Recording) -> Recording:
+    """Drop columns that are unknown throughout, and keep the others in as few bits as they need."""
     for name in list(recording.columns):
         column = recording.columns[name]
         if name in ("start_ns", "duration_ns"):

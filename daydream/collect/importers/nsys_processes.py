@@ -54,17 +54,21 @@ class Processes:
 
 
 def split_ranks(recording: Recording) -> list[Recording]:
-    """Return a recording per rank; rows of processes without device work are left out and counted."""
+    """Return a recording per rank; notes on the file go with the first.
+
+    Rows of processes without device work are left out and counted.
+    """
     ranks = np.asarray(recording["rank"])
     present = np.unique(ranks[ranks >= 0]).tolist()
     if len(present) <= 1:
         return [recording]
-    parts = []
+    parts: list[Recording] = []
     for rank in present:
         columns = {name: column[ranks == rank] for name, column in recording.columns.items()}
         del columns["rank"]
         texts = {name: list(words) for name, words in recording.texts.items()}
-        metadata = {**recording.metadata, "rank": rank, "notes": list(recording.metadata["notes"])}
+        notes = [] if parts else list(recording.metadata["notes"])
+        metadata = {**recording.metadata, "rank": rank, "notes": notes}
         parts.append(Recording(columns, texts, metadata))
     outside = int((ranks < 0).sum())
     if outside:

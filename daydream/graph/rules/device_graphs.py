@@ -73,6 +73,7 @@ def link_nodes(draft: Draft) -> None:
     columns = graph.columns
     holes = (columns["kind"] > 0) & (columns["row"] < 0)
     if holes.any():
+        graph.facts.untraced_ns += int(columns["duration_ns"][holes].sum())
         graph.facts.notes.append(
             f"{int(holes.sum()):,} holes between the recorded nodes of CUDA graphs, "
             f"{columns['duration_ns'][holes].sum() / 1e6:,.2f} ms in all, count as untraced device work."
@@ -113,6 +114,7 @@ def fill_heads(draft: Draft) -> None:
         duration_ns=duration, measured_start_ns=begun,
     )  # fmt: skip
     draft.extend(draft.start_ns[first])
+    graph.facts.untraced_ns += int(duration.sum())
     graph.facts.notes.append(
         f"{len(first):,} streams were busy with work launched before the window that was not recorded, "
         f"{duration.sum() / 1e6:,.2f} ms in all; it counts as untraced device work."

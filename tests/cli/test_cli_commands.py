@@ -1,0 +1,103 @@
+"""What commands write where: versions, output names, progress, hints."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+import daydream
+from daydream.cli.failures import message
+from daydream.cli.output import trace_name
+from daydream.cli.progress import ERASE, Progress, line
+
+
+def test_version(run):
+    assert run("--version").out == f"daydream {daydream.__version__}\n"
+
+
+def test_without_a_command_the_help_is_shown(run):
+    done = run()
+
+    assert "Commands:" in done.out + done.err
+    assert [name for name in ("import", "info", "replay", "whatif") if f"  {name} " not in done.out + done.err] == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "name"),
+    [
+        (["a/trace.json.gz"], "trace.parquet"),
+        (["trace.json"], "trace.parquet"),
+        (["worker0.1234.pt.trace.json"], "worker0.1234.parquet"),
+        (["report.sqlite.gz"], "report.parquet"),
+        (["some/ranks/"], "ranks.parquet"),
+        (["profile"], "profile.parquet"),
+        (["rank0.json", "rank1.json"], "rank.parquet"),
+        (["job-rank0.json", "job-other.json"], "job.parquet"),
+        (["a.json", "b.json"], "a.parquet"),
+    ],
+)
+def test_the_output_is_named_after_the_source(sources, name):
+    assert trace_name(sources) == name
+
+
+def test_import_writes_where_it_says(run, folder):
+    (folder / "traces").mkdir()
+    named = run("import", "step.json.gz", "-o", "new.parquet")
+    into = run("import", "step.json.gz", "-o", "traces")
+    ranks = run("import", "ranks")
+
+    assert [done.code for done in (named, into, ranks)] == [0, 0, 0]
+    assert named.err.splitlines()[0].startswith("wrote new.parquet (")
+    assert named.err.splitlines()[-1] == "next: daydream info new.parquet"
+    assert len(daydream.load(folder / "traces" / "step.parquet")) == len(daydream.load(folder / "new.parquet"))
+    assert {step["rank"] for step in daydream.load(folder / "ranks.parquet").metadata["steps"]} == {0, 1}
+
+
+def test_steps_can_be_named_by_a_marker_or_found(run):
+    marked = run("info", "step.json.gz", "--step-marker", "^Optimizer.step")
+    found = run("info", "step.json.gz", "--steps", "auto")
+
+    assert "from ranges that match '^Optimizer.step'" in marked.out
+    assert "from period of the launch sequence (auto)" in found.out
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(run):
+    done = run("replay", "--trace", "step.json.gz")
+
+    assert "\r" not in done.err
+    assert done.err.startswith("next: ")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_shows_after_a_while_and_is_erased():
+    terminal = Terminal()
+    with Progress(terminal, patience_s=0) as progress:
+        progress("reading a", 0.5)
+        deadline = time.monotonic() + 30
+        while "50%" not in terminal.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    assert "reading a [############------------]  50%" in terminal.getvalue()
+    assert terminal.getvalue().endswith(ERASE)
+
+
+def test_quick_work_shows_no_progress():
+    terminal = Terminal()
+    with Progress(terminal) as progress:
+        progress("reading a", 0.5)
+
+    assert terminal.getvalue() == ""
+
+
+def test_a_share_that_is_not_known_has_no_bar():
+    assert line("replaying", -1.0, 3.2) == "replaying ... 3 s"
+
+
+def test_messages_are_indented_below_their_first_line():
+    assert message("found.\nneeded\n       do") == "error: found.\n       needed\n       do"

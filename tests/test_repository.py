@@ -1,0 +1,245 @@
+"""The repository keeps its word: the README's commands and outputs, the public names, what is packaged."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from machine.example import synthetic_gpu_trace
+
+import daydream
+from daydream.cli import main
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # comes with pytest there
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = ROOT / "examples"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+HEAVY = ("torch", "pandas", "numpy", "networkx", "pyarrow", "rich", "numba", "msgspec")
+OURS = ("__pycache__", ".git", ".venv", "build", "dist")  # what a listing without git leaves out
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def section(heading: str) -> str:
+    return re.split(r"^## ", README.partition(f"\n## {heading}\n")[2], flags=re.MULTILINE)[0]
+
+
+def shown() -> list[tuple[str, list[str]]]:
+    """Return the commands that the README shows, each with the lines below it."""
+    found = []
+    for block in blocks("console"):
+        first, *lines = block.splitlines()
+        assert first.startswith("$ daydream "), first
+        found.append((first.removeprefix("$ daydream "), lines))
+    return found
+
+
+def files() -> Iterator[Path]:
+    """Return the files that are committed or would be."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        yield from filter(Path.is_file, (ROOT / name for name in listed.stdout.splitlines()))
+        return
+    for path in ROOT.rglob("*"):
+        inside = path.relative_to(ROOT).parts
+        if path.is_file() and not any(part in OURS or part.endswith("_cache") for part in inside):
+            yield path
+
+
+def content(path: Path) -> str:
+    raw = path.read_bytes()
+    return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode(errors="replace")
+
+
+# The README --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heading", ["Quick start", "Tests"])
+def test_one_command_does_all_of_it(heading: str) -> None:
+    (block,) = blocks("sh", section(heading))
+
+    (command,) = block.strip().splitlines()
+    assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
+
+
+def test_the_quick_start_asks_what_the_readme_shows_first() -> None:
+    (command,) = blocks("sh", section("Quick start"))
+
+    assert command.strip().endswith(f".venv/bin/daydream {shown()[0][0]}")
+
+
+@pytest.mark.parametrize(("command", "lines"), shown())
+def test_the_readme_shows_what_is_printed(
+    command: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as done:
+        main(shlex.split(command))
+    printed = capsys.readouterr().out.splitlines()
+
+    assert done.value.code == 0
+    if lines[-1] == "...":
+        lines, printed = lines[:-1], printed[: len(lines) - 1]
+    assert printed == lines
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_the_readmes_python_runs_and_prints_what_it_shows(
+    block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block, "README.md", "exec"), {})
+
+    following = README.partition(block)[2].removeprefix("```").lstrip()
+    assert printed.getvalue() == (blocks("text", following)[0] if following.startswith("```text") else "")
+
+
+def test_the_readmes_optimization_is_the_example() -> None:
+    assert (EXAMPLES / "my_optimization.py").read_text() in blocks("python", section("Your own optimization"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", (ROOT / page).read_text())
+
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
+# The examples ------------------------------------------------------------------------------------
+
+
+def test_the_synthetic_example_is_what_the_machine_model_writes(tmp_path: Path) -> None:
+    name = "synthetic_gpt_gpu.json.gz"
+
+    assert content(synthetic_gpu_trace(tmp_path / name)) == content(EXAMPLES / name)
+
+
+@pytest.mark.parametrize("name", ["synthetic_gpt_gpu.json.gz", "mlp_cpu.json.gz"])
+def test_an_example_replays_within_one_per_cent(name: str) -> None:
+    assert daydream.replay(EXAMPLES / name).max_error <= 0.01
+
+
+@pytest.mark.parametrize("name", ["synthetic_gpt_gpu.json.gz", "mlp_cpu.json.gz"])
+def test_an_example_holds_no_more_than_it_needs(name: str) -> None:
+    document = json.loads(content(EXAMPLES / name))
+
+    assert set(document) <= {
+        "traceName", "schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds",
+        "displayTimeUnit", "traceEvents",
+    }  # fmt: skip
+    assert (EXAMPLES / name).stat().st_size < 300_000
+
+
+# The package -------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert PROJECT["project"]["version"] == daydream.__version__
+    assert f"\n## {daydream.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_public_name_is_there() -> None:
+    assert daydream.__all__ == sorted(daydream.__all__)
+    assert [name for name in daydream.__all__ if getattr(daydream, name, None) is None] == []
+    assert set(daydream.__all__) <= set(dir(daydream))
+
+
+@pytest.mark.parametrize("module", ["daydream", "daydream.cli"])
+def test_importing_it_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert done.stdout.split() == []
+
+
+def test_every_package_is_listed_for_setuptools() -> None:
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "daydream").rglob("*.py")}
+
+    assert {*(".".join(folder.parts) for folder in folders), "daydream.optimizations"} == {
+        *PROJECT["tool"]["setuptools"]["packages"]
+    }
+
+
+def test_no_file_names_a_place_on_somebodys_machine() -> None:
+    places = {str(ROOT), str(Path.home()), sys.prefix, socket.gethostname()}
+    # Short ones, such as a container's home or host name, could be part of other words.
+    places = {place for place in places if len(place) > len("/some/dir")}
+    somewhere = re.compile(r"(?<![\w.~-])/(?:home|Users|root|work|opt|tmp|mnt|srv)/\w[\w.-]*")
+    found = []
+    for path in files():
+        text = content(path)
+        found += [f"{path.relative_to(ROOT)}: {place}" for place in places if place in text]
+        found += [f"{path.relative_to(ROOT)}: {place}" for place in set(somewhere.findall(text))]
+
+    assert found == []
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an sdist and of the wheel made from that sdist."""
+    pytest.importorskip("build", reason="needs the package `build`, one of the dev extra")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_sdist_and_wheel_hold_the_whole_package(built: Path) -> None:
+    sources = {
+        "daydream": {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream").rglob("*.py")},
+        "optimizations": {path.relative_to(ROOT).as_posix() for path in (ROOT / "optimizations").glob("*.py")},
+    }
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = set(archive.namelist())
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+
+    shipped = {"daydream/py.typed", *sources["daydream"]} | {f"daydream/{name}" for name in sources["optimizations"]}
+    assert {name for name in in_wheel if ".dist-info/" not in name} == shipped
+    assert any(name.endswith("licenses/LICENSE") for name in in_wheel)
+    assert sources["daydream"] | sources["optimizations"] <= in_sdist
+    assert {"README.md", "LICENSE", "tests/machine/engine.py", "examples/mlp_cpu.json.gz"} <= in_sdist
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_finds_its_optimizations(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = next((tmp_path / "env").glob("*/python*"))
+    subprocess.run([python, "-m", "pip", "install", "-q", wheel], check=True)
+
+    listed = subprocess.run(
+        [python, "-m", "daydream", "whatif", "--list", "--json"],
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+
+    names = {each["name"] for each in json.loads(listed.stdout)["optimizations"]}
+    assert names == {path.stem.replace("_", "-") for path in (ROOT / "optimizations").glob("[!_]*.py")}
