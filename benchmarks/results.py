@@ -77,11 +77,15 @@ def options(description: str) -> argparse.ArgumentParser:
 
 
 def alone(measure: Callable[[Settings], Part]) -> None:
-    """Run one benchmark as a script: its result as JSON on stdout, as tables on stderr."""
-    chosen = options((sys.modules[measure.__module__].__doc__ or "").strip().splitlines()[0]).parse_args()
+    """Run one benchmark as a script: its tables, or with --json its result, on stdout."""
+    parser = options((sys.modules[measure.__module__].__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    chosen = parser.parse_args()
     part = measure(Settings(chosen.quick, chosen.cache))
-    sys.stderr.write("\n".join(markdown(part)) + "\n")
-    json.dump(asdict(part), sys.stdout, default=float)
+    if chosen.json:
+        json.dump(asdict(part), sys.stdout)
+    else:
+        sys.stdout.write("\n".join([*markdown(part), *aims_table([part])]))
     sys.stdout.write("\n")
 
 

@@ -20,7 +20,7 @@ def take_turns(jobs: Mapping[str, Callable[[], float]], rounds: int) -> Seconds:
     return seconds
 
 
-def timed(function: Callable[[], object], *, at_least_s: float = 0.02, most: int = 1000) -> Callable[[], float]:
+def timed(function: Callable[[], object], *, at_least_s: float = 0.05, most: int = 1000) -> Callable[[], float]:
     """Return a job: the seconds of one call, averaged over enough calls to be read off the clock."""
     begin = perf_counter()
     function()

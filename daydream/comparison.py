@@ -113,7 +113,9 @@ class Comparison:
         """Return what a reader should know before trusting the figures."""
         said = list(self.replay.notes)
         if not self.after.settled:
-            said.append("The predicted step had not settled after repeating the window; its last pass is shown.")
+            said.append(
+                "The predicted step had not settled after repeating the window; its last pass is shown."
+            )
         if self.replay.replayed_ns != self.replayed_ns:
             said.append(
                 f"The recorded window had not settled: its median step replays in "
@@ -195,5 +197,3 @@ def _times(settled: Settled) -> dict[int, int]:
 def _breakdown(settled: Settled) -> dict[str, dict[str, int]]:
     step, _ = settled.typical()
     return settled.timeline.breakdown(settled.copy, step)
-
-

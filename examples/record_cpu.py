@@ -13,6 +13,7 @@ import gzip
 import json
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def model() -> nn.Sequential:
     """Return a perceptron: input, hidden layers, output, ReLU between them."""
     widths = [INPUTS, *[WIDTH] * HIDDEN_LAYERS]
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+    for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES))
 
@@ -59,8 +60,8 @@ def save(profiler: profile, path: Path) -> None:
         whole = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(whole))
         document = json.loads(whole.read_bytes())
-    document = {"traceName": "an MLP trained on a CPU", **{key: document[key] for key in KEPT if key in document}}
-    text = json.dumps(document, separators=(",", ":")).encode()
+    kept = {key: document[key] for key in KEPT if key in document}
+    text = json.dumps({"traceName": "an MLP trained on a CPU", **kept}, separators=(",", ":")).encode()
     path.write_bytes(gzip.compress(text, 9, mtime=0))
 
 

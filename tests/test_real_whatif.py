@@ -68,7 +68,9 @@ def test_amp_on_a_gpu_bound_step_gives_the_sum_of_its_faster_kernels():
     amp = daydream.whatif(replay, "amp")
 
     # Pauses of the CPU that the GPU used to hide come to light in single steps; the median one is the sum.
-    ratios = [ns / by_hand[step] for (copy, step), ns in amp.after.times.items() if copy == 0 and step in by_hand]
+    ratios = [
+        ns / by_hand[step] for (copy, step), ns in amp.after.times.items() if copy == 0 and step in by_hand
+    ]
     assert np.median(ratios) == pytest.approx(1.0, abs=0.03)
     assert min(ratios) > 0.99
     assert 2.0 < amp.speedup < 2.3

@@ -125,7 +125,11 @@ def _replays(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
         if name in TRAINING:
             medians += [abs(step.error) for step in result.steps]
             worsts.append(result.max_error)
-        depth = "" if facts.queue_depth is None else f"{facts.queue_depth:,}{'' if facts.queue_learned else ' assumed'}"
+        depth = (
+            ""
+            if facts.queue_depth is None
+            else f"{facts.queue_depth:,}{'' if facts.queue_learned else ' assumed'}"
+        )
         start = result.start_error_ns
         yield (
             f"| `{name}` | {len(result.steps)} | {result.measured_ns / 1e6:,.2f} | {result.error:+.3%} "
@@ -162,7 +166,9 @@ def _steady(loaded: dict[str, daydream.Trace]) -> Iterator[str]:
         usual = before.replayed_ns
         rows = [row for row in after.to_json()["steps"] if row["predicted_ns"]]
         ratios = [
-            row["replayed_ns"] / row["predicted_ns"] for row in rows if abs(row["replayed_ns"] / usual - 1) <= 0.25
+            row["replayed_ns"] / row["predicted_ns"]
+            for row in rows
+            if abs(row["replayed_ns"] / usual - 1) <= 0.25
         ]
         if len(ratios) > 1:
             yield f"| `{name}` | {len(ratios)} | {min(ratios):.3f}x | {max(ratios):.3f}x |"
@@ -221,7 +227,9 @@ def _ablation(loaded: dict[str, daydream.Trace], machines: Machines) -> Iterator
         replays = []
         for trace in judged.values():
             try:
-                replays.append(abs(daydream.replay(daydream.build(trace, without=[*without, "latencies"])).error))
+                replays.append(
+                    abs(daydream.replay(daydream.build(trace, without=[*without, "latencies"])).error)
+                )
             except daydream.GraphError:
                 continue
         errors = [

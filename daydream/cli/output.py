@@ -19,9 +19,9 @@ def trace_name(sources: list[str]) -> str:
     Several files give what their names have in common: `rank0.json rank1.json` becomes `rank.parquet`.
     """
     stems = [_stem(Path(source).resolve().name) for source in sources]
-    common = os.path.commonprefix(stems)
-    if len(stems) > 1:
-        common = common.rstrip("-_. ")
+    common = stems[0]
+    while not all(stem.startswith(common) for stem in stems):
+        common = common[:-1].rstrip("-_. ")
     return (common or stems[0]) + ".parquet"
 
 

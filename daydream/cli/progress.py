@@ -6,7 +6,10 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PATIENCE_S = 2.0
 EVERY_S = 0.1
@@ -31,7 +34,7 @@ class Progress:
         """Say what is being done; a share below 0 is unknown."""
         self._what, self._share = what, share
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self._stream.isatty():
             self._thread = threading.Thread(target=self._show, daemon=True)
             self._thread.start()

@@ -64,9 +64,7 @@ def force_option() -> click.Option:
     return click.Option(["--force"], is_flag=True, help="Overwrite the output file if it exists.")
 
 
-def read(
-    sources: Sequence[str], step_marker: str | None, steps: str | None, progress: Progress
-) -> Trace:
+def read(sources: Sequence[str], step_marker: str | None, steps: str | None, progress: Progress) -> Trace:
     """Return the trace of these sources. Raises `TraceError` if they are not usable."""
     import daydream
 
@@ -74,13 +72,15 @@ def read(
         raise click.UsageError("--step-marker and --steps exclude each other", click.get_current_context())
     if step_marker is not None or steps is not None:
         _refuse_parquet(sources)
+
+    def show(name: str, share: float) -> None:
+        if share < 1:
+            progress(f"reading {name}", share)
+        else:
+            progress(f"sorting out {name}")
+
     progress(f"reading {sources[0]}")
-    return daydream.load(
-        *sources,
-        step_marker=step_marker,
-        steps=steps,
-        progress=lambda name, share: progress(*(("reading " + name, share) if share < 1 else ("sorting out " + name,))),
-    )
+    return daydream.load(*sources, step_marker=step_marker, steps=steps, progress=show)
 
 
 def _refuse_parquet(sources: Sequence[str]) -> None:

@@ -29,9 +29,8 @@ def check_timeline(output: str | None, *, force: bool, trace: str) -> None:
     from daydream.cli.output import check
 
     if not output.endswith(SUFFIXES):
-        raise click.BadParameter(
-            f"{output!r} ends in neither {' nor '.join(SUFFIXES)}", click.get_current_context(), param_hint="-o"
-        )
+        said = f"{output!r} ends in neither {' nor '.join(SUFFIXES)}"
+        raise click.BadParameter(said, click.get_current_context(), param_hint="-o")
     check(output, force=force, sources=[trace])
 
 

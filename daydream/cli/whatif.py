@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,7 +49,7 @@ class WhatIf(click.Command):
             super().format_help_text(ctx, formatter)
             formatter.write_paragraph()
             with formatter.indentation():
-                formatter.write_text(f"Optimizations: {', '.join(names())}, or the path of your own .py file.")
+                formatter.write_text(f"Optimizations: {', '.join(names())}, or your own .py file.")
             return
         for optimization in chosen:
             title = [f"{optimization.name}:"] if len(chosen) > 1 else []
@@ -64,7 +64,8 @@ class WhatIf(click.Command):
         theirs = [param for param in self.get_params(ctx) if param not in own]
         chosen: list[Optimization] = ctx.meta.get(CHOSEN) or []
         named = "+".join(each.name for each in chosen)
-        for title, params in ((f"Options of {named}", theirs), ("Options of every what-if" if named else "Options", own)):
+        general = "Options of every what-if" if named else "Options"
+        for title, params in ((f"Options of {named}", theirs), (general, own)):
             options = [param for param in params if isinstance(param, click.Option)]
             records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
             if records:
@@ -82,14 +83,14 @@ class WhatIf(click.Command):
         if not words:
             return
         sure = [word for word, maybe_value in words if not maybe_value]
-        if sure:
-            chosen = sure[0]
-        else:  # behind an unknown option, which may or may not have taken it as its value
-            chosen = next((word for word, _ in words if _is_known(word)), words[0][0])
-        parts = [chosen] if os.path.isfile(chosen) else [part for part in chosen.split("+") if part]
-        repeated = next((part for part in parts if parts.count(part) > 1), None)
-        if repeated or not parts:
-            raise click.UsageError(f"{chosen!r} names {repeated or 'nothing'}{' twice' if repeated else ''}", ctx)
+        # Behind an unknown option a word may or may not have been taken as its value.
+        chosen = sure[0] if sure else next((word for word, _ in words if _is_known(word)), words[0][0])
+        parts = [chosen] if Path(chosen).is_file() else [part for part in chosen.split("+") if part]
+        if not parts:
+            raise click.UsageError(f"{chosen!r} names nothing", ctx)
+        if len(set(parts)) < len(parts):
+            repeated = next(part for part in parts if parts.count(part) > 1)
+            raise click.UsageError(f"{chosen!r} names {repeated} twice", ctx)
         ctx.meta[CHOSEN] = [find(part) for part in parts]
         ctx.info_name = f"{ctx.info_name} {chosen}"
 
@@ -109,7 +110,7 @@ class WhatIf(click.Command):
             elif re.match(r"-[^\d.]", arg):
                 known = takes_value.get(arg)
                 skip = bool(known)
-                maybe = known is None and "=" not in arg and not arg.startswith("-o") and arg not in ("-h", "--help")
+                maybe = known is None and "=" not in arg and not arg.startswith(("-o", "-h", "--help"))
                 continue
             else:
                 words.append((arg, maybe))
@@ -172,7 +173,8 @@ def _whatif(
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     elif not as_json:
         typed = " ".join(quoted(arg) for arg in ctx.meta[TYPED])
-        click.echo(f"next: daydream whatif {typed} -o {quoted(comparison.optimization + '.json.gz')}", err=True)
+        example = quoted(f"{comparison.optimization}.json.gz")
+        click.echo(f"next: daydream whatif {typed} -o {example}", err=True)
 
 
 def _predict(
@@ -183,6 +185,7 @@ def _predict(
     from daydream.errors import GraphError
     from daydream.transforms.compose import apply
 
+    name = "+".join(each.name for each in optimizations)
     changed = replay.graph.copy()
     try:
         used = apply(optimizations, changed, option_values(optimizations, given))
@@ -191,10 +194,9 @@ def _predict(
         # left is a value that it cannot work with, which click cannot know.
         if isinstance(error, GraphError) and type(error) is not GraphError:
             raise
-        named = "+".join(each.name for each in optimizations)
-        what = str(error) if isinstance(error, GraphError) else f"{named} cannot work with these values ({error})"
+        what = str(error) if isinstance(error, GraphError) else f"{name} cannot take these values ({error})"
         raise click.UsageError(what, ctx) from error
-    return compare(replay, changed, optimization="+".join(each.name for each in optimizations), options=used)
+    return compare(replay, changed, optimization=name, options=used)
 
 
 def _print_list(*, as_json: bool) -> None:

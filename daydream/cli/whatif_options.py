@@ -28,8 +28,10 @@ class Number(click.types.FloatParamType):
         return number
 
 
-def click_options(optimizations: Sequence[Optimization], own: Sequence[click.Parameter]) -> list[click.Parameter]:
-    """Return an option for each parameter; where the command has one of that name, `--<optimization>.<option>`."""
+def click_options(
+    optimizations: Sequence[Optimization], own: Sequence[click.Parameter]
+) -> list[click.Parameter]:
+    """Return an option for each parameter, qualified where the command has one of that name."""
     taken = {flag for parameter in own for flag in parameter.opts} | {"--help"}
     options: list[click.Parameter] = []
     for index, (name, (optimization, plain)) in enumerate(option_names(optimizations).items()):
@@ -43,8 +45,8 @@ def click_options(optimizations: Sequence[Optimization], own: Sequence[click.Par
 
 def option_values(optimizations: Sequence[Optimization], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that were typed, by the names that `compose.apply` takes."""
-    names = list(option_names(optimizations))
-    return {name: given[f"{OWN}{index}"] for index, name in enumerate(names) if given[f"{OWN}{index}"] is not None}
+    values = {name: given[f"{OWN}{index}"] for index, name in enumerate(option_names(optimizations))}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _option(parameter: str, flag: str, optimization: Optimization, option: Option) -> click.Option:

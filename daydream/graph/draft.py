@@ -49,9 +49,7 @@ class Draft:
 
     def step_markers(self) -> np.ndarray:
         """Return a mask of the rows that only mark a step, and are no work."""
-        codes = [
-            code for code, name in enumerate(self.trace.text("name")) if name.startswith("ProfilerStep")
-        ]
+        codes = [code for code, name in enumerate(self.trace.text("name")) if name.startswith("ProfilerStep")]
         return np.isin(self.trace["name"], codes) & self.trace.is_kind("annotation")
 
     def named(self, match: Any) -> np.ndarray:
@@ -61,11 +59,8 @@ class Draft:
 
     def threads(self, rows: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
         """Return a thread number per row, and the (rank, pid, tid) of each number."""
-        trace = self.trace
-        keys = np.stack([np.asarray(trace[name][rows], np.int64) for name in ("rank", "pid", "tid")])
-        keys[0] = np.maximum(keys[0], 0)
-        distinct, number = np.unique(keys, axis=1, return_inverse=True)
-        return number.reshape(-1), [(int(r), int(p), int(t)) for r, p, t in distinct.T]
+        number, threads = distinct_rows([np.asarray(self.trace[name][rows]) for name in ("rank", "pid", "tid")])
+        return number, [(max(rank, 0), pid, tid) for rank, pid, tid in threads]
 
     def depth(self, rows: np.ndarray) -> np.ndarray:
         """Return how many host rows enclose each row."""
@@ -91,22 +86,25 @@ class Draft:
             "step": trace["step"][rows],
         }
 
-    def add_cpu_task(self, *, after: int, name: str, start: int, order: int) -> int:
-        """Add a CPU task without duration to the thread of another one; return its id."""
+    def add_cpu_tasks(
+        self, after: np.ndarray, name: str | None, start: np.ndarray, order: np.ndarray | int
+    ) -> np.ndarray:
+        """Add CPU tasks without duration, each to the thread of another one; without a name they take that one's."""
         graph = self.graph
-        same = {key: graph.columns[key][after] for key in ("lane", "op", "layer", "phase", "step")}
-        task = graph.add(
-            1, kind=0, name=graph.code("name", name), order=order, measured_start_ns=start, **same
-        )
-        self.end_ns = np.append(self.end_ns, start)
-        self.waited = np.append(self.waited, False)
-        return int(task[0])
+        same = {key: graph.columns[key][after] for key in ("lane", "op", "layer", "phase", "step", "name")}
+        if name is not None:
+            same["name"] = np.broadcast_to(graph.code("name", name), len(after))
+        tasks = graph.add(len(after), kind=0, order=order, measured_start_ns=start, **same)
+        self.extend(start)
+        return tasks
 
     def extend(self, end_ns: np.ndarray) -> None:
         """Note the recorded ends of tasks that were just added to the graph."""
         self.end_ns = np.concatenate([self.end_ns, end_ns])
         self.waited = np.append(self.waited, np.zeros(len(end_ns), bool))
-        self.unit_of_task = np.append(self.unit_of_task, np.full(len(self.end_ns) - len(self.unit_of_task), -1))
+        self.unit_of_task = np.append(
+            self.unit_of_task, np.full(len(self.end_ns) - len(self.unit_of_task), -1)
+        )
 
     def is_call(self) -> np.ndarray:
         """Return a mask of the tasks that are runtime calls (their first piece)."""
@@ -170,7 +168,9 @@ class Draft:
         order = graph.columns["order"]
         runs = dict(stream_runs(self))
         self.event_pairs, self.event_rows = [], []
-        rows = zip(*(graph.waits[name].tolist() for name in ("record", "source", "wait", "target")), strict=True)
+        rows = zip(
+            *(graph.waits[name].tolist() for name in ("record", "source", "wait", "target")), strict=True
+        )
         for row, (record, source, wait, target) in enumerate(rows):
             before, after = runs[source], runs[target]
             src = int(np.searchsorted(order[before], order[record], side="right")) - 1
@@ -214,7 +214,10 @@ class Draft:
         found: dict[tuple[int, int], list[int]] = {}
         on_device = np.flatnonzero(columns["kind"] > 0)
         lanes, first, count = np.unique(columns["lane"][on_device], return_index=True, return_counts=True)
-        for lane, place in sorted(zip(lanes.tolist(), first.tolist(), strict=True), key=lambda pair: -count[list(lanes).index(pair[0])]):
+        for lane, place in sorted(
+            zip(lanes.tolist(), first.tolist(), strict=True),
+            key=lambda pair: -count[list(lanes).index(pair[0])],
+        ):
             row = columns["row"][on_device[place]]
             found.setdefault((max(int(trace["rank"][row]), 0), int(trace["stream"][row])), []).append(lane)
         return found
@@ -235,3 +238,14 @@ def runs_of(values: np.ndarray) -> list[tuple[int, int]]:
         return []
     cuts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     return list(zip(cuts.tolist(), [*cuts[1:].tolist(), len(values)], strict=True))
+
+
+def distinct_rows(columns: list[np.ndarray]) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+    """Return which distinct combination each row of some columns holds, and the combinations, in order."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if len(column) and (column != column[0]).any():
+            values, code = np.unique(column, return_inverse=True)
+            number = number * len(values) + code.reshape(-1)
+    _, first, number = np.unique(number, return_index=True, return_inverse=True)
+    return number.reshape(-1), [tuple(int(column[row]) for column in columns) for row in first.tolist()]

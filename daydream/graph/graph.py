@@ -142,6 +142,7 @@ class Graph:
         self._lane_ids: dict[str, int] = {}
         self._structure = 0  # goes up with every structural edit
         self._lowered: dict[Any, Any] = {}
+        self._ids: np.ndarray | None = None
 
     # reading ----------------------------------------------------------------------------------
 
@@ -159,8 +160,10 @@ class Graph:
     @property
     def ids(self) -> np.ndarray:
         """Ids of the tasks that are there, in program order."""
-        ids = np.flatnonzero(self.alive)
-        return ids[np.argsort(self.columns["order"][ids], kind="stable")]
+        if self._ids is None:
+            ids = np.flatnonzero(self.alive)
+            self._ids = ids[np.argsort(self.columns["order"][ids], kind="stable")]
+        return self._ids
 
     def __getattr__(self, name: str) -> np.ndarray:
         columns = self.__dict__.get("columns", {})
@@ -242,6 +245,7 @@ class Graph:
         """Forget what was derived from the structure."""
         self._structure += 1
         self._lowered = {}
+        self._ids = None
 
     def insert(
         self,
@@ -316,9 +320,7 @@ class Graph:
         """Let each task of `dst` start no earlier than the end (or start) of its task in `src` plus a latency."""
         src, dst = np.asarray(list(src), np.int64), np.asarray(list(dst), np.int64)
         if len(src):
-            self.links.add(
-                src=src, dst=dst, latency_ns=latency_ns, from_start=from_start, cause=int(cause)
-            )
+            self.links.add(src=src, dst=dst, latency_ns=latency_ns, from_start=from_start, cause=int(cause))
             self.touch()
 
     def remove(self, ids: np.ndarray) -> None:

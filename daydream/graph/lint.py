@@ -22,7 +22,9 @@ def problems(graph: Graph) -> list[str]:
     for name in ("duration_ns", "gap_ns", "release_ns"):
         negative = alive[columns[name][alive] < 0]
         if len(negative):
-            found.append(f"{len(negative):,} tasks have a negative {name}, {_name(graph, negative[0])} first.")
+            found.append(
+                f"{len(negative):,} tasks have a negative {name}, {_name(graph, negative[0])} first."
+            )
     launch = columns["launch"][alive]
     lost = alive[(launch >= 0) & ~graph.alive[launch]]
     if len(lost):
@@ -34,7 +36,9 @@ def problems(graph: Graph) -> list[str]:
     is_cpu = columns["kind"][alive] == 0
     misplaced = alive[is_cpu & on_device]
     if len(misplaced):
-        found.append(f"{len(misplaced):,} CPU tasks are on a device lane, {_name(graph, misplaced[0])} first.")
+        found.append(
+            f"{len(misplaced):,} CPU tasks are on a device lane, {_name(graph, misplaced[0])} first."
+        )
     if not found:
         try:
             lower(graph)

@@ -108,7 +108,9 @@ def _lay_out(graph: Graph, copies: int, window: tuple[int, int] | None) -> _Layo
         block, block_order = ids[begin:end], order[begin:end]
         ids = np.concatenate([ids[:begin], *[block] * copies])
         order = np.concatenate([order[:begin], *(block_order + c * shift for c in range(copies))])
-        copy = np.concatenate([np.zeros(begin, np.int32), *(np.full(len(block), c, np.int32) for c in range(copies))])
+        copy = np.concatenate(
+            [np.zeros(begin, np.int32), *(np.full(len(block), c, np.int32) for c in range(copies))]
+        )
     at = np.full((copies, graph.size), -1, np.int32)
     at[copy, ids] = np.arange(len(ids), dtype=np.int32)
     lanes = graph.columns["lane"][ids]
@@ -288,7 +290,9 @@ def _topological(graph: Graph, layout: _Layout, src: np.ndarray, dst: np.ndarray
     if done < count:
         stuck = int(layout.task[np.flatnonzero(rank < 0)[0]])
         name = graph.texts["name"][graph.columns["name"][stuck]]
-        raise GraphError(f"the graph has a cycle: {count - done} tasks wait for each other, {name!r} among them")
+        raise GraphError(
+            f"the graph has a cycle: {count - done} tasks wait for each other, {name!r} among them"
+        )
     return rank
 
 

@@ -223,7 +223,9 @@ def no_match(graph: Graph, words: str) -> str:
     lines = [f"no task matched {words or 'the selection'}."]
     columns = graph.columns
     if "phase=" in words and not (columns["phase"][graph.alive] >= 0).any():
-        lines.append("This trace has no phases: it has no optimizer or autograd ranges. Select by name or op.")
+        lines.append(
+            "This trace has no phases: it has no optimizer or autograd ranges. Select by name or op."
+        )
     if "layer=" in words and not (columns["layer"][graph.alive] >= 0).any():
         lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
     if ("kernel" in words or "gpu" in words) and not (columns["kind"][graph.alive] > 0).any():

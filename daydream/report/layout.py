@@ -56,7 +56,7 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = MARGIN) -> list[str]:
-    """Return lines with the first column to the left and the others to the right; the first row is the head."""
+    """Return lines with the first column to the left, the others to the right; the first row is the head."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = []
     for first, *others in rows:

@@ -56,7 +56,7 @@ class Overview:
 
     @cached_property
     def work(self) -> np.ndarray:
-        """The tasks that shares are taken of: kernels of the covered steps; CPU tasks in a trace without kernels."""
+        """The tasks that shares are taken of: kernels of covered steps, or CPU tasks where there are none."""
         columns = self.graph.columns
         tasks = columns["kind"] == (1 if self.has_kernels else 0)
         covered = [number for number, step in enumerate(self.graph.steps) if step.get("covered")]
@@ -109,7 +109,7 @@ class Overview:
         return rows
 
     def busy(self) -> float | None:
-        """Return the share of the covered steps in which a device worked, the mean over ranks; None without one."""
+        """Return the share of the covered steps in which the device worked, the mean over ranks."""
         columns, lanes = self.graph.columns, self.graph.lanes
         shares = []
         for rank in sorted({step.get("rank", 0) for step in self.covered}):
@@ -157,6 +157,8 @@ class Overview:
         recorded = sum(step.measured_ns for step in self.replay.steps)
         if facts.unexplained_ns > MUCH_UNEXPLAINED * recorded:
             doubts.append(f"{facts.unexplained_ns / 1e6:,.1f} ms of delays on the device have no known cause")
+        if facts.untraced_ns > MUCH_UNEXPLAINED * recorded:
+            doubts.append(f"{facts.untraced_ns / 1e6:,.1f} ms of device work was not recorded")
         unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
         if unresolved > (1 - ENOUGH_KNOWN) * waits:
             doubts.append(f"{unresolved:,} of {waits:,} stream waits are unresolved")
@@ -202,7 +204,9 @@ class Overview:
                 "measured_ns": replay.measured_ns, "replayed_ns": replay.replayed_ns,
                 "error": replay.error, "max_error": replay.max_error,
             },
-            "verdicts": {name: {"answer": answer, "why": why} for name, (answer, why) in self.verdicts().items()},
+            "verdicts": {
+                name: {"answer": answer, "why": why} for name, (answer, why) in self.verdicts().items()
+            },
             "notes": self.notes(),
         }  # fmt: skip
 

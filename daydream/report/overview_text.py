@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from daydream.report.layout import count, facts, listed, notes, percent, printable, range_text, shortened, time_text
+from daydream.report.layout import (
+    count,
+    facts,
+    listed,
+    notes,
+    percent,
+    printable,
+    range_text,
+    shortened,
+    time_text,
+)
 from daydream.report.overview import rows_by_kind, span_ns, step_spread
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.report.perfetto_events import process, span, thread
 from daydream.report.perfetto_tasks import measured_slices, simulated_slices
 from daydream.trace import write_whole
 
@@ -78,15 +79,15 @@ def events(replay: Replay, comparison: Comparison | None = None) -> Iterator[str
         processes.append((PREDICTED, f"predicted: {comparison.optimization}", comparison.graph))
     origin = _origin(replay, comparison)
     if graph.trace is not None:
-        yield from _process(MEASURED, "measured", graph)
+        yield from _lanes(MEASURED, "measured", graph)
         yield from _steps(MEASURED, graph, _measured_steps(graph), origin)
         yield from measured_slices(MEASURED, graph, _first_lane(graph), origin)
-    for process, name, shown in processes:
-        yield from _process(process, name, shown)
-        before = None if process == REPLAYED else graph
-        simulated = timeline if comparison is None or process == REPLAYED else comparison.timeline
-        yield from _steps(process, shown, _simulated_steps(simulated), origin)
-        yield from simulated_slices(process, simulated, before, _first_lane(shown), origin)
+    for pid, name, shown in processes:
+        yield from _lanes(pid, name, shown)
+        before = None if pid == REPLAYED else graph
+        simulated = timeline if comparison is None or pid == REPLAYED else comparison.timeline
+        yield from _steps(pid, shown, _simulated_steps(simulated), origin)
+        yield from simulated_slices(pid, simulated, before, _first_lane(shown), origin)
 
 
 def _origin(replay: Replay, comparison: Comparison | None) -> int:
@@ -108,24 +109,14 @@ def _first_lane(graph: Graph) -> int:
     return len(_ranks(graph)) + 1
 
 
-def _process(process: int, name: str, graph: Graph) -> Iterator[str]:
-    yield _metadata(process, 0, "process_name", "name", name)
-    yield _metadata(process, 0, "process_sort_index", "sort_index", process)
+def _lanes(pid: int, name: str, graph: Graph) -> Iterator[str]:
+    yield from process(pid, name)
     ranks = _ranks(graph)
     for place, rank in enumerate(ranks):
-        yield from _thread(process, place + 1, f"steps of rank {rank}" if len(ranks) > 1 else "steps", 0)
+        yield from thread(pid, place + 1, f"steps of rank {rank}" if len(ranks) > 1 else "steps")
     first = _first_lane(graph)
     for number, lane in enumerate(graph.lanes):
-        yield from _thread(process, first + number, lane.name, first + number)
-
-
-def _thread(process: int, thread: int, name: str, place: int) -> Iterator[str]:
-    yield _metadata(process, thread, "thread_name", "name", name)
-    yield _metadata(process, thread, "thread_sort_index", "sort_index", place)
-
-
-def _metadata(process: int, thread: int, what: str, key: str, value: Any) -> str:
-    return json.dumps({"ph": "M", "pid": process, "tid": thread, "name": what, "args": {key: value}})
+        yield from thread(pid, first + number, lane.name)
 
 
 def _measured_steps(graph: Graph) -> Iterator[tuple[int, int, int]]:
@@ -139,7 +130,7 @@ def _measured_steps(graph: Graph) -> Iterator[tuple[int, int, int]]:
 def _simulated_steps(timeline: Timeline) -> Iterator[tuple[int, int, int]]:
     steps = timeline.graph.steps
     reached: dict[int, int] = {}
-    for (copy, number), task in sorted(timeline.last_of_steps().items()):
+    for (copy, number), task in sorted(timeline.last_of_steps.items()):
         if copy == 0:
             rank = int(steps[number].get("rank", 0))
             end = int(timeline.end_ns[task])
@@ -147,19 +138,14 @@ def _simulated_steps(timeline: Timeline) -> Iterator[tuple[int, int, int]]:
             reached[rank] = end
 
 
-def _steps(
-    process: int, graph: Graph, spans: Iterable[tuple[int, int, int]], origin: int
-) -> Iterator[str]:
+def _steps(pid: int, graph: Graph, spans: Iterable[tuple[int, int, int]], origin: int) -> Iterator[str]:
     ranks = _ranks(graph)
     for number, begin, end in spans:
         step = graph.steps[number]
         if end < begin:
             continue
-        args: dict[str, Any] = {"covered": bool(step.get("covered"))}
+        tid = ranks.index(int(step.get("rank", 0))) + 1
+        args = f',"covered":{json.dumps(bool(step.get("covered")))}'
         if step.get("why_not"):
-            args["why_not"] = step["why_not"]
-        yield json.dumps({
-            "ph": "X", "pid": process, "tid": ranks.index(int(step.get("rank", 0))) + 1,
-            "ts": (begin - origin) / 1000, "dur": (end - begin) / 1000,
-            "name": step["name"], "cat": "step", "args": args,
-        })  # fmt: skip
+            args += f',"why_not":{json.dumps(step["why_not"])}'
+        yield span(pid, tid, begin - origin, end - begin, json.dumps(step["name"]), '"step"', args)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
+from daydream.report.perfetto_events import About, microseconds, span, thread
 from daydream.simulate.timeline import WAITING_FOR
 from daydream.trace import DEVICE_KINDS, HOST_KINDS, PHASES
 
@@ -22,35 +23,28 @@ INSERTED = " [inserted]"
 
 
 def measured_slices(process: int, graph: Graph, first_lane: int, origin: int) -> Iterator[str]:
-    """Return the rows of the trace behind a graph: host rows nested as recorded, device rows on their stream."""
+    """Return the rows of the trace behind a graph: host rows nested as recorded, device rows by stream."""
     trace = graph.trace
     if trace is None:
         return
     rows = np.flatnonzero(trace.is_kind(*HOST_KINDS, *DEVICE_KINDS))
     start = np.asarray(trace["start_ns"], np.int64)[rows]
-    end = start + np.asarray(trace["duration_ns"], np.int64)[rows]
+    duration = np.asarray(trace["duration_ns"], np.int64)[rows]
     lane, names = _lanes_of_rows(graph, trace, rows)
-    apart, names = _keep_apart(lane, names, start, end, trace.is_kind(*DEVICE_KINDS)[rows])
+    lane, names = _keep_apart(lane, names, start, start + duration, trace.is_kind(*DEVICE_KINDS)[rows])
     for number in range(len(graph.lanes), len(names)):
-        thread = first_lane + number
-        yield json.dumps({"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": names[number]}})
-        yield json.dumps({"ph": "M", "pid": process, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}})
-    phase, kind = _texts(trace, "phase"), _texts(trace, "kind")
-    name, layer, op = _texts(trace, "name"), _texts(trace, "layer"), _texts(trace, "op")
-    steps = [json.dumps(step["name"]) for step in graph.steps]
-    about: dict[tuple[int, ...], str] = {}
-    columns = [np.asarray(trace[column])[rows].tolist() for column in ("kind", "phase", "layer", "op", "step")]
-    codes = np.asarray(trace["name"])[rows].tolist()
-    slices = zip(
-        (apart + first_lane).tolist(), (start - origin).tolist(), (end - start).tolist(), codes, zip(*columns, strict=True),
-        strict=True,
-    )  # fmt: skip
-    for thread, begin, duration, code, key in slices:
-        args = about.get(key)
-        if args is None:
-            texts = (kind[key[0]], phase[key[1]], layer[key[2]], op[key[3]], _pick(steps, key[4]))
-            args = about[key] = _args(texts)
-        yield _slice(process, thread, begin, duration, name[code], kind[key[0]], args)
+        yield from thread(process, first_lane + number, names[number])
+
+    step_names = [step["name"] for step in graph.steps]
+    about = About(*(trace.text(name) for name in ("kind", "phase", "layer", "op")), step_names)
+    kinds = [json.dumps(text) for text in trace.text("kind")]
+    titles = [json.dumps(text) for text in trace.text("name")]
+    columns = [np.asarray(trace[name])[rows].tolist() for name in ("kind", "phase", "layer", "op", "step")]
+    tid, ts, dur = (lane + first_lane).tolist(), (start - origin).tolist(), duration.tolist()
+    title = np.asarray(trace["name"])[rows].tolist()
+    for place, codes in enumerate(zip(*columns, strict=True)):
+        name, kind = titles[title[place]], kinds[codes[0]]
+        yield span(process, tid[place], ts[place], dur[place], name, kind, about(codes))
 
 
 def simulated_slices(
@@ -64,49 +58,45 @@ def simulated_slices(
     graph, plan = timeline.graph, timeline.plan
     chosen = np.flatnonzero(timeline.copy == 0)
     task = timeline.task[chosen]
-    kind, lane = graph.columns["kind"][task], graph.columns["lane"][task]
-    wait = timeline.wait_ns[chosen]
-    first = np.ones(len(plan), bool)
-    following = plan.next_on_lane()
-    first[following[following >= 0]] = False
-    wait[first[chosen]] = 0  # before its first task a lane does not wait: it was not recorded
-    waits_for = _waits_for(timeline)[chosen]
     former = np.full(len(task), -1, np.int64)
+    new = np.zeros(len(task), bool)
     if before is not None:
-        old = task < before.size
-        former[old] = before.columns["duration_ns"][task[old]]
-    new = before is not None and task >= before.size
+        new = task >= before.size
+        former[~new] = before.columns["duration_ns"][task[~new]]
 
-    name, layer, op = ([json.dumps(text) for text in graph.texts[column]] for column in ("name", "layer", "op"))
-    steps = [json.dumps(step["name"]) for step in graph.steps]
-    kinds, phases = [json.dumps(text) for text in KINDS], [json.dumps(text) for text in PHASES]
-    about: dict[tuple[int, ...], str] = {}
-    columns = zip(
-        kind.tolist(), *(graph.columns[column][task].tolist() for column in ("phase", "layer", "op", "step")), strict=True
-    )
-    slices = zip(
-        (lane + first_lane).tolist(), (timeline.start_ns[chosen] - origin).tolist(),
-        plan.duration_ns[chosen].tolist(), graph.columns["name"][task].tolist(), columns,
-        wait.tolist(), waits_for.tolist(), former.tolist(), np.broadcast_to(new, len(task)).tolist(), strict=True,
-    )  # fmt: skip
-    for thread, begin, duration, code, key, waited, why, was, is_new in slices:
-        args = about.get(key)
-        if args is None:
-            texts = (
-                kinds[key[0]], _pick(phases, key[1]), _pick(layer, key[2]), _pick(op, key[3]), _pick(steps, key[4])
-            )  # fmt: skip
-            args = about[key] = _args(texts)
-        if waited > 0:
-            args += f',"wait_us":{_us(waited)}'
-            if key[0] == 0:
-                reason = WAITING_FOR.get(Cause(why), "")
-                yield _slice(process, thread, begin - waited, waited, json.dumps(f"wait: {reason}"), '"wait"', "")
-        if is_new:
+    step_names = [step["name"] for step in graph.steps]
+    about = About(KINDS, PHASES, graph.texts["layer"], graph.texts["op"], step_names)
+    kinds = [json.dumps(text) for text in KINDS]
+    titles = [json.dumps(text) for text in graph.texts["name"]]
+    columns = [graph.columns[name][task].tolist() for name in ("kind", "phase", "layer", "op", "step")]
+    tid = (graph.columns["lane"][task] + first_lane).tolist()
+    ts, dur = (timeline.start_ns[chosen] - origin).tolist(), plan.duration_ns[chosen].tolist()
+    title, was, is_new = graph.columns["name"][task].tolist(), former.tolist(), new.tolist()
+    waited, why = _waits(timeline)[chosen].tolist(), _waits_for(timeline)[chosen].tolist()
+    for place, codes in enumerate(zip(*columns, strict=True)):
+        thread_id, begin, args, wait = tid[place], ts[place], about(codes), waited[place]
+        name, kind = titles[title[place]], kinds[codes[0]]
+        if wait > 0:
+            args += f',"wait_us":{microseconds(wait)}'
+            if KINDS[codes[0]] == "cpu":
+                reason = json.dumps(f"wait: {WAITING_FOR.get(Cause(why[place]), '')}")
+                yield span(process, thread_id, begin - wait, wait, reason, '"wait"', "")
+        if is_new[place]:
             args += ',"inserted":true'
-        elif was not in (-1, duration):
-            args += f',"before_us":{_us(was)}'
-        title = name[code][:-1] + INSERTED + '"' if is_new else name[code]
-        yield _slice(process, thread, begin, duration, title, kinds[key[0]], args)
+            name = name[:-1] + INSERTED + '"'
+        elif was[place] not in (-1, dur[place]):
+            args += f',"before_us":{microseconds(was[place])}'
+        yield span(process, thread_id, begin, dur[place], name, kind, args)
+
+
+def _waits(timeline: Timeline) -> np.ndarray:
+    """Return each task's wait; none before the first of a lane, which did not wait but was not recorded."""
+    wait = timeline.wait_ns.copy()
+    following = timeline.plan.next_on_lane()
+    first = np.ones(len(wait), bool)
+    first[following[following >= 0]] = False
+    wait[first] = 0
+    return wait
 
 
 def _waits_for(timeline: Timeline) -> np.ndarray:
@@ -123,7 +113,9 @@ def _lanes_of_rows(graph: Graph, trace: Trace, rows: np.ndarray) -> tuple[np.nda
     """Return each row's lane, and the names of all lanes: threads with no task come behind the graph's."""
     on_device = trace.is_kind(*DEVICE_KINDS)[rows]
     places = [
-        np.where(on_device, np.asarray(trace[ours], np.int64)[rows], np.asarray(trace[theirs], np.int64)[rows])
+        np.where(
+            on_device, np.asarray(trace[ours], np.int64)[rows], np.asarray(trace[theirs], np.int64)[rows]
+        )
         for ours, theirs in (("device", "pid"), ("stream", "tid"))
     ]
     keys = np.stack([np.asarray(trace["rank"], np.int64)[rows], on_device.astype(np.int64), *places])
@@ -160,29 +152,3 @@ def _keep_apart(
             lane[rows] = len(names)
             names = [*names, f"{names[number]} (overlapping)"]
     return lane, names
-
-
-def _texts(trace: Trace, column: str) -> list[str]:
-    """Return the texts of a column as JSON, the one for unknown (-1) last."""
-    return [*(json.dumps(text) for text in trace.text(column)), ""]
-
-
-def _pick(texts: Sequence[str], code: int) -> str:
-    return texts[code] if code >= 0 else ""
-
-
-def _args(texts: Sequence[Any]) -> str:
-    names = ("kind", "phase", "layer", "op", "step")
-    return "".join(f',"{name}":{text}' for name, text in zip(names, texts, strict=True) if text)
-
-
-def _slice(process: int, thread: int, begin: int, duration: int, name: str, category: str, args: str) -> str:
-    return (
-        f'{{"ph":"X","pid":{process},"tid":{thread},"ts":{_us(begin)},"dur":{_us(duration)},'
-        f'"name":{name},"cat":{category},"args":{{{args[1:]}}}}}'
-    )
-
-
-def _us(ns: int) -> str:
-    """Return nanoseconds, never negative, as microseconds without loss."""
-    return f"{ns // 1000}.{ns % 1000:03d}"

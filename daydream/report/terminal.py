@@ -37,10 +37,10 @@ HIDDEN = 0.0005  # a row that is less than this part of the step before and afte
 def replay_text(replay: Replay) -> str:
     """Return the replay's error, per step too, and what the graph was made of."""
     said = replay.to_json()
+    error = f"error {percent(replay.error, signed=True)}, worst step {percent(replay.max_error)}"
+    replayed = f"replayed {time_text(replay.replayed_ns)} ({error})"
     lines = [
-        f"{MARGIN}step time   measured {time_text(replay.measured_ns)}   "
-        f"replayed {time_text(replay.replayed_ns)} (error {percent(replay.error, signed=True)}, "
-        f"worst step {percent(replay.max_error)})",
+        f"{MARGIN}step time   measured {time_text(replay.measured_ns)}   {replayed}",
         "",
         *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
         "",
@@ -59,12 +59,8 @@ def whatif_text(comparison: Comparison) -> str:
     ]  # fmt: skip
     lines = [
         f"{printable(comparison.optimization)}   {', '.join(options)}".rstrip(),
-        f"{MARGIN}step time   measured {time_text(comparison.measured_ns)}   "
-        f"replayed {time_text(comparison.replayed_ns)} (error {percent(comparison.replay_error, signed=True)})   "
-        f"predicted {time_text(comparison.predicted_ns)}   "
-        f"{speedup(comparison.replayed_ns, comparison.predicted_ns)}",
-        f"{MARGIN}            {range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)} with the "
-        "variation of steps, the replay error and unexplained delays",
+        MARGIN + _headline(comparison),
+        f"{MARGIN}            {_range(comparison)}",
         "",
         *_breakdown(before, after),
         "",
@@ -86,10 +82,11 @@ def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> str:
     steps = metadata.get("steps", [])
     covered = sum(bool(step.get("covered")) for step in steps)
     found = [f"{kind} {number:,}" for kind, number in rows_by_kind.items()]
+    source = printable(str(metadata.get("step_source", "")))
     lines = facts([
         ("read", printable(str(metadata.get("source", "")))),
         ("rows", f"{len(trace):,}: {', '.join(found)}"),
-        ("steps", f"{len(steps):,}, {covered:,} covered, from {printable(str(metadata.get('step_source', '')))}"),
+        ("steps", f"{len(steps):,}, {covered:,} covered, from {source}"),
     ])  # fmt: skip
     return "\n".join([*lines, *notes(metadata.get("notes", []))])
 
@@ -152,9 +149,7 @@ def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def _breakdown(
-    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
-) -> list[str]:
+def _breakdown(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Return one table of the step's time by cause and by phase, before and after."""
     total = sum(before["by_cause"].values()), sum(after["by_cause"].values())
     unit, size = UNITS[0] if max(total) >= 1e6 else UNITS[1]
@@ -163,18 +158,36 @@ def _breakdown(
     def row(name: str, old: int, new: int) -> list[str]:
         change = f"{(new - old) / size:+,.{digits}f}"
         nothing = not float(change.replace(",", ""))
-        return [name, f"{old / size:,.{digits}f}", f"{new / size:,.{digits}f}", change[1:] if nothing else change]
+        times = (f"{ns / size:,.{digits}f}" for ns in (old, new))
+        return [name, *times, change[1:] if nothing else change]
 
     rows = [[f"where a typical step's time goes, {unit}", "before", "after", "change"]]
     for title, key in (("by cause", "by_cause"), ("by phase", "by_phase")):
         rows.append([title, "", "", ""])
-        rows += [row(MARGIN + name, old, new) for name, old, new in _merged(before[key], after[key], max(total))]
+        found = _merged(before[key], after[key], max(total))
+        rows += [row(MARGIN + name, old, new) for name, old, new in found]
     rows.append(row("that step", *total))
     return table(rows)
 
 
+def _headline(comparison: Comparison) -> str:
+    error = percent(comparison.replay_error, signed=True)
+    parts = [
+        f"step time   measured {time_text(comparison.measured_ns)}",
+        f"replayed {time_text(comparison.replayed_ns)} (error {error})",
+        f"predicted {time_text(comparison.predicted_ns)}",
+        speedup(comparison.replayed_ns, comparison.predicted_ns),
+    ]
+    return "   ".join(parts)
+
+
+def _range(comparison: Comparison) -> str:
+    likely = range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)
+    return f"{likely}, by how steps vary, the replay error and what is untraced"
+
+
 def _merged(before: Mapping[str, int], after: Mapping[str, int], whole: int) -> list[tuple[str, int, int]]:
-    """Return (name, before, after), phases in their order and causes by size; what is too small is summed up."""
+    """Return (name, before, after), phases in their order, causes by size, what is too small summed up."""
     rows = [(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
     rows.sort(key=lambda row: (PHASES.index(row[0]) if row[0] in PHASES else len(PHASES), -max(row[1:])))
     small = [row for row in rows if max(abs(row[1]), abs(row[2])) < HIDDEN * whole]

@@ -41,8 +41,12 @@ class CriticalPath:
         return len(self.task)
 
 
-def critical_path(plan: Plan, start: np.ndarray, end: np.ndarray, sink: int | None = None) -> CriticalPath:
+def critical_path(
+    plan: Plan, start: np.ndarray, end: np.ndarray, sink: int | None = None, *, since: int | None = None
+) -> CriticalPath:
     """Return the chain of causes behind the end of `sink` (default: the first of the tasks that end last).
+
+    With `since` the chain goes back no further than to the task that runs at that time.
 
     Where several causes bind equally, an edge goes before the order on the lane, and that
     before the release; among edges the least cause, then the one whose source ran first.
@@ -54,13 +58,14 @@ def critical_path(plan: Plan, start: np.ndarray, end: np.ndarray, sink: int | No
         sink = int(np.argmax(end))
     if plan.scheduled:
         fixed, ran = policy.fix_order(plan)
-        path = critical_path(fixed, start[ran], end[ran], int(np.flatnonzero(ran == sink)[0]))
+        path = critical_path(fixed, start[ran], end[ran], int(np.flatnonzero(ran == sink)[0]), since=since)
         return replace(path, task=ran[path.task])
 
     before, cause, by_start = _binding_causes(plan, start, end)
     previous = before.tolist()
     walk = [sink]
-    while previous[walk[-1]] >= 0:
+    begins = start.tolist()
+    while previous[walk[-1]] >= 0 and (since is None or begins[walk[-1]] > since):
         walk.append(previous[walk[-1]])
     task = np.array(walk[::-1], np.int64)
     task_ns = plan.duration_ns[task]

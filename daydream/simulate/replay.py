@@ -110,7 +110,9 @@ def replay(graph: Graph) -> Replay:
         if info.get("covered") and number in times
     ]
     if not steps:
-        raise GraphError("none of the steps of this trace holds any work; name another marker with --step-marker")
+        raise GraphError(
+            "none of the steps of this trace holds any work; name another marker with --step-marker"
+        )
     return Replay(graph, settled, steps, _start_error(graph, settled.timeline), notes(graph, settled))
 
 
@@ -121,7 +123,9 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
     unresolved = facts.event_waits["unresolved"]
     if unresolved:
         total = sum(facts.event_waits.values())
-        said.append(f"{unresolved:,} of {total:,} stream waits could not be resolved; their order is not kept.")
+        said.append(
+            f"{unresolved:,} of {total:,} stream waits could not be resolved; their order is not kept."
+        )
     if facts.unresolved_syncs:
         said.append(f"{facts.unresolved_syncs:,} synchronizing calls: what they wait for could not be found.")
     if facts.unexplained:

@@ -64,8 +64,9 @@ class Timeline:
         """Return a column of the graph for the timeline's tasks."""
         return self.graph.column(name, self.task)
 
+    @cached_property
     def last_of_steps(self) -> dict[tuple[int, int], int]:
-        """Return, by (copy, step), the task that completes the step: the last to end, background threads aside."""
+        """By (copy, step), the task that completes the step: the last to end, background threads aside."""
         step = self.graph.columns["step"][self.task]
         background = np.array([lane.background for lane in self.graph.lanes] + [False])
         inside = np.flatnonzero((step >= 0) & ~background[self.plan.lane] & self._is_work())
@@ -74,9 +75,7 @@ class Timeline:
         key = self.copy[inside].astype(np.int64) * (len(self.graph.steps) + 1) + step[inside]
         order = np.lexsort((inside, self.end_ns[inside], key))
         last = order[np.append(key[order][1:] != key[order][:-1], True)]
-        return {
-            (int(self.copy[task]), int(step[task])): int(task) for task in inside[last].tolist()
-        }
+        return {(int(self.copy[task]), int(step[task])): int(task) for task in inside[last].tolist()}
 
     def _is_work(self) -> np.ndarray:
         """Return a mask of the tasks that can complete a step: not the time a named range spends by itself."""
@@ -92,7 +91,7 @@ class Timeline:
         A sole step counts from its recorded start. In a repeated window the step before
         the first is the last of the copy before.
         """
-        last = self.last_of_steps()
+        last = self.last_of_steps
         ends = {key: int(self.end_ns[task]) for key, task in last.items()}
         steps = self.graph.steps
         times = {}
@@ -104,9 +103,7 @@ class Timeline:
             times[(copy, step)] = ends[(copy, step)] - begin
         return times
 
-    def _step_before(
-        self, copy: int, step: int, ends: dict[tuple[int, int], int]
-    ) -> tuple[int, int] | None:
+    def _step_before(self, copy: int, step: int, ends: dict[tuple[int, int], int]) -> tuple[int, int] | None:
         """Return the (copy, step) that runs before one, or None; a window follows its own last step."""
         steps = self.graph.steps
         rank = steps[step].get("rank", 0)
@@ -132,11 +129,11 @@ class Timeline:
         Only time on the chain of causes that leads to the step's completion counts:
         work that ran beside it was hidden.
         """
-        last = self.last_of_steps()
+        last = self.last_of_steps
         ends = {key: int(self.end_ns[task]) for key, task in last.items()}
         before = self._step_before(copy, step, ends)
         begin = ends[before] if before is not None else int(self.graph.steps[step]["start_ns"])
-        path = self.critical_path(last[(copy, step)])
+        path = critical_path(self.plan, self.start_ns, self.end_ns, last[copy, step], since=begin)
         return _breakdown(self, path, begin)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -146,9 +143,7 @@ class Timeline:
         names = ("name", "kind", "lane", "step", "phase", "layer")
         frame = pd.DataFrame({name: self.column(name) for name in names})
         frame.insert(0, "task", self.task)
-        return frame.assign(
-            copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns
-        )
+        return frame.assign(copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns)
 
 
 def _breakdown(timeline: Timeline, path: CriticalPath, begin: int) -> dict[str, dict[str, int]]:
@@ -173,7 +168,5 @@ def _breakdown(timeline: Timeline, path: CriticalPath, begin: int) -> dict[str, 
             by_cause[why] = by_cause.get(why, 0) + int(delay[position])
     phases = graph.columns["phase"][tasks].astype(np.int64)
     total = np.bincount(phases + 1, weights=work + delay, minlength=len(PHASES) + 1)
-    by_phase = {
-        name: round(ns) for name, ns in zip(("unknown", *PHASES), total.tolist(), strict=True) if ns
-    }
+    by_phase = {name: round(ns) for name, ns in zip(("unknown", *PHASES), total.tolist(), strict=True) if ns}
     return {"by_phase": by_phase, "by_cause": {name: ns for name, ns in by_cause.items() if ns}}

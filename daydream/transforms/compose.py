@@ -47,7 +47,9 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
     for name in options:
         if name not in named:
             known = ", ".join(named) or "none"
-            raise GraphError(f"{'+'.join(o.name for o in optimizations)} has no option {name!r}; it has {known}")
+            raise GraphError(
+                f"{'+'.join(o.name for o in optimizations)} has no option {name!r}; it has {known}"
+            )
     used: dict[str, Any] = {}
     for optimization in optimizations:
         arguments = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import sys
@@ -18,9 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daydream.errors import GraphError, UnknownOptimizationError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "daydream.optimizations"
 
@@ -120,7 +122,9 @@ def _shipped() -> dict[str, str]:
     return {stem.replace("_", "-"): stem for stem in stems}
 
 
-def _entry_points() -> list[importlib.metadata.EntryPoint]:
+def _entry_points() -> list[EntryPoint]:
+    import importlib.metadata
+
     return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
 
 

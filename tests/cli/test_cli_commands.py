@@ -21,7 +21,9 @@ def test_without_a_command_the_help_is_shown(run):
     done = run()
 
     assert "Commands:" in done.out + done.err
-    assert [name for name in ("import", "info", "replay", "whatif") if f"  {name} " not in done.out + done.err] == []
+    assert [
+        name for name in ("import", "info", "replay", "whatif") if f"  {name} " not in done.out + done.err
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,9 @@ def test_import_writes_where_it_says(run, folder):
     assert [done.code for done in (named, into, ranks)] == [0, 0, 0]
     assert named.err.splitlines()[0].startswith("wrote new.parquet (")
     assert named.err.splitlines()[-1] == "next: daydream info new.parquet"
-    assert len(daydream.load(folder / "traces" / "step.parquet")) == len(daydream.load(folder / "new.parquet"))
+    assert len(daydream.load(folder / "traces" / "step.parquet")) == len(
+        daydream.load(folder / "new.parquet")
+    )
     assert {step["rank"] for step in daydream.load(folder / "ranks.parquet").metadata["steps"]} == {0, 1}
 
 

@@ -117,7 +117,9 @@ BAD_TRACES: dict[Callable[[Path], Path], str] = {
 
 
 @pytest.mark.parametrize("make", BAD_TRACES, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("command", [["info"], REPLAY, ["whatif", "amp", "--trace"], ["import", "-o", "out.parquet"]])
+@pytest.mark.parametrize(
+    "command", [["info"], REPLAY, ["whatif", "amp", "--trace"], ["import", "-o", "out.parquet"]]
+)
 def test_a_bad_trace_is_one_clear_message(ask, folder, command, make):
     path = make(folder)
     before = set(folder.iterdir())
@@ -189,7 +191,9 @@ def test_a_bad_question_is_one_clear_message(ask, folder, question):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("question", ["info none.json", "whatif apm", "whatif amp", "replay --trace step.parquet -o x"])
+@pytest.mark.parametrize(
+    "question", ["info none.json", "whatif apm", "whatif amp", "replay --trace step.parquet -o x"]
+)
 def test_a_process_fails_like_that_too(run, question):
     assert_clear(run(*question.split()))
 
@@ -245,7 +249,10 @@ def test_an_interrupt_exits_130_without_a_traceback(folder):
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     process = subprocess.Popen(
-        [sys.executable, "-m", "daydream", "info", "pipe"], cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "daydream", "info", "pipe"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     with pipe.open("wb"):  # opens when the command does: then it waits for data
         process.send_signal(signal.SIGINT)
@@ -272,8 +279,8 @@ def test_a_reader_that_leaves_is_no_error(folder):
 def test_a_full_disk_behind_stdout_is_one_line(folder):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "daydream", "whatif", "--list"], cwd=folder, stdout=full, stderr=subprocess.PIPE,
-            check=False, timeout=60,
+            [sys.executable, "-m", "daydream", "whatif", "--list"],
+            cwd=folder, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60,
         )  # fmt: skip
 
     assert done.returncode == FAILED

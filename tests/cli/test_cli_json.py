@@ -37,7 +37,9 @@ def test_replay_prints_the_keys_of_the_contract(ask):
     assert list(result) == REPLAY
     assert result["schema"] == 1
     assert result["trace"] == "step.parquet"
-    assert [list(step) for step in result["steps"]] == [["name", "rank", "measured_ns", "replayed_ns", "error"]] * 3
+    assert [list(step) for step in result["steps"]] == [
+        ["name", "rank", "measured_ns", "replayed_ns", "error"]
+    ] * 3
     assert list(result["start_error_ns"]) == ["p50", "p95"]
     assert list(result["event_waits"]) == ["recorded", "inferred", "unresolved"]
     assert result["error"] == pytest.approx(result["replayed_ns"] / result["measured_ns"] - 1)

@@ -22,7 +22,12 @@ HEAVY = {"torch", "pandas", "networkx", "numba", "rich"}
 
 def modules_after(*args: str, folder) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *args], cwd=folder, capture_output=True, encoding="utf-8", check=False, timeout=120
+        [sys.executable, "-c", PROGRAM, *args],
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return set(done.stderr.splitlines())

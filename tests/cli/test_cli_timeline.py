@@ -24,7 +24,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def slices(document: dict[str, Any], process: str) -> list[dict[str, Any]]:
-    pids = {e["pid"] for e in document["traceEvents"] if e["name"] == "process_name" and e["args"]["name"].startswith(process)}
+    pids = {
+        e["pid"]
+        for e in document["traceEvents"]
+        if e["name"] == "process_name" and e["args"]["name"].startswith(process)
+    }
     (pid,) = pids
     return [event for event in document["traceEvents"] if event["ph"] == "X" and event["pid"] == pid]
 
@@ -36,12 +40,15 @@ def threads(document: dict[str, Any]) -> dict[tuple[int, int], str]:
 
 
 def problems(document: dict[str, Any]) -> list[str]:
-    """Return what breaks the format: missing keys, bad times, slices that neither nest nor follow each other."""
+    """Return what breaks the format: missing keys, bad times, slices that neither nest nor follow."""
     found = []
     lanes = defaultdict(list)
     named = threads(document)
     for event in document["traceEvents"]:
-        missing = {"X": {"pid", "tid", "ts", "dur", "name", "cat", "args"}, "M": {"pid", "tid", "name", "args"}}[event["ph"]]
+        missing = {
+            "X": {"pid", "tid", "ts", "dur", "name", "cat", "args"},
+            "M": {"pid", "tid", "name", "args"},
+        }[event["ph"]]
         missing = missing - set(event)
         if missing:
             found.append(f"{event} lacks {missing}")
@@ -50,7 +57,9 @@ def problems(document: dict[str, Any]) -> list[str]:
                 found.append(f"bad times in {event}")
             if (event["pid"], event["tid"]) not in named:
                 found.append(f"no name for the thread of {event}")
-            lanes[event["pid"], event["tid"]].append((round(event["ts"] * NS), round(event["dur"] * NS), event["name"]))
+            lanes[event["pid"], event["tid"]].append(
+                (round(event["ts"] * NS), round(event["dur"] * NS), event["name"])
+            )
     for lane, events in lanes.items():
         open_ends: list[int] = []
         for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
@@ -96,8 +105,13 @@ def test_times_are_those_of_the_timeline(folder):
     timeline = replay.timeline
     chosen = (timeline.copy == 0) & (timeline.column("kind") == "kernel")
     origin = int(replay.graph.trace["start_ns"].min())
-    assert sorted(round(event["ts"] * NS) for event in kernels) == sorted((timeline.start_ns[chosen] - origin).tolist())
-    assert sum(round(event["dur"] * NS) for event in kernels) == replay.graph.columns["duration_ns"][timeline.task[chosen]].sum()
+    assert sorted(round(event["ts"] * NS) for event in kernels) == sorted(
+        (timeline.start_ns[chosen] - origin).tolist()
+    )
+    assert (
+        sum(round(event["dur"] * NS) for event in kernels)
+        == replay.graph.columns["duration_ns"][timeline.task[chosen]].sum()
+    )
 
 
 def test_a_call_that_stands_blocked_shows_what_it_waits_for(folder):
@@ -122,7 +136,11 @@ def test_what_changed_and_what_is_new_is_marked(folder):
 
     predicted = slices(document, "predicted")
     (new,) = [event for event in predicted if event["args"].get("inserted")]
-    assert (new["name"], new["dur"], threads(document)[new["pid"], new["tid"]]) == ("checkpoint [inserted]", 5.0, "disk")
+    assert (new["name"], new["dur"], threads(document)[new["pid"], new["tid"]]) == (
+        "checkpoint [inserted]",
+        5.0,
+        "disk",
+    )
     kernels = [event for event in predicted if event["cat"] == "kernel"]
     assert all(event["args"]["before_us"] == pytest.approx(2 * event["dur"], abs=0.002) for event in kernels)
     assert not any("before_us" in event["args"] for event in slices(document, "replayed"))

@@ -27,7 +27,9 @@ def options_of(done) -> dict:
     return json.loads(done.out)["options"]
 
 
-@pytest.mark.parametrize("order", list(permutations([["amp"], ["--math-speedup", "2"], ["--trace", "step.parquet", "--json"]])))
+@pytest.mark.parametrize(
+    "order", list(permutations([["amp"], ["--math-speedup", "2"], ["--trace", "step.parquet", "--json"]]))
+)
 def test_options_may_stand_anywhere(ask, order):
     done = ask("whatif", *(word for words in order for word in words))
 
@@ -46,7 +48,11 @@ def test_options_of_several_optimizations_are_qualified_where_they_clash(ask):
         "--math-speedup", "2", "--trace", "step.parquet", "--json",
     )  # fmt: skip
 
-    assert options_of(done) == {"math_speedup": 2.0, "amp.memory_speedup": 1.5, "fused_adam.memory_speedup": 4.0}
+    assert options_of(done) == {
+        "math_speedup": 2.0,
+        "amp.memory_speedup": 1.5,
+        "fused_adam.memory_speedup": 4.0,
+    }
 
 
 def test_a_clashing_option_must_be_qualified(ask):
@@ -61,8 +67,8 @@ def test_a_users_file_has_options_of_every_type(ask, folder):
 
     plain = ask("whatif", "./mine.py", "--times", "2", "--trace", "step.parquet", "--json")
     full = ask(
-        "whatif", "mine.py", "--times", "1", "--mine.steps", "0.5", "--no-careful", "--where", "cpu", "--note", "hi",
-        "--trace", "step.parquet", "--json",
+        "whatif", "mine.py", "--times", "1", "--mine.steps", "0.5", "--no-careful", "--where", "cpu",
+        "--note", "hi", "--trace", "step.parquet", "--json",
     )  # fmt: skip
     wrong = ask("whatif", "mine.py", "--times", "1", "--where", "moon", "--trace", "step.parquet")
 
@@ -97,7 +103,10 @@ def test_the_list_is_a_line_each(ask):
     done = ask("whatif", "--list")
 
     assert done.code == 0
-    assert [line.split()[0] for line in done.out.splitlines() if not line.startswith("    ")][:2] == ["amp", "fused-adam"]
+    assert [line.split()[0] for line in done.out.splitlines() if not line.startswith("    ")][:2] == [
+        "amp",
+        "fused-adam",
+    ]
 
 
 def test_the_last_line_is_the_next_command(ask, folder):

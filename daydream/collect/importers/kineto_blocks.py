@@ -29,6 +29,7 @@ from daydream.collect.importers.kineto_events import Event, ExactEvent, Header, 
 from daydream.errors import TraceError
 
 BLOCK_BYTES = 1 << 20
+LARGEST_BLOCK_BYTES = 1 << 26
 GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CUTS_TRIED = 4
@@ -106,8 +107,8 @@ class EventReader:
     def _cut(self, buffer: bytes) -> tuple[list[Event], bytes, bool]:
         """Decode up to the last boundary that proves right.
 
-        Returns the events, what is left, and whether cutting has failed for good: no boundary
-        proves right behind the end of the events, and the rest of the file is then decoded at once.
+        Returns the events, what is left, and whether cutting has failed for good: behind the end of
+        the events no boundary proves right, and the rest of the file is then decoded at once.
         """
         cuts: list[re.Match[bytes]] = []
         window = 1 << 15
@@ -118,7 +119,7 @@ class EventReader:
             events = self._decode(b"".join((b"[", memoryview(buffer)[: cut.start() + 1], b"]")))
             if events is not None:
                 return events, buffer[cut.end() :], False
-        return [], buffer, bool(cuts)
+        return [], buffer, bool(cuts) or len(buffer) > LARGEST_BLOCK_BYTES
 
     def _decode(self, text: bytes) -> list[Event] | None:
         """Return the events of a JSON array, None if it is not one."""

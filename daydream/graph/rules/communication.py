@@ -77,7 +77,10 @@ def _match(draft: Draft) -> np.ndarray | None:
     if len(present) < 2:
         return None
     # Collectives launched before the window are the head of some ranks' sequences only: match from the end.
-    runs = [tasks[ranks == rank][np.argsort(columns["order"][tasks[ranks == rank]], kind="stable")] for rank in present]
+    runs = [
+        tasks[ranks == rank][np.argsort(columns["order"][tasks[ranks == rank]], kind="stable")]
+        for rank in present
+    ]
     length = min(len(run) for run in runs)
     matched = np.stack([run[len(run) - length :] for run in runs])
     names = [[_short(graph.texts["name"][code]) for code in columns["name"][run]] for run in matched]

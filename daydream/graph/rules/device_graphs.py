@@ -43,7 +43,9 @@ def fill_holes(work: DeviceWork) -> DeviceWork:
     """Put untraced work into the holes between consecutive nodes of a graph launch that runs on one stream."""
     end = work.start + work.duration
     same = (work.unit[1:] == work.unit[:-1]) & (work.lane[1:] == work.lane[:-1]) & (work.unit[1:] >= 0)
-    hole = np.flatnonzero(same & (work.start[1:] - end[:-1] > HOLE_NS) & ~np.isin(work.unit[1:], _spread(work)))
+    hole = np.flatnonzero(
+        same & (work.start[1:] - end[:-1] > HOLE_NS) & ~np.isin(work.unit[1:], _spread(work))
+    )
     if not len(hole):
         return work
     after = hole + 1
@@ -61,9 +63,9 @@ def fill_holes(work: DeviceWork) -> DeviceWork:
 
 def _spread(work: DeviceWork) -> np.ndarray:
     """Return the launches whose nodes run on more than one stream."""
-    pairs = np.unique(np.stack([work.unit, work.lane]), axis=1)
-    units, streams = np.unique(pairs[0], return_counts=True)
-    spread: np.ndarray = units[streams > 1]
+    by_unit = np.lexsort((work.lane, work.unit))
+    unit, lane = work.unit[by_unit], work.lane[by_unit]
+    spread: np.ndarray = np.unique(unit[1:][(unit[1:] == unit[:-1]) & (lane[1:] != lane[:-1])])
     return spread
 
 
@@ -79,10 +81,10 @@ def link_nodes(draft: Draft) -> None:
             f"{columns['duration_ns'][holes].sum() / 1e6:,.2f} ms in all, count as untraced device work."
         )
     launched = np.flatnonzero((columns["kind"] > 0) & (columns["launch"] >= 0))
-    pairs = np.unique(np.stack([columns["launch"][launched], columns["lane"][launched]]), axis=1)
-    calls, streams = np.unique(pairs[0], return_counts=True)
-    for call in calls[streams > 1].tolist():
-        nodes = launched[columns["launch"][launched] == call]
+    by_call = launched[np.lexsort((columns["lane"][launched], columns["launch"][launched]))]
+    call, lane = columns["launch"][by_call], columns["lane"][by_call]
+    for spread in np.unique(call[1:][(call[1:] == call[:-1]) & (lane[1:] != lane[:-1])]).tolist():
+        nodes = launched[columns["launch"][launched] == spread]
         _link_streams(draft, nodes)
 
 

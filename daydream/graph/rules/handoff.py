@@ -54,14 +54,20 @@ def hand_over(draft: Draft) -> None:
     total = {lane: int((draft.end_ns[ids] - draft.start_ns[ids]).sum()) for lane, ids in busy.items()}
     for worker in sorted(lanes, key=lambda lane: -total[lane]):
         known = bool(autograd[busy[worker]].any()) and _does_backward_only(draft, busy[worker])
-        callers = [lane for lane in lanes if lane != worker and draft.thread_ids[lane][:2] == draft.thread_ids[worker][:2]]
+        callers = [
+            lane
+            for lane in lanes
+            if lane != worker and draft.thread_ids[lane][:2] == draft.thread_ids[worker][:2]
+        ]
         found = [(lane, *_bursts(draft, _idle(draft, lane), busy[worker])) for lane in callers]
         found = [f for f in found if len(f[2])]
         if not found:
             continue
         caller, inside, bursts = max(found, key=lambda f: f[1])
         idle = _idle(draft, caller)
-        fill = np.median((bursts[:, 2] - bursts[:, 1]) / np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1))
+        fill = np.median(
+            (bursts[:, 2] - bursts[:, 1]) / np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1)
+        )
         told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
         if known or told:
             _link(draft, idle, bursts, busy[worker])
@@ -150,7 +156,7 @@ def _wait_for(draft: Draft, idle: _Idle, pause: int, waker: int) -> None:
         draft.end_ns[task] = draft.start_ns[task]
     columns["gap_ns"][task] = 0
     order = max(int(columns["order"][waker]) + NO_EARLIER, int(columns["order"][task]) + NO_EARLIER)
-    resume = draft.add_cpu_task(after=task, name="wait for thread", start=woken, order=order)
+    resume = int(draft.add_cpu_tasks(np.array([task]), "wait for thread", np.array([woken]), order)[0])
     graph.columns["gap_ns"][resume] = int(idle.end[pause]) - woken + (gap if idle.in_range[pause] else 0)
     graph.link([waker], [resume], cause=Cause.HANDOFF)
 
@@ -209,47 +215,44 @@ def _bursts(draft: Draft, idle: _Idle, work: np.ndarray) -> tuple[int, np.ndarra
 
 def _grouped(stretch: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     first = np.flatnonzero(np.append(True, stretch[1:] != stretch[:-1]))
-    return np.stack([stretch[first], np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)], axis=1)
+    return np.stack(
+        [stretch[first], np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)], axis=1
+    )
 
 
 def _link(draft: Draft, idle: _Idle, bursts: np.ndarray, work: np.ndarray) -> None:
+    """Cut each idle stretch where the worker's burst begins and ends, and tie the two threads together there."""
     graph = draft.graph
-    order = graph.columns["order"]
+    columns = graph.columns
     start, end = draft.start_ns[work], draft.end_ns[work]
-    for stretch, begin, finish in bursts.tolist():
-        first = int(work[np.searchsorted(start, begin)])
-        last = int(work[np.searchsorted(end, finish)])
-        task = int(idle.task[stretch])
-        begin = max(begin, int(idle.begin[stretch]))
-        finish = max(min(finish, int(idle.end[stretch])), begin)
+    stretch = bursts[:, 0]
+    place = np.searchsorted(start, bursts[:, 1])
+    first, last = work[place], work[np.searchsorted(end, bursts[:, 2])]
+    task, in_range = idle.task[stretch], idle.in_range[stretch]
+    begin = np.maximum(bursts[:, 1], idle.begin[stretch])
+    finish = np.maximum(np.minimum(bursts[:, 2], idle.end[stretch]), begin)
+    rest = idle.end[stretch] - finish
+    wake_order = columns["order"][first] - 1
+    resume_order = columns["order"][last] + NO_EARLIER
+
+    after = columns["gap_ns"][task]
+    columns["release_ns"][first] = 0
+    columns["gap_ns"][work[place[place > 0] - 1]] = 0
+    columns["gap_ns"][task] = np.where(in_range, 0, begin - draft.end_ns[task])
+    columns["duration_ns"][task] = np.where(in_range, begin - draft.start_ns[task], columns["duration_ns"][task])
+    draft.end_ns[task] = np.where(in_range, begin, draft.end_ns[task])
+
+    wakes = draft.add_cpu_tasks(task, "wake thread", begin, wake_order)
+    resumes = draft.add_cpu_tasks(task, "wait for thread", finish, resume_order)
+    graph.columns["gap_ns"][resumes] = np.where(in_range, 0, rest)
+    inside = np.flatnonzero(in_range)
+    if len(inside):  # what is left of the range goes on after the wait
+        order = np.maximum(resume_order + 1, finish * ORDER_STEP)[inside]
+        tails = draft.add_cpu_tasks(task[inside], None, finish[inside], order)
         columns = graph.columns
-        old_gap = int(columns["gap_ns"][task])
-        if idle.in_range[stretch]:
-            columns["duration_ns"][task] = begin - draft.start_ns[task]
-            columns["gap_ns"][task] = 0
-        else:
-            columns["gap_ns"][task] = begin - draft.end_ns[task]
-        wake = draft.add_cpu_task(after=task, name="wake thread", start=begin, order=int(order[first]) - 1)
-        resume = draft.add_cpu_task(
-            after=task, name="wait for thread", start=finish, order=int(order[last]) + NO_EARLIER
-        )
-        columns = graph.columns
-        if idle.in_range[stretch]:
-            rest = draft.add_cpu_task(
-                after=task, name=graph.texts["name"][columns["name"][task]], start=finish,
-                order=max(int(order[last]) + NO_EARLIER + 1, finish * ORDER_STEP),
-            )  # fmt: skip
-            columns = graph.columns
-            columns["duration_ns"][rest] = idle.end[stretch] - finish
-            columns["gap_ns"][rest] = old_gap
-            columns["row"][rest] = columns["row"][task]
-            draft.end_ns[rest] = idle.end[stretch]
-            draft.end_ns[task] = begin
-        else:
-            columns["gap_ns"][resume] = idle.end[stretch] - finish
-        columns["release_ns"][first] = 0
-        place = int(np.searchsorted(start, begin))
-        if place > 0 and work[place] == first:
-            columns["gap_ns"][work[place - 1]] = 0
-        graph.link([wake], [first], cause=Cause.HANDOFF)
-        graph.link([last], [resume], cause=Cause.HANDOFF)
+        columns["duration_ns"][tails] = rest[inside]
+        columns["gap_ns"][tails] = after[inside]
+        columns["row"][tails] = columns["row"][task[inside]]
+        draft.end_ns[tails] = idle.end[stretch][inside]
+    graph.link(wakes, first, cause=Cause.HANDOFF)
+    graph.link(last, resumes, cause=Cause.HANDOFF)

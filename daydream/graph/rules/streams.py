@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft, runs_of
+from daydream.graph.draft import Draft, distinct_rows, runs_of
 from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
 from daydream.graph.rules.device_graphs import UNTRACED, DeviceWork, fill_holes
 
@@ -27,14 +27,13 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
     rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     if not len(rows):
         return
-    keys = np.stack([np.asarray(trace[name][rows], np.int64) for name in ("rank", "device", "stream")])
-    keys[0] = np.maximum(keys[0], 0)
-    distinct, lane = np.unique(keys, axis=1, return_inverse=True)
-    lane = lane.reshape(-1)
+    lane, streams = distinct_rows([np.asarray(trace[name][rows]) for name in ("rank", "device", "stream")])
     first_lane = len(graph.lanes)
-    several_ranks = len(set(distinct[0].tolist())) > 1
-    several_devices = len(set(zip(*distinct[:2].tolist(), strict=True))) > len(set(distinct[0].tolist()))
-    for rank, device, stream in distinct.T.tolist():
+    ranks = {max(rank, 0) for rank, _, _ in streams}
+    several_ranks = len(ranks) > 1
+    several_devices = len({(rank, device) for rank, device, _ in streams}) > len(ranks)
+    for recorded_rank, device, stream in streams:
+        rank = max(recorded_rank, 0)
         name = f"stream {stream}"
         if several_devices:
             name = f"device {device} {name}"
@@ -44,7 +43,9 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
 
     start = np.asarray(trace["start_ns"][rows], np.int64)
     parent = np.asarray(trace["parent"][rows], np.int64)
-    launch = np.where(parent >= 0, draft.task_of_row[parent], -1) if len(draft.task_of_row) else parent * 0 - 1
+    launch = (
+        np.where(parent >= 0, draft.task_of_row[parent], -1) if len(draft.task_of_row) else parent * 0 - 1
+    )
     order = _program_order(graph.columns["order"], lane, start, launch)
     sequence = np.lexsort((start, order, lane))
     rows = rows[sequence]

@@ -21,14 +21,20 @@ DEVICE_SYNC = re.compile(r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu
 STREAM_SYNC = re.compile(r"^(cuda|cu|hip)StreamSynchronize")
 EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize")
 # Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
-MAY_SYNC = re.compile(r"^(cuda|cu|hip)(Free|Malloc|Mem(Alloc|Free|Unmap|Release|Create|Map)|Host(Alloc|Free|Register|Unregister)|ModuleLoad|ModuleUnload|FreeHost)")
+MAY_SYNC = re.compile(
+    r"^(cuda|cu|hip)(Free|Malloc|Mem(Alloc|Free|Unmap|Release|Create|Map)|Host(Alloc|Free|Register|Unregister)|ModuleLoad|ModuleUnload|FreeHost)"
+)
 # Copies whose call lasts as long as the copy: from or to memory that is not pinned, and the synchronous
 # interfaces (CUDA runtime documentation, "API synchronization behavior"). Small copies to the device are
 # staged and return at once; large ones wait for their stream, and return 30 to 80 us before the last piece
 # has arrived (V100, RTX 2080 Ti).
 BLOCKING_COPY = re.compile(r"Pageable|Device -> Host|DtoH \(|CopyDeviceToHost")
-BLOCKING_COPY_CALL = re.compile(r"^(cudaMemcpy|hipMemcpy)(WithStream|DtoH|HtoD|DtoD|2D|3D|ToSymbol|FromSymbol)?(_ptsz|_ptds)?$")
-CLOCK_SKEW_NS = 5_000  # a call may seem to return this much before the work it waited for; int-us traces: 2 us
+BLOCKING_COPY_CALL = re.compile(
+    r"^(cudaMemcpy|hipMemcpy)(WithStream|DtoH|HtoD|DtoD|2D|3D|ToSymbol|FromSymbol)?(_ptsz|_ptds)?$"
+)
+CLOCK_SKEW_NS = (
+    5_000  # a call may seem to return this much before the work it waited for; int-us traces: 2 us
+)
 RETURN_PLACE = 6  # program-order distance from a call to its return; device work comes before it
 
 
@@ -38,7 +44,8 @@ class Streams:
     def __init__(self, draft: Draft) -> None:
         order = draft.graph.columns["order"]
         self.lanes: dict[int, tuple[np.ndarray, np.ndarray]] = {
-            lane: (order[tasks], np.maximum.accumulate(draft.end_ns[tasks])) for lane, tasks in stream_runs(draft)
+            lane: (order[tasks], np.maximum.accumulate(draft.end_ns[tasks]))
+            for lane, tasks in stream_runs(draft)
         }
 
     def ended(self, lane: int, order: np.ndarray) -> np.ndarray:
@@ -61,7 +68,9 @@ def wait_in_calls(draft: Draft) -> None:
         _split(draft, *np.array(waits, np.int64).T)
 
 
-Waits = list[tuple[int, int, int, int]]  # call, lane waited for, when that had ended, program point (-1: the call)
+Waits = list[
+    tuple[int, int, int, int]
+]  # call, lane waited for, when that had ended, program point (-1: the call)
 
 
 def _device_syncs(draft: Draft, streams: Streams) -> Waits:
@@ -147,7 +156,9 @@ def _allocations(draft: Draft, streams: Streams) -> Waits:
     for name in np.unique(names[busy & (cost < 0)]).tolist():
         mates = busy & (names == name)
         waited[mates] &= bool(waited[mates].all())
-    return [(c, ALL_LANES, e, -1) for c, e in zip(calls[waited].tolist(), ended[waited].tolist(), strict=True)]
+    return [
+        (c, ALL_LANES, e, -1) for c, e in zip(calls[waited].tolist(), ended[waited].tolist(), strict=True)
+    ]
 
 
 def _blocking_copies(draft: Draft, streams: Streams) -> Waits:
@@ -182,7 +193,9 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     blocked = ~late & ((done > start) | copying)
     free = ~late & ~blocked
     if free.any():
-        graph.syncs.add(task=calls[free], lane=lanes[free], point=np.where(point >= 0, point, calls)[free], latency_ns=0)
+        graph.syncs.add(
+            task=calls[free], lane=lanes[free], point=np.where(point >= 0, point, calls)[free], latency_ns=0
+        )
     calls, lanes, done, point = calls[blocked], lanes[blocked], done[blocked], point[blocked]
     if not len(calls):
         return
@@ -205,6 +218,10 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     draft.end_ns = np.concatenate([draft.end_ns, end])
     draft.end_ns[calls] = start + columns["duration_ns"][calls]
     draft.waited = np.append(draft.waited, np.ones(len(calls), bool))
+    # A thread that hands over when such a call ends does so when it returns.
+    moved = dict(zip(calls.tolist(), returns.tolist(), strict=True))
+    links = graph.links.columns
+    links["src"] = np.array([moved.get(task, task) for task in links["src"].tolist()], np.int64)
     early = np.minimum(end - done, 0)
     graph.syncs.add(task=returns, lane=lanes, point=np.where(point >= 0, point, returns), latency_ns=early)
 

@@ -99,4 +99,3 @@ def _pieces(
     place = np.concatenate([2 * index[instant], 2 * index[piece] + 1])
     order = np.argsort(place, kind="stable")
     return owner[order], begin[order], finish[order], where[order]
-

@@ -1,0 +1,157 @@
+"""Engines: the NumPy scan against a C++ pass over the same arrays and against networkx + heapq."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from plain_networkx import simulate, to_digraph
+from results import Aim, Part, Settings, Table, alone, control, say
+from synthetic import synthetic
+from timing import take_turns, timed, times_faster
+from traces import sources
+from workers import HERE
+
+from daydream.collect.importers import import_trace
+from daydream.graph.build import build
+from daydream.graph.lower import lower
+from daydream.graph.plan import Plan
+from daydream.simulate import reference, scan
+
+Pull = Callable[[], "np.ndarray"]
+FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+
+METHOD = f"""\
+All engines run in one process on the same plan, in turn; their starts are checked to be equal, task by task. C++ is
+one pass in topological order over the same arrays (`g++ {" ".join(FLAGS[:2])}`, called through ctypes, its memory given).
+The scan is daydream's default engine; its planning depends on edges only, is done once a graph and kept. "lists" is
+its fallback over Python lists, "reference" the readable Algorithm 1, networkx + heapq what most people would
+write. Mtask/s are medians. A/A is the scan against itself."""
+
+COLUMNS = {
+    "graph": "graph",
+    "tasks": "tasks",
+    "edges": "edges/task",
+    "levels": "levels",
+    "cpp": "C++",
+    "scan": "scan",
+    "plan": "planning",
+    "lists": "lists",
+    "reference": "reference",
+    "networkx": "networkx + heapq",
+    "below_cpp": "C++ / scan",
+    "over_networkx": "scan / networkx",
+    "planned_over_networkx": "planning + scan / networkx",
+    "control": "A/A",
+}
+
+
+def measure(settings: Settings) -> Part:
+    """Return the engine benchmark."""
+    part = Part("Engines", METHOD)
+    table = Table("Mtask/s", COLUMNS)
+    part.tables.append(table)
+    part.aims += [
+        Aim("NumPy scan against networkx + heapq", 25, {}),
+        Aim("time of the NumPy scan against C++", 15, {}, least=False),
+    ]
+    with TemporaryDirectory(prefix="daydream-benchmark-") as folder:
+        library = _compiled(part, Path(folder))
+        sizes = (10_000, 100_000) if settings.quick else (10_000, 100_000, 1_000_000)
+        for tasks in sizes:
+            for sync_every in (2000,) if settings.quick else (2000, 100):
+                name = f"synthetic, {tasks // 1000:,}k, sync every {sync_every}"
+                table.rows.append(_race(part, settings, name, synthetic(tasks, sync_every), library))
+    with sources(quick=settings.quick) as chosen:
+        for source in chosen[:2]:
+            plan = lower(build(import_trace([source.path]))).plan
+            table.rows.append(_race(part, settings, source.name, plan, library))
+    return part
+
+
+def _race(part: Part, settings: Settings, name: str, plan: Plan, library: ctypes.CDLL | None) -> dict[str, Any]:
+    say(f"engines on {name}")
+    digraph = to_digraph(plan)
+    expected, _ = scan.run(plan)
+    engines: dict[str, Callable[[], Any]] = {
+        "scan": lambda: scan.run(plan)[0],
+        "lists": lambda: scan.pull(plan),
+        "reference": lambda: reference.run(plan)[0],
+        "networkx": lambda: np.fromiter(map(simulate(digraph).__getitem__, range(len(plan))), np.int64, len(plan)),
+    }
+    if library is not None:
+        engines["cpp"] = _bind(library, plan)
+    for engine, run in engines.items():
+        if not np.array_equal(run(), expected):
+            raise ValueError(f"{engine} and the scan disagree on {name}")
+    engines["networkx"] = lambda: simulate(digraph)
+    engines["plan"] = lambda: _planned(plan)
+    engines["scan again"] = engines["scan"]
+    seconds = take_turns({engine: timed(run) for engine, run in engines.items()}, settings.rounds(7))
+    seconds["planned"] = [a + b for a, b in zip(seconds["plan"], seconds["scan"], strict=True)]
+
+    levels = scan.cut(plan)
+    row: dict[str, Any] = {
+        "graph": name,
+        "tasks": len(plan),
+        "edges": len(plan.edge_src) / len(plan),
+        "levels": len(levels.levels) if levels else "lists taken",
+        "control": control(times_faster(seconds, "scan", "scan again")),
+        "seconds": seconds,
+        **{engine: len(plan) / median(seconds[engine]) / 1e6 for engine in engines},
+    }
+    over = times_faster(seconds, "scan", "networkx")
+    row["over_networkx"] = str(over)
+    row["planned_over_networkx"] = str(times_faster(seconds, "planned", "networkx"))
+    part.aims[0].cases[name] = over.value
+    if library is not None:
+        below = times_faster(seconds, "cpp", "scan")
+        row["below_cpp"] = str(below)
+        part.aims[1].cases[name] = below.value
+    return row
+
+
+def _planned(plan: Plan) -> None:
+    plan.cache.clear()
+    scan.cut(plan)
+
+
+def _compiled(part: Part, folder: Path) -> ctypes.CDLL | None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        part.left_out.append("C++: no g++ or clang++ was found")
+        return None
+    target = folder / "engines.so"
+    try:
+        subprocess.run([compiler, *FLAGS, "-o", str(target), str(HERE / "engines.cpp")], check=True, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        part.left_out.append(f"C++: it did not compile ({error.stderr.decode().strip().splitlines()[0]})")
+        return None
+    return ctypes.CDLL(str(target))
+
+
+def _bind(library: ctypes.CDLL, plan: Plan) -> Pull:
+    """Return the C++ pass over a plan, with its memory taken beforehand."""
+    progress, start, end = (np.zeros(size, np.int64) for size in (plan.lanes, len(plan), len(plan)))
+    arrays = [
+        plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns, plan.edge_ptr, plan.edge_src,
+        plan.edge_latency_ns, plan.edge_from_start, progress, start, end,
+    ]  # fmt: skip
+    arguments = [ctypes.c_int64(len(plan)), ctypes.c_int64(plan.lanes), *(ctypes.c_void_p(a.ctypes.data) for a in arrays)]
+
+    def pull(_kept: list[np.ndarray] = arrays) -> np.ndarray:
+        library.pull(*arguments)
+        return start
+
+    return pull
+
+
+if __name__ == "__main__":
+    alone(measure)

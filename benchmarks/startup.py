@@ -1,0 +1,110 @@
+"""Start-up: the command line as whole processes, against processes that only import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+from results import Aim, Part, Settings, Table, alone, control, say
+from timing import Seconds, take_turns, times_faster
+from traces import Source, largest, machine_trace, sources
+
+from daydream.collect.importers import import_trace
+from daydream.graph.build import build
+
+METHOD = """\
+Whole processes, from start to exit, output thrown away, in turn; every process is run once beforehand. "bare" imports
+click, numpy and pyarrow.parquet and does nothing. The what-if reads a parquet trace, builds the graph, replays it,
+scales all device work by half, simulates until settled, and prints. A/A is the what-if against itself."""
+
+HELP = {"what": "process", "ms": "ms", "beyond": "beyond click, ms"}
+WHATIF = {
+    "trace": "trace",
+    "tasks": "tasks",
+    "bare_ms": "bare imports, ms",
+    "whatif_ms": "whatif, ms",
+    "ratio": "whatif / bare",
+    "control": "A/A",
+}
+BARE = "import click, numpy, pyarrow.parquet"
+LAYERS, STEPS = 120, 16  # of the machine model's trace: about 100,000 tasks
+
+
+def measure(settings: Settings) -> Part:
+    """Return the start-up benchmark."""
+    part = Part("Start-up", METHOD)
+    rounds = 3 if settings.quick else 11
+    _help(part, rounds)
+    table = Table("`daydream whatif scale --on gpu --factor 0.5 --trace`", WHATIF)
+    aim = Aim("`whatif` on a parquet of about 100k tasks, against bare imports", 1.5, {}, least=False)
+    part.tables.append(table)
+    part.aims.append(aim)
+    with TemporaryDirectory(prefix="daydream-benchmark-") as folder, sources() as chosen:
+        made = machine_trace(Path(folder) / "machine.json.gz", LAYERS, STEPS)
+        for source in (Source("machine model", made), largest(chosen)):
+            say(f"start-up on {source.name}")
+            parquet = Path(folder) / "trace.parquet"
+            trace = import_trace([source.path])
+            trace.save(parquet, force=True)
+            command = ["-m", "daydream", "whatif", "scale", "--on", "gpu", "--factor", "0.5", "--trace", str(parquet)]
+            jobs = {"bare": _process("-c", BARE), "whatif": _process(*command), "again": _process(*command)}
+            seconds = _warm_turns(jobs, rounds)
+            ratio = times_faster(seconds, "bare", "whatif")
+            aim.cases[source.name] = ratio.value
+            table.rows.append(
+                {
+                    "trace": source.name,
+                    "tasks": len(build(trace)),
+                    "bare_ms": median(seconds["bare"]) * 1e3,
+                    "whatif_ms": median(seconds["whatif"]) * 1e3,
+                    "ratio": str(ratio),
+                    "control": control(times_faster(seconds, "whatif", "again")),
+                    "seconds": seconds,
+                }
+            )
+    return part
+
+
+def _help(part: Part, rounds: int) -> None:
+    say("start-up of --help")
+    jobs = {
+        "python": _process("-c", "pass"),
+        "import click": _process("-c", "import click"),
+        "daydream --help": _process("-m", "daydream", "--help"),
+        "daydream whatif --help": _process("-m", "daydream", "whatif", "--help"),
+        "import click again": _process("-c", "import click"),
+    }
+    seconds = _warm_turns(jobs, rounds)
+    table = Table("Help", HELP)
+    for name, taken in seconds.items():
+        beyond = median(a - b for a, b in zip(taken, seconds["import click"], strict=True))
+        table.rows.append({"what": name, "ms": median(taken) * 1e3, "beyond": beyond * 1e3, "seconds": taken})
+        if name == "daydream --help":
+            part.aims.append(Aim("`daydream --help` beyond importing click", 0.15, {"help": beyond}, least=False, unit="s"))
+    part.tables.append(table)
+
+
+def _warm_turns(jobs: dict[str, Callable[[], float]], rounds: int) -> Seconds:
+    for job in jobs.values():
+        job()
+    return take_turns(jobs, rounds)
+
+
+def _process(*arguments: str) -> Callable[[], float]:
+    """Return a job: the seconds of one process; what it says is thrown away, a failure is an error."""
+
+    def job() -> float:
+        begin = perf_counter()
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return perf_counter() - begin
+
+    return job
+
+
+if __name__ == "__main__":
+    alone(measure)
