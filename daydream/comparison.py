@@ -112,6 +112,7 @@ class Comparison:
     def notes(self) -> list[str]:
         """Return what a reader should know before trusting the figures."""
         said = list(self.replay.notes)
+        said += [note for note in self.graph.facts.notes if note not in said]
         if not self.after.settled:
             said.append(
                 "The predicted step had not settled after repeating the window; its last pass is shown."

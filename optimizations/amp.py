@@ -17,7 +17,8 @@ def amp(graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0)
     optimizer with its 32-bit master weights, and kernels that already run in TF32 or 16
     bits stay as they are. Not modelled: the casts, the gradient scaler, convergence.
     """
-    kernels = graph.select(kind="kernel", phase=("forward", "loss", "backward"), dtype="float32")
+    passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
+    kernels = passes.where(dtype="float32")
     kernels = kernels - kernels.where(name=ALREADY_TENSOR_CORES)
     math_bound = kernels.where(name=MATH_BOUND)
     memory_bound = kernels - math_bound
@@ -27,3 +28,6 @@ def amp(graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0)
         math_bound.scale(1 / math_speedup)
     if len(memory_bound):
         memory_bound.scale(1 / memory_speedup)
+    untyped = passes.where(lambda tasks: tasks.dtype == None)  # noqa: E711 - a column of texts and None
+    if len(untyped):
+        graph.note(f"{len(untyped):,} kernels of unknown type were left as they are.")

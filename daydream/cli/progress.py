@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0
 EVERY_S = 0.1
 BAR = 24
+LONGEST = 48  # what is said before the bar, so that the line fits a terminal
 ERASE = "\r\x1b[K"
 
 
@@ -32,7 +33,7 @@ class Progress:
 
     def __call__(self, what: str, share: float = -1.0) -> None:
         """Say what is being done; a share below 0 is unknown."""
-        self._what, self._share = what, share
+        self._what, self._share = what[:LONGEST], share
 
     def __enter__(self) -> Self:
         if self._stream.isatty():

@@ -21,14 +21,16 @@ def print_json(result: Mapping[str, Any]) -> None:
 
 
 def next_question(graph: Graph) -> str:
-    """Return a what-if that this graph can answer, as typed: mixed precision if it runs in 32 bits."""
-    import numpy as np
+    """Return a what-if that this graph can answer, as typed: mixed precision if that would change anything."""
+    from daydream.errors import NoMatchError
+    from daydream.transforms.compose import apply, parse
 
-    trace, columns = graph.trace, graph.columns
-    kernels = columns["row"][(columns["kind"] == 1) & (columns["row"] >= 0)]
-    if trace is not None and (np.asarray(trace["dtype"])[kernels] == trace.code("dtype", "float32")).any():
-        return "amp"
-    return f"scale --on {'gpu' if len(kernels) else 'cpu'} --factor 0.5"
+    try:
+        apply(parse("amp"), graph.copy(), {})
+    except NoMatchError:
+        on = "gpu" if (graph.columns["kind"] > 0).any() else "cpu"
+        return f"scale --on {on} --factor 0.5"
+    return "amp"
 
 
 def _finite(value: Any) -> Any:

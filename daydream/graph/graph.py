@@ -347,6 +347,10 @@ class Graph:
         self.scheduled[self._lane_ids[lane]] = priority
         self.touch()
 
+    def note(self, sentence: str) -> None:
+        """Say something that a reader of any result from this graph should know."""
+        self.facts.notes.append(sentence)
+
     def lint(self) -> list[str]:
         """Return what is wrong with the graph, a sentence each; empty when it is sound."""
         from daydream.graph.lint import problems

@@ -10,6 +10,7 @@ import numpy as np
 
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
+from daydream.graph.lower import lower
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 
@@ -66,7 +67,7 @@ class Replay:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `replay --json` prints, without the trace's name."""
-        graph, facts, plan = self.graph, self.graph.facts, self.timeline.plan
+        graph, facts = self.graph, self.graph.facts
         kernels = int((graph.columns["kind"][graph.alive] == 1).sum())
         return {
             "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
@@ -86,7 +87,7 @@ class Replay:
             "max_error": self.max_error,
             "start_error_ns": self.start_error_ns,
             "tasks": len(graph),
-            "edges": int((plan.edge_dst < len(plan)).sum()) if self.settled.copy == 0 else len(plan.edge_src),
+            "edges": len(lower(graph).plan.edge_src),
             "kernels": kernels,
             "kernels_linked": kernels - facts.unlaunched_kernels,
             "kernels_orphaned": facts.unlaunched_kernels,

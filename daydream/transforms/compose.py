@@ -61,5 +61,9 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
             if option.required and name not in options:
                 raise GraphError(f"{optimization.name} needs {option.flag}")
             arguments[option_name] = used[name] = value
-        optimization.function(graph, **arguments)
+        try:
+            optimization.function(graph, **arguments)
+        except ZeroDivisionError:
+            zero = ", ".join(name for name, value in arguments.items() if value == 0)
+            raise GraphError(f"{optimization.name} cannot work with {zero or 'these options'} = 0") from None
     return used

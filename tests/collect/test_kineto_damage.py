@@ -63,7 +63,9 @@ def test_values_of_a_wrong_type_do_not_spoil_the_other_rows(tmp_path: Path) -> N
     assert any("4 rows could not be read" in note for note in trace.metadata["notes"])
 
 
-@pytest.mark.parametrize("time", ["1e999999999999", "-1e400", "1e-999999", "sNaN", "0x10", "", "\u0661\u0662"])
+@pytest.mark.parametrize(
+    "time", ["1e999999999999", "-1e400", "1e-999999", "sNaN", "0x10", "", "\u0661\u0662"]
+)
 def test_a_time_written_strangely_is_no_crash(tmp_path: Path, time: str) -> None:
     import_trace([write(tmp_path / "trace.json", document([*training(1), op("strange", time, time)]))])
 
