@@ -15,6 +15,7 @@ import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,6 @@ README = (ROOT / "README.md").read_text()
 EXAMPLES = ROOT / "examples"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEAVY = ("torch", "pandas", "numpy", "networkx", "pyarrow", "rich", "numba", "msgspec")
-OURS = ("__pycache__", ".git", ".venv", "build", "dist")  # what a listing without git leaves out
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -63,9 +63,10 @@ def files() -> Iterator[Path]:
         )  # fmt: skip
         yield from filter(Path.is_file, (ROOT / name for name in listed.stdout.splitlines()))
         return
-    for path in ROOT.rglob("*"):
+    ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split())]
+    for path in filter(Path.is_file, ROOT.rglob("*")):
         inside = path.relative_to(ROOT).parts
-        if path.is_file() and not any(part in OURS or part.endswith("_cache") for part in inside):
+        if not any(fnmatch(part, pattern) for part in inside for pattern in ignored):
             yield path
 
 

@@ -21,7 +21,7 @@ def print_json(result: Mapping[str, Any]) -> None:
 
 
 def next_question(graph: Graph) -> str:
-    """Return a what-if that this graph can answer, as typed: mixed precision if that would change anything."""
+    """Return a what-if that this graph can answer, as typed: mixed precision where that changes anything."""
     from daydream.errors import NoMatchError
     from daydream.transforms.compose import apply, parse
 

@@ -31,12 +31,6 @@ def derive(recording: Recording, step_marker: str | None = None, steps: str | No
     recording.columns["duration_ns"] = nesting.duration_ns
     launch = link_launches(recording)
     device = recording.is_kind(*DEVICE_KINDS)
-    orphans = int((device & (launch < 0)).sum())
-    if orphans:
-        recording.note(
-            f"{orphans:,} of {counted(int(device.sum()), 'device row has', 'device rows have')} "
-            "no launch in the recording."
-        )
     parent = np.where(device, launch, nesting.parent)
     op_row = _operators(recording, parent)
     fill_collectives(recording, nesting.parent, op_row, launch)
