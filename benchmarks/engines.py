@@ -29,11 +29,12 @@ Pull = Callable[[], "np.ndarray"]
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 
 METHOD = f"""\
-All engines run in one process on the same plan, in turn; their starts are checked to be equal, task by task. C++ is
-one pass in topological order over the same arrays (`g++ {" ".join(FLAGS[:2])}`, called through ctypes, its memory given).
-The scan is daydream's default engine; its planning depends on edges only, is done once a graph and kept. "lists" is
-its fallback over Python lists, "reference" the readable Algorithm 1, networkx + heapq what most people would
-write. Mtask/s are medians. A/A is the scan against itself."""
+All engines run in one process on the same plan, in turn; their starts are checked to be equal, task by
+task. C++ is one pass in topological order over the same arrays (`g++ {" ".join(FLAGS[:2])}`, called
+through ctypes, its memory given). The scan is daydream's default engine; its planning depends on edges
+only, is done once a graph and kept. "lists" is its fallback over Python lists, "reference" the readable
+Algorithm 1, networkx + heapq what most people would write. Mtask/s are medians. A/A is the scan against
+itself."""
 
 COLUMNS = {
     "graph": "graph",
@@ -76,7 +77,9 @@ def measure(settings: Settings) -> Part:
     return part
 
 
-def _race(part: Part, settings: Settings, name: str, plan: Plan, library: ctypes.CDLL | None) -> dict[str, Any]:
+def _race(
+    part: Part, settings: Settings, name: str, plan: Plan, library: ctypes.CDLL | None
+) -> dict[str, Any]:
     say(f"engines on {name}")
     digraph = to_digraph(plan)
     expected, _ = scan.run(plan)
@@ -84,7 +87,9 @@ def _race(part: Part, settings: Settings, name: str, plan: Plan, library: ctypes
         "scan": lambda: scan.run(plan)[0],
         "lists": lambda: scan.pull(plan),
         "reference": lambda: reference.run(plan)[0],
-        "networkx": lambda: np.fromiter(map(simulate(digraph).__getitem__, range(len(plan))), np.int64, len(plan)),
+        "networkx": lambda: np.fromiter(
+            map(simulate(digraph).__getitem__, range(len(plan))), np.int64, len(plan)
+        ),
     }
     if library is not None:
         engines["cpp"] = _bind(library, plan)
@@ -130,7 +135,9 @@ def _compiled(part: Part, folder: Path) -> ctypes.CDLL | None:
         return None
     target = folder / "engines.so"
     try:
-        subprocess.run([compiler, *FLAGS, "-o", str(target), str(HERE / "engines.cpp")], check=True, capture_output=True)
+        subprocess.run(
+            [compiler, *FLAGS, "-o", str(target), str(HERE / "engines.cpp")], check=True, capture_output=True
+        )
     except subprocess.CalledProcessError as error:
         part.left_out.append(f"C++: it did not compile ({error.stderr.decode().strip().splitlines()[0]})")
         return None
@@ -144,7 +151,11 @@ def _bind(library: ctypes.CDLL, plan: Plan) -> Pull:
         plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns, plan.edge_ptr, plan.edge_src,
         plan.edge_latency_ns, plan.edge_from_start, progress, start, end,
     ]  # fmt: skip
-    arguments = [ctypes.c_int64(len(plan)), ctypes.c_int64(plan.lanes), *(ctypes.c_void_p(a.ctypes.data) for a in arrays)]
+    arguments = [
+        ctypes.c_int64(len(plan)),
+        ctypes.c_int64(plan.lanes),
+        *(ctypes.c_void_p(a.ctypes.data) for a in arrays),
+    ]
 
     def pull(_kept: list[np.ndarray] = arrays) -> np.ndarray:
         library.pull(*arguments)

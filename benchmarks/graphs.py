@@ -17,13 +17,14 @@ FACTOR = 0.5
 NS = 1e9
 
 METHOD = """\
-One process a side, both with the whole trace loaded and warmed up by one call, asked in turn. Graphs differ: ours
-has a task for every device task and every stretch of CPU time between two boundaries of operators and calls, HTA's
-has two nodes an event. So times are compared **per node** (ours: per task); the tables give both node counts, and
-the raw ratio is theirs times ours / theirs. HTA's build is `critical_path_analysis` over the whole range without the
-longest path; its what-if is new weights on the edges that are device work (which ones is found before the clock
-starts), then `critical_path()`. That says which chain is longest after the change, with recorded waits still in it:
-it is the nearest HTA has, not the same answer. A/A is ours against ours again."""
+One process a side, both with the whole trace loaded and warmed up by one call, asked in turn. Graphs
+differ: ours has a task for every device task and every stretch of CPU time between two boundaries of
+operators and calls, HTA's has two nodes an event. So times are compared **per node** (ours: per task);
+the tables give both node counts, and the raw ratio is theirs times ours / theirs. HTA's build is
+`critical_path_analysis` over the whole range without the longest path; its what-if is new weights on the
+edges that are device work (which ones is found before the clock starts), then `critical_path()`. That
+says which chain is longest after the change, with recorded waits still in it: it is the nearest HTA has,
+not the same answer. A/A is ours against ours again."""
 
 BUILD = {
     "trace": "trace",
@@ -59,9 +60,10 @@ def measure(settings: Settings) -> Part:
     part = Part("Graph and what-if", METHOD)
     build, whatif = Table("Graph build", BUILD), Table("What-if on a loaded graph", WHATIF)
     whatif.explanation = (
-        "Device work made twice as fast. `whatif` is the whole answer: copy, edit, lint, lower, simulate the steps until "
-        "they have settled (at least twice the tasks; the count per task is of the graph's own), compare. networkx + "
-        "heapq is Algorithm 1 on the same graph with the same answer, checked task by task; its graph is made beforehand."
+        "Device work made twice as fast. `whatif` is the whole answer: copy, edit, lint, simulate the steps "
+        "until they have settled (at least twice the tasks, but counted per task of the graph), compare. "
+        "networkx + heapq is Algorithm 1 on the same graph with the same answer, checked task by task; its "
+        "graph is made beforehand."
     )
     part.tables += [build, whatif]
     part.aims += [
@@ -116,7 +118,9 @@ def _compare(part: Part, settings: Settings, name: str, ours: Worker, hta: Worke
             part.aims[3].cases[name] = row["over_networkx_value"]
 
 
-def _build(settings: Settings, name: str, ours: Worker, hta: Worker | None) -> tuple[dict[str, Any], dict[str, int]]:
+def _build(
+    settings: Settings, name: str, ours: Worker, hta: Worker | None
+) -> tuple[dict[str, Any], dict[str, int]]:
     sizes: dict[str, int] = {}
     jobs = {"ours": _asking(ours, "build", sizes), "ours again": _asking(ours, "build", sizes)}
     if hta is not None:
@@ -172,7 +176,9 @@ def _whatifs(
             "ours_ms": median(seconds[key]) * 1e3,
             "ours_ns": median(seconds[key]) / tasks * NS,
             "control": control(times_faster(seconds, key, f"{key} again")),
-            "seconds": {job: seconds[job] for job in seconds if job.startswith(key) or job in {"hta", "networkx"}},
+            "seconds": {
+                job: seconds[job] for job in seconds if job.startswith(key) or job in {"hta", "networkx"}
+            },
         }
         over_networkx = times_faster(seconds, key, "networkx")
         row |= {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
-import sys
 import tempfile
 import venv
 from collections.abc import Iterator
@@ -54,9 +54,13 @@ def _made(folder: Path) -> Path:
         )  # fmt: skip
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        raise MissingError(f"HolisticTraceAnalysis could not be installed ({said[-1] if said else error})") from None
+        raise MissingError(
+            f"HolisticTraceAnalysis could not be installed ({said[-1] if said else error})"
+        ) from None
     if not _works(python):
-        raise MissingError(f"HolisticTraceAnalysis cannot be imported with Python {sys.version_info[0]}.{sys.version_info[1]}")
+        raise MissingError(
+            f"HolisticTraceAnalysis cannot be imported with Python {platform.python_version()}"
+        )
     return python
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -17,11 +18,12 @@ MB, GB = 1e6, 1e9
 ROOM = 9  # bytes of memory that `json.load` can take per byte of JSON, with some to spare
 
 METHOD = """\
-Every measurement is a fresh process; ours, `json.load` and HolisticTraceAnalysis (HTA) take turns. Ours is
-`import_trace(...)` and `save(...)`: decoding, steps, phases, layers, operators, and the parquet file written.
-`json.load` only parses. HTA is `TraceAnalysis(...)`, which keeps a data frame in memory and writes nothing.
-Modules are imported before the clock starts, on all sides. "x" is how many times faster ours is: the ratio of
-medians, and in brackets the least and most of any round. A/A is ours against ours again, and should be 1."""
+Every measurement is a fresh process; ours, `json.load` and HolisticTraceAnalysis (HTA) take turns. Ours
+is `import_trace(...)` and `save(...)`: decoding, steps, phases, layers, operators, and the parquet file
+written. `json.load` only parses. HTA is `TraceAnalysis(...)`, which keeps a data frame in memory and
+writes nothing. The modules of all sides are imported before the clock starts, except those that ours
+loads while it works. "x" is how many times faster ours is: the ratio of medians, and in brackets the
+least and most of any round. A/A is ours against ours again, and should be 1."""
 
 LOADING = {
     "trace": "trace",
@@ -63,16 +65,13 @@ def _loading(part: Part, settings: Settings, chosen: list[Source], folder: Path,
     table = Table("Loading", LOADING)
     over_hta: dict[str, float] = {}
     for source in chosen:
-        for name, path in ((".json.gz", source.path), (".json", unpacked(source.path, folder / "trace.json"))):
+        for name, path in (
+            (".json.gz", source.path),
+            (".json", unpacked(source.path, folder / "trace.json")),
+        ):
             say(f"import {source.name}{name}")
             facts: dict[str, Any] = {}
-            jobs = {
-                "ours": lambda path=path: _fresh("work_ours.py", path, facts),
-                "json": lambda path=path: _fresh("work_json.py", path, facts),
-                "ours again": lambda path=path: _fresh("work_ours.py", path, facts),
-            }
-            if hta is not None:
-                jobs["hta"] = lambda path=path: _fresh("work_hta.py", path, facts, hta)
+            jobs = _jobs(path, facts, hta)
             seconds = take_turns(jobs, settings.rounds(5))
             row = {
                 "trace": source.name,
@@ -96,7 +95,9 @@ def _loading(part: Part, settings: Settings, chosen: list[Source], folder: Path,
 def _large(part: Part, settings: Settings, source: Source, folder: Path) -> None:
     size = round(0.1 * GB if settings.quick else GB)
     if free_memory() < ROOM * size:
-        part.left_out.append(f"{size / GB:g} GB of JSON: less than {ROOM * size / GB:.0f} GB of memory is free")
+        part.left_out.append(
+            f"{size / GB:g} GB of JSON: less than {ROOM * size / GB:.0f} GB of memory is free"
+        )
         return
     say(f"writing {size / GB:g} GB of JSON")
     path = folder / "large.json"
@@ -104,17 +105,17 @@ def _large(part: Part, settings: Settings, source: Source, folder: Path) -> None
     size = path.stat().st_size
     facts: dict[str, Any] = {}
     say("import it")
-    jobs = {
-        "ours": lambda: _fresh("work_ours.py", path, facts),
-        "json": lambda: _fresh("work_json.py", path, facts),
-        "ours again": lambda: _fresh("work_ours.py", path, facts),
-    }
-    seconds = take_turns(jobs, settings.rounds(3))
+    seconds = take_turns(_jobs(path, facts, None), settings.rounds(3))
     path.unlink()
     faster = times_faster(seconds, "ours", "json")
     share = facts["work_ours.py peak"] / facts["work_json.py peak"]
     part.aims += [
-        Aim("time of import and save, against json.load alone, on 1 GB", 1, {"1 GB": 1 / faster.value}, least=False),
+        Aim(
+            "time of import and save, against json.load alone, on 1 GB",
+            1,
+            {"1 GB": 1 / faster.value},
+            least=False,
+        ),
         Aim("its peak memory, against json.load's", 0.1, {"1 GB": share}, least=False),
     ]
     table = Table(
@@ -122,7 +123,8 @@ def _large(part: Part, settings: Settings, source: Source, folder: Path) -> None
         LARGE,
         explanation=(
             f"`{source.name}` {copies} times over, with times, ids and step numbers moved on: "
-            f"{facts['events']:,} events, {facts['rows']:,} rows in the trace, {facts['parquet'] / MB:.0f} MB of parquet. "
+            f"{facts['events']:,} events, {facts['rows']:,} rows in the trace, "
+            f"{facts['parquet'] / MB:.0f} MB of parquet. "
             f"A/A {control(times_faster(seconds, 'ours', 'ours again'))}."
         ),
     )
@@ -141,6 +143,17 @@ def _large(part: Part, settings: Settings, source: Source, folder: Path) -> None
             }
         )
     part.tables.append(table)
+
+
+def _jobs(path: Path, facts: dict[str, Any], hta: Path | None) -> dict[str, Callable[[], float]]:
+    jobs: dict[str, Callable[[], float]] = {
+        "ours": lambda: _fresh("work_ours.py", path, facts),
+        "json": lambda: _fresh("work_json.py", path, facts),
+        "ours again": lambda: _fresh("work_ours.py", path, facts),
+    }
+    if hta is not None:
+        jobs["hta"] = lambda: _fresh("work_hta.py", path, facts, hta)
+    return jobs
 
 
 def _fresh(script: str, path: Path, facts: dict[str, Any], python: Path | None = None) -> float:

@@ -15,7 +15,7 @@ VECTOR_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 
 
 def machine() -> dict[str, str]:
-    """Return cores, CPU family, memory, system, Python and library versions, and the load as the run begins."""
+    """Return cores, CPU family, memory, system, versions, and the load as the run begins."""
     facts = {
         "CPU": f"{cpu_family()}, {os.cpu_count()} cores",
         "memory": f"{round(memory_bytes() / 2**30)} GiB",

@@ -20,10 +20,10 @@ from daydream.graph.plan import Plan
 from daydream.simulate import scan
 
 METHOD = """\
-Bytes a task. Ours are the bytes of the arrays: the plan, start and end, what the scan keeps to run again, and the
-graph that people edit (all its columns, also names, phases and rows of the trace, and its tables; not the texts
-behind the codes, which do not grow with tasks). networkx is what `tracemalloc` counts while a graph with lane,
-duration, gap and release on its nodes and latency on its edges is made."""
+Bytes a task. Ours are the bytes of the arrays: the plan, start and end, what the scan keeps to run
+again, and the graph that people edit (all its columns, also names, phases and rows of the trace, and its
+tables; not the texts behind the codes, which do not grow with tasks). networkx is what `tracemalloc`
+counts while a graph with lane, duration, gap and release on its nodes and latency on its edges is made."""
 
 COLUMNS = {
     "graph": "graph",

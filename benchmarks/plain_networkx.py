@@ -24,8 +24,9 @@ def to_digraph(plan: Plan) -> nx.DiGraph:
         if graph.has_edge(src, dst):
             if graph[src][dst]["from_start"] != from_start:
                 raise ValueError(f"{src} -> {dst} both from its start and its end: not told in one edge")
-            latency = max(latency, graph[src][dst]["latency"])
-        graph.add_edge(src, dst, latency=latency, from_start=from_start)
+            graph[src][dst]["latency"] = max(latency, graph[src][dst]["latency"])
+        else:
+            graph.add_edge(src, dst, latency=latency, from_start=from_start)
     for task, following in enumerate(plan.next_on_lane().tolist()):
         if following >= 0 and not graph.has_edge(task, following):
             graph.add_edge(task, following, latency=0, from_start=False)
@@ -33,7 +34,7 @@ def to_digraph(plan: Plan) -> nx.DiGraph:
 
 
 def simulate(graph: nx.DiGraph) -> dict[int, int]:
-    """Return the start of every task: take the ready task with the least time, run it, release its children."""
+    """Return the start of every task: run the ready task with the least time, release its children."""
     missing = {task: graph.in_degree(task) for task in graph}
     ready = {task: graph.nodes[task]["release"] for task in graph}
     progress: dict[int, int] = {}

@@ -38,7 +38,11 @@ class Aim:
     @property
     def missed(self) -> list[str]:
         """Cases on the wrong side of the bar."""
-        return [case for case, value in self.cases.items() if (value < self.bar) == self.least and value != self.bar]
+        return [
+            case
+            for case, value in self.cases.items()
+            if (value < self.bar) == self.least and value != self.bar
+        ]
 
 
 @dataclass
@@ -68,7 +72,9 @@ class Settings:
 def options(description: str) -> argparse.ArgumentParser:
     """Return the options that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="two rounds and small sizes: to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="two rounds and small sizes: to see that it runs"
+    )
     parser.add_argument(
         "--cache", type=Path, metavar="DIR",
         help="keep HolisticTraceAnalysis's virtual environment here (default: a temporary one)",
@@ -109,7 +115,10 @@ def markdown(part: Part) -> list[str]:
     for table in part.tables:
         lines += [f"### {table.title}", ""] if table.title else []
         lines += [table.explanation, ""] if table.explanation else []
-        lines += grid(list(table.columns.values()), [[_cell(row.get(key)) for key in table.columns] for row in table.rows])
+        lines += grid(
+            list(table.columns.values()),
+            [[_cell(row.get(key)) for key in table.columns] for row in table.rows],
+        )
         lines.append("")
     lines += [f"- {note}" for note in part.notes] + [""] * bool(part.notes)
     lines += [f"- Left out: {reason}" for reason in part.left_out] + [""] * bool(part.left_out)

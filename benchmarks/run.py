@@ -20,17 +20,19 @@ PARTS = ("importing", "graphs", "engines", "memory", "startup")
 HEAD = f"""\
 # Speed
 
-Written by `python benchmarks/run.py`; [benchmarks/README.md](../benchmarks/README.md) says how it works. Compare ratios,
-not seconds: what is compared took turns in one run, so both sides saw the same machine, however busy it was. Every table
-has an A/A control, the same thing timed twice; one further than {CONTROL_OFF:.0%} from 1 is marked "off", and ratios beside it are
-no better than that."""
+Written by `python benchmarks/run.py`; [benchmarks/README.md](../benchmarks/README.md) says how it works.
+Compare ratios, not seconds: what is compared took turns in one run, so both sides saw the same machine,
+however busy it was. Every table has an A/A control, the same thing timed twice; one further than
+{CONTROL_OFF:.0%} from 1 is marked "off", and ratios beside it are no better than that."""
 
 
 def main() -> None:
     """Run what was asked for."""
     parser = options(__doc__ or "")
     parser.add_argument("--only", choices=PARTS, action="append", help="run this part; may be given again")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (default: docs/speed.md, if all run)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the page (default: docs/speed.md, if all run)"
+    )
     chosen = parser.parse_args()
     output = chosen.output or (None if chosen.only or chosen.quick else REPOSITORY / "docs" / "speed.md")
     facts = machine()
@@ -38,7 +40,9 @@ def main() -> None:
         cache = chosen.cache or Path(folder)
         try:
             with hta_python(cache) as python:
-                facts["HTA's environment"] = ", ".join(f"{name} {number}" for name, number in versions(python).items())
+                facts["HTA's environment"] = ", ".join(
+                    f"{name} {number}" for name, number in versions(python).items()
+                )
         except MissingError as reason:
             facts["HTA's environment"] = str(reason)
         parts = [_run(name, cache, quick=chosen.quick) for name in chosen.only or PARTS]
@@ -48,14 +52,22 @@ def main() -> None:
     else:
         output.write_text(page)
         say(f"wrote {output}")
-    json.dump({"schema": 1, "machine": facts, "parts": [asdict(part) for part in parts]}, sys.stdout, indent=1)
+    json.dump(
+        {"schema": 1, "machine": facts, "parts": [asdict(part) for part in parts]}, sys.stdout, indent=1
+    )
     sys.stdout.write("\n")
 
 
 def _run(name: str, cache: Path, *, quick: bool) -> Part:
     """Run one part in a process of its own: no part sees the memory or the modules of another."""
     say(f"{name}:")
-    command = [sys.executable, str(HERE / f"{name}.py"), "--cache", str(cache), *(["--quick"] if quick else [])]
+    command = [
+        sys.executable,
+        str(HERE / f"{name}.py"),
+        "--cache",
+        str(cache),
+        *(["--quick"] if quick else []),
+    ]
     done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{name} failed with code {done.returncode}")
@@ -63,8 +75,22 @@ def _run(name: str, cache: Path, *, quick: bool) -> Part:
 
 
 def _page(facts: dict[str, str], parts: list[Part]) -> list[str]:
-    lines = [HEAD, "", "## Machine", "", *grid(["", ""], [[name, value] for name, value in facts.items()]), ""]
-    lines += ["## Aims", "", "Bars set before measuring; \"measured\" is the range over all cases.", "", *aims_table(parts), ""]
+    lines = [
+        HEAD,
+        "",
+        "## Machine",
+        "",
+        *grid(["", ""], [[name, value] for name, value in facts.items()]),
+        "",
+    ]
+    lines += [
+        "## Aims",
+        "",
+        'Bars set before measuring; "measured" is the range over all cases.',
+        "",
+        *aims_table(parts),
+        "",
+    ]
     for part in parts:
         lines += markdown(part)
     return lines

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -18,9 +20,10 @@ from daydream.collect.importers import import_trace
 from daydream.graph.build import build
 
 METHOD = """\
-Whole processes, from start to exit, output thrown away, in turn; every process is run once beforehand. "bare" imports
-click, numpy and pyarrow.parquet and does nothing. The what-if reads a parquet trace, builds the graph, replays it,
-scales all device work by half, simulates until settled, and prints. A/A is the what-if against itself."""
+Whole processes, from start to exit, output thrown away, in turn; every process is run once beforehand,
+so that all modules have their bytecode. "bare" imports click, numpy and pyarrow.parquet and does
+nothing. The what-if reads a parquet trace, builds the graph, replays it, scales all device work by half,
+simulates until settled, and prints. A/A is the what-if against itself."""
 
 HELP = {"what": "process", "ms": "ms", "beyond": "beyond click, ms"}
 WHATIF = {
@@ -39,7 +42,16 @@ def measure(settings: Settings) -> Part:
     """Return the start-up benchmark."""
     part = Part("Start-up", METHOD)
     rounds = 3 if settings.quick else 11
-    _help(part, rounds)
+    with TemporaryDirectory(prefix="daydream-benchmark-") as folder:
+        bytecode = {"PYTHONPYCACHEPREFIX": folder}
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        start = Start({**environment, **bytecode})
+        _help(part, rounds, start)
+        _whatif(part, rounds, start)
+    return part
+
+
+def _whatif(part: Part, rounds: int, start: Start) -> None:
     table = Table("`daydream whatif scale --on gpu --factor 0.5 --trace`", WHATIF)
     aim = Aim("`whatif` on a parquet of about 100k tasks, against bare imports", 1.5, {}, least=False)
     part.tables.append(table)
@@ -51,8 +63,23 @@ def measure(settings: Settings) -> Part:
             parquet = Path(folder) / "trace.parquet"
             trace = import_trace([source.path])
             trace.save(parquet, force=True)
-            command = ["-m", "daydream", "whatif", "scale", "--on", "gpu", "--factor", "0.5", "--trace", str(parquet)]
-            jobs = {"bare": _process("-c", BARE), "whatif": _process(*command), "again": _process(*command)}
+            command = [
+                "-m",
+                "daydream",
+                "whatif",
+                "scale",
+                "--on",
+                "gpu",
+                "--factor",
+                "0.5",
+                "--trace",
+                str(parquet),
+            ]
+            jobs = {
+                "bare": start.process("-c", BARE),
+                "whatif": start.process(*command),
+                "again": start.process(*command),
+            }
             seconds = _warm_turns(jobs, rounds)
             ratio = times_faster(seconds, "bare", "whatif")
             aim.cases[source.name] = ratio.value
@@ -67,17 +94,16 @@ def measure(settings: Settings) -> Part:
                     "seconds": seconds,
                 }
             )
-    return part
 
 
-def _help(part: Part, rounds: int) -> None:
+def _help(part: Part, rounds: int, start: Start) -> None:
     say("start-up of --help")
     jobs = {
-        "python": _process("-c", "pass"),
-        "import click": _process("-c", "import click"),
-        "daydream --help": _process("-m", "daydream", "--help"),
-        "daydream whatif --help": _process("-m", "daydream", "whatif", "--help"),
-        "import click again": _process("-c", "import click"),
+        "python": start.process("-c", "pass"),
+        "import click": start.process("-c", "import click"),
+        "daydream --help": start.process("-m", "daydream", "--help"),
+        "daydream whatif --help": start.process("-m", "daydream", "whatif", "--help"),
+        "import click again": start.process("-c", "import click"),
     }
     seconds = _warm_turns(jobs, rounds)
     table = Table("Help", HELP)
@@ -85,7 +111,9 @@ def _help(part: Part, rounds: int) -> None:
         beyond = median(a - b for a, b in zip(taken, seconds["import click"], strict=True))
         table.rows.append({"what": name, "ms": median(taken) * 1e3, "beyond": beyond * 1e3, "seconds": taken})
         if name == "daydream --help":
-            part.aims.append(Aim("`daydream --help` beyond importing click", 0.15, {"help": beyond}, least=False, unit="s"))
+            part.aims.append(
+                Aim("`daydream --help` beyond importing click", 0.15, {"help": beyond}, least=False, unit="s")
+            )
     part.tables.append(table)
 
 
@@ -95,15 +123,26 @@ def _warm_turns(jobs: dict[str, Callable[[], float]], rounds: int) -> Seconds:
     return take_turns(jobs, rounds)
 
 
-def _process(*arguments: str) -> Callable[[], float]:
-    """Return a job: the seconds of one process; what it says is thrown away, a failure is an error."""
+@dataclass(frozen=True)
+class Start:
+    """Processes with this environment: bytecode of all modules is kept, as it is after an installation."""
 
-    def job() -> float:
-        begin = perf_counter()
-        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return perf_counter() - begin
+    environment: dict[str, str]
 
-    return job
+    def process(self, *arguments: str) -> Callable[[], float]:
+        """Return a job: the seconds of one process; what it says is thrown away, a failure is an error."""
+
+        def job() -> float:
+            begin = perf_counter()
+            done = subprocess.run(
+                [sys.executable, *arguments], capture_output=True, check=False, env=self.environment
+            )
+            seconds = perf_counter() - begin
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(arguments)} failed: {done.stderr.decode().strip()}")
+            return seconds
+
+        return job
 
 
 if __name__ == "__main__":

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from daydream.graph.plan import Cause, Plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAIN, AUTOGRAD, COMPUTE, LINK = 0, 1, 2, 3
 QUEUE_DEPTH = 1022  # launches in flight that a CUDA stream holds
@@ -29,8 +24,9 @@ def synthetic(tasks: int, sync_every: int = 2000, seed: int = 0) -> Plan:
     edges: list[tuple[int, int, int, bool, Cause]] = []
     kernels: list[int] = []
     thread = MAIN
-    log_normal: Callable[[int], list[int]] = lambda ns: random.lognormal(np.log(ns), 0.7, tasks).astype(int).tolist()
-    plain, launches, work = log_normal(3_000), log_normal(5_000), log_normal(6_000)
+    plain, launches, work = (
+        random.lognormal(np.log(ns), 0.7, tasks).astype(int).tolist() for ns in (3_000, 5_000, 6_000)
+    )
     chance = random.random(tasks)
 
     def add(where: int, ns: int) -> int:
@@ -59,4 +55,6 @@ def synthetic(tasks: int, sync_every: int = 2000, seed: int = 0) -> Plan:
     lanes = np.array(lane)
     gap = np.where((random.random(len(lane)) < 0.3) & (lanes <= AUTOGRAD), 1_000, 0)
     src, dst, latency, from_start, cause = (np.array(column) for column in zip(*edges, strict=True))
-    return Plan.from_edges(lanes, duration, gap, np.zeros(len(lane), int), src, dst, latency, from_start, cause)
+    return Plan.from_edges(
+        lanes, duration, gap, np.zeros(len(lane), int), src, dst, latency, from_start, cause
+    )

@@ -11,16 +11,18 @@ Seconds = dict[str, list[float]]
 
 
 def take_turns(jobs: Mapping[str, Callable[[], float]], rounds: int) -> Seconds:
-    """Run every job once a round, every other round backwards; return each job's seconds, a number per round."""
+    """Run every job once a round, every other round backwards; return the seconds of each, one a round."""
     seconds: Seconds = {name: [] for name in jobs}
     for number in range(rounds):
-        names = list(jobs) if number % 2 == 0 else list(reversed(jobs))
+        names = list(jobs)[:: 1 if number % 2 == 0 else -1]
         for name in names:
             seconds[name].append(jobs[name]())
     return seconds
 
 
-def timed(function: Callable[[], object], *, at_least_s: float = 0.05, most: int = 1000) -> Callable[[], float]:
+def timed(
+    function: Callable[[], object], *, at_least_s: float = 0.05, most: int = 1000
+) -> Callable[[], float]:
     """Return a job: the seconds of one call, averaged over enough calls to be read off the clock."""
     begin = perf_counter()
     function()

@@ -1,4 +1,4 @@
-"""The traces the benchmarks run on: public ones where they are at hand, else made by the tests' machine model."""
+"""The traces to run on: public ones where they are at hand, else made by the tests' machine model."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ def sources(*, quick: bool = False) -> Iterator[list[Source]]:
         yield found
         return
     with TemporaryDirectory(prefix="daydream-benchmark-") as folder:
-        yield [
-            Source(f"machine model, {layers} layers, {steps} steps", machine_trace(Path(folder) / f"{layers}.json.gz", layers, steps))
-            for layers, steps in ([(60, 6)] if quick else [(60, 12), (120, 24)])
-        ]  # fmt: skip
+        made = []
+        for layers, steps in [(60, 6)] if quick else [(60, 12), (120, 24)]:
+            path = machine_trace(Path(folder) / f"{layers}.json.gz", layers, steps)
+            made.append(Source(f"machine model, {layers} layers, {steps} steps", path))
+        yield made
 
 
 def machine_trace(path: Path, layers: int, steps: int) -> Path:
@@ -97,7 +98,9 @@ def replicate(source: Path, target: Path, size: int) -> int:
         file.write(text[: begin.end()])
         while written < size:
             shift = [copies * step for step in steps]
-            parts = [b"%b%d" % (head, n + shift[g]) for head, n, g in zip(heads, numbers, groups, strict=True)]
+            parts = [
+                b"%b%d" % (head, n + shift[g]) for head, n, g in zip(heads, numbers, groups, strict=True)
+            ]
             body = b"".join((b"," if copies else b"", *parts, literals[-1]))
             written += file.write(body)
             copies += 1

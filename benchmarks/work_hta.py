@@ -24,7 +24,9 @@ def load(path: str) -> dict[str, Any]:
     """Load one trace as one rank, all its steps."""
 
     def work() -> None:
-        held["analysis"] = TraceAnalysis(trace_files={0: path}, trace_dir="/", include_last_profiler_step=True)
+        held["analysis"] = TraceAnalysis(
+            trace_files={0: path}, trace_dir="/", include_last_profiler_step=True
+        )
 
     seconds = seconds_of(work)
     return {"seconds": seconds, "peak": peak_bytes(), "rows": len(held["analysis"].t.get_trace(0))}
@@ -50,7 +52,10 @@ def whatif(factor: float) -> dict[str, Any]:
     if "device" not in held or held["device"][0] is not graph:
         stream = graph.trace_df["stream"]
         events = {edge: graph.edge_to_event_map.get(edge) for edge in graph.edges}
-        held["device"] = graph, [e for e, event in events.items() if event is not None and stream.get(event, -1) != -1]
+        held["device"] = (
+            graph,
+            [e for e, event in events.items() if event is not None and stream.get(event, -1) != -1],
+        )
     chosen = held["device"][1]
     begin = perf_counter()
     for edge in chosen:

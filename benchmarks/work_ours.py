@@ -68,7 +68,7 @@ def rerun(factor: float, *, first: bool = False) -> dict[str, Any]:
 
 
 def whatif(factor: float) -> dict[str, Any]:
-    """Ask the whole question on a replayed trace: copy, edit, lint, lower, simulate until settled, compare."""
+    """Ask the whole question of a replayed trace: copy, edit, lint, simulate until settled, compare."""
     if "replay" not in held or held["replay"].graph is not held["graph"]:
         held["replay"] = daydream.replay(held["graph"])
     before = held["replay"]

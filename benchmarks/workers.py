@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 HERE = Path(__file__).resolve().parent
 
@@ -29,7 +32,7 @@ class Worker:
 
     def __init__(self, script: str, python: str | Path = sys.executable) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the worker
         self._process = subprocess.Popen(
             [str(python), str(HERE / script)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
@@ -46,13 +49,15 @@ class Worker:
             code = self._process.wait()
             self._errors.seek(0)
             said = self._errors.read().strip().splitlines()
-            raise WorkError(f"{job}: the process ended with code {code}: {said[-1] if said else 'no message'}")
+            raise WorkError(
+                f"{job}: the process ended with code {code}: {said[-1] if said else 'no message'}"
+            )
         failure, answer = json.loads(line)
         if failure:
             raise WorkError(failure)
         return answer
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from daydream.graph.build import build
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
-    from daydream.simulate.replay import Replay
     from daydream.simulate import simulate
+    from daydream.simulate.replay import Replay
     from daydream.simulate.timeline import Timeline
     from daydream.trace import Trace
 

@@ -15,7 +15,6 @@ from daydream.simulate.replay import Replay
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 
-
 UNUSUAL = 0.25  # steps further than this from the median (a stalled loader, a warm-up) are not typical
 
 
@@ -62,7 +61,9 @@ class Comparison:
         """
         before, after = _times(self.replay.settled), _times(self.after)
         usual = median(before.values())
-        typical = [step for step, ns in before.items() if abs(ns - usual) <= UNUSUAL * usual]
+        typical = [
+            step for step, ns in before.items() if abs(ns - usual) <= UNUSUAL * usual and step in after
+        ]
         work = sum(before[step] for step in typical)
         if not work:
             return round(median(after.values()))
@@ -75,7 +76,7 @@ class Comparison:
 
     @property
     def uncertainty(self) -> float:
-        """Relative half-width of the range: step-to-step variation, replay error, untraced work, delays without a known cause.
+        """Relative half-width of the range: how steps vary, replay error, untraced work, unexplained delays.
 
         What the optimization's own model assumes (its factors) is not in it.
         """
@@ -106,8 +107,15 @@ class Comparison:
         return self.after.timeline
 
     def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-        """Return where the settled step's time goes, before and after."""
-        return _breakdown(self.replay.settled), _breakdown(self.after)
+        """Return where one typical step's time goes, before and after."""
+        step, _ = self.replay.settled.typical()
+        after = self.after
+        if (after.copy, step) not in after.times:
+            step, _ = after.typical()
+        return (
+            self.replay.timeline.breakdown(self.replay.settled.copy, step),
+            after.timeline.breakdown(after.copy, step),
+        )
 
     def notes(self) -> list[str]:
         """Return what a reader should know before trusting the figures."""
@@ -120,7 +128,8 @@ class Comparison:
         if self.replay.replayed_ns != self.replayed_ns:
             said.append(
                 f"The recorded window had not settled: its median step replays in "
-                f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take {self.replayed_ns / 1e6:,.2f} ms."
+                f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take "
+                f"{self.replayed_ns / 1e6:,.2f} ms."
             )
         if len(self.replay.steps) == 1:
             said.append("Only one step is covered: the range knows nothing of how steps vary.")
@@ -193,8 +202,3 @@ def _step_ns(settled: Settled) -> int:
 
 def _times(settled: Settled) -> dict[int, int]:
     return {step: ns for (copy, step), ns in settled.times.items() if copy == settled.copy}
-
-
-def _breakdown(settled: Settled) -> dict[str, dict[str, int]]:
-    step, _ = settled.typical()
-    return settled.timeline.breakdown(settled.copy, step)

@@ -1,11 +1,11 @@
 """The errors daydream raises.
 
-    DaydreamError                  anything the user can put right; the command line prints it in one line, exit 1
-    ├── TraceError                 a file is not a usable trace (also a ValueError)
-    ├── GraphError                 an edit or a graph makes no sense (also a ValueError)
-    │   └── NoMatchError           an edit matched no task
-    ├── UnknownOptimizationError   no optimization of that name (also a LookupError)
-    └── OutputError                a result cannot be written (also an OSError)
+DaydreamError                  anything the user can put right; the command line prints it in one line, exit 1
+├── TraceError                 a file is not a usable trace (also a ValueError)
+├── GraphError                 an edit or a graph makes no sense (also a ValueError)
+│   └── NoMatchError           an edit matched no task
+├── UnknownOptimizationError   no optimization of that name (also a LookupError)
+└── OutputError                a result cannot be written (also an OSError)
 """
 
 

@@ -106,7 +106,7 @@ class Trace:
     ) -> None:
         unknown = set(columns) - set(FIELDS)
         if unknown:
-            raise TraceError(f"a trace has no column {sorted(unknown)[0]!r}")
+            raise TraceError(f"a trace has no column {min(unknown)!r}")
         lengths = {len(values) for values in columns.values()}
         if len(lengths) > 1:
             raise TraceError(f"columns of a trace differ in length: {sorted(lengths)}")
@@ -165,13 +165,13 @@ class Trace:
             if name not in self.columns:
                 continue
             column = self.columns[name]
-            null = column == (UNKNOWN if field.type == "text" else field.null)
-            mask = null if null.any() else None
+            dtype = "int32" if field.type == "text" else field.type
+            values = _to_arrow(
+                column.astype(dtype, copy=False), UNKNOWN if field.type == "text" else field.null
+            )
             if field.type == "text":
-                codes = pa.array(column.astype(np.int32, copy=False), mask=mask)
-                arrays[name] = pa.DictionaryArray.from_arrays(codes, pa.array(self.texts[name], pa.string()))
-            else:
-                arrays[name] = pa.array(column.astype(field.type, copy=False), mask=mask)
+                values = pa.DictionaryArray.from_arrays(values, pa.array(self.texts[name], pa.string()))
+            arrays[name] = values
         return pa.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(self.metadata)})
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -244,7 +244,7 @@ def write_whole(path: str | os.PathLike[str], write: Any, *, force: bool = False
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         write(str(temporary))
-        os.replace(temporary, target)
+        temporary.replace(target)
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or error}") from None
     finally:
@@ -265,6 +265,16 @@ def _read_metadata(path: str | os.PathLike[str], raw: Mapping[bytes, bytes] | No
             f"{path} has schema {version}; this version reads up to {SCHEMA_VERSION}. Upgrade daydream."
         )
     return dict(metadata)
+
+
+def _to_arrow(values: np.ndarray, null: int) -> pa.Array:
+    """Return integers as an Arrow array with nulls; built from buffers, as `pa.array` would import pandas."""
+    import pyarrow as pa
+
+    unknown = values == null
+    bitmap = pa.py_buffer(np.packbits(~unknown, bitorder="little")) if unknown.any() else None
+    buffers = [bitmap, pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
 def _to_numpy(array: pa.Array, null: int) -> np.ndarray:

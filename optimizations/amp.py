@@ -30,4 +30,4 @@ def amp(graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0)
         memory_bound.scale(1 / memory_speedup)
     untyped = passes.where(lambda tasks: tasks.dtype == None)  # noqa: E711 - a column of texts and None
     if len(untyped):
-        graph.note(f"{len(untyped):,} kernels of unknown type were left as they are.")
+        graph.note(f"Kernels of unknown element type, left as they are: {len(untyped):,}.")

@@ -1,10 +1,9 @@
-"""The first what-ifs on real training traces, each figure worked out another way from the trace's own columns."""
+"""What-ifs on real training traces, each figure worked out another way from the trace's own columns."""
 
 from __future__ import annotations
 
 import gzip
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ MATH = ("gemm", "conv", "cudnn", "cutlass", "xmma", "wgrad", "dgrad", "fprop")
 
 def typical_steps(replay: daydream.Replay) -> list[int]:
     """Steps within 25 % of the median: a prediction is about these."""
-    times = {number: ns for number, ns in replay.settled.first_pass().items()}
+    times = replay.settled.first_pass()
     usual = np.median(list(times.values()))
     return [number for number, ns in times.items() if abs(ns - usual) <= 0.25 * usual]
 
@@ -161,7 +160,7 @@ def test_where_amp_gains_nothing_both_gain_what_the_optimizer_gains(name):
 
 
 @pytest.fixture(scope="module")
-def gpt_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[np.ndarray]:
+def gpt_calls(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Start and end of every launch call of the A100 forward passes, read from the raw tables."""
     path: Path = tmp_path_factory.mktemp("nsys") / "gpt.sqlite"
     path.write_bytes(gzip.decompress(shared_trace(GPT_EAGER).read_bytes()))
@@ -170,7 +169,7 @@ def gpt_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[np.ndarray]:
             "select r.start, r.end from CUPTI_ACTIVITY_KIND_RUNTIME r join CUPTI_ACTIVITY_KIND_KERNEL k "
             "using (correlationId) order by r.start"
         ).fetchall()
-    yield np.array(rows)
+    return np.array(rows)
 
 
 def test_the_queue_depth_is_learned_where_the_queue_is_full():

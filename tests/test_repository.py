@@ -1,4 +1,8 @@
-"""The repository keeps its word: the README's commands and outputs, the public names, what is packaged."""
+"""The repository keeps its word: the README's commands and outputs, the public names, what is packaged.
+
+After a change that is meant, `DAYDREAM_GOLDEN=write pytest tests/test_repository.py` writes the
+outputs that the README shows again; read the difference.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import re
 import shlex
 import socket
@@ -52,6 +57,12 @@ def shown() -> list[tuple[str, list[str]]]:
         assert first.startswith("$ daydream "), first
         found.append((first.removeprefix("$ daydream "), lines))
     return found
+
+
+def rewrite(old: str, new: str) -> None:
+    if os.environ.get("DAYDREAM_GOLDEN") == "write":
+        page = ROOT / "README.md"
+        page.write_text(page.read_text().replace(old, new))
 
 
 def files() -> Iterator[Path]:
@@ -103,7 +114,8 @@ def test_the_readme_shows_what_is_printed(
 
     assert done.value.code == 0
     if lines[-1] == "...":
-        lines, printed = lines[:-1], printed[: len(lines) - 1]
+        printed = [*printed[: len(lines) - 1], "..."]
+    rewrite("\n".join([command, *lines]), "\n".join([command, *printed]))
     assert printed == lines
 
 
@@ -117,7 +129,10 @@ def test_the_readmes_python_runs_and_prints_what_it_shows(
         exec(compile(block, "README.md", "exec"), {})
 
     following = README.partition(block)[2].removeprefix("```").lstrip()
-    assert printed.getvalue() == (blocks("text", following)[0] if following.startswith("```text") else "")
+    expected = blocks("text", following)[0] if following.startswith("```text") else ""
+    if expected:
+        rewrite(expected, printed.getvalue())
+    assert printed.getvalue() == expected
 
 
 def test_the_readmes_optimization_is_the_example() -> None:
@@ -233,7 +248,7 @@ def test_sdist_and_wheel_hold_the_whole_package(built: Path) -> None:
 def test_an_installed_wheel_finds_its_optimizations(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     venv.create(tmp_path / "env", with_pip=True)
-    python = next((tmp_path / "env").glob("*/python*"))
+    python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     subprocess.run([python, "-m", "pip", "install", "-q", wheel], check=True)
 
     listed = subprocess.run(

@@ -19,9 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from machine.programs import PROGRAMS  # noqa: E402
+
 import daydream  # noqa: E402
 from daydream.graph.build import RULES  # noqa: E402
-from machine.programs import PROGRAMS  # noqa: E402
 
 TRAINING = (
     "a100_resnet_ddp_rank0of2",
@@ -47,6 +48,7 @@ UNJUDGED = "`{name}`: {reason}"
 
 
 def main() -> None:
+    """Write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with kineto/, nsys/ and odd/ of public traces")
     parser.add_argument("--write", type=Path, help="the page to write; standard output without it")

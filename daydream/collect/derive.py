@@ -10,9 +10,10 @@ from daydream.collect.device_work import fill_collectives, fill_grids, fill_type
 from daydream.collect.layers import find_layers, link_forward
 from daydream.collect.nesting import link_launches, nearest, nest
 from daydream.collect.phases import find_phases
-from daydream.collect.recording import Recording, counted, narrow
+from daydream.collect.recording import Recording, narrow
 from daydream.collect.steps import assign_steps, find_steps, finish_ranges, measure_steps
 from daydream.trace import DEVICE_KINDS, FIELDS, PHASES, UNKNOWN, Trace
+from daydream.wording import counted
 
 
 def derive(recording: Recording, step_marker: str | None = None, steps: str | None = None) -> Trace:

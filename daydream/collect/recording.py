@@ -109,11 +109,6 @@ class Recording:
         self.metadata.setdefault("notes", []).append(sentence)
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """Return a number with its noun: `1 row`, `2,000 rows`."""
-    return f"{number:,} {one if number == 1 else many}"
-
-
 def narrow(column: np.ndarray, least: type[np.signedinteger[Any]] = np.int32) -> np.ndarray:
     """Return the column in the fewest bits that hold its values, but no fewer than `least`."""
     if not len(column):

@@ -13,7 +13,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | `launches` | what a long call does before it submits is CPU work, not latency | `launches` |
 | `events` | a stream waits for an event of another | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
-| `latencies` | launch latency and start-up of each device task as measured, else the typical one | `latencies` |
+| `latencies` | launch latency and start-up of each device task as measured, not typical | `latencies` |
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     """Return the graph of a trace. `without` names rules to leave out (for measuring their worth)."""
     unknown = set(without) - set(RULES) - {"latencies"}
     if unknown:
-        raise GraphError(f"unknown rule {sorted(unknown)[0]!r}; the rules are {', '.join(RULES)}, latencies")
+        raise GraphError(f"unknown rule {min(unknown)!r}; the rules are {', '.join(RULES)}, latencies")
     graph = Graph(trace)
     graph.texts = {name: list(trace.text(name)) for name in graph.texts}
     graph.steps = [dict(step) for step in trace.metadata.get("steps", [])]

@@ -59,7 +59,9 @@ class Draft:
 
     def threads(self, rows: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
         """Return a thread number per row, and the (rank, pid, tid) of each number."""
-        number, threads = distinct_rows([np.asarray(self.trace[name][rows]) for name in ("rank", "pid", "tid")])
+        number, threads = distinct_rows(
+            [np.asarray(self.trace[name][rows]) for name in ("rank", "pid", "tid")]
+        )
         return number, [(max(rank, 0), pid, tid) for rank, pid, tid in threads]
 
     def depth(self, rows: np.ndarray) -> np.ndarray:
@@ -89,7 +91,7 @@ class Draft:
     def add_cpu_tasks(
         self, after: np.ndarray, name: str | None, start: np.ndarray, order: np.ndarray | int
     ) -> np.ndarray:
-        """Add CPU tasks without duration, each to the thread of another one; without a name they take that one's."""
+        """Add CPU tasks without duration, each to the thread of another task, with its name if none given."""
         graph = self.graph
         same = {key: graph.columns[key][after] for key in ("lane", "op", "layer", "phase", "step", "name")}
         if name is not None:
@@ -125,7 +127,7 @@ class Draft:
         return np.where(rows >= 0, self.unit(np.maximum(rows, 0)), -1)
 
     def sync_rows(self, name: str) -> dict[int, tuple[int, int]]:
-        """Return, by correlation, (stream or the stream waited for, record's correlation) of the device's records."""
+        """Return, by correlation, the stream (waited for) and the record's correlation of sync rows."""
         trace = self.trace
         rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
         stream = trace["stream"] if name == "Stream Sync" else trace["wait_stream"]
@@ -201,7 +203,7 @@ class Draft:
         return late
 
     def lane_of(self, call: int, stream: int) -> int:
-        """Return the lane of a stream on the rank of a call (the busiest, if several devices have it), or -1."""
+        """Return the lane of a stream on the rank of a call, the busiest if several have it, or -1."""
         lanes = self.graph.lanes
         rank = lanes[self.graph.columns["lane"][call]].rank
         for number in self._lanes_of_stream.get((rank, stream), ()):

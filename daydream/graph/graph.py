@@ -12,8 +12,8 @@ stay right after tasks were inserted or removed:
 | table | a row says |
 |---|---|
 | `launch` (a column) | this device task was launched by that call |
-| `syncs` | this call returns when all that was launched on this lane before a point of the program has ended |
-| `waits` | work launched on this lane after the wait call follows the work on that lane before the record call |
+| `syncs` | this call returns when the work launched on this lane before a program point has ended |
+| `waits` | work launched on `target` after the wait follows the work on `source` before the record |
 | `queue_depth` | this lane holds so many launches in flight |
 | `links` | this task follows that one (hand-offs between threads, and edges users add) |
 """
@@ -21,7 +21,7 @@ stay right after tasks were inserted or removed:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ class Table:
 
     @classmethod
     def of(cls, *names: str) -> Table:
+        """Return an empty table with these columns."""
         return cls({name: np.empty(0, np.int64) for name in names})
 
     def __len__(self) -> int:
@@ -88,13 +89,11 @@ class Table:
         return self.columns[name]
 
     def add(self, **rows: Any) -> None:
+        """Append rows; a single value stands for all of them."""
         width = max(np.size(value) for value in rows.values())
         for name, column in self.columns.items():
             value = np.broadcast_to(np.asarray(rows[name], np.int64), width)
             self.columns[name] = np.concatenate([column, value])
-
-    def keep(self, mask: np.ndarray) -> None:
-        self.columns = {name: column[mask] for name, column in self.columns.items()}
 
 
 ALL_LANES = -1  # `syncs["lane"]`: every device lane of the call's rank
@@ -214,6 +213,7 @@ class Graph:
         return self._lane_ids[name]
 
     def add_lane(self, lane: Lane) -> int:
+        """Add a lane and return its number."""
         self._lane_ids[lane.name] = len(self.lanes)
         self.lanes.append(lane)
         return len(self.lanes) - 1
@@ -253,7 +253,7 @@ class Graph:
         *,
         kind: str,
         lane: str | int,
-        duration_ns: int | float,
+        duration_ns: float,
         gap_ns: int = 0,
         after: Iterable[Any] = (),
         before: Iterable[Any] = (),
@@ -263,12 +263,14 @@ class Graph:
         """Insert a task and return it.
 
         `after` and `before` name tasks (selections or ids). The task follows `after`
-        in program order, so on its lane it comes right behind the last of them;
-        without `after` it comes right before the first of `before`, else at the end
-        of the lane. With `launch_after` (a CPU task) a device task brings its launch:
-        a call of this graph's usual cost on that task's thread. Other columns
-        (`phase`, `layer`, `op`, `step`) can be given by name.
+        (and the device work those tasks launched) in program order, so on its lane it
+        comes right behind the last of them; without `after` it comes right before the
+        first of `before`, else at the end of the lane. With `launch_after` (a CPU task) a
+        device task brings its launch: a call of this graph's usual cost on that task's
+        thread. Other columns (`phase`, `layer`, `op`, `step`) can be given by name.
         """
+        from daydream.graph.place import place
+
         if kind not in KINDS:
             raise GraphError(f"unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
         causes, followers = _ids(after), _ids(before)
@@ -282,12 +284,13 @@ class Graph:
                 duration_ns=self.facts.launch_cost_ns, after=[launch_after], **columns,
             )  # fmt: skip
             launch = int(call.ids[0])
-        order = self._place(lane_id, [*causes, launch] if launch >= 0 else causes, followers)
+        order = place(self, lane_id, [*causes, launch] if launch >= 0 else causes, followers)
         coded = {key: self.code(key, columns.pop(key)) for key in CODED if key in columns}
         if "phase" in columns:
             columns["phase"] = phase_code(columns["phase"])
-        if "step" not in columns and (causes or followers):
-            columns["step"] = int(self.columns["step"][[*causes, *followers][0]])
+        near = [*causes, *followers, launch]
+        if "step" not in columns and near[0] >= 0:
+            columns["step"] = int(self.columns["step"][near[0]])
         task = int(
             self.add(
                 1, name=self.code("name", name), kind=KINDS.index(kind), lane=lane_id, order=order,
@@ -299,15 +302,6 @@ class Graph:
         self.link([task] * len(followers), followers)
         return self.tasks([task])
 
-    def _place(self, lane: int, causes: Sequence[int], followers: Sequence[int]) -> int:
-        order = self.columns["order"]
-        if causes:
-            return int(order[list(causes)].max()) + 1
-        if followers:
-            return int(order[list(followers)].min()) - 1
-        on_lane = order[self.columns["lane"] == lane]
-        return int(on_lane.max()) + 1 if len(on_lane) else 0
-
     def link(
         self,
         src: Iterable[int],
@@ -317,7 +311,7 @@ class Graph:
         from_start: Any = False,
         cause: Cause = Cause.USER,
     ) -> None:
-        """Let each task of `dst` start no earlier than the end (or start) of its task in `src` plus a latency."""
+        """Let each task of `dst` start no earlier than its task of `src` ends (or starts), plus a latency."""
         src, dst = np.asarray(list(src), np.int64), np.asarray(list(dst), np.int64)
         if len(src):
             self.links.add(src=src, dst=dst, latency_ns=latency_ns, from_start=from_start, cause=int(cause))
@@ -357,15 +351,15 @@ class Graph:
 
         return problems(self)
 
-    def to_networkx(self) -> nx.DiGraph:
+    def to_networkx(self) -> nx.DiGraph[Any]:
         """Return the lowered graph for networkx: a node a task, an edge a cause with its latency."""
         from daydream.graph.networkx import to_networkx
 
         return to_networkx(self)
 
     @classmethod
-    def from_networkx(cls, digraph: nx.DiGraph) -> Graph:
-        """Return a graph from nodes with lane, duration_ns (and kind, gap_ns, name) and edges with latency_ns."""
+    def from_networkx(cls, digraph: nx.DiGraph[Any]) -> Graph:
+        """Return a graph from nodes with a lane and duration_ns, and edges with latency_ns."""
         from daydream.graph.networkx import from_networkx
 
         return from_networkx(digraph)
@@ -384,7 +378,7 @@ def phase_code(phase: str | None) -> int:
     return PHASES.index(phase)
 
 
-def _nanoseconds(value: int | float) -> int:
+def _nanoseconds(value: float) -> int:
     whole = round(value)
     if whole < 0:
         raise GraphError(f"a duration cannot be negative ({value} ns)")

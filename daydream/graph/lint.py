@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def problems(graph: Graph) -> list[str]:
-    """Return what is wrong with a graph: negative times, lost launches, work on the wrong kind of lane, cycles."""
+    """Return what is wrong: negative times, lost launches, work on the wrong kind of lane, cycles."""
     from daydream.graph.lower import lower
 
     columns = graph.columns
@@ -48,4 +48,5 @@ def problems(graph: Graph) -> list[str]:
 
 
 def _name(graph: Graph, task: int) -> str:
-    return repr(graph.texts["name"][graph.columns["name"][task]])
+    name = graph.texts["name"][graph.columns["name"][task]]
+    return repr(name if len(name) <= 60 else name[:57] + "...")

@@ -123,7 +123,7 @@ def _lay_out(graph: Graph, copies: int, window: tuple[int, int] | None) -> _Layo
 def _costs(
     graph: Graph, task: np.ndarray, copy: np.ndarray, copies: int, window: tuple[int, int] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return durations and gaps; where a copy follows another, the gap that led into the window leads again."""
+    """Return durations and gaps; between copies stands the gap that led into the window."""
     duration, gap = graph.columns["duration_ns"][task], graph.columns["gap_ns"][task]
     if copies == 1 or window is None:
         return duration, gap
@@ -146,9 +146,7 @@ def _launch_edges(graph: Graph, layout: _Layout) -> Edges:
     return _edges(src, dst, graph.columns["latency_ns"][layout.task[dst]], True, Cause.LAUNCH)
 
 
-def _last_before(
-    graph: Graph, layout: _Layout, lane: int, order: np.ndarray, *, at_it: bool = False
-) -> np.ndarray:
+def _last_before(layout: _Layout, lane: int, order: np.ndarray, *, at_it: bool = False) -> np.ndarray:
     """Return, for each program point, the last device task of a lane launched before (or at) it, or -1."""
     tasks = layout.by_lane.get(lane, np.empty(0, np.int64))
     if not len(tasks):
@@ -172,7 +170,7 @@ def _sync_edges(graph: Graph, layout: _Layout) -> Edges:
     call_rank = ranks[graph.columns["lane"][layout.task[calls]]] if len(calls) else np.empty(0, np.int64)
     for lane in layout.by_lane:
         mine = (waited == lane) | ((waited == ALL_LANES) & (call_rank == ranks[lane]))
-        src = _last_before(graph, layout, lane, point[mine])
+        src = _last_before(layout, lane, point[mine])
         sources.append(src[src >= 0])
         targets.append(calls[mine][src >= 0])
         latencies.append(graph.syncs["latency_ns"][rows[mine]][src >= 0])
@@ -182,7 +180,7 @@ def _sync_edges(graph: Graph, layout: _Layout) -> Edges:
 def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
     table = graph.waits
     if not len(table):
-        return _edges(*[np.empty(0, np.int64)] * 2, 0, False, Cause.EVENT)
+        return _edges(_join([]), _join([]), 0, False, Cause.EVENT)
     order = graph.columns["order"]
     # Removed calls keep their place: the order they gave the streams still holds.
     copies = layout.at.shape[0]
@@ -192,7 +190,7 @@ def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
         record, wait = order[table["record"]] + shift, order[table["wait"]] + shift
         for lane in np.unique(table["source"]).tolist():
             rows = np.flatnonzero(table["source"] == lane)
-            src = _last_before(graph, layout, lane, record[rows], at_it=True)
+            src = _last_before(layout, lane, record[rows], at_it=True)
             for target in np.unique(table["target"][rows]).tolist():
                 chosen = (table["target"][rows] == target) & (src >= 0)
                 tasks = layout.by_lane.get(target, np.empty(0, np.int64))

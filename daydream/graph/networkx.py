@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OF_NODES = ("lane", "kind", "name", "duration_ns", "gap_ns", "release_ns", "step", "phase", "layer")
 
 
-def to_networkx(graph: Graph) -> nx.DiGraph:
+def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
     """Return the lowered graph: a node a task, an edge a cause.
 
     Nodes are task ids in a topological order, with `lane`, `kind`, `name`, `duration_ns`,
@@ -36,7 +36,7 @@ def to_networkx(graph: Graph) -> nx.DiGraph:
 
     lowered = _in_fixed_order(lower(graph))
     plan, tasks = lowered.plan, lowered.task
-    digraph = nx.DiGraph(steps=[dict(step) for step in graph.steps])
+    digraph: nx.DiGraph[Any] = nx.DiGraph(steps=[dict(step) for step in graph.steps])
     columns = {name: graph.column(name, tasks).tolist() for name in OF_NODES}
     columns["step"] = [step if step >= 0 else None for step in columns["step"]]
     ids = tasks.tolist()
@@ -70,7 +70,7 @@ def _in_fixed_order(lowered: Lowered) -> Lowered:
     return Lowered(plan, lowered.task[ran], lowered.copy[ran])
 
 
-def from_networkx(digraph: nx.DiGraph) -> Graph:
+def from_networkx(digraph: nx.DiGraph[Any]) -> Graph:
     """Return a graph with a task for each node and a link for each edge.
 
     Nodes need `lane` and `duration_ns`, and may have `kind` ("cpu"), `gap_ns` (0),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BY_VALUE = ("kind", "phase", "dtype", "lane", "collective", "group")
 BY_GLOB = ("layer",)
 BY_REGEX = ("name", "op", "shapes")
+LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
 SETTABLE = ("duration_ns", "gap_ns", "latency_ns", "release_ns", "step")
 
 
@@ -67,7 +68,7 @@ class Selection:
         return Selection(self.graph, ids[np.argsort(order, kind="stable")], words)
 
     def where(self, test: Callable[[Selection], np.ndarray] | None = None, **where: Any) -> Selection:
-        """Return the tasks that pass `test` (a function from this selection to a mask) and match the words."""
+        """Return the tasks that match the words and pass `test`, a function from this selection to a mask."""
         chosen = self
         if test is not None:
             mask = np.asarray(test(self), bool)
@@ -77,13 +78,16 @@ class Selection:
     # reading
 
     def first(self) -> Selection:
+        """Return the first task in program order."""
         return self.head(1)
 
     def last(self) -> Selection:
+        """Return the last task in program order."""
         self._need()
         return Selection(self.graph, self.ids[-1:], f"last of {self.words}")
 
     def head(self, count: int) -> Selection:
+        """Return the first tasks in program order."""
         self._need()
         return Selection(self.graph, self.ids[:count], f"first {count} of {self.words}")
 
@@ -128,6 +132,11 @@ class Selection:
         if not factor >= 0 or factor == float("inf"):
             raise GraphError(f"a factor must be 0 or more, not {factor}")
         columns = self.graph.columns
+        longest = int(columns["duration_ns"][self.ids].max())
+        if gaps:
+            longest = max(longest, int(columns["gap_ns"][self.ids].max()))
+        if longest * factor >= LONGEST_NS:
+            raise GraphError(f"a factor of {factor:g} makes tasks longer than can be counted in nanoseconds")
         for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
             columns[name][self.ids] = np.floor(columns[name][self.ids] * factor + 0.5).astype(np.int64)
         return self
@@ -151,7 +160,7 @@ class Selection:
         self._need()
         self.graph.remove(self.ids)
 
-    def replace(self, name: str, *, duration_ns: int | float, **columns: Any) -> Selection:
+    def replace(self, name: str, *, duration_ns: float, **columns: Any) -> Selection:
         """Put one task in the place of all of these: same lane, kind and launch as the first."""
         first = self.first()
         kept = first.ids
@@ -186,7 +195,7 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
             raise GraphError(f"on={wanted!r}; choose cpu or gpu")
         on_device = graph.columns["kind"][ids] != 0
         return on_device if wanted == "gpu" else ~on_device
-    options = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
+    options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
     if name in BY_VALUE + BY_GLOB + BY_REGEX:
         codes, texts = coded(graph, name, ids)
         _known(name, options)

@@ -27,6 +27,7 @@ def simulate(
     With `copies` > 1 the window (a range of program-order keys) is repeated; see
     `daydream.graph.lower`.
     """
+    from daydream.graph.graph import ORDER_STEP
     from daydream.graph.lower import lower
     from daydream.simulate import policy, reference, scan
 
@@ -35,11 +36,15 @@ def simulate(
         raise GraphError(f"unknown engine {engine!r}; choose from {', '.join(engines)}")
     lowered = lower(graph, copies, window)
     start, end = engines[engine](lowered.plan)
-    return Timeline(graph, lowered, start, end)
+    repeats_from = 0
+    if window is not None:
+        starts = [int(step["start_ns"]) * ORDER_STEP for step in graph.steps]
+        repeats_from = next((number for number, begin in enumerate(starts) if begin >= window[0]), 0)
+    return Timeline(graph, lowered, start, end, repeats_from=repeats_from)
 
 
 class _CallablePackage(ModuleType):
-    """Lets `daydream.simulate(graph)` be this package's one verb: a package and a function cannot share a name."""
+    """Lets `daydream.simulate(graph)` be this package's verb: a package cannot share a function's name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Timeline:
         return simulate(*args, **kwargs)

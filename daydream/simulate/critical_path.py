@@ -61,11 +61,10 @@ def critical_path(
         path = critical_path(fixed, start[ran], end[ran], int(np.flatnonzero(ran == sink)[0]), since=since)
         return replace(path, task=ran[path.task])
 
-    before, cause, by_start = _binding_causes(plan, start, end)
-    previous = before.tolist()
+    before, cause, by_start = _binding_causes(plan, start, end, since)
+    previous = before.tolist()  # -1 where nothing was looked up: at the first task, and at `since`
     walk = [sink]
-    begins = start.tolist()
-    while previous[walk[-1]] >= 0 and (since is None or begins[walk[-1]] > since):
+    while previous[walk[-1]] >= 0:
         walk.append(previous[walk[-1]])
     task = np.array(walk[::-1], np.int64)
     task_ns = plan.duration_ns[task]
@@ -76,9 +75,12 @@ def critical_path(
 
 
 def _binding_causes(
-    plan: Plan, start: np.ndarray, end: np.ndarray
+    plan: Plan, start: np.ndarray, end: np.ndarray, since: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what bound each start: the task (-1 for none), the cause, and whether from that task's start."""
+    """Return what bound each start: the task (-1 for none), the cause, and whether from that task's start.
+
+    With `since`, only for the tasks that start later.
+    """
     n = len(plan)
     before = np.full(n, -1, np.int64)
     cause = np.full(n, Cause.RELEASE, np.int8)
@@ -86,12 +88,15 @@ def _binding_causes(
 
     following = plan.next_on_lane()
     earlier = np.flatnonzero(following >= 0)
+    if since is not None:
+        earlier = earlier[start[following[earlier]] > since]
     earlier = earlier[end[earlier] + plan.gap_ns[earlier] == start[following[earlier]]]
     before[following[earlier]] = earlier
     cause[following[earlier]] = Cause.LANE
 
     dst = plan.edge_dst
-    binding = np.flatnonzero(start[plan.edge_src] + plan.edge_delay_ns == start[dst])
+    binds = start[plan.edge_src] + plan.edge_delay_ns == start[dst]
+    binding = np.flatnonzero(binds if since is None else binds & (start[dst] > since))
     order = np.lexsort((plan.edge_src[binding], plan.edge_cause[binding], dst[binding]))
     binding = binding[order]
     if len(binding):

@@ -13,6 +13,7 @@ from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
+from daydream.wording import counted
 
 
 @dataclass
@@ -125,14 +126,17 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
     if unresolved:
         total = sum(facts.event_waits.values())
         said.append(
-            f"{unresolved:,} of {total:,} stream waits could not be resolved; their order is not kept."
+            f"{unresolved:,} of {counted(total, 'stream wait')} could not be resolved; "
+            "their order is not kept."
         )
     if facts.unresolved_syncs:
-        said.append(f"{facts.unresolved_syncs:,} synchronizing calls: what they wait for could not be found.")
+        calls = counted(facts.unresolved_syncs, "synchronizing call")
+        said.append(f"What {calls} waited for could not be found; they are kept as plain calls.")
     if facts.unexplained:
+        tasks = counted(facts.unexplained, "device task")
         said.append(
-            f"{facts.unexplained:,} device tasks start later than their known causes allow, "
-            f"by {facts.unexplained_ns / 1e6:,.1f} ms in all; the delay is kept as it was."
+            f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in all; "
+            "the delay is kept as it was."
         )
     if not settled.settled:
         said.append("Step times had not settled after repeating the window; the last pass is shown.")
@@ -140,7 +144,7 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
 
 
 def collectives(result: Replay) -> list[dict[str, Any]]:
-    """Return every collective: its place in the order of starts, name, bytes, ranks, and how far its ends spread."""
+    """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
     graph, timeline = result.graph, result.timeline
     first = timeline.copy == 0
     measured_work = graph.columns["row"][timeline.task] >= 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from daydream.simulate.timeline import Timeline
 
 SETTLED = 0.001  # two passes over the window that differ by no more than this have settled
+LONGEST_WINDOW = 8  # steps; repeating more of them shows nothing new
 MOST_COPIES = 64
 MOST_TASKS = 4_000_000
 
@@ -68,7 +69,11 @@ def settle(graph: Graph) -> Settled:
     while True:
         timeline = simulate(graph, copies=copies, window=window)
         times = timeline.step_times()
-        passes = [sum(ns for (c, _), ns in times.items() if c == copy) for copy in range(copies)]
+        repeated = {step for copy, step in times if copy}
+        passes = [
+            sum(ns for (c, step), ns in times.items() if c == copy and step in repeated)
+            for copy in range(copies)
+        ]
         if abs(passes[-1] - passes[-2]) <= SETTLED * passes[-2]:
             first = next(c for c in range(copies) if abs(passes[c] - passes[-1]) <= SETTLED * passes[-1])
             return Settled(timeline, times, first, settled=True)
@@ -78,7 +83,7 @@ def settle(graph: Graph) -> Settled:
 
 
 def repeatable(graph: Graph) -> tuple[int, int] | None:
-    """Return the program range of the covered steps, or None if they cannot follow themselves.
+    """Return the program range of the (last) covered steps, or None if they cannot follow themselves.
 
     A sole step has no neighbour to show how one leads into the next, and the steps of
     several ranks do not begin at one point of the program.
@@ -88,5 +93,6 @@ def repeatable(graph: Graph) -> tuple[int, int] | None:
     covered = [number for number, step in enumerate(steps) if step.get("covered")]
     if len(ranks) != 1 or len(steps) < 2 or not covered or covered[0] == 0:
         return None
-    begin, end = steps[covered[0]]["start_ns"], steps[covered[-1]]["end_ns"]
+    first = covered[-LONGEST_WINDOW:][0]
+    begin, end = steps[first]["start_ns"], steps[covered[-1]]["end_ns"]
     return int(begin) * ORDER_STEP, int(end) * ORDER_STEP

@@ -34,14 +34,23 @@ class Timeline:
     """Start and end of every task, in ns; `task` holds the graph's ids, `copy` the repetition of the window.
 
     `start_ns` is when a task's work proceeds. A blocking call is entered earlier and
-    stands `wait_ns` until then.
+    stands `wait_ns` until then. `repeats_from` is the first step of the repeated window.
     """
 
-    def __init__(self, graph: Graph, lowered: Lowered, start_ns: np.ndarray, end_ns: np.ndarray) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        lowered: Lowered,
+        start_ns: np.ndarray,
+        end_ns: np.ndarray,
+        *,
+        repeats_from: int = 0,
+    ) -> None:
         self.graph = graph
         self.plan = lowered.plan
         self.task, self.copy = lowered.task, lowered.copy
         self.start_ns, self.end_ns = start_ns, end_ns
+        self.repeats_from = repeats_from
 
     def __repr__(self) -> str:
         return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"
@@ -78,7 +87,7 @@ class Timeline:
         return {(int(self.copy[task]), int(step[task])): int(task) for task in inside[last].tolist()}
 
     def _is_work(self) -> np.ndarray:
-        """Return a mask of the tasks that can complete a step: not the time a named range spends by itself."""
+        """Return a mask of the tasks that can complete a step: not the own time of a named range."""
         trace, rows = self.graph.trace, self.graph.columns["row"][self.task]
         if trace is None or not len(trace):
             return np.ones(len(self.task), bool)
@@ -86,7 +95,7 @@ class Timeline:
         return ~named | (self.graph.columns["kind"][self.task] > 0)
 
     def step_times(self) -> dict[tuple[int, int], int]:
-        """Return, by (copy, step), the time from the completion before it to its own, in ns; covered steps only.
+        """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
 
         A sole step counts from its recorded start. In a repeated window the step before
         the first is the last of the copy before.
@@ -96,7 +105,7 @@ class Timeline:
         steps = self.graph.steps
         times = {}
         for copy, step in sorted(ends):
-            if not steps[step].get("covered"):
+            if not steps[step].get("covered") or (copy and step < self.repeats_from):
                 continue
             before = self._step_before(copy, step, ends)
             begin = ends[before] if before is not None else int(steps[step]["start_ns"])
@@ -109,7 +118,7 @@ class Timeline:
         rank = steps[step].get("rank", 0)
         mates = [s for s, info in enumerate(steps) if info.get("rank", 0) == rank]
         covered = [s for s in mates if steps[s].get("covered")]
-        if copy and covered and step == covered[0]:
+        if copy and covered and step <= self.repeats_from:
             return copy - 1, covered[-1]
         place = mates.index(step)
         before = (copy, mates[place - 1]) if place else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from daydream.errors import GraphError
@@ -10,9 +11,13 @@ from daydream.graph.graph import Graph
 from daydream.transforms.registry import Optimization, describe, find
 
 
-def parse(spec: str | Callable[..., None] | Sequence[Any]) -> list[Optimization]:
+def parse(spec: str | Optimization | Callable[..., None] | Sequence[Any]) -> list[Optimization]:
     """Return the optimizations of `"a+b"`, of a function, or of a sequence of either."""
+    if isinstance(spec, Optimization):
+        return [spec]
     if isinstance(spec, str):
+        if Path(spec).is_file():  # a path may contain a plus sign
+            return [find(spec)]
         parts = [part for part in spec.split("+") if part]
         if not parts:
             raise GraphError("name an optimization, such as amp")

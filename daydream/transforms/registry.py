@@ -29,7 +29,7 @@ ENTRY_POINTS = "daydream.optimizations"
 
 @dataclass(frozen=True)
 class Option:
-    """One keyword-only parameter of an optimization. `default` is `None` where there is none and `required` is set."""
+    """One keyword-only parameter of an optimization; `required` says that it has no default."""
 
     name: str
     type: type

@@ -245,7 +245,9 @@ def _collective(elements: int) -> dict[str, object]:
             "Process Group Description": "default_pg"}  # fmt: skip
 
 
-def multi_thread(layers: int = 12, kernel_us: int = 30, loader_us: int = 1_200) -> Machine:
+def multi_thread(
+    layers: int = 12, kernel_us: int = 30, loader_us: int = 1_200, poll_us: int = 370
+) -> Machine:
     """Main, autograd, a loader thread that hands over batches (two ahead), and a watchdog that polls."""
     net = Network(layers, kernel_us * US)
 
@@ -268,7 +270,7 @@ def multi_thread(layers: int = 12, kernel_us: int = 30, loader_us: int = 1_200) 
     def watchdog() -> Iterator[Instruction]:
         while True:
             yield query()
-            yield sleep(370 * US)
+            yield sleep(poll_us * US)
 
     return Machine(Program(step, {"loader": loader, "watchdog": watchdog}), jitter=JITTER)
 
@@ -295,6 +297,7 @@ PROGRAMS: dict[str, Callable[[], Machine]] = {
     "multi_stream": multi_stream,
     "multi_stream_collective_bound": lambda: multi_stream(collective_us=1_300),
     "multi_thread": multi_thread,
+    "multi_thread_slow_watchdog": lambda: multi_thread(poll_us=900),
     "multi_thread_loader_bound": lambda: multi_thread(loader_us=5_000),
     "graphs": graphs,
     "graphs_queue_full": lambda: graphs(depth=6),

@@ -29,10 +29,11 @@ from daydream.collect.importers.kineto_values import (
     start_ns,
     triple,
 )
-from daydream.collect.recording import Recording, counted, narrow
+from daydream.collect.recording import Recording, narrow
 from daydream.collect.work import dtype_of_inputs, dtype_of_word
 from daydream.errors import TraceError
 from daydream.trace import NO_ID, UNKNOWN
+from daydream.wording import counted
 
 CATEGORIES = {
     "cpu_op": "operator", "Operator": "operator",

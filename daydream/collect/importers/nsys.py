@@ -19,9 +19,10 @@ from daydream.collect.importers.nsys_export import Export, open_export
 from daydream.collect.importers.nsys_names import GRAPH, CopyNames, call_name, parse_range
 from daydream.collect.importers.nsys_processes import Processes, pid_and_tid, process_of
 from daydream.collect.importers.nsys_waits import name_syncs, place_syncs, resolve_waits
-from daydream.collect.recording import Recording, counted, narrow
+from daydream.collect.recording import Recording, narrow
 from daydream.errors import TraceError
 from daydream.trace import DEVICE_KINDS, FIELDS, UNKNOWN
+from daydream.wording import counted
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.collect.recording import Recording, counted
+from daydream.collect.recording import Recording
 from daydream.trace import NO_ID, UNKNOWN
+from daydream.wording import counted
 
 
 def process_of(packed: np.ndarray) -> np.ndarray:

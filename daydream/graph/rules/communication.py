@@ -36,9 +36,9 @@ def meet(draft: Draft) -> None:
     starts, ends = draft.start_ns[matched], draft.end_ns[matched]
     apart = int(np.ptp(ends, axis=0).max())
     if apart > ENDS_AGREE_NS:
-        graph.facts.notes.append(
-            f"Collectives of different ranks end up to {apart / 1e3:,.0f} us apart: their clocks are not aligned, "
-            "so each rank is simulated by itself."
+        graph.note(
+            f"Collectives of different ranks end up to {apart / 1e3:,.0f} us apart: their clocks are not "
+            "aligned, so each rank is simulated by itself."
         )
         return
     last = starts.max(axis=0)
@@ -85,7 +85,7 @@ def _match(draft: Draft) -> np.ndarray | None:
     matched = np.stack([run[len(run) - length :] for run in runs])
     names = [[_short(graph.texts["name"][code]) for code in columns["name"][run]] for run in matched]
     if any(name != names[0] for name in names):
-        graph.facts.notes.append("The ranks run different collectives; each rank is simulated by itself.")
+        graph.note("The ranks run different collectives; each rank is simulated by itself.")
         return None
     return matched
 

@@ -16,6 +16,7 @@ import numpy as np
 from daydream.graph.draft import Draft, stream_runs
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
+from daydream.wording import counted
 
 HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us
 NEAR_NS = 20_000
@@ -40,7 +41,7 @@ class DeviceWork:
 
 
 def fill_holes(work: DeviceWork) -> DeviceWork:
-    """Put untraced work into the holes between consecutive nodes of a graph launch that runs on one stream."""
+    """Put untraced work into the holes between nodes of a graph launch that runs on one stream."""
     end = work.start + work.duration
     same = (work.unit[1:] == work.unit[:-1]) & (work.lane[1:] == work.lane[:-1]) & (work.unit[1:] >= 0)
     hole = np.flatnonzero(
@@ -76,9 +77,10 @@ def link_nodes(draft: Draft) -> None:
     holes = (columns["kind"] > 0) & (columns["row"] < 0)
     if holes.any():
         graph.facts.untraced_ns += int(columns["duration_ns"][holes].sum())
-        graph.facts.notes.append(
-            f"{int(holes.sum()):,} holes between the recorded nodes of CUDA graphs, "
-            f"{columns['duration_ns'][holes].sum() / 1e6:,.2f} ms in all, count as untraced device work."
+        found, total = counted(int(holes.sum()), "hole"), columns["duration_ns"][holes].sum()
+        graph.note(
+            f"{found} between recorded nodes of CUDA graphs, {total / 1e6:,.2f} ms in all, "
+            "taken as untraced device work."
         )
     launched = np.flatnonzero((columns["kind"] > 0) & (columns["launch"] >= 0))
     by_call = launched[np.lexsort((columns["lane"][launched], columns["launch"][launched]))]
@@ -111,15 +113,16 @@ def fill_heads(draft: Draft) -> None:
     begun = draft.start_ns[columns["launch"][first]]
     duration = draft.start_ns[first] - begun
     graph.add(
-        len(first), lane=columns["lane"][first], kind=KINDS.index("kernel"), name=graph.code("name", UNTRACED_HEAD),
+        len(first), lane=columns["lane"][first], kind=KINDS.index("kernel"),
+        name=graph.code("name", UNTRACED_HEAD),
         phase=columns["phase"][first], order=columns["order"][first] - 1, release_ns=begun,
         duration_ns=duration, measured_start_ns=begun,
     )  # fmt: skip
     draft.extend(draft.start_ns[first])
     graph.facts.untraced_ns += int(duration.sum())
-    graph.facts.notes.append(
-        f"{len(first):,} streams were busy with work launched before the window that was not recorded, "
-        f"{duration.sum() / 1e6:,.2f} ms in all; it counts as untraced device work."
+    graph.note(
+        f"{counted(len(first), 'stream')} began with work launched before the window that was not recorded, "
+        f"{duration.sum() / 1e6:,.2f} ms in all, taken as untraced device work."
     )
 
 

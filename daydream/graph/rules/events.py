@@ -193,10 +193,10 @@ def _allowed(draft: Draft, source: int, target: int) -> bool:
 
 
 def _by_coincidence(draft: Draft, waits: list[_Wait]) -> set[int]:
-    """Draw the waits whose work started late, each time just as work of one name ended on one other stream."""
+    """Draw the waits whose work started late, each time as work of one name ended on another stream."""
     columns = draft.graph.columns
     late = draft.late_starts()
-    runs = {lane: tasks for lane, tasks in stream_runs(draft)}
+    runs = dict(stream_runs(draft))
     ends = {lane: draft.end_ns[tasks] for lane, tasks in runs.items()}
     seen: dict[tuple[int, int, int, int], list[tuple[_Wait, int]]] = defaultdict(list)
     tried: dict[tuple[int, int], int] = defaultdict(int)
@@ -214,7 +214,8 @@ def _by_coincidence(draft: Draft, waits: list[_Wait]) -> set[int]:
                 continue
             source = int(tasks[at])
             if columns["order"][source] < columns["order"][wait.call]:
-                seen[(*place, other, int(columns["name"][source]))].append((wait, source))
+                key = (*place, other, int(columns["name"][source]))
+                seen[key].append((wait, source))
     found: set[int] = set()
     for (name, lane, other, _), pairs in sorted(seen.items(), key=lambda item: -len(item[1])):
         if len(pairs) >= LEAST_SEEN and 2 * len(pairs) > tried[(name, lane)]:

@@ -51,6 +51,9 @@ def hand_over(draft: Draft) -> None:
     autograd = _autograd_tasks(draft)
     lanes = np.unique(draft.graph.columns["lane"][draft.graph.columns["kind"] == 0]).tolist()
     busy = {lane: _tasks(draft, lane) for lane in lanes}
+    operators = draft.trace.is_kind("operator")
+    rows = draft.graph.columns["row"]
+    operating = {lane: bool(operators[rows[ids]].any()) for lane, ids in busy.items()}
     total = {lane: int((draft.end_ns[ids] - draft.start_ns[ids]).sum()) for lane, ids in busy.items()}
     for worker in sorted(lanes, key=lambda lane: -total[lane]):
         known = bool(autograd[busy[worker]].any()) and _does_backward_only(draft, busy[worker])
@@ -59,6 +62,8 @@ def hand_over(draft: Draft) -> None:
             for lane in lanes
             if lane != worker and draft.thread_ids[lane][:2] == draft.thread_ids[worker][:2]
         ]
+        # A thread that only polls idles around everybody's work; who hands over runs operators.
+        callers = [lane for lane in callers if operating[lane]] or callers
         found = [(lane, *_bursts(draft, _idle(draft, lane), busy[worker])) for lane in callers]
         found = [f for f in found if len(f[2])]
         if not found:
@@ -121,9 +126,9 @@ def _wake_ups(draft: Draft, lane: int, lanes: list[int]) -> None:
 
 
 def _wakers(draft: Draft, theirs: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray | None:
-    """Return, for each pause, the task of another thread that ended it (-1 for none), or None if no kind does so often.
+    """Return, for each pause, the task of another thread that ended it (-1 for none), or None.
 
-    Of the names whose tasks end just before nearly every pause does, the rarest tells most.
+    It must be of one name every time, or nearly. Of several such names the rarest tells most.
     """
     names, ends = draft.graph.columns["name"][theirs], draft.end_ns[theirs]
     by_end = np.argsort(ends, kind="stable")
@@ -197,7 +202,7 @@ def _idle(draft: Draft, lane: int) -> _Idle:
 
 
 def _bursts(draft: Draft, idle: _Idle, work: np.ndarray) -> tuple[int, np.ndarray]:
-    """Return the worker's time inside the caller's idle stretches, and (stretch, first start, last end) rows."""
+    """Return the worker's time in the caller's idle stretches, and (stretch, first start, last end) rows."""
     if not len(idle.task) or not len(work):
         return 0, np.empty((0, 3), np.int64)
     start, end = draft.start_ns[work], draft.end_ns[work]
@@ -221,7 +226,7 @@ def _grouped(stretch: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndar
 
 
 def _link(draft: Draft, idle: _Idle, bursts: np.ndarray, work: np.ndarray) -> None:
-    """Cut each idle stretch where the worker's burst begins and ends, and tie the two threads together there."""
+    """Cut each idle stretch where the worker's burst begins and ends, and tie the threads there."""
     graph = draft.graph
     columns = graph.columns
     start, end = draft.start_ns[work], draft.end_ns[work]
@@ -239,7 +244,9 @@ def _link(draft: Draft, idle: _Idle, bursts: np.ndarray, work: np.ndarray) -> No
     columns["release_ns"][first] = 0
     columns["gap_ns"][work[place[place > 0] - 1]] = 0
     columns["gap_ns"][task] = np.where(in_range, 0, begin - draft.end_ns[task])
-    columns["duration_ns"][task] = np.where(in_range, begin - draft.start_ns[task], columns["duration_ns"][task])
+    columns["duration_ns"][task] = np.where(
+        in_range, begin - draft.start_ns[task], columns["duration_ns"][task]
+    )
     draft.end_ns[task] = np.where(in_range, begin, draft.end_ns[task])
 
     wakes = draft.add_cpu_tasks(task, "wake thread", begin, wake_order)

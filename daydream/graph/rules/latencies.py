@@ -49,7 +49,7 @@ def measure_latencies(draft: Draft, *, measured: bool = True) -> None:
                 arrived = np.maximum(launched + LARGEST_QUEUED_NS, event + LARGEST_QUEUED_NS)
                 startups.append((start - before)[(arrived <= before) & (launch >= 0)])
             else:
-                unexplained.append(_settle(draft, tasks, start, launched, before, event, measured))
+                unexplained.append(_settle(draft, tasks, start, launched, before, event, measured=measured))
         if learning:
             graph.facts.launch_latency_ns = _typical(latencies, LARGEST_LATENCY_NS, USUAL_LATENCY_NS)
             graph.facts.startup_ns = _typical(
@@ -76,6 +76,7 @@ def _settle(
     launched: np.ndarray,
     before: np.ndarray,
     event: np.ndarray,
+    *,
     measured: bool,
 ) -> np.ndarray:
     """Give each task of a stream the costs its recorded start allows; return the waits left unexplained."""
@@ -103,7 +104,7 @@ def _settle(
 
 
 def _event_ends(draft: Draft) -> np.ndarray:
-    """Return, for every task, when the work of other streams that it waits for had ended; far past for none."""
+    """Return, by task, when the work of other streams it waits for had ended; far past for none."""
     ends = np.full(draft.graph.size, -(2**60), np.int64)
     for target, source in draft.event_pairs + draft.meetings:
         ends[target] = max(ends[target], draft.end_ns[source])

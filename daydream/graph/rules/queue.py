@@ -46,9 +46,9 @@ def bound_queues(draft: Draft) -> None:
 
 
 def _launches(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the calls that launched on a stream, in order (-1 for unknown), and when the work of each had ended.
+    """Return the calls that launched on a stream, in order, and when the work of each had ended.
 
-    Nodes of one graph launch share a correlation id, in the trace or not.
+    Unknown calls are -1. Nodes of one graph launch share a correlation id, its call known or not.
     """
     unit = draft.unit_of_task[tasks]
     last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)

@@ -16,6 +16,7 @@ import numpy as np
 from daydream.graph.draft import Draft, distinct_rows, runs_of
 from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
 from daydream.graph.rules.device_graphs import UNTRACED, DeviceWork, fill_holes
+from daydream.wording import counted
 
 DEVICE_PLACE = 4  # program-order distance from a call to the device work it launched
 BEFORE_ALL = -(2**62)
@@ -79,17 +80,16 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
     graph.facts.orphans = int(orphan.sum())
     graph.facts.unlaunched_kernels = int((orphan & (kind == 1)).sum())
     if orphan.any():
-        total = len(launch)
-        graph.facts.notes.append(
-            f"{int(orphan.sum()):,} of {total:,} device tasks have no launch in the trace; "
-            "they are held to their recorded start."
+        graph.note(
+            f"{int(orphan.sum()):,} of {counted(len(launch), 'device task')} were launched before the "
+            "window, or by calls that were not recorded; they are held to their recorded start."
         )
 
 
 def _program_order(
     task_order: np.ndarray, lane: np.ndarray, start: np.ndarray, launch: np.ndarray
 ) -> np.ndarray:
-    """Return program-order keys: right behind the launch, or behind the stream's previous task without one."""
+    """Return program-order keys: right behind the launch, without one behind the stream's previous task."""
     launched = launch >= 0
     order = np.where(launched, task_order[launch] + DEVICE_PLACE if len(task_order) else 0, BEFORE_ALL)
     if launched.all():

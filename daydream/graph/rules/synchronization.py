@@ -16,6 +16,7 @@ import numpy as np
 from daydream.graph.draft import Draft, stream_runs
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.queue import usual_costs
+from daydream.wording import counted
 
 DEVICE_SYNC = re.compile(r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize")
 STREAM_SYNC = re.compile(r"^(cuda|cu|hip)StreamSynchronize")
@@ -95,7 +96,7 @@ def _stream_syncs(draft: Draft, streams: Streams) -> Waits:
 
 
 def _likely_lane(draft: Draft, streams: Streams, call: int, near: int) -> int:
-    """Return the stream a call of unknown stream waited for: the one its thread used last, unless time forbids it."""
+    """Return the stream a call waited for: the one its thread used last, unless time forbids it."""
     order = draft.graph.columns["order"][call : call + 1]
     returned = int(draft.end_ns[call]) + CLOCK_SKEW_NS
     ended = {lane: int(streams.ended(lane, order)[0]) for lane in streams.lanes}
@@ -106,7 +107,7 @@ def _likely_lane(draft: Draft, streams: Streams, call: int, near: int) -> int:
 
 
 def _event_syncs(draft: Draft, streams: Streams) -> Waits:
-    """An event ends with the work launched before its record call; which record, the sync rows or the times say."""
+    """An event ends with the work before its record call; sync rows or times say which record."""
     graph = draft.graph
     waits = []
     order = graph.columns["order"]
@@ -161,7 +162,7 @@ def _allocations(draft: Draft, streams: Streams) -> Waits:
     ]
 
 
-def _blocking_copies(draft: Draft, streams: Streams) -> Waits:
+def _blocking_copies(draft: Draft, _streams: Streams) -> Waits:
     graph = draft.graph
     columns = graph.columns
     copies = np.flatnonzero((columns["kind"] == 2) & (columns["launch"] >= 0))
@@ -173,7 +174,8 @@ def _blocking_copies(draft: Draft, streams: Streams) -> Waits:
     return [
         (call, lane, end, -1)
         for call, lane, end in zip(
-            calls[chosen].tolist(), columns["lane"][copies[chosen]].tolist(), draft.end_ns[copies[chosen]].tolist(),
+            calls[chosen].tolist(), columns["lane"][copies[chosen]].tolist(),
+            draft.end_ns[copies[chosen]].tolist(),
             strict=True,
         )
     ]  # fmt: skip
@@ -187,8 +189,9 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     copying = np.isin(calls, columns["launch"][columns["launch"] >= 0])
     late = (done > end + CLOCK_SKEW_NS) & ~copying
     if late.any():
-        graph.facts.notes.append(
-            f"{int(late.sum()):,} synchronizing calls returned before the work they seem to wait for; left as plain calls."
+        graph.note(
+            f"{counted(int(late.sum()), 'synchronizing call')} returned before the work they seem to "
+            "wait for; kept as plain calls."
         )
     blocked = ~late & ((done > start) | copying)
     free = ~late & ~blocked
@@ -213,7 +216,8 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     kept = ("lane", "name", "op", "layer", "phase", "step", "row")
     returns = graph.add(
         len(calls), kind=0, duration_ns=own, gap_ns=gap, order=columns["order"][calls] + RETURN_PLACE,
-        measured_start_ns=np.maximum(np.minimum(done, end), start), **{name: columns[name][calls] for name in kept},
+        measured_start_ns=np.maximum(np.minimum(done, end), start),
+        **{name: columns[name][calls] for name in kept},
     )  # fmt: skip
     draft.end_ns = np.concatenate([draft.end_ns, end])
     draft.end_ns[calls] = start + columns["duration_ns"][calls]

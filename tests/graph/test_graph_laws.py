@@ -1,0 +1,171 @@
+"""Laws that hold for any graph."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from random_graphs import graphs
+
+from daydream import Graph, simulate
+from daydream.simulate import ENGINES
+
+
+def times(graph: Graph) -> dict[int, tuple[int, int]]:
+    """Return the start and end of each task."""
+    timeline = simulate(graph)
+    both = zip(timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True)
+    return dict(zip(timeline.task.tolist(), both, strict=True))
+
+
+def one_of(graph: Graph) -> st.SearchStrategy[int]:
+    return st.sampled_from(graph.ids.tolist())
+
+
+@given(graphs() | graphs(scheduled=True))
+def test_all_engines_agree(graph):
+    expected = simulate(graph, engine="reference")
+    for engine in ENGINES:
+        timeline = simulate(graph, engine=engine)
+        assert timeline.start_ns.tolist() == expected.start_ns.tolist(), engine
+
+
+@given(graphs())
+def test_a_random_graph_is_sound(graph):
+    assert graph.lint() == []
+
+
+@given(graphs() | graphs(scheduled=True))
+def test_no_task_starts_before_its_causes_and_none_overlap_on_a_lane(graph):
+    timeline = simulate(graph)
+    plan = timeline.plan
+    counted_from = np.where(
+        plan.edge_from_start, timeline.start_ns[plan.edge_src], timeline.end_ns[plan.edge_src]
+    )
+    assert (timeline.start_ns[plan.edge_dst] >= counted_from + plan.edge_latency_ns).all()
+    for lane in range(plan.lanes):
+        here = np.flatnonzero(plan.lane == lane)
+        here = here[np.lexsort((timeline.end_ns[here], timeline.start_ns[here]))]
+        assert (timeline.start_ns[here[1:]] >= timeline.end_ns[here[:-1]]).all()
+
+
+@given(graphs(), st.data())
+def test_insert_then_remove_changes_nothing(graph, data):
+    before = times(graph)
+    where = data.draw(st.sampled_from(["after", "before", "launch_after"]))
+    calls = graph.select(kind="cpu").ids.tolist()
+    task = data.draw(st.sampled_from(calls) if where == "launch_after" else one_of(graph))
+    kind = "kernel" if where == "launch_after" else data.draw(st.sampled_from(["cpu", "kernel"]))
+    lane = data.draw(st.sampled_from([0, 1, 2] if kind == "cpu" else [3, 4, 5]))
+    new = graph.insert("new", kind=kind, lane=lane, duration_ns=7, gap_ns=2, **{where: task})
+    assert new.ids[0] in times(graph)
+    new.remove()
+
+    assert times(graph) == before
+
+
+@given(graphs(), st.data())
+def test_an_inserted_task_is_the_neighbour_of_what_it_was_inserted_behind_or_before(graph, data):
+    for _ in range(4):
+        task = data.draw(one_of(graph))
+        where = data.draw(st.sampled_from(["after", "before"]))
+        lane, kind = int(graph.lane[task]), str(graph.column("kind", np.array([task]))[0])
+        order = [other for other in graph.ids.tolist() if graph.lane[other] == lane]
+        new = int(graph.insert("new", kind=kind, lane=lane, duration_ns=1, **{where: task}).ids[0])
+
+        launched = np.flatnonzero(graph.launch == task)
+        at = order.index(task) + (where == "after")
+        if where == "before" or lane not in graph.lane[launched]:
+            expected = [*order[:at], new, *order[at:]]
+            assert [other for other in graph.ids.tolist() if graph.lane[other] == lane] == expected
+
+
+@given(graphs())
+def test_scaling_by_one_changes_nothing(graph):
+    before = times(graph)
+    graph.select().scale(1, gaps=True)
+
+    assert times(graph) == before
+
+
+@given(graphs() | graphs(scheduled=True))
+def test_scaling_every_cost_by_two_doubles_every_time(graph):
+    before = times(graph)
+    graph.select().scale(2, gaps=True)
+    for column in ("latency_ns", "release_ns"):
+        graph.columns[column] *= 2
+    for table in (graph.syncs, graph.waits, graph.links):
+        table.columns["latency_ns"] = table["latency_ns"] * 2
+    graph.touch()
+
+    assert times(graph) == {task: (2 * start, 2 * end) for task, (start, end) in before.items()}
+
+
+@given(graphs(), st.data())
+def test_with_fixed_lane_order_less_work_is_never_slower(graph, data):
+    before = times(graph)
+    ids = graph.ids
+    shares = st.lists(st.integers(0, 4), min_size=len(ids), max_size=len(ids))
+    graph.columns["duration_ns"][ids] = graph.duration_ns[ids] * data.draw(shares) // 4
+    graph.columns["gap_ns"][ids] = graph.gap_ns[ids] * data.draw(shares) // 4
+
+    assert all(end <= before[task][1] for task, (_, end) in times(graph).items())
+
+
+@given(graphs(), st.data())
+def test_with_fixed_lane_order_removing_work_delays_nothing(graph, data):
+    before = times(graph)
+    graph.tasks(data.draw(st.sets(one_of(graph), min_size=1))).remove()
+
+    assert all(start <= before[task][0] for task, (start, _) in times(graph).items())
+
+
+@given(graphs(), st.data())
+def test_a_repeated_window_keeps_the_order_on_every_lane(graph, data):
+    order = np.unique(graph.order)
+    begin = data.draw(st.sampled_from(order.tolist()))
+    end = data.draw(st.sampled_from([key + 1 for key in order.tolist() if key >= begin]))
+    once, twice = simulate(graph), simulate(graph, copies=2, window=(begin, end))
+    inside = {task for task in graph.ids.tolist() if begin <= graph.order[task] < end}
+    for lane in range(len(graph.lanes)):
+        here = once.task[once.plan.lane == lane].tolist()
+        repeated = twice.plan.lane == lane
+        first = twice.task[repeated & (twice.copy == 0)].tolist()
+        assert first == [task for task in here if graph.order[task] < end]
+        assert twice.task[repeated & (twice.copy == 1)].tolist() == [task for task in here if task in inside]
+
+
+@given(graphs(), st.data())
+def test_the_first_copy_of_a_window_runs_as_the_window_itself(graph, data):
+    order = np.unique(graph.order)
+    begin = data.draw(st.sampled_from(order.tolist()))
+    once, twice = times(graph), simulate(graph, copies=2, window=(begin, int(order[-1]) + 1))
+    first = twice.copy == 0
+
+    assert dict(zip(twice.task[first].tolist(), twice.start_ns[first].tolist(), strict=True)) == {
+        task: start for task, (start, _) in once.items()
+    }
+
+
+@given(graphs() | graphs(scheduled=True))
+def test_the_longest_path_of_networkx_is_the_makespan(graph):
+    digraph = graph.to_networkx()
+    path = nx.DiGraph(digraph.edges)
+    for src, dst, edge in digraph.edges(data=True):
+        path.edges[src, dst]["weight"] = edge["delay_ns"]
+    for task, node in digraph.nodes(data=True):
+        path.add_edge("begin", task, weight=node["release_ns"])
+        path.add_edge(task, "end", weight=node["duration_ns"])
+
+    assert nx.dag_longest_path_length(path) == simulate(graph).makespan_ns
+
+
+@given(graphs() | graphs(scheduled=True))
+def test_to_networkx_and_back_keeps_every_time(graph):
+    digraph = graph.to_networkx()
+    back = simulate(Graph.from_networkx(digraph))
+    timeline = simulate(graph)
+    expected = dict(zip(timeline.task.tolist(), timeline.start_ns.tolist(), strict=True))
+
+    assert back.start_ns.tolist() == [expected[task] for task in digraph]

@@ -1,0 +1,140 @@
+"""What a graph refuses, in which words, and what lint finds."""
+
+from __future__ import annotations
+
+import pytest
+from small_graphs import launched, thread, with_sync
+
+from daydream import Graph, GraphError, NoMatchError, simulate
+
+# -- what is refused, and how ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda none: none.scale(2),
+        lambda none: none.set(duration_ns=1),
+        lambda none: none.remove(),
+        lambda none: none.replace("x", duration_ns=1),
+        lambda none: none.head(1),
+        lambda none: none.last(),
+    ],
+)
+def test_an_edit_that_matches_nothing_says_what_was_looked_for(edit):
+    graph = thread(("a", 5, 0))
+    with pytest.raises(NoMatchError, match=r"no task matched kind='cpu', name='gemm'\."):
+        edit(graph.select(kind="cpu", name="gemm"))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"phase": "backward"}, "This trace has no phases"),
+        ({"layer": "encoder.*"}, "This trace has no layers"),
+        ({"kind": "kernel"}, "This trace holds no device work"),
+        ({"on": "gpu"}, "This trace holds no device work"),
+    ],
+)
+def test_what_the_trace_lacks_is_said(words, why):
+    graph = thread(("a", 5, 0))
+    with pytest.raises(NoMatchError, match="no task matched") as raised:
+        graph.select(**words).scale(2)
+    assert why in str(raised.value)
+
+
+def test_need_says_what_the_trace_has_not():
+    with pytest.raises(NoMatchError, match="this trace has no optimizer kernels"):
+        Graph().select(kind="kernel").need("optimizer kernels")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"kind": "kernal"}, "unknown kind 'kernal'; choose from cpu, kernel, memcpy, memset, collective"),
+        (
+            {"phase": "fwd"},
+            "unknown phase 'fwd'; choose from data, forward, loss, backward, optimizer, other",
+        ),
+        ({"on": "tpu"}, "on='tpu'; choose cpu or gpu"),
+        ({"name": "("}, "name: not a regular expression"),
+        ({"colour": "red"}, "tasks have no column 'colour'"),
+    ],
+)
+def test_a_word_that_means_nothing_is_refused(words, message):
+    with pytest.raises(GraphError) as raised:
+        thread(("a", 5, 0)).select(**words)
+    assert message in str(raised.value)
+
+
+def test_an_unknown_kind_cannot_be_inserted():
+    with pytest.raises(GraphError, match="unknown kind 'gpu'; the kinds are cpu, kernel"):
+        Graph().insert("x", kind="gpu", lane="stream 7", duration_ns=1)
+
+
+def test_an_unknown_phase_cannot_be_inserted():
+    with pytest.raises(GraphError, match="unknown phase 'fwd'; the phases are data, forward"):
+        Graph().insert("x", kind="cpu", lane="thread 1", duration_ns=1, phase="fwd")
+
+
+def test_an_unknown_engine_is_named():
+    with pytest.raises(GraphError, match="unknown engine 'fast'; choose from scan, reference, policy"):
+        simulate(Graph(), engine="fast")
+
+
+def test_a_cycle_names_a_task_in_it():
+    graph = thread(("a", 5, 0))
+    graph.insert("x", kind="cpu", lane="worker", duration_ns=1)
+    graph.insert("y", kind="cpu", lane="worker", duration_ns=1, after=[1], before=[1])
+
+    with pytest.raises(
+        GraphError, match=r"the graph has a cycle: 2 tasks wait for each other, '[xy]' among them"
+    ):
+        simulate(graph)
+    assert graph.lint() == ["the graph has a cycle: 2 tasks wait for each other, 'x' among them."]
+
+
+def test_tasks_behind_a_cycle_are_not_blamed():
+    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph.insert("x", kind="cpu", lane="worker", duration_ns=1, after=[1], before=[0])
+
+    with pytest.raises(GraphError, match="the graph has a cycle"):
+        simulate(graph)
+
+
+# -- lint --------------------------------------------------------------------------------------------
+
+
+def test_a_sound_graph_has_no_problems():
+    graph = launched(("a", 20), ("b", 20))
+    with_sync(graph)
+    assert graph.lint() == []
+
+
+def test_lint_finds_negative_times():
+    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph.columns["duration_ns"][1] = -3
+    graph.columns["gap_ns"][:] = -1
+
+    assert graph.lint() == [
+        "1 tasks have a negative duration_ns, 'b' first.",
+        "2 tasks have a negative gap_ns, 'a' first.",
+    ]
+
+
+def test_lint_finds_work_that_lost_its_launch():
+    graph = launched(("a", 20))
+    graph.select(name="launch a").remove()
+
+    (problem,) = graph.lint()
+    assert problem == (
+        "1 device tasks lost the call that launched them, 'a' first; "
+        "remove the work, and its launch goes along."
+    )
+
+
+def test_lint_finds_cpu_tasks_on_a_stream():
+    graph = launched(("a", 20))
+    graph.insert("x", kind="cpu", lane="stream 7", duration_ns=1)
+
+    assert graph.lint() == ["1 CPU tasks are on a device lane, 'x' first."]
