@@ -55,6 +55,7 @@ class Part:
     aims: list[Aim] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    failed: bool = False
 
 
 @dataclass(frozen=True)

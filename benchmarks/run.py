@@ -47,7 +47,8 @@ def main() -> None:
             facts["HTA's environment"] = str(reason)
         parts = [_run(name, cache, quick=chosen.quick) for name in chosen.only or PARTS]
     page = "\n".join(_page(facts, parts))
-    if output is None:
+    failed = any(part.failed for part in parts)
+    if output is None or failed:
         sys.stderr.write(page)
     else:
         output.write_text(page)
@@ -56,6 +57,7 @@ def main() -> None:
         {"schema": 1, "machine": facts, "parts": [asdict(part) for part in parts]}, sys.stdout, indent=1
     )
     sys.stdout.write("\n")
+    sys.exit(1 if failed else 0)
 
 
 def _run(name: str, cache: Path, *, quick: bool) -> Part:
@@ -70,7 +72,7 @@ def _run(name: str, cache: Path, *, quick: bool) -> Part:
     ]
     done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{name} failed with code {done.returncode}")
+        return Part(name, "", failed=True, left_out=[f"all of it: it ended with code {done.returncode}"])
     return read(done.stdout)
 
 

@@ -45,7 +45,7 @@ def measure(settings: Settings) -> Part:
     with TemporaryDirectory(prefix="daydream-benchmark-") as folder:
         bytecode = {"PYTHONPYCACHEPREFIX": folder}
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        start = Start({**environment, **bytecode})
+        start = Start({**environment, **bytecode}, folder)
         _help(part, rounds, start)
         _whatif(part, rounds, start)
     return part
@@ -128,6 +128,7 @@ class Start:
     """Processes with this environment: bytecode of all modules is kept, as it is after an installation."""
 
     environment: dict[str, str]
+    folder: str  #: where they run: no folder that holds modules
 
     def process(self, *arguments: str) -> Callable[[], float]:
         """Return a job: the seconds of one process; what it says is thrown away, a failure is an error."""
@@ -135,7 +136,11 @@ class Start:
         def job() -> float:
             begin = perf_counter()
             done = subprocess.run(
-                [sys.executable, *arguments], capture_output=True, check=False, env=self.environment
+                [sys.executable, *arguments],
+                capture_output=True,
+                check=False,
+                env=self.environment,
+                cwd=self.folder,
             )
             seconds = perf_counter() - begin
             if done.returncode:

@@ -279,7 +279,7 @@ def _to_arrow(values: np.ndarray, null: int) -> pa.Array:
 
 def _to_numpy(array: pa.Array, null: int) -> np.ndarray:
     """Return an Arrow integer array as numpy with nulls filled, without importing pandas."""
-    dtype = np.dtype(array.type.to_pandas_dtype())
+    dtype = np.dtype(str(array.type))  # to_pandas_dtype() imports pandas in some versions of pyarrow
     if len(array) == 0:
         return np.empty(0, dtype)
     bitmap, data = array.buffers()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[int]) -> int:
-    """Return the key of a new task of a lane: right behind its causes, else before its followers, else last."""
+    """Return the key of a new task: behind its causes, else before its followers, else last of its lane."""
     order, lanes = graph.columns["order"], graph.columns["lane"]
     if causes:
         ahead = np.isin(graph.columns["launch"], causes)

@@ -7,7 +7,7 @@ import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import strategies as st
 
 from daydream import Graph
-from daydream.graph.graph import ALL_LANES, KINDS, ORDER_STEP, Lane
+from daydream.graph.graph import ALL_LANES, ORDER_STEP, Lane
 from daydream.graph.plan import Cause
 
 THREADS, STREAMS = 3, 3
@@ -18,7 +18,10 @@ LATENCIES = st.integers(-3, 9)
 ACTIONS = st.one_of(
     st.tuples(st.just("run"), TIMES),
     st.tuples(
-        st.just("launch"), TIMES, st.integers(0, STREAMS - 1), st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=2)
+        st.just("launch"),
+        TIMES,
+        st.integers(0, STREAMS - 1),
+        st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=2),
     ),
     st.tuples(st.just("sync"), TIMES, st.sampled_from([ALL_LANES, 0, 1, 2]), st.integers(-2, 3)),
     st.tuples(st.just("wait"), TIMES, st.integers(0, STREAMS - 1), st.integers(0, STREAMS - 1), LATENCIES),
@@ -34,18 +37,24 @@ def graphs(draw: st.DrawFn, *, max_actions: int = 14, scheduled: bool = False) -
     graph.facts.launch_latency_ns, graph.facts.launch_cost_ns = draw(TIMES), draw(TIMES)
     calls: list[int] = []
     for place, action in enumerate(draw(st.lists(ACTIONS, min_size=1, max_size=max_actions))):
-        call = _add(graph, f"call {place}", 0, draw(st.sampled_from(threads)), place * ORDER_STEP, draw(TIMES))
+        call = _add(
+            graph, f"call {place}", 0, draw(st.sampled_from(threads)), place * ORDER_STEP, draw(TIMES)
+        )
         graph.columns["duration_ns"][call] = action[1]
         if action[0] == "launch":
             _, _, stream, works = action
             for duration, latency in works:
-                work = _add(graph, f"kernel {place}", 1, streams[stream], place * ORDER_STEP + WORK, draw(TIMES))
+                work = _add(
+                    graph, f"kernel {place}", 1, streams[stream], place * ORDER_STEP + WORK, draw(TIMES)
+                )
                 graph.columns["launch"][work] = call
                 graph.columns["duration_ns"][work], graph.columns["latency_ns"][work] = duration, latency
         elif action[0] == "sync":
             _, _, lane, latency = action
             waited = lane if lane == ALL_LANES else streams[lane]
-            graph.syncs.add(task=call, lane=waited, point=draw(st.sampled_from([*calls, call])), latency_ns=latency)
+            graph.syncs.add(
+                task=call, lane=waited, point=draw(st.sampled_from([*calls, call])), latency_ns=latency
+            )
         elif action[0] == "wait":
             _, _, source, target, latency = action
             graph.waits.add(
@@ -72,20 +81,12 @@ def _add(graph: Graph, name: str, kind: int, lane: int, order: int, gap: int) ->
 def _link(draw: st.DrawFn, graph: Graph) -> None:
     """Tie later tasks to earlier ones, as users and hand-offs do."""
     ids = graph.ids.tolist()
-    pairs = st.tuples(st.integers(0, len(ids) - 1), st.integers(0, len(ids) - 1)).filter(lambda p: p[0] < p[1])
+    pairs = st.tuples(st.integers(0, len(ids) - 1), st.integers(0, len(ids) - 1)).filter(
+        lambda p: p[0] < p[1]
+    )
     if len(ids) > 1:
         for a, b in draw(st.lists(pairs, max_size=5)):
             cause = draw(st.sampled_from([Cause.USER, Cause.HANDOFF]))
-            graph.link([ids[a]], [ids[b]], latency_ns=draw(LATENCIES), from_start=draw(st.booleans()), cause=cause)
-
-
-def describe(graph: Graph) -> str:
-    """Return the tasks of a graph, a line each, for the message of a failure."""
-    rows = zip(
-        graph.ids.tolist(), graph.column("name", graph.ids), graph.column("lane", graph.ids),
-        graph.duration_ns[graph.ids], strict=True,
-    )  # fmt: skip
-    return "\n".join(f"{task} {name} on {lane}: {duration}" for task, name, lane, duration in rows)
-
-
-assert KINDS[1] == "kernel"
+            graph.link(
+                [ids[a]], [ids[b]], latency_ns=draw(LATENCIES), from_start=draw(st.booleans()), cause=cause
+            )

@@ -1,4 +1,4 @@
-"""Syncs, queues and event waits are words of the program, looked up after edits and in each copy of a window."""
+"""Syncs, queues and event waits are words of the program, looked up after edits, in each copy of a window."""
 
 from __future__ import annotations
 

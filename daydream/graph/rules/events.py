@@ -140,15 +140,25 @@ def _by_program_order(draft: Draft, waits: list[_Wait]) -> set[int]:
 
 
 def _library_waits(draft: Draft, waits: list[_Wait]) -> set[int]:
-    """Return the waits right behind a collective's launch, if nearly every collective has one."""
+    """Return the waits right behind a collective's launch, if nearly every collective has one.
+
+    Not if the next work mostly started just as the collective ended: then the program waits for it at once.
+    """
     columns = draft.graph.columns
     behind = {
-        wait.before: wait.call
+        wait.before: wait
         for wait in waits
         if wait.before >= 0 and wait.turn == 0 and columns["kind"][wait.before] == COLLECTIVE
     }
+    held = sum(
+        -CLOCK_NS <= draft.start_ns[wait.after] - draft.end_ns[collective] <= NEAR_NS
+        for collective, wait in behind.items()
+        if wait.after >= 0
+    )
     launched = np.flatnonzero((columns["kind"] == COLLECTIVE) & (columns["launch"] >= 0))
-    return set(behind.values()) if len(launched) and len(behind) >= OFTEN * len(launched) else set()
+    if not len(launched) or len(behind) < OFTEN * len(launched) or 2 * held > len(behind):
+        return set()
+    return {wait.call for wait in behind.values()}
 
 
 def _last_elsewhere(draft: Draft, wait: _Wait) -> int:

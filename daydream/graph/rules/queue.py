@@ -41,8 +41,9 @@ def bound_queues(draft: Draft) -> None:
         if learned and len(calls) > depth:
             free = ends[:-depth]  # when the place for calls[depth:] came free
             late = calls[depth:]
-            blocked = (late >= 0) & (free > draft.start_ns[late]) & (ends[depth:] > draft.end_ns[late])
-            _take_out_waits(draft, late[blocked], free[blocked])
+            met_full = (late >= 0) & (free > draft.start_ns[late])
+            blocked = met_full & (ends[depth:] > draft.end_ns[late])
+            _take_out_waits(draft, late[blocked], free[blocked], late[(late >= 0) & ~met_full])
 
 
 def _launches(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,18 +92,24 @@ def usual_costs(draft: Draft, calls: np.ndarray) -> dict[int, int]:
     return {int(name): int(np.median(durations[names == name])) for name in np.unique(names)}
 
 
-def _take_out_waits(draft: Draft, calls: np.ndarray, free: np.ndarray) -> None:
+def _take_out_waits(draft: Draft, calls: np.ndarray, free: np.ndarray, unblocked: np.ndarray) -> None:
     """Give blocked calls their own cost: what their kind of call takes when there is room.
 
-    Where no such call met room, it is what was left of the call once there was.
+    Where none of its kind is known to have met room, it is no more than what was left
+    of the call once there was: the first calls of a window may have stood blocked by
+    work from before it.
     """
     columns = draft.graph.columns
     launching = np.unique(columns["launch"][columns["launch"] >= 0])
+    sure = usual_costs(draft, unblocked)
     usual = usual_costs(draft, np.setdiff1d(launching, calls))
     rest = np.maximum(draft.end_ns[calls] - free, 0)
     names = columns["name"][calls].tolist()
-    cost = np.array([usual.get(name, -1) for name in names], np.int64)
-    cost = np.minimum(np.where(cost >= 0, cost, rest), columns["duration_ns"][calls])
+    cost = np.array(
+        [sure.get(name, min(usual.get(name, left), left)) for name, left in zip(names, rest.tolist(), strict=True)],
+        np.int64,
+    )
+    cost = np.minimum(cost, columns["duration_ns"][calls])
     columns["duration_ns"][calls] = cost
     columns["measured_start_ns"][calls] = np.maximum(
         columns["measured_start_ns"][calls], draft.end_ns[calls] - cost

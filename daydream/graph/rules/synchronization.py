@@ -199,12 +199,15 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
         graph.syncs.add(
             task=calls[free], lane=lanes[free], point=np.where(point >= 0, point, calls)[free], latency_ns=0
         )
+    unblocked = calls[free]
     calls, lanes, done, point = calls[blocked], lanes[blocked], done[blocked], point[blocked]
     if not len(calls):
         return
     start, end = draft.start_ns[calls], draft.end_ns[calls]
-    others = np.flatnonzero((columns["kind"] == 0) & draft.is_call() & ~draft.waited)
-    usual = usual_costs(draft, np.setdiff1d(others, calls))
+    # Of synchronizing calls only those known to have found the device done: others may have waited unseen.
+    others = (columns["kind"] == 0) & draft.is_call() & ~draft.waited & ~draft.named(is_sync)
+    others[calls], others[unblocked] = False, True
+    usual = usual_costs(draft, np.flatnonzero(others))
     overall = graph.facts.launch_cost_ns
     entry = np.array([usual.get(name, overall) for name in columns["name"][calls].tolist()], np.int64)
     entry = np.clip(entry, 0, np.maximum(done - start, 0))
@@ -231,6 +234,11 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
 
 
 RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
+
+
+def is_sync(name: str) -> bool:
+    """Tell whether a call of this name waits for the device by what it is."""
+    return any(pattern.search(name) for pattern in (DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC))
 
 
 def _calls(draft: Draft, pattern: re.Pattern[str]) -> np.ndarray:

@@ -1,0 +1,168 @@
+"""Graphs to networkx and back."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+from small_graphs import launched, starts, thread, with_sync
+
+from daydream import Graph, GraphError, simulate
+from daydream.graph.plan import Cause
+
+
+def test_nodes_are_tasks_and_edges_are_causes():
+    #  thread 1  |begin|launch a 6| ......... |sync 3|
+    #  stream 7            +4 |a 20           |
+    graph = launched(("a", 20))
+    sync = with_sync(graph)
+    graph.columns["step"][:] = [0, 0, 0, -1]
+    graph.steps = [{"name": "step", "start_ns": 0, "end_ns": 27, "covered": True}]
+    digraph = graph.to_networkx()
+    call, a = (int(graph.select(name=name).ids[0]) for name in ("launch a", "^a$"))
+
+    assert digraph.nodes[a] == {
+        "lane": "stream 7", "kind": "kernel", "name": "a", "duration_ns": 20, "gap_ns": 1, "release_ns": 0,
+        "step": 0, "phase": None, "layer": None,
+    }  # fmt: skip
+    assert digraph.nodes[sync]["step"] is None
+    assert digraph.edges[call, a] == {
+        "cause": "launch", "latency_ns": 4, "from_start": True, "delay_ns": 4}  # fmt: skip
+    assert digraph.edges[a, sync] == {
+        "cause": "sync", "latency_ns": 0, "from_start": False, "delay_ns": 20}  # fmt: skip
+    assert digraph.edges[call, sync] == {
+        "cause": "lane", "latency_ns": 0, "from_start": False, "delay_ns": 6}  # fmt: skip
+    assert simulate(Graph.from_networkx(digraph)).step_times() == simulate(graph).step_times() == {(0, 0): 24}
+
+
+def test_the_critical_path_is_one_line_of_networkx():
+    graph = launched(("a", 20), ("b", 3))
+    path = nx.dag_longest_path(graph.to_networkx(), weight="delay_ns")
+
+    assert graph.column("name", path).tolist() == ["begin", "launch a", "a", "b"]
+
+
+def test_of_several_causes_the_one_that_holds_longest_is_kept():
+    #  thread 1  |a 5|gap 2|b 5|     b also follows the start of a by 9, and its end by 1
+    graph = thread(("a", 5, 2), ("b", 5, 0))
+    graph.link([0], [1], latency_ns=1)
+    assert graph.to_networkx().edges[0, 1]["cause"] == "lane"
+
+    graph.link([0], [1], latency_ns=9, from_start=True)
+    edge = graph.to_networkx().edges[0, 1]
+    assert (edge["cause"], edge["latency_ns"], edge["from_start"]) == ("user", 9, True)
+    assert starts(Graph.from_networkx(graph.to_networkx())) == {"a": 0, "b": 9}
+
+
+def test_a_lane_with_a_policy_keeps_the_order_it_ran_in():
+    graph = thread(("a", 1, 0))
+    for name, duration in (("long", 30), ("short", 10)):
+        graph.insert(name, kind="collective", lane="link", duration_ns=duration, after=[0])
+    graph.schedule("link", key="duration_ns")
+
+    assert (
+        starts(Graph.from_networkx(graph.to_networkx())) == starts(graph) == {"a": 0, "short": 1, "long": 11}
+    )
+
+
+def test_a_graph_can_be_written_down_as_nodes_and_edges():
+    #  cpu   |load 10|gap 2|next 1|
+    #  gpu         +3 |gemm 7|            3 after the start of load
+    digraph = nx.DiGraph()
+    digraph.add_node("load", lane="cpu", duration_ns=10, gap_ns=2)
+    digraph.add_node(
+        "gemm", lane="gpu", duration_ns=7, kind="kernel", name="sgemm", phase="forward", layer="fc"
+    )
+    digraph.add_node("next", lane="cpu", duration_ns=1)
+    digraph.add_edge("load", "gemm", latency_ns=3, from_start=True)
+    graph = Graph.from_networkx(digraph)
+
+    assert starts(graph) == {"load": 0, "sgemm": 3, "next": 12}
+    assert graph.select(kind="kernel", phase="forward", layer="f*").lane.tolist() == ["gpu"]
+    assert [(lane.name, lane.on_device) for lane in graph.lanes] == [("cpu", False), ("gpu", True)]
+    assert graph.lint() == []
+
+
+def test_an_edge_counts_from_the_end_and_is_the_users_unless_it_says_otherwise():
+    digraph = nx.DiGraph([("a", "b")])
+    for node, lane in (("a", 1), ("b", 2)):
+        digraph.add_node(node, lane=lane, duration_ns=4)
+    graph = Graph.from_networkx(digraph)
+
+    assert starts(graph) == {"a": 0, "b": 4}
+    assert graph.links["cause"].tolist() == [Cause.USER]
+    digraph.edges["a", "b"]["cause"] = "handoff"
+    assert Graph.from_networkx(digraph).links["cause"].tolist() == [Cause.HANDOFF]
+
+
+def test_tasks_of_a_lane_run_in_the_order_of_the_nodes_as_far_as_edges_allow():
+    digraph = nx.DiGraph()
+    for node in "abc":
+        digraph.add_node(node, lane="cpu", duration_ns=1)
+    assert starts(Graph.from_networkx(digraph)) == {"a": 0, "b": 1, "c": 2}
+
+    digraph.add_edge("c", "a")
+    assert starts(Graph.from_networkx(digraph)) == {"b": 0, "c": 1, "a": 2}
+
+
+def test_nothing_comes_of_nothing():
+    assert len(Graph.from_networkx(nx.DiGraph())) == 0
+    assert len(Graph().to_networkx()) == 0
+
+
+def nodes(**attributes) -> nx.DiGraph:
+    digraph = nx.DiGraph([("x", "y")])
+    digraph.add_node("x", lane="cpu", duration_ns=1)
+    digraph.add_node("y", **{"lane": "cpu", "duration_ns": 1, **attributes})
+    return digraph
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"lane": None}, "node 'y' has no lane; nodes need a lane and a duration_ns"),
+        ({"duration_ns": None}, "node 'y' has no duration_ns; nodes need a lane and a duration_ns"),
+        ({"duration_ns": -1}, "node 'y' has duration_ns -1; it must not be negative"),
+        ({"gap_ns": "long"}, "node 'y' has gap_ns 'long'; times are numbers of nanoseconds"),
+        ({"duration_ns": float("nan")}, "node 'y' has duration_ns nan; times are numbers of nanoseconds"),
+        ({"kind": "gpu"}, "node 'y' has kind 'gpu'; the kinds are cpu, kernel"),
+        ({"phase": "fwd"}, "unknown phase 'fwd'"),
+    ],
+)
+def test_a_node_that_cannot_be_a_task_is_named(attributes, message):
+    with pytest.raises(GraphError) as raised:
+        Graph.from_networkx(nodes(**attributes))
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"latency_ns": None}, "edge 'x' -> 'y' has latency_ns None"),
+        ({"cause": "magic"}, "edge 'x' -> 'y' has cause 'magic'; the causes are lane, launch, sync"),
+    ],
+)
+def test_an_edge_that_cannot_be_a_cause_is_named(attributes, message):
+    digraph = nodes()
+    digraph.add_edge("x", "y", **attributes)
+    with pytest.raises(GraphError) as raised:
+        Graph.from_networkx(digraph)
+    assert message in str(raised.value)
+
+
+def test_a_cycle_is_refused_by_name():
+    digraph = nodes()
+    digraph.add_edge("y", "x")
+    with pytest.raises(GraphError, match=r"the graph has a cycle: node '[xy]' waits for itself"):
+        Graph.from_networkx(digraph)
+
+
+def test_a_graph_with_a_cycle_cannot_be_exported():
+    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph.link([1], [0])
+    with pytest.raises(GraphError, match="the graph has a cycle"):
+        graph.to_networkx()
+
+
+def test_edges_need_a_direction():
+    with pytest.raises(GraphError, match=r"give a networkx\.DiGraph"):
+        Graph.from_networkx(nx.Graph())
