@@ -160,6 +160,17 @@ class Draft:
         lanes = columns["lane"][tasks]
         return {lane: tasks[lanes == lane] for lane in np.unique(lanes).tolist()}
 
+    @cached_property
+    def side_work(self) -> dict[int, np.ndarray]:
+        """Return the launched work of each stream that runs no collectives, in program order."""
+        columns = self.graph.columns
+        tasks = np.flatnonzero((columns["kind"] > 0) & (columns["launch"] >= 0))
+        tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
+        lanes = columns["lane"][tasks]
+        return {
+            lane: tasks[lanes == lane] for lane in np.unique(lanes).tolist() if lane not in self.collectives
+        }
+
     def add_wait(self, record: int, source: int, wait: int, target: int) -> None:
         """Let work launched on `target` after `wait` follow the work on `source` up to `record`."""
         self.graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)

@@ -170,7 +170,7 @@ def _sync_edges(graph: Graph, layout: _Layout) -> Edges:
     call_rank = ranks[graph.columns["lane"][layout.task[calls]]] if len(calls) else np.empty(0, np.int64)
     for lane in layout.by_lane:
         mine = (waited == lane) | ((waited == ALL_LANES) & (call_rank == ranks[lane]))
-        src = _last_before(layout, lane, point[mine])
+        src = _last_before(layout, lane, point[mine], at_it=True)
         sources.append(src[src >= 0])
         targets.append(calls[mine][src >= 0])
         latencies.append(graph.syncs["latency_ns"][rows[mine]][src >= 0])

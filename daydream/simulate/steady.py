@@ -88,7 +88,7 @@ def settle(graph: Graph) -> Settled:
 
 
 def _slowest_pass_ns(timeline: Timeline) -> int:
-    """Return how long the slowest lane, background threads aside, takes from the end of one pass to the next."""
+    """Return how long the slowest lane, background threads aside, takes for the last pass."""
     lanes = timeline.graph.lanes
     last = int(timeline.copy.max())
     ends = np.zeros((last + 1, len(lanes)), np.int64)

@@ -7,7 +7,8 @@ profiler recorded the device's own rows. So the source is found, in this order:
 2. *program order*: a wait right before a collective's launch holds the collective
    until the work launched before it on the current stream is done; a later wait on
    the current stream is for collectives not waited for yet, oldest first; a wait
-   between launches on two streams orders the second behind the first;
+   between launches on two streams orders the second behind the first, one between
+   launches on one stream joins the other stream whose work it has not waited for;
 3. *coincidence*: work that starts late, again and again, just as work of the same
    name on another stream ends, waited for it.
 
@@ -112,7 +113,8 @@ def _by_program_order(draft: Draft, waits: list[_Wait]) -> set[int]:
     own = _library_waits(draft, waits)
     found = set(own)
     consumed: dict[int, int] = defaultdict(lambda: -(2**62))  # communication lane -> order waited up to
-    switches: dict[tuple[int, int], list[tuple[_Wait, bool]]] = defaultdict(list)
+    joined: dict[tuple[int, int], int] = {}  # (stream, stream that waited for it) -> order waited up to
+    classes: dict[tuple[str, int, int], list[tuple[_Wait, bool]]] = defaultdict(list)
     for wait in sorted(waits, key=lambda w: int(columns["order"][w.call])):
         if wait.call in own or wait.after < 0:
             continue
@@ -127,11 +129,43 @@ def _by_program_order(draft: Draft, waits: list[_Wait]) -> set[int]:
             consumed[int(lane[source])] = int(columns["order"][source])
             draft.add_wait(source, int(lane[source]), wait.call, int(lane[wait.after]))
             found.add(wait.call)
-        elif wait.before >= 0 and lane[wait.before] != lane[wait.after] and kind[wait.before] != COLLECTIVE:
-            pair = (int(lane[wait.before]), int(lane[wait.after]))
-            switches[pair].append((wait, _allowed(draft, wait.before, wait.after)))
-    for (source, target), seen in switches.items():
+            continue
+        target = int(lane[wait.after])
+        switched = wait.before >= 0 and lane[wait.before] != target and kind[wait.before] != COLLECTIVE
+        source = wait.before if switched else _open_side_work(draft, wait, joined)
+        if source >= 0:
+            joined[int(lane[source]), target] = int(columns["order"][source])
+            pattern = ("switch" if switched else "join", int(lane[source]), target)
+            classes[pattern].append((wait, _allowed(draft, source, wait.after)))
+    for (_, source, target), seen in classes.items():
         if sum(allowed for _, allowed in seen) >= OFTEN * len(seen):
+            for wait, allowed in seen:
+                if allowed:
+                    draft.add_wait(wait.call, source, wait.call, target)
+                    found.add(wait.call)
+    return found | _forks(draft, [wait for wait in waits if wait.call not in found])
+
+
+def _forks(draft: Draft, waits: list[_Wait]) -> set[int]:
+    """Draw the waits of a stream that gets its next work later: the one other stream with more to come."""
+    columns = draft.graph.columns
+    order, lane = columns["order"], columns["lane"]
+    classes: dict[tuple[int, int], list[tuple[_Wait, bool]]] = defaultdict(list)
+    for wait in waits:
+        if wait.before < 0 or wait.after < 0 or lane[wait.before] != lane[wait.after]:
+            continue
+        source = int(lane[wait.before])
+        nexts = []
+        for other, tasks in draft.side_work.items():
+            place = int(np.searchsorted(order[tasks], order[wait.call], side="right"))
+            if other != source and place < len(tasks):
+                nexts.append(int(tasks[place]))
+        if len(nexts) == 1:
+            pair = (source, int(lane[nexts[0]]))
+            classes[pair].append((wait, _allowed(draft, wait.before, nexts[0])))
+    found: set[int] = set()
+    for (source, target), seen in classes.items():
+        if len(seen) >= LEAST_SEEN and sum(allowed for _, allowed in seen) >= OFTEN * len(seen):
             for wait, allowed in seen:
                 if allowed:
                     draft.add_wait(wait.call, source, wait.call, target)
@@ -139,10 +173,33 @@ def _by_program_order(draft: Draft, waits: list[_Wait]) -> set[int]:
     return found
 
 
+def _open_side_work(draft: Draft, wait: _Wait, joined: dict[tuple[int, int], int]) -> int:
+    """Return the last task launched on the one other stream with work not waited for yet, or -1.
+
+    Of several such streams, the one whose work ended just before the waiting work started.
+    """
+    columns = draft.graph.columns
+    order, target = columns["order"], int(columns["lane"][wait.after])
+    rank = draft.graph.lanes[target].rank
+    start = draft.start_ns[wait.after]
+    candidates = []
+    for lane, tasks in draft.side_work.items():
+        if lane == target or draft.graph.lanes[lane].rank != rank:
+            continue
+        place = int(np.searchsorted(order[tasks], order[wait.call])) - 1
+        if place >= 0 and order[tasks[place]] > joined.get((lane, target), -(2**62)):
+            candidates.append(int(tasks[place]))
+    if len(candidates) == 1:
+        return candidates[0]
+    near = [task for task in candidates if -CLOCK_NS <= start - draft.end_ns[task] <= NEAR_NS]
+    return near[0] if len(near) == 1 else -1
+
+
 def _library_waits(draft: Draft, waits: list[_Wait]) -> set[int]:
     """Return the waits right behind a collective's launch, if nearly every collective has one.
 
-    Not if the next work mostly started just as the collective ended: then the program waits for it at once.
+    Not if the next work, on another stream, mostly started just as the collective ended:
+    then the program itself waits for it at once.
     """
     columns = draft.graph.columns
     behind = {
@@ -153,7 +210,7 @@ def _library_waits(draft: Draft, waits: list[_Wait]) -> set[int]:
     held = sum(
         -CLOCK_NS <= draft.start_ns[wait.after] - draft.end_ns[collective] <= NEAR_NS
         for collective, wait in behind.items()
-        if wait.after >= 0
+        if wait.after >= 0 and columns["lane"][wait.after] != columns["lane"][collective]
     )
     launched = np.flatnonzero((columns["kind"] == COLLECTIVE) & (columns["launch"] >= 0))
     if not len(launched) or len(behind) < OFTEN * len(launched) or 2 * held > len(behind):

@@ -130,16 +130,38 @@ def _wakers(draft: Draft, theirs: np.ndarray, begin: np.ndarray, end: np.ndarray
 
     It must be of one name every time, or nearly. Of several such names the rarest tells most.
     """
-    names, ends = draft.graph.columns["name"][theirs], draft.end_ns[theirs]
+    ends = draft.end_ns[theirs]
     by_end = np.argsort(ends, kind="stable")
-    theirs, names, ends = theirs[by_end], names[by_end], ends[by_end]
+    theirs, ends = theirs[by_end], ends[by_end]
+    found = _common(draft.graph.columns["name"][theirs], theirs, ends, begin, end)
+    if found is None:  # one name often, but the same place in every step
+        found = _common(_places(draft, theirs), theirs, ends, begin, end)
+    return found
+
+
+def _places(draft: Draft, tasks: np.ndarray) -> np.ndarray:
+    """Return a number for (name, how often it occurred in its step so far) of each task of a thread."""
+    columns = draft.graph.columns
+    pair = columns["name"][tasks].astype(np.int64) * (len(draft.graph.steps) + 2) + columns["step"][tasks] + 1
+    order = np.argsort(pair, kind="stable")
+    first = np.append(True, pair[order][1:] != pair[order][:-1])
+    turn = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+    places = np.empty(len(order), np.int64)
+    places[order] = turn
+    return columns["name"][tasks].astype(np.int64) * (len(tasks) + 1) + places
+
+
+def _common(
+    names: np.ndarray, theirs: np.ndarray, ends: np.ndarray, begin: np.ndarray, end: np.ndarray
+) -> np.ndarray | None:
+    """Return, for each pause, the task with the rarest name that ends just before nearly all of them end."""
     low = np.searchsorted(ends, np.maximum(begin, end - WAKE_NS))
     high = np.searchsorted(ends, end + ROUNDING_NS, side="right")
     seen: dict[int, list[int]] = {}
     for pause, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
         for place in range(first, last):  # a later one of the same name takes the place of an earlier
             seen.setdefault(int(names[place]), [-1] * len(begin))[pause] = int(theirs[place])
-    span = int(ends[-1] - draft.start_ns[theirs[0]])
+    span = int(ends[-1] - ends[0])
     best, fewest = None, CHANCE * span / WAKE_NS
     for name, tasks in seen.items():
         found = sum(task >= 0 for task in tasks)

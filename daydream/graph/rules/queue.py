@@ -13,11 +13,13 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.graph.draft import Draft, stream_runs
+from daydream.graph.graph import KINDS
 
 NVIDIA_DEPTH = 1022  # assumed where the trace never fills a queue
 LEAST_BLOCKED = 2  # calls that must have stood blocked to believe that the queue was full
 BLOCKED_SHARE = 0.5  # of the calls that met a full queue
 CHANCE = 0.1  # of any moment to lie so close behind the end of some device task
+MEMCPY = KINDS.index("memcpy")
 LONG_NS = 50_000  # blocked for certain, where no unblocked call shows the usual cost
 
 
@@ -100,16 +102,18 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, free: np.ndarray, unblocked
     work from before it.
     """
     columns = draft.graph.columns
-    launching = np.unique(columns["launch"][columns["launch"] >= 0])
-    sure = usual_costs(draft, unblocked)
-    usual = usual_costs(draft, np.setdiff1d(launching, calls))
+    work = np.flatnonzero(columns["launch"] >= 0)
+    copies = work[(columns["kind"][work] == MEMCPY) & (draft.end_ns[work] <= draft.end_ns[columns["launch"][work]])]
+    stood = np.append(columns["launch"][copies], calls)  # copies that returned after their end waited for it
+    sure = usual_costs(draft, np.setdiff1d(unblocked, stood))
+    usual = usual_costs(draft, np.setdiff1d(columns["launch"][work], stood))
     rest = np.maximum(draft.end_ns[calls] - free, 0)
     names = columns["name"][calls].tolist()
-    cost = np.array(
-        [sure.get(name, min(usual.get(name, left), left)) for name, left in zip(names, rest.tolist(), strict=True)],
-        np.int64,
-    )
-    cost = np.minimum(cost, columns["duration_ns"][calls])
+    own = [
+        sure.get(name, min(usual.get(name, left), left))
+        for name, left in zip(names, rest.tolist(), strict=True)
+    ]
+    cost = np.minimum(np.array(own, np.int64), columns["duration_ns"][calls])
     columns["duration_ns"][calls] = cost
     columns["measured_start_ns"][calls] = np.maximum(
         columns["measured_start_ns"][calls], draft.end_ns[calls] - cost
