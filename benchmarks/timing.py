@@ -21,7 +21,7 @@ def take_turns(jobs: Mapping[str, Callable[[], float]], rounds: int) -> Seconds:
 
 
 def timed(
-    function: Callable[[], object], *, at_least_s: float = 0.05, most: int = 1000
+    function: Callable[[], object], *, at_least_s: float = 0.1, most: int = 1000
 ) -> Callable[[], float]:
     """Return a job: the seconds of one call, averaged over enough calls to be read off the clock."""
     begin = perf_counter()

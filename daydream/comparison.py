@@ -14,7 +14,9 @@ from daydream.graph.graph import Graph
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
+from daydream.wording import counted
 
+OTHER_WORK = 0.1  # of the tasks of a typical step: more or fewer is another kind of step
 UNUSUAL = 0.25  # steps further than this from the median (a stalled loader, a warm-up) are not typical
 
 
@@ -60,14 +62,27 @@ class Comparison:
         boundaries against each other, which a ratio of sums does not see.
         """
         before, after = _times(self.replay.settled), _times(self.after)
-        usual = median(before.values())
-        typical = [
-            step for step, ns in before.items() if abs(ns - usual) <= UNUSUAL * usual and step in after
-        ]
+        typical = [step for step in self.typical_steps() if step in after]
         work = sum(before[step] for step in typical)
         if not work:
             return round(median(after.values()))
         return round(self.replayed_ns * sum(after[step] for step in typical) / work)
+
+    def typical_steps(self) -> list[int]:
+        """Return the steps that the headline is about.
+
+        A step far from the median that does the same work was held up (a stalled loader, a
+        warm-up) and is left out; one that does other work (the optimizer every fourth
+        step) is part of the loop.
+        """
+        times = _times(self.replay.settled)
+        graph = self.replay.graph
+        steps = graph.columns["step"][graph.alive]
+        tasks = np.bincount(steps[steps >= 0], minlength=len(graph.steps))
+        usual = median(times.values())
+        same = [step for step, ns in times.items() if abs(ns - usual) <= UNUSUAL * usual]
+        amount = median(tasks[step] for step in same) if same else 0
+        return [step for step in times if step in same or abs(tasks[step] - amount) > OTHER_WORK * amount]
 
     @property
     def speedup(self) -> float:
@@ -130,6 +145,14 @@ class Comparison:
                 f"The recorded window had not settled: its median step replays in "
                 f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take "
                 f"{self.replayed_ns / 1e6:,.2f} ms."
+            )
+        times = _times(self.replay.settled)
+        left_out = sorted(set(times) - set(self.typical_steps()))
+        if left_out:
+            share = sum(times[step] for step in left_out) / max(sum(times.values()), 1)
+            said.append(
+                f"{len(left_out)} of {counted(len(times), 'step')}, {share:.0%} of their time, took far "
+                "longer or shorter for the same work and are left out."
             )
         if len(self.replay.steps) == 1:
             said.append("Only one step is covered: the range knows nothing of how steps vary.")

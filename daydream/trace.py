@@ -37,6 +37,7 @@ SCHEMA_VERSION = 1
 METADATA_KEY = b"daydream"
 UNKNOWN = -1
 NO_ID = -(2**63)
+ROW_GROUP = 2**18  # rows written at a time, so that a large trace is never held twice
 
 HOST_KINDS = ("operator", "annotation", "runtime", "module")
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "collective")
@@ -156,40 +157,39 @@ class Trace:
         """Return the trace as a data frame, a column per known field, unknown as NA."""
         return self.to_arrow().to_pandas()
 
-    def to_arrow(self) -> pa.Table:
-        """Return the trace as an Arrow table with nulls and dictionary-encoded texts."""
+    def to_arrow(self, rows: slice = slice(None)) -> pa.RecordBatch:
+        """Return the trace, or some of its rows, as an Arrow batch with nulls and dictionary-coded texts."""
         import pyarrow as pa
 
         arrays = {}
         for name, field in FIELDS.items():
             if name not in self.columns:
                 continue
-            column = self.columns[name]
-            dtype = "int32" if field.type == "text" else field.type
-            values = _to_arrow(
-                column.astype(dtype, copy=False), UNKNOWN if field.type == "text" else field.null
+            text = field.type == "text"
+            column = self.columns[name][rows].astype("int32" if text else field.type, copy=False)
+            values = _to_arrow(column, UNKNOWN if text else field.null)
+            arrays[name] = (
+                pa.DictionaryArray.from_arrays(values, _to_strings(self.texts[name])) if text else values
             )
-            if field.type == "text":
-                values = pa.DictionaryArray.from_arrays(values, pa.array(self.texts[name], pa.string()))
-            arrays[name] = values
-        return pa.table(arrays).replace_schema_metadata({METADATA_KEY: json.dumps(self.metadata)})
+        batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+        return batch.replace_schema_metadata({METADATA_KEY: json.dumps(self.metadata)})
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the trace as parquet; the file appears whole or not at all.
 
         Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
         """
-        import pyarrow.parquet as pq
+        from pyarrow.parquet import ParquetWriter
 
-        table = self.to_arrow()
-        coded = [name for name in table.column_names if FIELDS[name].type == "text"]
-        encodings = {name: "DELTA_BINARY_PACKED" for name in table.column_names if name not in coded}
+        coded = [name for name in self.columns if FIELDS[name].type == "text"]
+        encodings = {name: "DELTA_BINARY_PACKED" for name in self.columns if name not in coded}
 
         def write(temporary: str) -> None:
-            pq.write_table(
-                table, temporary, compression="zstd", compression_level=3,
-                use_dictionary=coded, column_encoding=encodings,
-            )  # fmt: skip
+            options: dict[str, Any] = {"use_dictionary": coded, "column_encoding": encodings}
+            schema = self.to_arrow(slice(0, 0)).schema
+            with ParquetWriter(temporary, schema, compression="zstd", compression_level=3, **options) as file:
+                for first in range(0, max(len(self), 1), ROW_GROUP):
+                    file.write_batch(self.to_arrow(slice(first, first + ROW_GROUP)))
 
         write_whole(path, write, force=force)
 
@@ -275,6 +275,17 @@ def _to_arrow(values: np.ndarray, null: int) -> pa.Array:
     bitmap = pa.py_buffer(np.packbits(~unknown, bitorder="little")) if unknown.any() else None
     buffers = [bitmap, pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def _to_strings(texts: list[str]) -> pa.Array:
+    """Return texts as an Arrow array; built from buffers, as `pa.array` would import pandas."""
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, np.int32)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
 def _to_numpy(array: pa.Array, null: int) -> np.ndarray:

@@ -18,6 +18,7 @@ def amp(graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0)
     bits stay as they are. Not modelled: the casts, the gradient scaler, convergence.
     """
     passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
+    passes.need("kernels in the forward or backward pass")
     kernels = passes.where(dtype="float32")
     kernels = kernels - kernels.where(name=ALREADY_TENSOR_CORES)
     math_bound = kernels.where(name=MATH_BOUND)

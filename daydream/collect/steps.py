@@ -22,6 +22,11 @@ from daydream.trace import DEVICE_KINDS, UNKNOWN
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(.*)\.step$|^Optimizer\.step#")
 BACKWARD_NODE = re.compile(r"^autograd::engine::evaluate_function|^[A-Z]\w*Backward\d*$|AccumulateGrad$")
 NO_PREDECESSOR = "no step before it in the window, so its step time is unknown"
+WORK_LOST = "much of the device work it launched was not recorded"
+LOST_BEFORE = "the end of the step before it was not recorded"
+MOST_LOST = 0.1  # of a step's launches; memsets and the odd kernel go unrecorded in complete traces too
+LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|ModuleLaunch|GraphLaunch|ExtLaunch")
+SYNCHRONIZE = re.compile(r"Synchronize")
 LAUNCHED_BEFORE = "device work launched before the window runs in it"
 
 Ranges = list[tuple[str, int, int]]
@@ -155,6 +160,9 @@ def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tu
     step = (np.searchsorted(begins, start, side="right") - 1).astype(np.int32)
     # A range ends before the next begins; the last one holds a row that begins just as it ends.
     step[(step >= 0) & (start > ends[step])] = UNKNOWN
+    # The profiler's own closing synchronize begins there too, and is no work of the step.
+    closing = np.flatnonzero(recording.named(SYNCHRONIZE) & (step >= 0))
+    step[closing[start[closing] == ends[step[closing]]]] = UNKNOWN
     host = recording.is_kind("operator", "annotation", "runtime", "module")
     step[~(host & _at_work(recording, launch))] = UNKNOWN
 
@@ -167,6 +175,18 @@ def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tu
     linked = launch >= 0
     step[linked] = step[launch[linked]]
     return step, [chosen for chosen, is_busy in zip(ranges, busy[:-1], strict=True) if is_busy]
+
+
+def _lost_work(recording: Recording, step: np.ndarray, launch: np.ndarray, count: int) -> np.ndarray:
+    """Return which steps miss much of the device work they launched, as where a recording was cut off."""
+    calls = recording.named(LAUNCH) & recording.is_kind("runtime") & (step >= 0)
+    linked = np.zeros(len(step), bool)
+    linked[launch[launch >= 0]] = True
+    if not linked.any():  # a trace of the CPU alone
+        return np.zeros(count, bool)
+    launched = np.bincount(step[calls], minlength=count)
+    lost = np.bincount(step[calls & ~linked], minlength=count)
+    return np.asarray(lost > MOST_LOST * launched)
 
 
 def _at_work(recording: Recording, launch: np.ndarray) -> np.ndarray:
@@ -195,6 +215,7 @@ def measure_steps(
         np.maximum.at(completion, step[rows], limited)
     completion = np.maximum.accumulate(completion)  # a step is not done before the one before it
     orphans = bool((device & (launch < 0)).any())
+    lost = _lost_work(recording, step, launch, len(ranges))
     rank = int(recording.metadata.get("rank", 0))
 
     steps = []
@@ -205,6 +226,10 @@ def measure_steps(
             why_not = NO_PREDECESSOR
         elif index == 0 and orphans:
             why_not = LAUNCHED_BEFORE
+        elif lost[index]:
+            why_not = WORK_LOST
+        elif index and lost[index - 1]:
+            why_not = LOST_BEFORE
         steps.append({
             "name": name, "rank": rank, "start_ns": begin, "end_ns": stop,
             "completion_ns": int(completion[index]),

@@ -29,6 +29,7 @@ class Draft:
     unit_of_task: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     event_rows: list[int] = field(default_factory=list)  # the row of `waits` behind each pair
     event_latency_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # by task
+    _new_waits: list[tuple[int, int, int, int]] = field(default_factory=list)
     _launched: dict[int, np.ndarray] = field(default_factory=dict)
     task_of_row: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     thread_ids: list[tuple[int, int, int]] = field(default_factory=list)  # (rank, pid, tid) by CPU lane
@@ -111,6 +112,8 @@ class Draft:
     def is_call(self) -> np.ndarray:
         """Return a mask of the tasks that are runtime calls (their first piece)."""
         rows = self.graph.columns["row"]
+        if not len(self.task_of_row):  # device rows only
+            return np.zeros(len(rows), bool)
         calls = self.trace.is_kind("runtime")[np.maximum(rows, 0)] & (rows >= 0)
         ids = np.arange(len(rows))
         return calls & (self.task_of_row[np.maximum(rows, 0)] == ids)
@@ -173,24 +176,30 @@ class Draft:
 
     def add_wait(self, record: int, source: int, wait: int, target: int) -> None:
         """Let work launched on `target` after `wait` follow the work on `source` up to `record`."""
-        self.graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
+        self._new_waits.append((record, source, wait, target))
 
     def settle_events(self) -> None:
         """Look up which tasks the event waits found so far tie together, as lowering will."""
         graph = self.graph
+        if self._new_waits:
+            record, source, wait, target = np.array(self._new_waits, np.int64).T
+            graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
+            self._new_waits = []
         order = graph.columns["order"]
         runs = dict(stream_runs(self))
         self.event_pairs, self.event_rows = [], []
-        rows = zip(
-            *(graph.waits[name].tolist() for name in ("record", "source", "wait", "target")), strict=True
-        )
-        for row, (record, source, wait, target) in enumerate(rows):
-            before, after = runs[source], runs[target]
-            src = int(np.searchsorted(order[before], order[record], side="right")) - 1
-            dst = int(np.searchsorted(order[after], order[wait], side="right"))
-            if src >= 0 and dst < len(after) and order[before[src]] < order[after[dst]]:
-                self.event_pairs.append((int(after[dst]), int(before[src])))
-                self.event_rows.append(row)
+        table = graph.waits
+        for source in np.unique(table["source"]).tolist():
+            for target in np.unique(table["target"][table["source"] == source]).tolist():
+                rows = np.flatnonzero((table["source"] == source) & (table["target"] == target))
+                before, after = runs[source], runs[target]
+                src = np.searchsorted(order[before], order[table["record"][rows]], side="right") - 1
+                dst = np.searchsorted(order[after], order[table["wait"][rows]], side="right")
+                there = (src >= 0) & (dst < len(after))
+                rows, earlier, later = rows[there], before[src[there]], after[dst[there]]
+                kept = order[earlier] < order[later]
+                self.event_pairs += zip(later[kept].tolist(), earlier[kept].tolist(), strict=True)
+                self.event_rows += rows[kept].tolist()
 
     def ended_before(self, tasks: np.ndarray) -> np.ndarray:
         """Return when the task before each device task on its stream had ended; far past for none."""

@@ -215,7 +215,7 @@ def _queue_edges(graph: Graph, layout: _Layout) -> Edges:
         last = np.append(calls[1:] != calls[:-1], True) | (calls < 0)  # a graph launch counts once
         ends, calls = tasks[last], calls[last]
         src, dst = ends[:-depth], calls[depth:]
-        known = dst >= 0
+        known = (dst >= 0) & (src < dst)  # work inserted among the nodes of a graph launch parts them
         sources.append(src[known])
         targets.append(dst[known])
     return _edges(_join(sources), _join(targets), 0, False, Cause.QUEUE)

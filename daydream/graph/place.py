@@ -28,8 +28,7 @@ def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[in
         last = int(tasks[np.lexsort((tasks, order[tasks]))[-1]])
         behind = _from(order, last)
         behind[last] = False
-        neighbours = behind & (lanes == lane) & (order <= order[last] + 1)
-        if neighbours.any() and lane in lanes[tasks]:
+        if lane in lanes[tasks] and (order[behind] <= order[last] + 1).any():
             order[behind] += 2
         return int(order[last]) + 1
     if followers:

@@ -13,7 +13,14 @@ from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
+from daydream.trace import Trace
 from daydream.wording import counted
+
+
+def _relative(replayed: int, measured: int) -> float:
+    if measured:
+        return replayed / measured - 1
+    return 0.0 if replayed == measured else float("inf")
 
 
 @dataclass
@@ -28,7 +35,7 @@ class StepReplay:
     @property
     def error(self) -> float:
         """Return replayed / measured - 1."""
-        return self.replayed_ns / self.measured_ns - 1 if self.measured_ns else 0.0
+        return _relative(self.replayed_ns, self.measured_ns)
 
 
 @dataclass
@@ -59,7 +66,7 @@ class Replay:
     @property
     def error(self) -> float:
         """Relative error of the median step, signed."""
-        return self.replayed_ns / self.measured_ns - 1 if self.measured_ns else 0.0
+        return _relative(self.replayed_ns, self.measured_ns)
 
     @property
     def max_error(self) -> float:
@@ -122,6 +129,8 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
     facts = graph.facts
     said = [*(graph.trace.metadata.get("notes", []) if graph.trace else []), *facts.notes]
+    if graph.trace is not None and _whole_microseconds(graph.trace):
+        said.append("Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.")
     unresolved = facts.event_waits["unresolved"]
     if unresolved:
         total = sum(facts.event_waits.values())
@@ -186,3 +195,8 @@ def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:
         kernels = (timeline.copy == 0) & (measured >= 0)
     off = np.abs(timeline.start_ns[kernels] - measured[kernels])
     return {"p50": round(float(np.percentile(off, 50))), "p95": round(float(np.percentile(off, 95)))}
+
+
+def _whole_microseconds(trace: Trace) -> bool:
+    starts = trace["start_ns"][:1000]
+    return bool(len(starts) and not (starts % 1000).any() and not (trace["duration_ns"][:1000] % 1000).any())

@@ -57,6 +57,8 @@ class Settled:
 
 def settle(graph: Graph) -> Settled:
     """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none."""
+    if not len(graph):
+        raise GraphError("there is nothing to simulate: the graph has no tasks")
     covered = [step for step in graph.steps if step.get("covered")]
     if not covered:
         reasons = sorted({step["why_not"] for step in graph.steps if step.get("why_not")})
@@ -73,28 +75,43 @@ def settle(graph: Graph) -> Settled:
     while True:
         timeline = simulate(graph, copies=copies, window=window)
         times = timeline.step_times()
-        repeated = {step for copy, step in times if copy}
-        passes = [
-            sum(ns for (c, step), ns in times.items() if c == copy and step in repeated)
-            for copy in range(copies)
-        ]
-        same = abs(passes[-1] - passes[-2]) <= SETTLED * passes[-2]
-        if same and _slowest_pass_ns(timeline) <= (1 + SETTLED) * passes[-1]:
-            first = next(c for c in range(copies) if abs(passes[c] - passes[-1]) <= SETTLED * passes[-1])
-            return Settled(timeline, times, first, settled=True)
-        copies *= 2
-        if copies > MOST_COPIES or copies * len(graph) > MOST_TASKS:
-            return Settled(timeline, times, copies // 2 - 1, settled=False)
+        passes = _passes(times, copies)
+        more = 2 * copies
+        lagging = abs(passes[-1] - passes[-2]) <= SETTLED * passes[-2]
+        if lagging:
+            slowest, ahead = _slowest_lane(timeline)
+            if slowest <= (1 + SETTLED) * passes[-1]:
+                first = next(c for c, ns in enumerate(passes) if abs(ns - passes[-1]) <= SETTLED * passes[-1])
+                return Settled(timeline, times, first, settled=True)
+            more = max(more, copies + ahead // (slowest - passes[-1]) + 2)
+        if more * len(graph) > MOST_TASKS or (more > MOST_COPIES and not lagging):
+            return Settled(timeline, times, copies - 1, settled=False)
+        copies = more
 
 
-def _slowest_pass_ns(timeline: Timeline) -> int:
-    """Return how long the slowest lane, background threads aside, takes for the last pass."""
+def _passes(times: dict[tuple[int, int], int], copies: int) -> list[int]:
+    """Return the time of each pass over the steps that are repeated, in ns."""
+    repeated = {step for copy, step in times if copy}
+    passes = [0] * copies
+    for (copy, step), ns in times.items():
+        if step in repeated:
+            passes[copy] += ns
+    return passes
+
+
+def _slowest_lane(timeline: Timeline) -> tuple[int, int]:
+    """Return how long the slowest lane takes for a pass, and how far ahead of the last completion it is.
+
+    Background threads do not count: nothing waits for them.
+    """
     lanes = timeline.graph.lanes
     last = int(timeline.copy.max())
     ends = np.zeros((last + 1, len(lanes)), np.int64)
     np.maximum.at(ends, (timeline.copy, timeline.plan.lane), timeline.end_ns)
     counts = (ends[last] > 0) & ~np.array([lane.background for lane in lanes], bool)
-    return int((ends[last] - ends[last - 1])[counts].max(initial=0))
+    taken = np.where(counts, ends[last] - ends[last - 1], 0)
+    slowest = int(np.argmax(taken))
+    return int(taken[slowest]), int(ends[last][counts].max() - ends[last][slowest])
 
 
 def repeatable(graph: Graph) -> tuple[int, int] | None:

@@ -97,6 +97,18 @@ def test_a_graph_launch_takes_one_place_in_the_queue():
     assert (times["launch a"], times["a2"], times["launch b"]) == (0, 24, 29)
 
 
+def test_work_inserted_into_a_graph_launch_does_not_hold_back_that_launch():
+    #  one call launches a and a2, x comes between them; a queue of one
+    graph = launched(("a", 20), ("b", 20), spacing=0)
+    graph.insert("a2", kind="kernel", lane="stream 7", duration_ns=5, after=[graph.select(name="^a$")])
+    graph.columns["launch"][graph.select(name="a2").ids] = graph.select(name="launch a").ids
+    graph.queue_depth[graph.lane_id("stream 7")] = 1
+    graph.insert("x", kind="kernel", lane="stream 7", duration_ns=3, after=[graph.select(name="^a$")])
+
+    times = starts(graph)
+    assert (times["launch a"], times["x"], times["a2"], times["launch b"]) == (0, 24, 24 + 3, 27 + 5)
+
+
 def waiting_streams() -> Graph:
     #  thread 1  |launch a 6|record 2|launch b 6|wait 2|launch c 6|
     #  stream 7     +4 |a 50                         |1|b 50

@@ -103,10 +103,11 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, free: np.ndarray, unblocked
     """
     columns = draft.graph.columns
     work = np.flatnonzero(columns["launch"] >= 0)
-    copies = work[(columns["kind"][work] == MEMCPY) & (draft.end_ns[work] <= draft.end_ns[columns["launch"][work]])]
-    stood = np.append(columns["launch"][copies], calls)  # copies that returned after their end waited for it
+    launching = columns["launch"][work]
+    copied = (columns["kind"][work] == MEMCPY) & (draft.end_ns[work] <= draft.end_ns[launching])
+    stood = np.append(launching[copied], calls)  # a copy whose call outlasts it was waited for
     sure = usual_costs(draft, np.setdiff1d(unblocked, stood))
-    usual = usual_costs(draft, np.setdiff1d(columns["launch"][work], stood))
+    usual = usual_costs(draft, np.setdiff1d(launching, stood))
     rest = np.maximum(draft.end_ns[calls] - free, 0)
     names = columns["name"][calls].tolist()
     own = [

@@ -235,6 +235,7 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     usual = usual_costs(draft, np.flatnonzero(others))
     launching = np.unique(columns["launch"][columns["launch"] >= 0])
     launching = launching[~draft.waited[launching] & others[launching]]
+    launching = launching[~draft.named(lambda name: "GraphLaunch" in name)[launching]]
     overall = int(np.median(columns["duration_ns"][launching])) if len(launching) else 0
     unknown = np.where(np.isin(calls, columns["launch"]), overall, SYNC_ENTRY_NS).tolist()
     names = columns["name"][calls].tolist()
