@@ -20,7 +20,7 @@ OTHER_WORK = 0.1  # of the tasks of a typical step: more or fewer is another kin
 UNUSUAL = 0.25  # steps further than this from the median (a stalled loader, a warm-up) are not typical
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison:
     """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
 
@@ -37,6 +37,12 @@ class Comparison:
     changed: int
     inserted: int
     removed: int
+
+    def __repr__(self) -> str:
+        return (
+            f"<Comparison {self.optimization}: replayed {self.replayed_ns / 1e6:,.3f} ms, "
+            f"predicted {self.predicted_ns / 1e6:,.3f} ms, {self.speedup:.2f}x>"
+        )
 
     @property
     def measured_ns(self) -> int:

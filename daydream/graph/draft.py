@@ -34,7 +34,7 @@ class Draft:
     task_of_row: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     thread_ids: list[tuple[int, int, int]] = field(default_factory=list)  # (rank, pid, tid) by CPU lane
     waited: np.ndarray = field(default_factory=lambda: np.empty(0, bool))  # by task: a wait was taken out
-    meetings: list[tuple[int, int]] = field(default_factory=list)  # (collective, its last arrival)
+    meetings: list[tuple[int, int]] = field(default_factory=list)  # (task, what a link holds it for)
     linked_threads: set[int] = field(default_factory=set)
     event_pairs: list[tuple[int, int]] = field(default_factory=list)  # (waiting task, the task it waits for)
 
@@ -60,10 +60,9 @@ class Draft:
 
     def threads(self, rows: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
         """Return a thread number per row, and the (rank, pid, tid) of each number."""
-        number, threads = distinct_rows(
-            [np.asarray(self.trace[name][rows]) for name in ("rank", "pid", "tid")]
-        )
-        return number, [(max(rank, 0), pid, tid) for rank, pid, tid in threads]
+        rank, pid, tid = (np.asarray(self.trace[name][rows]) for name in ("rank", "pid", "tid"))
+        number, threads = distinct_rows([np.maximum(rank, 0), pid, tid])
+        return number, [(r, p, t) for r, p, t in threads]
 
     def depth(self, rows: np.ndarray) -> np.ndarray:
         """Return how many host rows enclose each row."""

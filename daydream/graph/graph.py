@@ -273,6 +273,10 @@ class Graph:
 
         if kind not in KINDS:
             raise GraphError(f"unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
+        after, before = _listed(after), _listed(before)
+        for task in (*after, *before, *_listed(launch_after)):
+            if isinstance(task, Selection) and task.graph is not self:
+                raise GraphError("a task of another graph was given; select it from this one")
         causes, followers = _ids(after), _ids(before)
         for task in (*causes, *followers):
             self._check(task)
@@ -385,8 +389,14 @@ def _nanoseconds(value: float) -> int:
     return whole
 
 
+def _listed(tasks: Any) -> list[Any]:
+    if tasks is None:
+        return []
+    return [tasks] if isinstance(tasks, Selection | int | np.integer) else list(tasks)
+
+
 def _ids(tasks: Iterable[Any]) -> list[int]:
     ids: list[int] = []
-    for task in [tasks] if isinstance(tasks, Selection | int | np.integer) else tasks:
+    for task in _listed(tasks):
         ids.extend(task.ids.tolist() if isinstance(task, Selection) else [int(task)])
     return ids

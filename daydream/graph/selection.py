@@ -55,13 +55,20 @@ class Selection:
             raise AttributeError(str(error)) from None
 
     def __or__(self, other: Selection) -> Selection:
+        self._same_graph(other)
         return self._with(np.union1d(self.ids, other.ids), f"({self.words} or {other.words})")
 
     def __and__(self, other: Selection) -> Selection:
+        self._same_graph(other)
         return self._with(self.ids[np.isin(self.ids, other.ids)], f"{self.words}, {other.words}")
 
     def __sub__(self, other: Selection) -> Selection:
+        self._same_graph(other)
         return self._with(self.ids[~np.isin(self.ids, other.ids)], f"{self.words} without ({other.words})")
+
+    def _same_graph(self, other: Selection) -> None:
+        if other.graph is not self.graph:
+            raise GraphError("selections of two graphs have nothing in common; select from one of them")
 
     def _with(self, ids: np.ndarray, words: str) -> Selection:
         order = self.graph.columns["order"][ids]

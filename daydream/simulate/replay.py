@@ -38,7 +38,7 @@ class StepReplay:
         return _relative(self.replayed_ns, self.measured_ns)
 
 
-@dataclass
+@dataclass(repr=False)
 class Replay:
     """How well the untouched graph reproduces the recording; `error` is relative, of the median step."""
 
@@ -47,6 +47,12 @@ class Replay:
     steps: list[StepReplay]
     start_error_ns: dict[str, int]
     notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Replay of {len(self.steps)} steps: measured {self.measured_ns / 1e6:,.3f} ms, "
+            f"replayed {self.replayed_ns / 1e6:,.3f} ms ({self.error:+.2%})>"
+        )
 
     @property
     def timeline(self) -> Timeline:

@@ -64,7 +64,7 @@ def meet(draft: Draft) -> None:
     hubs = np.broadcast_to(meetings, matched.shape).reshape(-1)
     graph.link(arrivals, hubs, cause=Cause.COMMUNICATION)
     graph.link(hubs, members, cause=Cause.COMMUNICATION)
-    draft.meetings = list(zip(members.tolist(), hubs.tolist(), strict=True))
+    draft.meetings += zip(members.tolist(), hubs.tolist(), strict=True)
 
 
 def _match(draft: Draft) -> np.ndarray | None:

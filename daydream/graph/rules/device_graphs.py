@@ -138,5 +138,7 @@ def _link_streams(draft: Draft, nodes: np.ndarray) -> None:
             if len(others):
                 source = int(others[np.argmax(ends[others])])
                 if start - ends[source] <= NEAR_NS:
-                    draft.graph.link([int(nodes[source])], [node], cause=Cause.GRAPH)
+                    latency = max(start - int(ends[source]), 0)
+                    draft.graph.link([int(nodes[source])], [node], latency_ns=latency, cause=Cause.GRAPH)
+                    draft.meetings.append((node, int(nodes[source])))
         free[lane] = int(ends[place])
