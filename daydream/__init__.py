@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from daydream.api import load, replay, whatif
+    from daydream.collect import collect
     from daydream.comparison import Comparison
     from daydream.errors import (
         DaydreamError,
@@ -49,6 +50,7 @@ _HOMES = {
     "TraceError": "daydream.errors",
     "UnknownOptimizationError": "daydream.errors",
     "build": "daydream.graph.build",
+    "collect": "daydream.collect",
     "load": "daydream.api",
     "replay": "daydream.api",
     "simulate": "daydream.simulate",
@@ -69,6 +71,7 @@ __all__ = [
     "TraceError",
     "UnknownOptimizationError",
     "build",
+    "collect",
     "load",
     "replay",
     "simulate",

@@ -18,6 +18,7 @@ import click
 from daydream import __version__
 
 COMMANDS = {  # name -> the module that holds the command, a click command called `command`
+    "collect": "daydream.cli.collect",
     "import": "daydream.cli.import_",
     "info": "daydream.cli.info",
     "replay": "daydream.cli.replay",

@@ -11,16 +11,23 @@ from daydream.collect.layers import find_layers, link_forward
 from daydream.collect.nesting import link_launches, nearest, nest
 from daydream.collect.phases import find_phases
 from daydream.collect.recording import Recording, narrow
-from daydream.collect.steps import assign_steps, find_steps, finish_ranges, measure_steps
+from daydream.collect.steps import Ranges, assign_steps, find_steps, finish_ranges, measure_steps
 from daydream.trace import DEVICE_KINDS, FIELDS, PHASES, UNKNOWN, Trace
 from daydream.wording import counted
 
 
-def derive(recording: Recording, step_marker: str | None = None, steps: str | None = None) -> Trace:
+def derive(
+    recording: Recording,
+    step_marker: str | None = None,
+    steps: str | None = None,
+    *,
+    ranges: tuple[Ranges, str] | None = None,
+) -> Trace:
     """Return the trace of one process: its rows with parent, op, layer, phase and step.
 
     `metadata["steps"]` holds the steps with their measured times, `step_source` where they
-    come from. The recording's columns become the trace's. Raises `TraceError` if
+    come from. `ranges` gives the steps and their source where these are known already.
+    The recording's columns become the trace's. Raises `TraceError` if
     `step_marker` matches nothing.
     """
     _put_in_order(recording)
@@ -39,9 +46,9 @@ def derive(recording: Recording, step_marker: str | None = None, steps: str | No
     fill_types(recording, op_row, device)
     fill_grids(recording, launch)
 
-    ranges, recording.metadata["step_source"] = find_steps(recording, step_marker, steps)
-    step, ranges = assign_steps(recording, ranges, launch)
-    recording.metadata["steps"] = measure_steps(recording, ranges, step, launch)
+    found, recording.metadata["step_source"] = ranges or find_steps(recording, step_marker, steps)
+    step, found = assign_steps(recording, found, launch)
+    recording.metadata["steps"] = measure_steps(recording, found, step, launch)
 
     forward_of = link_forward(recording)
     phase = find_phases(recording, nesting.parent, step, forward_of)

@@ -66,7 +66,7 @@ def find_phases(
     # A range named backward often holds the loss as well: what comes before the first node stays forward.
     in_range = unsaid & (said == BACKWARD)
     phase[in_range & ((phase != FORWARD) | ~(strong == BACKWARD).any())] = BACKWARD
-    _free_closures(recording, phase, holder, strong)
+    _free_closures(recording, phase, holder, strong, forward_of, parent)
 
     loss = operator & (phase == FORWARD) & recording.named(LOSS_OPERATOR)
     phase[recording.named(STEP_MARKER)] = UNKNOWN
@@ -173,10 +173,18 @@ def _fill_portion(
     phase[rows] = result
 
 
-def _free_closures(recording: Recording, phase: np.ndarray, holder: np.ndarray, strong: np.ndarray) -> None:
+def _free_closures(
+    recording: Recording,
+    phase: np.ndarray,
+    holder: np.ndarray,
+    strong: np.ndarray,
+    forward_of: np.ndarray,
+    parent: np.ndarray,
+) -> None:
     """An optimizer that calls a closure runs forward and backward inside its own range.
 
-    Only what follows the last autograd node of the range is the optimizer's work.
+    What comes before a closure's first autograd node is forward, from the first forward
+    operator on; between two nodes is backward; the rest is the optimizer's own work.
     """
     start = recording["start_ns"]
     end = start + recording["duration_ns"]
@@ -185,12 +193,36 @@ def _free_closures(recording: Recording, phase: np.ndarray, holder: np.ndarray, 
     if not len(nodes):
         return
     nodes = nodes[np.argsort(start[nodes], kind="stable")]
+    forward = _outermost_operators(recording, forward_of[forward_of >= 0], parent, strong)
+    anchors = np.concatenate([nodes, forward])
+    is_node = np.arange(len(anchors)) < len(nodes)
+    order = np.lexsort((is_node, start[anchors]))
+    anchors, is_node = anchors[order], is_node[order]
     for row in np.flatnonzero(strong == OPTIMIZER).tolist():
         first, last = np.searchsorted(start[nodes], [start[row], end[row]])
         if first == last:
             continue
         inside = np.arange(*np.searchsorted(start, [start[row], end[row]]))
         inside = inside[(holder[inside] == row) & (threads[inside] == threads[row]) & (inside != row)]
-        begin, stop = start[nodes[first]], end[nodes[first:last]].max()
-        phase[inside[start[inside] < begin]] = FORWARD
-        phase[inside[(start[inside] >= begin) & (start[inside] < stop)]] = BACKWARD
+        begin, stop = np.searchsorted(start[anchors], [start[row], end[row]])
+        here, node_here = start[anchors[begin:stop]], is_node[begin:stop]
+        slot = np.searchsorted(here, start[inside], side="right")
+        after_node = (slot > 0) & node_here[np.maximum(slot - 1, 0)]
+        before_node = (slot < len(here)) & node_here[np.minimum(slot, len(here) - 1)]
+        own = after_node & ~before_node
+        phase[inside[~own & after_node]] = BACKWARD
+        phase[inside[~own & ~after_node]] = FORWARD
+        running = end[anchors[begin:stop]][np.maximum(slot - 1, 0)] > start[inside]
+        phase[inside[own & running]] = BACKWARD
+
+
+def _outermost_operators(
+    recording: Recording, rows: np.ndarray, parent: np.ndarray, strong: np.ndarray
+) -> np.ndarray:
+    """Return the outermost operators around some rows, each once; nothing that a phase's own range holds."""
+    operator = np.append(recording.is_kind("operator") & (strong < 0), False)
+    rows = np.unique(rows)
+    rows = rows[operator[rows]]
+    while (up := operator[parent[rows]]).any():
+        rows = np.unique(np.where(up, parent[rows], rows))
+    return rows

@@ -111,7 +111,7 @@ def _slowest_lane(timeline: Timeline) -> tuple[int, int]:
     counts = (ends[last] > 0) & ~np.array([lane.background for lane in lanes], bool)
     taken = np.where(counts, ends[last] - ends[last - 1], 0)
     slowest = int(np.argmax(taken))
-    return int(taken[slowest]), int(ends[last][counts].max() - ends[last][slowest])
+    return int(taken[slowest]), int(ends[last][counts].max(initial=0) - ends[last][slowest])
 
 
 def repeatable(graph: Graph) -> tuple[int, int] | None:

@@ -224,7 +224,7 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
         graph.syncs.add(
             task=calls[free], lane=lanes[free], point=np.where(point >= 0, point, calls)[free], latency_ns=0
         )
-    unblocked = calls[free]
+    unblocked = calls[free & (done > 0)]  # with no work before it in the window, nothing is known
     calls, lanes, done, point = calls[blocked], lanes[blocked], done[blocked], point[blocked]
     if not len(calls):
         return

@@ -1,0 +1,143 @@
+"""`daydream collect`: an unmodified training script in, a trace out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from daydream.cli.source import force_option, json_option
+
+if TYPE_CHECKING:
+    from daydream.collect.runner import Collected
+
+FAILED = 1
+
+
+def _collect(
+    target: str,
+    args: tuple[str, ...],
+    output: str | None,
+    steps: int,
+    warmup: int,
+    stop_after: bool,
+    nproc_per_node: int | None,
+    module: bool,
+    force: bool,
+    as_json: bool,
+) -> int:
+    r"""Run a training script as it is, and record a few of its steps.
+
+    \b
+    daydream collect train.py --epochs 1
+    daydream collect -o run.parquet -m package.train --epochs 1
+    daydream collect --nproc-per-node 2 train.py
+
+    Options of `collect` stand before the script, everything behind it is the script's
+    own. The first steps are skipped, the next ones timed without a profiler, then a few
+    are captured, and the script goes on untouched. Its exit code is passed on.
+    """
+    from daydream.cli.failures import message
+    from daydream.cli.output import check, quoted
+    from daydream.collect.runner import Recording, collect, command_line
+
+    _check_target(target, module=module)
+    path = _output(target, output, module=module)
+    check(path, force=force, sources=[])
+    done = collect(
+        command_line(target, args, module=module, nproc_per_node=nproc_per_node),
+        path,
+        Recording(steps=steps, warmup=warmup, stop_after=stop_after),
+        force=force,
+        say=lambda text: click.echo(f"daydream: {text}", err=True),
+        own_stdout=as_json,
+    )
+    for problem in done.problems:
+        click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
+    if as_json:
+        _print_json(done)
+    if done.path is None:
+        return done.exit_code or FAILED
+    if as_json:
+        return done.exit_code
+    click.echo(f"wrote {done.path} ({done.path.stat().st_size:,} bytes)", err=True)
+    click.echo(f"next: daydream info {quoted(done.path)}", err=True)
+    return done.exit_code
+
+
+def _check_target(target: str, *, module: bool) -> None:
+    if module or Path(target).exists():
+        return
+    hint = ""
+    if Path(target).name.startswith(("python", "torchrun")):
+        hint = " Name the training script alone; --nproc-per-node starts several processes."
+    raise click.BadParameter(
+        f"{target!r} is no file.{hint}", click.get_current_context(), param_hint="SCRIPT"
+    )
+
+
+def _output(target: str, output: str | None, *, module: bool) -> Path:
+    """Return where to write: `train.py` and `-m package.train` give `train.parquet`."""
+    stem = target.rpartition(".")[2] if module else Path(target).resolve().stem
+    name = f"{stem}.parquet"
+    path = Path(output or name)
+    return path / name if path.is_dir() else path
+
+
+def _print_json(done: Collected) -> None:
+    from daydream.cli.results import print_json
+
+    found: dict[str, object] = {}
+    if done.path is not None:
+        from daydream.trace import Trace
+
+        trace = Trace.load(done.path)
+        steps = trace.metadata.get("steps", [])
+        found = {
+            "rows": len(trace),
+            "ranks": sorted({step.get("rank", 0) for step in steps}),
+            "steps": len(steps),
+            "covered": sum(bool(step.get("covered")) for step in steps),
+            "bytes": done.path.stat().st_size,
+            "notes": trace.metadata.get("notes", []),
+        }
+    print_json({
+        "trace": None if done.path is None else str(done.path),
+        "exit_code": done.exit_code,
+        "problems": done.problems,
+        **found,
+    })  # fmt: skip
+
+
+command = click.Command(
+    "collect",
+    callback=_collect,
+    help=_collect.__doc__,
+    short_help="Record a few steps of a training script, unmodified.",
+    context_settings={"allow_interspersed_args": False},
+    params=[
+        click.Option(
+            ["-o", "--output"],
+            metavar="FILE",
+            help="Where to write; the script's name with .parquet in the current folder if not given.",
+        ),
+        click.Option(
+            ["--steps"], type=click.IntRange(min=1), default=3, help="Steps to capture; 3 by default."
+        ),
+        click.Option(
+            ["--warmup"], type=click.IntRange(min=0), default=5, help="Steps to skip first; 5 by default."
+        ),
+        click.Option(["--stop-after"], is_flag=True, help="End the script when the steps are captured."),
+        click.Option(
+            ["--nproc-per-node"],
+            type=click.IntRange(min=1),
+            help="Start so many processes with torch.distributed.run; one trace holds every rank.",
+        ),
+        click.Option(["-m", "module"], is_flag=True, help="Run a module, as `python -m` does."),
+        force_option(),
+        json_option(),
+        click.Argument(["target"], metavar="[-m MODULE | SCRIPT]"),
+        click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS...]"),
+    ],
+)

@@ -1,0 +1,60 @@
+"""The loss, and other work outside all modules, among the layers of a recorded script."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream.collect.layer_hooks import LOSS
+from daydream.collect.layers import link_forward
+from daydream.collect.nesting import nearest, nest
+from daydream.collect.phases import NODE_RANGE, OLD_NODE, REDUCER_RANGE, ZERO_GRAD_RANGE
+from daydream.collect.recording import Recording
+from daydream.trace import PHASES, Trace
+
+TOP = "<top>"
+
+
+def label_outside(recording: Recording) -> None:
+    """Give operators outside all modules a layer, where backward work comes of them.
+
+    After the last module's call and before the backward pass it is `loss`; elsewhere
+    (a parameter that the script itself multiplies with) `<top>`. Without module rows
+    nothing is said.
+    """
+    module = recording.is_kind("module")
+    if not module.any():
+        return
+    nesting = nest(recording)
+    host = recording.is_kind("operator", "annotation")
+    operator = recording.is_kind("operator")
+    node = operator & (recording.named(NODE_RANGE) | recording.named(OLD_NODE))
+    closed = node | (host & (recording.named(REDUCER_RANGE) | recording.named(ZERO_GRAD_RANGE)))
+    outside = np.flatnonzero(operator & (nesting.module < 0) & (nearest(closed, nesting.parent) < 0))
+
+    start = recording["start_ns"]
+    is_loss = recording["layer"] == _code(recording, LOSS)
+    turning = np.flatnonzero((module & ~is_loss) | node)
+    turning = turning[np.argsort(start[turning], kind="stable")]
+    slot = np.searchsorted(start[turning], start[outside])
+    after_module = (slot > 0) & module[turning[np.maximum(slot - 1, 0)]]
+    before_backward = (slot < len(turning)) & node[turning[np.minimum(slot, len(turning) - 1)]]
+    in_loss = after_module & before_backward
+    forward_of = link_forward(recording)
+    has_backward = np.zeros(len(recording), bool)
+    has_backward[forward_of[forward_of >= 0]] = True
+    for rows, layer in ((outside[in_loss], LOSS), (outside[~in_loss & has_backward[outside]], TOP)):
+        if len(rows):
+            recording.set_texts("layer", rows, [layer] * len(rows))
+
+
+def set_loss_phase(trace: Trace) -> None:
+    """Make the forward work of the layer `loss` the phase loss, on the device too."""
+    if "layer" not in trace.columns or "phase" not in trace.columns:
+        return
+    rows = (trace["layer"] == trace.code("layer", LOSS)) & (trace["phase"] == PHASES.index("forward"))
+    trace.columns["phase"][rows] = PHASES.index("loss")
+
+
+def _code(recording: Recording, layer: str) -> int:
+    texts = recording.text("layer")
+    return texts.index(layer) if layer in texts else -2

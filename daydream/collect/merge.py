@@ -1,0 +1,65 @@
+"""One trace of the traces that the processes of a run left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from daydream.trace import Trace
+from daydream.wording import counted
+
+
+def merge(
+    traces: Mapping[int, Path], ended: Mapping[int, Mapping[str, Any]], root: int
+) -> tuple[Trace | Path, list[str]]:
+    """Return the trace of a run, and sentences about what is missing from it.
+
+    `traces` are files by process id, `ended` what the processes said in the end, `root` the
+    process that was started. Ranks of one job become one trace. Processes that trained
+    without knowing of each other do not: of them one is kept, the root's if it has one.
+    A single file is returned as it is.
+    """
+    world = max((int(each["world"]) for each in ended.values() if each.get("world")), default=1)
+    if len(traces) == 1:
+        (path,) = traces.values()
+        return path, _missing(world, 1)
+    loaded = {pid: Trace.load(path) for pid, path in sorted(traces.items())}
+    for pid, trace in loaded.items():
+        rank = ended.get(pid, {}).get("rank")
+        if rank is not None:
+            trace.metadata["rank"] = rank
+    ranks = [trace.metadata.get("rank") for trace in loaded.values()]
+    if world == 1 or None in ranks or len(set(ranks)) < len(ranks):
+        kept = root if root in traces else min(traces)
+        return traces[kept], [
+            f"{len(traces)} processes trained independently of each other; the trace is that of {kept}."
+        ]
+    return _joined(list(loaded.values())), _missing(world, len(traces))
+
+
+def _missing(world: int, found: int) -> list[str]:
+    if found >= world:
+        return []
+    return [f"The job has {counted(world, 'rank')}; {found} of them ran here and left a trace."]
+
+
+def _joined(traces: list[Trace]) -> Trace:
+    """Return one trace on one clock: that of the rank whose origin is the earliest."""
+    import numpy as np
+
+    from daydream.collect.importers import join_ranks
+
+    origin = min(int(trace.metadata.get("origin_ns", 0)) for trace in traces)
+    for trace in traces:
+        shift = int(trace.metadata.get("origin_ns", 0)) - origin
+        rank = int(trace.metadata["rank"])
+        trace.columns["rank"] = np.full(len(trace), rank, np.int32)
+        trace.columns["start_ns"] = trace.columns["start_ns"] + shift
+        trace.metadata["origin_ns"] = origin
+        for step in trace.metadata["steps"]:
+            step["rank"] = rank
+            for edge in ("start_ns", "end_ns"):
+                if step.get(edge) is not None:
+                    step[edge] += shift
+    return join_ranks(traces)

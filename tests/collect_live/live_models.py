@@ -1,0 +1,199 @@
+"""Small models of every shape that layers must be told apart in, each with a function of its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="recording needs torch")
+
+import torch.nn.functional as F  # noqa: E402, N812 - everyone's name for it
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+Setup = tuple[nn.Module, Callable[[], Any]]
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(F.relu(self.first(x)))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+
+    def forward(self, x: Any) -> Any:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(x + self.bn2(self.conv2(y)))
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.Sequential(Residual(8), Residual(8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Any) -> Any:
+        batch, time, width = x.shape
+        q, k, v = (
+            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).split(width, 2)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(y.transpose(1, 2).reshape(batch, time, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.attn(self.ln1(x))
+        return x + self.down(F.gelu(self.up(self.ln2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, checkpointing: str | None = None, layers: int = 2, width: int = 32) -> None:
+        super().__init__()
+        self.checkpointing = checkpointing
+        self.wte, self.wpe = nn.Embedding(64, width), nn.Embedding(16, width)
+        self.h = nn.ModuleList(Block(width, 2) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 64, bias=False)
+        self.head.weight = self.wte.weight
+        for parameter in self.parameters():  # saturated softmaxes make denormal gradients, and those are slow
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for block in self.h:
+            if self.checkpointing:
+                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
+            else:
+                x = block(x)
+        return self.head(self.ln_f(x))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.encoder(x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.lstm = nn.LSTM(16, 16, 2, batch_first=True)
+        self.out = nn.Linear(16, 32)
+
+    def forward(self, tokens: Any) -> Any:
+        return self.out(self.lstm(self.embed(tokens))[0])
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class Odd(nn.Module):
+    """A custom function, a module called twice, a bare parameter, a module in a list, an inner exception."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(16, 16)
+        self.scale = nn.Parameter(torch.ones(16))
+        self.module = nn.Linear(16, 4)  # the name that wrappers use
+        self.hidden = [nn.Tanh()]
+        self.failing = Failing()
+
+    def forward(self, x: Any) -> Any:
+        x = self.twice(self.hidden[0](self.twice(x)))
+        try:
+            self.failing(x)
+        except ValueError:
+            x = x + 1
+        return self.module(Square.apply(x) * self.scale)
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Raising()
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x.detach())
+
+
+class Raising(nn.Module):
+    def forward(self, x: Any) -> Any:
+        raise ValueError(x.shape)
+
+
+def _classes(model: nn.Module, *shape: int) -> Setup:
+    def loss() -> Any:
+        return F.cross_entropy(model(torch.randn(shape)), torch.randint(0, 4, (shape[0],)))
+
+    return model, loss
+
+
+def _tokens(model: nn.Module, vocabulary: int) -> Setup:
+    def loss() -> Any:
+        tokens = torch.randint(0, vocabulary, (2, 9))
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    return model, loss
+
+
+def _squares(model: nn.Module, *shape: int) -> Setup:
+    return model, lambda: (model(torch.randn(shape)) - 1.0).pow(2).mean()
+
+
+MODELS: dict[str, Callable[[], Setup]] = {
+    "mlp": lambda: _classes(MLP(), 8, 16),
+    "resnet": lambda: _classes(ResNet(), 2, 3, 8, 8),
+    "encoder": lambda: _squares(Encoder(), 2, 5, 16),
+    "gpt": lambda: _tokens(GPT(), 64),
+    "gpt reentrant": lambda: _tokens(GPT("reentrant"), 64),
+    "gpt non-reentrant": lambda: _tokens(GPT("non-reentrant"), 64),
+    "lstm": lambda: _tokens(Recurrent(), 32),
+    "odd": lambda: _squares(Odd(), 8, 16),
+}

@@ -1,0 +1,73 @@
+"""Record a few steps of a small model in this process."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_models import MODELS
+
+from daydream.collect.session import Session
+from daydream.trace import Trace
+
+torch = pytest.importorskip("torch", reason="recording needs torch")
+
+
+def record(loop: Callable[[], Any], folder: Path, *, iterations: int = 40, **options: Any) -> Trace:
+    """Return the trace of a loop's body, called until the recording is over."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    session = Session(folder / "trace.parquet", **{"warmup": 2, "steps": 3, "unprofiled": 0, **options})
+    session.install()
+    try:
+        for _ in range(iterations):
+            loop()
+            if session.done:
+                break
+        session.finish("the loop ended")
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+    assert session.trace is not None
+    return session.trace
+
+
+def train(model: Any, loss: Callable[[], Any], **settings: Any) -> Callable[[], None]:
+    """Return a plain iteration."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False, **settings)
+
+    def iteration() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return iteration
+
+
+@cache
+def recorded(name: str) -> tuple[Any, Trace, list[str]]:
+    """Return a model, its trace, and the parameters whose gradients a step accumulated, in order.
+
+    The order comes from hooks that torch runs inside AccumulateGrad: the truth to hold owners against.
+    """
+    torch.manual_seed(0)
+    model, loss = MODELS[name]()
+    order: list[str] = []
+    for path, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, path=path: order.append(path))
+    iteration = train(model, loss)
+
+    def loop() -> None:
+        order.clear()
+        iteration()
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of modules that are not ours
+        trace = record(loop, Path(folder))
+    return model, trace, order

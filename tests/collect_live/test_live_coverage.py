@@ -1,0 +1,151 @@
+"""Layers and phases of recorded models: no operator of forward or backward work is left without."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="recording needs torch")
+
+from live_models import MODELS  # noqa: E402
+from live_recording import recorded  # noqa: E402
+
+import daydream  # noqa: E402
+from daydream.trace import Trace  # noqa: E402
+
+each_model = pytest.mark.parametrize("name", list(MODELS))
+STEP = 2
+
+
+def texts(trace: Trace, column: str, rows: np.ndarray) -> list[str | None]:
+    return trace.values(column, np.flatnonzero(rows))
+
+
+def in_phase(trace: Trace, *phases: str) -> np.ndarray:
+    return np.isin(trace["phase"], [trace.code("phase", phase) for phase in phases])
+
+
+@each_model
+def test_every_forward_operator_in_a_module_has_its_path(name: str) -> None:
+    model, trace, _ = recorded(name)
+    start = trace["start_ns"].astype(np.int64)
+    end = start + trace["duration_ns"]
+    modules = np.flatnonzero(trace.is_kind("module"))
+    forward = np.flatnonzero(trace.is_kind("operator") & in_phase(trace, "forward", "loss"))
+
+    checked = 0
+    for row in forward.tolist():
+        around = modules[(start[modules] <= start[row]) & (end[row] <= end[modules])]
+        if len(around):
+            innermost = around[np.argmin(end[around] - start[around])]
+            assert trace.values("layer", [row]) == trace.values("name", [innermost])
+            checked += 1
+    assert checked > 0
+    known = {path or type(model).__name__ for path, _ in model.named_modules()}
+    assert {*texts(trace, "layer", trace.is_kind("module"))} <= known
+
+
+@each_model
+def test_every_backward_operator_has_a_layer(name: str) -> None:
+    model, trace, _ = recorded(name)
+    found = texts(trace, "layer", trace.is_kind("operator") & in_phase(trace, "backward"))
+
+    assert len(found) > 0
+    assert None not in found
+    assert {*found} <= {path or type(model).__name__ for path, _ in model.named_modules()} | {"loss"}
+    assert sum(layer != "loss" for layer in found) / len(found) > 0.8
+
+
+@each_model
+def test_a_gradient_is_accumulated_for_its_parameters_owner(name: str) -> None:
+    _, trace, order = recorded(name)
+    owner = {each["name"]: each["layer"] for each in trace.metadata["parameters"]}
+    shapes = {json.dumps([each["shape"]], separators=(",", ":")) for each in trace.metadata["parameters"]}
+    rows = (trace["name"] == trace.code("name", "torch::autograd::AccumulateGrad")) & (trace["step"] == STEP)
+    # Reentrant checkpointing accumulates the gradient of a block's input too, which is no parameter.
+    rows &= np.isin(trace["shapes"], [trace.code("shapes", shape) for shape in shapes])
+
+    # The encoder's attention calls a functional with its projection's weights: the projection itself
+    # is never called, so the attention is the layer.
+    wanted = [owner[parameter].removesuffix(".out_proj") for parameter in order]
+    assert texts(trace, "layer", rows) == wanted
+
+
+@each_model
+def test_the_layers_times_add_up(name: str) -> None:
+    _, trace, _ = recorded(name)
+    rows = trace.is_kind("operator", "annotation")
+    duration = np.where(rows, trace["duration_ns"], 0).astype(np.int64)
+    parent = np.asarray(trace["parent"])
+    own = duration.copy()
+    inner = rows & (parent >= 0)
+    np.subtract.at(own, parent[inner], duration[inner])
+    layers = np.asarray(trace["layer"])
+
+    assert (own >= 0).all()
+    by_layer = [int(own[layers == code].sum()) for code in range(-1, len(trace.text("layer")))]
+    assert sum(by_layer) == int(duration[rows & (parent < 0)].sum())
+
+
+@each_model
+def test_replay_of_a_recorded_trace(name: str) -> None:
+    _, trace, _ = recorded(name)
+
+    assert [step["covered"] for step in trace.metadata["steps"]] == [False, True, True, True]
+    assert daydream.replay(trace).max_error <= 0.01
+
+
+@each_model
+def test_every_phase_of_a_step_is_there(name: str) -> None:
+    _, trace, _ = recorded(name)
+    operators = trace.is_kind("operator") & (trace["step"] == STEP)
+
+    assert {"forward", "loss", "backward", "optimizer"} <= {*texts(trace, "phase", operators)}
+    assert None not in texts(trace, "phase", operators)
+    in_optimizer = operators & in_phase(trace, "optimizer")
+    assert {*texts(trace, "layer", in_optimizer)} == {None}
+
+
+@pytest.mark.parametrize("name", ["gpt reentrant", "gpt non-reentrant"])
+def test_recomputed_operators_are_backward_work_of_their_module(name: str) -> None:
+    _, trace, _ = recorded(name)
+    _, plain, _ = recorded("gpt")
+
+    def times_run(one: Trace, phase: str) -> int:
+        rows = one.is_kind("operator") & in_phase(one, phase) & (one["step"] == STEP)
+        rows &= one["name"] == one.code("name", "aten::gelu")
+        return texts(one, "layer", rows).count("h.1")
+
+    assert times_run(plain, "forward") == times_run(trace, "forward") == 1
+    assert times_run(plain, "backward") == 0
+    assert times_run(trace, "backward") == 1
+
+
+def test_the_rows_hold_shapes_types_and_no_range_of_ours() -> None:
+    _, trace, _ = recorded("mlp")
+
+    linear = trace["name"] == trace.code("name", "aten::linear")
+    assert {*texts(trace, "shapes", linear)} == {"[[8,16],[32,16],[32]]", "[[8,32],[4,32],[4]]"}
+    assert {*texts(trace, "dtype", linear)} == {"float32"}
+    assert [name for name in trace.text("name") if "daydream" in name] == []
+
+
+def test_parameters_and_the_optimizer_are_described() -> None:
+    model, trace, _ = recorded("gpt")
+    described = {each["name"]: each for each in trace.metadata["parameters"]}
+
+    assert list(described) == [name for name, _ in model.named_parameters()]
+    assert described["h.0.attn.qkv.weight"] == {
+        "name": "h.0.attn.qkv.weight", "layer": "h.0.attn.qkv", "shape": [96, 32], "dtype": "float32",
+        "device": "cpu", "requires_grad": True, "gradient_bytes": 4 * 96 * 32,
+    }  # fmt: skip
+    (optimizer,) = trace.metadata["optimizers"]
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    assert optimizer["name"] == "Adam"
+    assert optimizer["groups"][0]["settings"]["foreach"] is False
+    assert optimizer["groups"][0]["elements"] == elements
+    assert optimizer["state_bytes"] == 8 * elements + 4 * len(described)
+    assert trace.metadata["vendor"] == "cpu"
+    assert trace.metadata["versions"]["torch"] == torch.__version__

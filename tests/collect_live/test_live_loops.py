@@ -1,0 +1,381 @@
+"""Loops of every shape: what a step is, and what happens where there is none."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="recording needs torch")
+
+import torch.nn.functional as F  # noqa: E402, N812 - everyone's name for it
+from live_models import GPT, MLP, MODELS  # noqa: E402
+from live_recording import record, train  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.optim.optimizer import _global_optimizer_post_hooks  # noqa: E402
+
+import daydream  # noqa: E402
+from daydream.collect.session import Session  # noqa: E402
+from daydream.errors import DaydreamError, OutputError  # noqa: E402
+from daydream.trace import Trace  # noqa: E402
+
+REDUCER_COPY = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+
+
+def per_step(trace: Trace, name: str) -> list[int]:
+    """Return how often an operator runs in each step."""
+    rows = (trace["name"] == trace.code("name", name)) & (trace["step"] >= 0)
+    return np.bincount(trace["step"][rows], minlength=len(trace.metadata["steps"])).tolist()
+
+
+def covered(trace: Trace) -> list[bool]:
+    return [step["covered"] for step in trace.metadata["steps"]]
+
+
+def hooks_left() -> list[Any]:
+    module = nn.modules.module
+    return [
+        *module._global_forward_hooks, *module._global_forward_pre_hooks,
+        *module._global_forward_hooks_always_called, *_global_optimizer_post_hooks,
+    ]  # fmt: skip
+
+
+def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
+    model, loss = MODELS["mlp"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = 0
+
+    def loop() -> None:
+        nonlocal count
+        count += 1
+        (loss() / 4).backward()
+        if count % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trace = record(loop, tmp_path, iterations=60)
+
+    assert per_step(trace, "aten::linear") == [8, 8, 8, 8]
+    assert trace.metadata["step_source"] == "steps of the optimizer SGD"
+    assert daydream.replay(trace).max_error <= 0.01
+
+
+def test_of_several_optimizers_the_rarest_makes_the_step(tmp_path: Path) -> None:
+    class Generator(MLP):
+        pass
+
+    class Discriminator(MLP):
+        pass
+
+    generator, discriminator = Generator(), Discriminator()
+    judge = nn.Linear(4, 16)
+    often = torch.optim.SGD([*discriminator.parameters(), *judge.parameters()], lr=0.1)
+    rarely = torch.optim.Adam(generator.parameters())
+    count = 0
+
+    def loop() -> None:
+        nonlocal count
+        count += 1
+        often.zero_grad()
+        F.relu(discriminator(torch.randn(8, 16))).mean().backward()
+        often.step()
+        if count % 3 == 0:
+            rarely.zero_grad()
+            discriminator(judge(generator(torch.randn(8, 16)))).mean().backward()
+            rarely.step()
+
+    trace = record(loop, tmp_path, iterations=60)
+
+    assert per_step(trace, "aten::linear") == [3 * 2 + 5] * 4
+    assert trace.metadata["step_source"] == "steps of the optimizer Adam"
+    layers = {*trace.text("layer")}
+    assert {"Generator.first", "Discriminator.first", "Linear"} <= layers
+    names = [each["name"] for each in trace.metadata["parameters"]]
+    assert len(names) == len({*names})
+
+
+def test_a_skipped_update_is_no_ordinary_step(tmp_path: Path) -> None:
+    model, loss = MODELS["mlp"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = 0
+
+    def loop() -> None:
+        nonlocal count
+        count += 1
+        optimizer.zero_grad()
+        loss().backward()
+        if count != 5:
+            optimizer.step()
+
+    trace = record(loop, tmp_path, steps=4)
+
+    assert per_step(trace, "aten::linear") == [2, 2, 4, 2, 2]
+    assert covered(trace) == [False, True, False, True, True]
+    assert "differ" in trace.metadata["steps"][2]["why_not"]
+
+
+@pytest.mark.parametrize("kind", ["LBFGS", "Adam"])
+def test_a_closure_runs_forward_and_backward_inside_the_optimizer(tmp_path: Path, kind: str) -> None:
+    model, loss = MODELS["mlp"]()
+    settings = {"max_iter": 2} if kind == "LBFGS" else {}
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **settings)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        found = loss()
+        found.backward()
+        return found
+
+    trace = record(lambda: optimizer.step(closure), tmp_path)
+
+    assert len(covered(trace)) == 4
+    linear = (trace["name"] == trace.code("name", "aten::linear")) & (trace["step"] > 0)
+    assert {*trace.values("layer", np.flatnonzero(linear))} == {"first", "second"}
+    assert {*trace.values("phase", np.flatnonzero(linear))} == {"forward"}
+    nodes = trace.is_kind("operator") & (trace["phase"] == trace.code("phase", "backward"))
+    updates = trace.is_kind("operator") & (trace["phase"] == trace.code("phase", "optimizer"))
+    assert updates.any()
+    assert not ((trace["sequence"] >= 0) & (trace["forward_thread"] > 0) & updates).any()
+    assert nodes.any()
+    assert None not in trace.values("layer", np.flatnonzero(nodes & (trace["step"] == 2)))
+
+
+def test_without_an_optimizer_backward_passes_make_the_steps(tmp_path: Path) -> None:
+    model, loss = MODELS["mlp"]()
+
+    def loop() -> None:
+        loss().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+
+    trace = record(loop, tmp_path)
+
+    assert per_step(trace, "aten::linear") == [2, 2, 2, 2]
+    assert "backward" in trace.metadata["step_source"]
+
+
+def test_an_optimizer_that_steps_late_is_waited_for(tmp_path: Path) -> None:
+    model, loss = MODELS["mlp"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = 0
+
+    def loop() -> None:
+        nonlocal count
+        count += 1
+        loss().backward()
+        if count % 10 == 0:
+            optimizer.step()
+
+    trace = record(loop, tmp_path, iterations=100)
+
+    assert per_step(trace, "aten::linear") == [20, 20, 20, 20]
+
+
+def test_unprofiled_steps_are_timed_and_the_loop_goes_on_without_hooks(tmp_path: Path) -> None:
+    before, backward = hooks_left(), torch.autograd.backward
+    model, loss = MODELS["mlp"]()
+    iteration = train(model, loss)
+    said: list[str] = []
+    session = Session(tmp_path / "trace.parquet", steps=2, warmup=2, unprofiled=20, on_progress=said.append)
+    session.install()
+    during = []
+    while not session.done:
+        iteration()
+        during.append(len(nn.modules.module._global_forward_hooks))
+    iteration()
+    session.finish("the loop ended")
+
+    assert session.trace is not None
+    times = session.trace.metadata["unprofiled_step_ns"]
+    assert len(times) == 20
+    assert min(times) > 0
+    assert during == [0, 1, 1, 1] + [0] * (len(during) - 4)
+    assert said[0].startswith("waiting")
+    assert said[-1] == "writing"
+    assert hooks_left() == before
+    assert torch.autograd.backward is backward
+    assert Trace.load(tmp_path / "trace.parquet").metadata == session.trace.metadata
+
+
+def test_a_script_that_ends_early_leaves_what_was_captured(tmp_path: Path) -> None:
+    trace = record(train(*MODELS["mlp"]()), tmp_path, iterations=5)
+
+    assert covered(trace) == [False, True, True]
+    assert trace.metadata["notes"] == ["2 steps of 3 could be measured before the loop ended."]
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 2])
+def test_too_few_steps_are_an_error_that_says_how_many_are_needed(tmp_path: Path, iterations: int) -> None:
+    with pytest.raises(DaydreamError, match="no training step" if not iterations else "2 to warm up"):
+        record(train(*MODELS["mlp"]()), tmp_path, iterations=iterations)
+
+    assert list(tmp_path.iterdir()) == []
+    assert hooks_left() == []
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    path.write_text("mine")
+
+    with pytest.raises(OutputError, match="exists already"):
+        Session(path)
+    with pytest.raises(OutputError, match="exists already"), daydream.collect(path):
+        pass
+
+    assert path.read_text() == "mine"
+
+
+def test_a_trace_that_cannot_be_written_does_not_stop_the_script(tmp_path: Path) -> None:
+    iteration = train(*MODELS["mlp"]())
+    session = Session(tmp_path / "nowhere" / "trace.parquet", warmup=1, steps=1, unprofiled=0)
+    session.install()
+    for _ in range(6):
+        iteration()
+
+    assert session.done
+    with pytest.raises(OutputError, match="cannot write"):
+        session.finish("the loop ended")
+    session.finish("once more")
+
+
+def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(tmp_path: Path) -> None:
+    iteration = train(*MODELS["mlp"]())
+    session = Session(tmp_path / "trace.parquet", warmup=1, steps=2, unprofiled=0)
+    session.install()
+    iteration()
+    iteration()
+    theirs = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True)
+    with pytest.warns(UserWarning, match=r"torch\.profiler itself"):
+        theirs.start()
+    iteration()
+    iteration()
+    theirs.stop()
+    for _ in range(4):
+        iteration()
+    session.finish("the loop ended")
+
+    assert sum(event.key == "aten::linear" and event.count == 4 for event in theirs.key_averages()) == 1
+    assert session.trace is not None
+    assert per_step(session.trace, "aten::linear") == [2, 2, 2]
+
+
+def test_a_notebook_records_with_a_context_manager(tmp_path: Path) -> None:
+    iteration = train(*MODELS["mlp"]())
+    with daydream.collect(tmp_path / "trace.parquet", warmup=1, steps=1, unprofiled=2) as recording:
+        for _ in range(4):
+            iteration()
+
+    assert recording.trace is not None
+    assert len(Trace.load(tmp_path / "trace.parquet")) == len(recording.trace)
+    with pytest.raises(ZeroDivisionError), daydream.collect(tmp_path / "other.parquet"):
+        raise ZeroDivisionError
+    assert not (tmp_path / "other.parquet").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
+    iteration = train(*MODELS["mlp"]())
+    session = Session(tmp_path / "trace.parquet", warmup=1, steps=1, unprofiled=0)
+    session.install()
+    iteration()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's own, of forking with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            session.finish("the child ended")
+            os._exit(0 if session.trace is None and not (tmp_path / "trace.parquet").exists() else 1)
+        finally:
+            os._exit(2)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    iteration()
+    iteration()
+    session.finish("the loop ended")
+    assert session.trace is not None
+
+
+def test_wrappers_are_left_out_of_paths(tmp_path: Path) -> None:
+    model, _ = MODELS["gpt"]()
+    wrapped = nn.DataParallel(model)  # on a CPU it calls the module and does nothing else
+
+    def wrapped_loss() -> Any:
+        tokens = torch.randint(0, 64, (2, 8))
+        return F.cross_entropy(wrapped(tokens).flatten(0, 1), tokens.flatten())
+
+    trace = record(train(wrapped, wrapped_loss), tmp_path)
+
+    assert isinstance(model, GPT)
+    assert {"GPT", "h.0.attn.qkv", "wte"} <= {*trace.text("layer")}
+    assert [each["name"] for each in trace.metadata["parameters"]] == [n for n, _ in model.named_parameters()]
+
+
+def test_loss_modules_are_the_loss(tmp_path: Path) -> None:
+    model = MLP()
+    criterion = nn.MSELoss()
+
+    trace = record(train(model, lambda: criterion(model(torch.randn(8, 16)), torch.randn(8, 4))), tmp_path)
+
+    assert {*trace.text("layer")} == {"MLP", "first", "second", "loss"}
+    rows = trace["layer"] == trace.code("layer", "loss")
+    phases = trace.values("phase", np.flatnonzero(rows & trace.is_kind("operator")))
+    assert {*phases} == {"loss", "backward"}
+
+
+def test_data_parallel_training_tells_its_buckets_and_collectives(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = GPT()
+        parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)
+
+        def loss() -> Any:
+            tokens = torch.randint(0, 64, (2, 8))
+            return F.cross_entropy(parallel(tokens).flatten(0, 1), tokens.flatten())
+
+        trace = record(train(parallel, loss), tmp_path)
+    finally:
+        distributed.destroy_process_group()
+
+    (ddp,) = trace.metadata["ddp"]
+    sizes = [bucket["bytes"] for bucket in ddp["buckets"]]
+    names = [name for bucket in ddp["buckets"] for name in bucket["parameters"]]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    assert sum(sizes) == sum(4 * parameter.numel() for parameter in model.parameters())
+    calls = np.flatnonzero((trace["name"] == trace.code("name", "c10d::allreduce_")) & (trace["step"] == 2))
+    assert trace.values("collective", calls) == ["all_reduce"] * len(sizes)
+    assert sorted(4 * count for count in trace.values("elements", calls)) == sorted(sizes)
+    assert "h.0.attn.qkv" in trace.text("layer")
+    backward = np.flatnonzero(trace.is_kind("operator") & (trace["phase"] == trace.code("phase", "backward")))
+    # The reducer's own copies, after the last node, belong to no layer.
+    nowhere = backward[trace["layer"][backward] < 0]
+    assert {*trace.values("name", nowhere)} == {REDUCER_COPY, "aten::copy_", "aten::as_strided"}
+
+
+@pytest.mark.slow
+def test_a_compiled_model_stays_one_graph(tmp_path: Path) -> None:
+    import torch._dynamo.testing
+
+    model = MLP()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+
+    def compiled_loss() -> Any:
+        return F.cross_entropy(compiled(torch.randn(8, 16)), torch.randint(0, 4, (8,)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of global hooks
+        trace = record(train(model, compiled_loss), tmp_path, warmup=0)
+
+    assert counter.frame_count <= 2  # once before the hooks are on, perhaps once after
+    assert None not in trace.values(
+        "layer", np.flatnonzero(trace["name"] == trace.code("name", "aten::linear"))
+    )

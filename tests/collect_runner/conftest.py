@@ -1,0 +1,95 @@
+"""`daydream collect` on scripts of a few lines, as people run it: real processes, a real torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from daydream.trace import Trace
+
+OWN = Path(__file__).with_name("own")  # holds a `sitecustomize`
+BEGIN = """
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def step():
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@dataclass
+class Done:
+    """A finished process, and the folder that it ran in."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    def trace(self, name: str = "train.parquet") -> Trace:
+        return Trace.load(self.folder / name)
+
+    def steps(self, name: str = "train.parquet") -> int:
+        return sum(step["covered"] for step in self.trace(name).metadata["steps"])
+
+    def hidden(self) -> list[str]:
+        """Return what was left behind beside the output."""
+        return [path.name for path in self.folder.iterdir() if path.name.startswith(".")]
+
+
+class Folder:
+    """A folder with scripts, in which commands are run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def script(self, text: str, name: str = "train.py", *, begin: str = BEGIN) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(begin + textwrap.dedent(text))
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(OWN), "OMP_NUM_THREADS": "1", **more}
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *command], cwd=self.path, env=self.environment(**environment), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def finish(self, process: subprocess.Popen[str]) -> Done:
+        try:
+            out, err = process.communicate(timeout=300)
+        finally:
+            process.kill()
+        return Done(process.returncode, out, err, self.path)
+
+    def python(self, *command: str) -> Done:
+        return self.finish(self.start(*command))
+
+    def collect(self, *args: str, **environment: str) -> Done:
+        return self.finish(self.start("-m", "daydream", "collect", *args, **environment))
+
+    def interrupt(self, number: signal.Signals, *args: str, sign: str = "training") -> Done:
+        """Collect, and send a signal once the script has made a file of that name."""
+        process = self.start("-m", "daydream", "collect", *args)
+        while not (self.path / sign).exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(number)
+        return self.finish(process)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)

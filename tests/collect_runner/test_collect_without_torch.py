@@ -1,0 +1,176 @@
+"""What can be said before, or without, a single training step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from daydream.collect import runner
+from daydream.errors import OutputError
+
+FAILED, USAGE = 1, 2
+PLAIN = {"begin": ""}
+
+
+def test_a_script_without_torch_is_told_so_and_nothing_is_written(folder):
+    folder.script("print('done')", **PLAIN)
+    done = folder.collect("train.py")
+
+    assert (done.code, done.out) == (FAILED, "done\n")
+    assert done.err.splitlines()[-1].startswith("error: the script never imported torch")
+    assert sorted(path.name for path in folder.path.iterdir()) == ["train.py"]
+
+
+def test_the_scripts_own_failure_keeps_its_code(folder):
+    folder.script("import sys; sys.exit(7)", **PLAIN)
+
+    assert folder.collect("train.py").code == 7
+
+
+def test_json_prints_one_object_whatever_the_script_prints(folder):
+    folder.script("print('loss 1.0')", **PLAIN)
+    done = folder.collect("--json", "train.py")
+
+    found = json.loads(done.out)
+    assert (found["schema"], found["trace"], found["exit_code"]) == (1, None, 0)
+    assert "never imported torch" in found["problems"][0]
+    assert "loss 1.0" in done.err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["gone.py"], "'gone.py' is no file"),
+        (["python", "train.py"], "Name the training script alone"),
+        (["--steps", "0", "train.py"], "--steps"),
+        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node"),
+        (["--epochs", "3", "train.py"], "--epochs"),
+        ([], "-m MODULE | SCRIPT"),
+    ],
+)
+def test_what_cannot_be_run_is_a_usage_error(args, said, ask):
+    done = ask(*args)
+
+    assert done.code == USAGE
+    assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("taken.parquet", "taken.parquet exists already; choose another name or give --force"),
+        ("gone/t.parquet", "there is no folder gone"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused_before_the_script_runs(output, said, ask, folder):
+    folder.script("open('ran', 'w')", **PLAIN)
+    (folder.path / "taken.parquet").write_text("kept")
+    done = ask("-o", output, "train.py")
+
+    assert done.code == FAILED
+    assert said in done.err
+    assert not (folder.path / "ran").exists()
+    assert (folder.path / "taken.parquet").read_text() == "kept"
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_refused(ask, folder):
+    folder.script("open('/dev/null')", **PLAIN)
+    locked = folder.path / "locked"
+    locked.mkdir(mode=0o500)
+
+    assert "cannot write locked" in ask("-o", "locked/t.parquet", "train.py").err
+
+
+def test_no_trace_folder_means_no_run(tmp_path):
+    with pytest.raises(OutputError, match="cannot write"):
+        runner.collect([sys.executable, "-c", ""], tmp_path / "gone" / "t.parquet", runner.Recording())
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
+def test_an_isolated_interpreter_is_noticed_by_its_silence(flag, tmp_path):
+    command = [sys.executable, flag, "-c", "raise SystemExit(0)"]
+    done = runner.collect(command, tmp_path / "t.parquet", runner.Recording())
+
+    assert done.path is None
+    assert "does not read PYTHONPATH" in done.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "command"),
+    [
+        (["train.py"], ["train.py", "-x"]),
+        (["pack.train", "module"], ["-m", "pack.train", "-x"]),
+        (["train.py", "two"], ["-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", "-x"]),
+        (
+            ["pack.train", "module", "two"],
+            ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pack.train", "-x"],
+        ),
+    ],
+)
+def test_the_command_is_pythons_own(args, command):
+    target, *how = args
+    nproc = 2 if "two" in how else None
+    line = runner.command_line(target, ["-x"], module="module" in how, nproc_per_node=nproc)
+
+    assert line == [sys.executable, *command]
+
+
+def test_a_script_sees_what_it_sees_without_us(folder):
+    folder.script(
+        """
+        import json, os, pickle, sys
+        class Thing: pass
+        pickle.loads(pickle.dumps(Thing()))
+        with open(sys.argv[-1], "w") as file:
+            json.dump([__name__, __file__, __spec__ is None, sys.argv[:-1], sys.orig_argv[1:-1], os.getcwd(),
+                       sys.path, sys.modules["sitecustomize"].__file__, sorted(sys.modules),
+                       len(sys.meta_path)], file)
+        """,
+        **PLAIN,
+    )
+    rest = ["train.py", "--epochs", "1", "--json", "--", "-o", "x", ""]
+    folder.python(*rest, "plain.json")
+    done = folder.collect("-o", "t.parquet", *rest, "collected.json")
+    plain, collected = (
+        json.loads((folder.path / f"{name}.json").read_text()) for name in ("plain", "collected")
+    )
+
+    assert done.out == ""
+    assert plain.pop() + 1 == collected.pop()  # the one that waits for torch
+    assert plain == collected
+
+
+def test_a_process_that_outlives_the_run_is_left_alone(folder):
+    environment = folder.environment(
+        DAYDREAM_COLLECT=str(folder.path / "over"), PYTHONPATH=str(runner.INJECT)
+    )
+    code = "import sys; print(len(sys.meta_path), any('AfterTorch' in repr(each) for each in sys.meta_path))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    )
+
+    assert done.stdout.split()[1] == "False"
+
+
+@pytest.fixture
+def ask(folder, monkeypatch, capsys):
+    """Ask within this process, where no script is to be run."""
+    from daydream.cli import main
+
+    monkeypatch.chdir(folder.path)
+    if not (folder.path / "train.py").exists():
+        folder.script("", **PLAIN)
+
+    def asked(*args):
+        with pytest.raises(SystemExit) as done:
+            main(["collect", *args])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=done.value.code, out=out, err=err)
+
+    return asked

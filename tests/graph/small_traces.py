@@ -1,0 +1,126 @@
+"""Traces small enough to write down, row by row; times in microseconds.
+
+Who encloses whom is told by the times, who launched what by the correlation, and the
+step of a row by where it (or its launch) begins.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from daydream import Graph, Trace, simulate
+from daydream.trace import DEVICE_KINDS, FIELDS, HOST_KINDS
+
+Row = dict[str, Any]
+PID = 100
+
+
+def row(kind: str, name: str, start: float, end: float, **columns: Any) -> Row:
+    times = {"start_ns": round(1000 * start), "duration_ns": round(1000 * (end - start))}
+    return {"kind": kind, "name": name, **times, **columns}
+
+
+def op(name: str, start: float, end: float, *, tid: int = 1, **columns: Any) -> Row:
+    return row("operator", name, start, end, pid=PID, tid=tid, **columns)
+
+
+def note(name: str, start: float, end: float, *, tid: int = 1, **columns: Any) -> Row:
+    return row("annotation", name, start, end, pid=PID, tid=tid, **columns)
+
+
+def call(name: str, start: float, end: float, correlation: int = -1, *, tid: int = 1, **columns: Any) -> Row:
+    return row("runtime", name, start, end, correlation=correlation, pid=PID, tid=tid, **columns)
+
+
+def kernel(
+    name: str, start: float, end: float, correlation: int = -1, *, stream: int = 7, **columns: Any
+) -> Row:
+    columns = {"kind": "kernel", "device": 0, "rank": 0, **columns}
+    return row(columns.pop("kind"), name, start, end, correlation=correlation, stream=stream, **columns)
+
+
+def launched(name: str, at: float, start: float, end: float, correlation: int, **columns: Any) -> list[Row]:
+    """A kernel and the call of 5 us that launched it at `at`."""
+    tid, rank = columns.pop("tid", 1), columns.get("rank", 0)
+    launch = call("cudaLaunchKernel", at, at + 5, correlation, tid=tid, rank=rank)
+    return [launch, kernel(name, start, end, correlation, **columns)]
+
+
+def sync_row(kind: str, start: float, correlation: int, **columns: Any) -> Row:
+    return row("sync", kind, start, start, correlation=correlation, **columns)
+
+
+def trace(*given: Any, steps: tuple[float, ...] = (), **metadata: Any) -> Trace:
+    """Return the trace of these rows, with steps between these borders, all but the first covered."""
+    rows = _flat(given)
+    rows.sort(key=lambda each: (each["start_ns"], -each["duration_ns"]))
+    _find_parents(rows)
+    borders = [round(1000 * at) for at in steps]
+    ends = _completions(rows, borders)
+    columns, texts = {}, {}
+    for name in {name for each in rows for name in each}:
+        field = FIELDS[name]
+        values = [each.get(name) for each in rows]
+        if field.type == "text":
+            known = sorted({value for value in values if value is not None})
+            columns[name] = np.array([known.index(v) if v is not None else -1 for v in values], np.int32)
+            texts[name] = known
+        else:
+            columns[name] = np.array([field.null if value is None else value for value in values], np.int64)
+    listed = [
+        {
+            "name": f"step {number}", "rank": 0, "start_ns": begin, "end_ns": end, "covered": number > 0,
+            "measured_ns": ends[number] - (ends[number - 1] if number else begin),
+        }
+        for number, (begin, end) in enumerate(pairwise(borders))
+    ]  # fmt: skip
+    return Trace(columns, texts, {"steps": listed, "vendor": "cuda", **metadata})
+
+
+def starts(graph: Graph) -> dict[str, float]:
+    """Return when each task starts, by name; of several with one name, the last."""
+    timeline = simulate(graph)
+    return dict(zip(timeline.column("name").tolist(), (timeline.start_ns / 1000).tolist(), strict=True))
+
+
+def total(graph: Graph) -> float:
+    return simulate(graph).makespan_ns / 1000
+
+
+def _flat(given: Any) -> list[Row]:
+    return [given] if isinstance(given, dict) else [each for one in given for each in _flat(one)]
+
+
+def _find_parents(rows: list[Row]) -> None:
+    calls = {(each.get("rank", 0), each["correlation"]): number for number, each in enumerate(rows)
+             if each["kind"] == "runtime"}  # fmt: skip
+    open_rows: dict[tuple[int, int], list[int]] = {}
+    for number, each in enumerate(rows):
+        each["parent"] = -1
+        if each["kind"] in DEVICE_KINDS and each["correlation"] >= 0:
+            each["parent"] = calls.get((each.get("rank", 0), each["correlation"]), -1)
+        elif each["kind"] in HOST_KINDS:
+            stack = open_rows.setdefault((each.get("rank", 0), each["tid"]), [])
+            while stack and _end(rows[stack[-1]]) <= each["start_ns"]:
+                stack.pop()
+            each["parent"] = stack[-1] if stack else -1
+            stack.append(number)
+
+
+def _end(each: Row) -> int:
+    return int(each["start_ns"] + each["duration_ns"])
+
+
+def _completions(rows: list[Row], borders: list[int]) -> list[int]:
+    """Give every row its step, and return when each step was complete."""
+    ends = [0] * max(len(borders) - 1, 0)
+    for each in rows:
+        launch = rows[each["parent"]] if each["kind"] in DEVICE_KINDS and each["parent"] >= 0 else each
+        step = int(np.searchsorted(borders, launch["start_ns"], side="right")) - 1
+        each["step"] = step if 0 <= step < len(ends) else None
+        if each["step"] is not None and each["kind"] != "sync":
+            ends[step] = max(ends[step], _end(each))
+    return ends

@@ -1,0 +1,76 @@
+"""What each rule is worth: without it, predictions get worse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from machine.programs import PROGRAMS
+from rule_traces import (
+    backward_trace,
+    blocked,
+    full_queue_trace,
+    graph_trace,
+    latency_trace,
+    long_launch_trace,
+    ranks_trace,
+    waiting_trace,
+)
+from small_traces import total
+
+import daydream
+from daydream import build
+
+WORTH = {  # rule: trace, what becomes twice as fast, the true end after that (see the tests above)
+    "handoff": (backward_trace, {"lane": "thread 2"}, 40 + 10 - 12),
+    "graphs": (lambda: graph_trace(("a", 10, 20, 7), ("b", 50, 60, 7)), {"on": "gpu"}, 35),
+    "queue": (full_queue_trace, {"on": "gpu"}, 55 + 4 * 51),
+    "synchronization": (lambda: blocked("cudaDeviceSynchronize"), {"on": "gpu"}, 70 + 5),
+    "launches": (long_launch_trace, {"name": "cudaLaunchKernel"}, 411 - 5 * 2.5 - 150),
+    "events": (waiting_trace, {"name": "^a$"}, 3_600 + 112 + 20),
+    "communication": (ranks_trace, {"name": "^a$"}, 10 + 30 + 1 + 20),
+}
+
+
+@pytest.mark.parametrize("rule", WORTH)
+def test_without_a_rule_the_prediction_is_worse(rule):
+    make, what, truth = WORTH[rule]
+    predicted = []
+    for without in ([], [rule]):
+        graph = build(make(), without=without)
+        graph.select(**what).scale(0.5)
+        predicted.append(total(graph))
+
+    assert predicted[0] == pytest.approx(truth, abs=5)
+    assert abs(predicted[1] - truth) > 10 + abs(predicted[0] - truth)
+
+
+def test_without_measured_latencies_the_replay_is_worse():
+    def off(graph: daydream.Graph) -> int:
+        timeline = daydream.simulate(graph)
+        return int(np.abs(timeline.start_ns - graph.measured_start_ns[timeline.task]).sum())
+
+    assert off(build(latency_trace())) == 0
+    assert off(build(latency_trace(), without=["latencies"])) > 0
+
+
+PROGRAMS_OF = {  # rule: a program of the machine model that lives by it, and a change
+    "handoff": ("multi_stream", "gpu", 0.5),
+    "queue": ("queue_full_16", "gpu", 0.5),
+    "synchronization": ("gpu_bound", "gpu", 0.5),
+    "events": ("multi_stream_collective_bound", "gpu", 0.5),
+}
+
+
+@pytest.mark.parametrize("rule", PROGRAMS_OF)
+def test_without_a_rule_the_machine_is_predicted_worse(rule, tmp_path):
+    program, on, factor = PROGRAMS_OF[rule]
+    machine = PROGRAMS[program]()
+    trace = daydream.load(machine.run(steps=10).write(tmp_path / "trace.json", 6, 8))
+    truth = machine.run(**{on: factor}).steady_step_ns()
+
+    def error(*without: str) -> float:
+        graph = build(trace, without=without)
+        return abs(daydream.whatif(graph, "scale", on=on, factor=factor).predicted_ns / truth - 1)
+
+    assert error() <= 0.01
+    assert error(rule) >= 0.05

@@ -1,0 +1,181 @@
+"""Calls that stand blocked: in the queue, for the device, before a launch. Times in us, sums written out."""
+
+from __future__ import annotations
+
+import pytest
+from rule_traces import blocked, full_queue_trace, long_launch_trace
+from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
+
+from daydream import Graph, build, simulate
+
+# -- launch queue ------------------------------------------------------------------------------------
+
+
+def test_the_depth_of_a_full_queue_is_learned_and_the_waits_come_out_of_the_calls():
+    graph = build(full_queue_trace())
+
+    assert (graph.facts.queue_depth, graph.facts.queue_learned) == (2, True)
+    assert (graph.select(kind="cpu").duration_ns / 1000).tolist() == [5, 5, 5, 5, 5]
+    assert total(graph) == 105 + 4 * 101
+
+
+def test_a_faster_gpu_frees_the_queue_sooner():
+    graph = build(full_queue_trace())
+    graph.select(on="gpu").scale(0.5)
+    assert total(graph) == 55 + 4 * 51
+
+    graph.select(on="gpu").scale(0)
+    assert simulate(graph).wait_ns[graph.column("kind", simulate(graph).task) == "cpu"].sum() <= 2_000
+
+
+def test_an_nvidia_queue_that_never_filled_is_assumed_and_a_rocm_one_is_not():
+    rows = [launched("a", 0, 10, 20, 1), launched("b", 30, 40, 50, 2)]
+
+    assert build(trace(rows)).facts.queue_depth == 1022
+    assert not build(trace(rows)).facts.queue_learned
+    assert build(trace(rows, vendor="rocm")).facts.queue_depth is None
+
+
+# -- synchronization ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cuCtxSynchronize", "hipDeviceSynchronize",
+     "hipStreamSynchronize", "cudaFree", "hipFree", "cudaHostAlloc"],
+)  # fmt: skip
+def test_a_blocking_call_ends_after_the_work_it_waits_for_plus_its_return(name):
+    graph = build(blocked(name))
+    assert starts(graph)["after"] == 120
+
+    graph.select(on="gpu").scale(0.5)
+    assert starts(graph)["after"] == 10 + 50 + 10
+    graph.select(on="gpu").scale(0)
+    assert starts(graph)["after"] <= 10 + 5 + 10  # what the call itself takes stays
+
+
+def test_an_allocation_that_returned_while_the_device_worked_did_not_wait():
+    graph = build(blocked("cudaMalloc", returned=60))
+    graph.select(on="gpu").scale(0.5)
+
+    assert starts(graph)["after"] == 60
+    assert len(graph.syncs) == 0
+
+
+def test_a_pageable_copy_blocks_its_call_until_it_is_done():
+    #  thread 1  |launch 5|copy: enters at 10, done at 120, returns at 124|after 5|
+    #  stream 7          |a 100 ...   |1|copy 9|
+    name = "Memcpy DtoH (Device -> Pageable)"
+    graph = build(
+        trace(
+            launched("a", 0, 10, 110, 1),
+            call("cudaMemcpyAsync", 10, 124, 2),
+            kernel(name, 111, 120, 2, kind="memcpy"),
+            op("after", 124, 129),
+        )
+    )
+    assert starts(graph)["after"] == 124
+
+    graph.select(kind="kernel").scale(0.5)
+    assert starts(graph)["after"] == 60 + 1 + 9 + 4
+
+
+def test_a_pinned_copy_does_not_block():
+    graph = build(
+        trace(
+            launched("a", 0, 10, 110, 1),
+            call("cudaMemcpyAsync", 10, 16, 2),
+            kernel("Memcpy HtoD (Pinned -> Device)", 111, 120, 2, kind="memcpy"),
+            op("after", 16, 20),
+        )
+    )
+    graph.select(on="gpu").scale(2)
+
+    assert starts(graph)["after"] == 16
+    assert len(graph.syncs) == 0
+
+
+def two_streams(sync: list) -> Graph:
+    #  stream 7  |a: 10 to 60|       stream 8  |b: 20 to 300|
+    return build(
+        trace(launched("a", 0, 10, 60, 1), launched("b", 5, 20, 300, 2, stream=8), sync, op("after", 70, 75))
+    )
+
+
+def test_a_stream_synchronize_waits_for_the_stream_that_time_allows():
+    graph = two_streams([call("cudaStreamSynchronize", 15, 70, 9)])
+    graph.select(name="^a$").scale(0.5)  # b was launched last, but had not ended when the call returned
+
+    assert starts(graph)["after"] == 10 + 25 + 10
+
+
+def test_a_stream_synchronize_waits_for_the_stream_the_device_recorded():
+    sync = [call("cudaStreamSynchronize", 15, 320, 9), sync_row("Stream Sync", 320, 9, stream=7)]
+    graph = build(
+        trace(
+            launched("a", 0, 10, 310, 1), launched("b", 5, 20, 300, 2, stream=8), sync, op("after", 320, 325)
+        )
+    )
+    graph.select(name="^a$").scale(0.1)
+
+    assert starts(graph)["after"] == 10 + 30 + 10  # not b's 300
+
+
+def test_an_event_synchronize_waits_for_the_work_before_the_record():
+    #  thread 1  |launch a|record 10-12|launch b|sync: enters 20, a is done at 60, returns at 66|after|
+    #  stream 7           |a: 10 to 60            |1|b: 61 to 200
+    graph = build(
+        trace(
+            launched("a", 0, 10, 60, 1), call("cudaEventRecord", 10, 12, 8), launched("b", 12, 61, 200, 2),
+            call("cudaEventSynchronize", 20, 66, 9), op("after", 66, 70),
+        )
+    )  # fmt: skip
+    assert starts(graph)["after"] == 66
+    graph.select(name="^a$").scale(0.5)
+    assert starts(graph)["after"] == 10 + 25 + 6
+    graph.select(name="^b$").scale(9)
+    assert starts(graph)["after"] == 10 + 25 + 6
+
+
+def test_an_event_synchronize_without_a_record_is_counted_and_left_alone():
+    graph = build(
+        trace(launched("a", 0, 10, 60, 1), call("cudaEventSynchronize", 20, 30, 9), op("after", 30, 31))
+    )
+
+    assert graph.facts.unresolved_syncs == 1
+    assert starts(graph)["after"] == 30
+
+
+def test_a_synchronize_that_returned_before_the_work_was_done_is_left_alone_and_said():
+    graph = build(blocked("cudaDeviceSynchronize", returned=60))
+
+    assert len(graph.syncs) == 0
+    assert any("returned before the work" in note for note in graph.facts.notes)
+
+
+def test_a_synchronize_that_found_the_device_idle_still_waits_for_work_that_takes_longer():
+    graph = build(
+        trace(launched("a", 0, 10, 20, 1), call("cudaDeviceSynchronize", 50, 55, 9), op("after", 55, 60))
+    )
+    assert starts(graph)["after"] == 55
+
+    graph.select(on="gpu").scale(9)
+    assert starts(graph)["after"] == 10 + 90 + 5
+
+
+# -- long launches -----------------------------------------------------------------------------------
+
+
+def test_what_a_long_launch_does_before_it_submits_is_cpu_work():
+    graph = build(long_launch_trace())
+    assert starts(graph)["k"] == 401
+
+    graph.select(on="cpu").scale(0)
+    assert starts(graph)["k"] <= 100 + 6  # gaps stay, the 295 of loading are gone
+
+
+def test_a_launch_that_is_long_but_submits_early_is_not_cut():
+    rows = [launched(f"k{n}", 20 * n, 20 * n + 6, 20 * n + 10, n) for n in range(5)]
+    graph = build(trace(rows, call("cudaLaunchKernel", 100, 400, 9), kernel("k", 106, 411, 9)))
+
+    assert graph.select(name="cudaLaunchKernel").duration_ns.max() == 300_000

@@ -1,0 +1,189 @@
+"""What ties streams together: event waits, CUDA graphs, collectives. Times in us, sums written out."""
+
+from __future__ import annotations
+
+import pytest
+from rule_traces import graph_trace, ranks_trace, waiting_trace
+from small_traces import call, launched, starts, sync_row, total, trace
+
+from daydream import Trace, build
+from daydream.graph.plan import Cause
+
+# -- event waits -------------------------------------------------------------------------------------
+
+
+def test_work_behind_a_wait_follows_the_work_before_the_record():
+    graph = build(waiting_trace())
+    assert graph.facts.event_waits == {"recorded": 0, "inferred": 10, "unresolved": 0}
+    assert starts(graph)["b"] == 3_600 + 212
+
+    graph.select(name="^a$").scale(0.5)
+    assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
+
+
+def test_a_recorded_wait_names_its_record():
+    rows = [
+        sync_row(
+            "Stream Wait Event", 0.008 + n, 10 * n + 3, stream=8, wait_stream=7, wait_correlation=10 * n + 2
+        )
+        for n in range(10)
+    ]
+    graph = build(waiting_trace(rows))
+    assert graph.facts.event_waits == {"recorded": 10, "inferred": 0, "unresolved": 0}
+
+    graph.select(name="^a$").scale(0.5)
+    assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
+
+
+def test_a_wait_that_the_times_contradict_is_not_drawn():
+    #  b starts while a still runs, every time
+    rows = []
+    for n, at in enumerate(range(0, 4_000, 400)):
+        rows += [
+            *launched("a", at, at + 10, at + 210, 10 * n + 1),
+            call("cudaStreamWaitEvent", at + 8, at + 9, 10 * n + 3),
+            *launched("b", at + 10, at + 20, at + 40, 10 * n + 4, stream=8),
+        ]
+    graph = build(trace(rows))
+
+    assert graph.facts.event_waits == {"recorded": 0, "inferred": 0, "unresolved": 10}
+    assert len(graph.waits) == 0
+
+
+def reduce_trace() -> Trace:
+    #  thread 1   |launch gradient|wait|launch reduce|launch next| ... |wait|launch update|
+    #  stream 7        |gradient: 10 to 60|next: 61 to 90|                 |update: 205 to 215|
+    #  stream 40                          |reduce: 62 to 203 ...........|
+    rows = []
+    for n, at in enumerate(range(0, 2_000, 500)):
+        ids = 10 * n
+        rows += [
+            *launched("gradient", at, at + 10, at + 60, ids + 1),
+            call("cudaStreamWaitEvent", at + 6, at + 7, ids + 2),
+            *launched("reduce", at + 8, at + 62, at + 203, ids + 3, stream=40, kind="collective"),
+            *launched("next", at + 14, at + 61, at + 90, ids + 4),
+            call("cudaStreamWaitEvent", at + 30, at + 31, ids + 5),
+            *launched("update", at + 32, at + 205, at + 215, ids + 6),
+        ]
+    return trace(rows)
+
+
+def test_a_collective_follows_its_gradients_and_the_update_follows_the_collective():
+    graph = build(reduce_trace())
+    assert graph.facts.event_waits == {"recorded": 0, "inferred": 8, "unresolved": 0}
+
+    graph.select(kind="collective").scale(0.5)
+    assert starts(graph)["reduce"] == 1_500 + 62
+    assert starts(graph)["update"] == 1_500 + 62 + 70.5 + 2
+    graph.select(name="gradient").scale(0.5)
+    assert starts(graph)["reduce"] == 1_500 + 10 + 25 + 2
+
+
+def test_a_synchronous_collective_is_waited_for_right_behind_its_launch():
+    #  thread 1   |launch gradient|wait|launch reduce|wait|launch update|
+    rows = []
+    for n, at in enumerate(range(0, 2_000, 500)):
+        ids = 10 * n
+        rows += [
+            *launched("gradient", at, at + 10, at + 60, ids + 1),
+            call("cudaStreamWaitEvent", at + 6, at + 7, ids + 2),
+            *launched("reduce", at + 8, at + 62, at + 203, ids + 3, stream=40, kind="collective"),
+            call("cudaStreamWaitEvent", at + 14, at + 15, ids + 5),
+            *launched("update", at + 16, at + 205, at + 215, ids + 6),
+        ]
+    graph = build(trace(rows))
+    assert graph.facts.event_waits == {"recorded": 0, "inferred": 8, "unresolved": 0}
+
+    graph.select(kind="collective").scale(0.5)
+    assert starts(graph)["update"] == 1_500 + 62 + 70.5 + 2
+
+
+def test_a_librarys_own_wait_orders_nothing():
+    #  the library waits for its collective on a stream of its own; the next work goes on beside it
+    rows = []
+    for n, at in enumerate(range(0, 2_000, 500)):
+        ids = 10 * n
+        rows += [
+            *launched("reduce", at, at + 10, at + 203, ids + 3, stream=40, kind="collective"),
+            call("cudaStreamWaitEvent", at + 6, at + 7, ids + 5),
+            *launched("next", at + 8, at + 20, at + 60, ids + 6),
+        ]
+    graph = build(trace(rows))
+
+    assert graph.facts.event_waits == {"recorded": 0, "inferred": 4, "unresolved": 0}
+    assert len(graph.waits) == 0
+
+
+# -- CUDA graphs -------------------------------------------------------------------------------------
+
+
+def test_the_nodes_of_a_graph_launch_share_its_call():
+    graph = build(graph_trace(("a", 10, 20, 7), ("b", 21, 31, 7)))
+
+    assert graph.select(kind="kernel").launches().name.tolist() == ["cudaGraphLaunch"]
+    graph.select(name="^a$").remove()
+    assert len(graph.select(kind="cpu")) == 1
+
+
+def test_a_hole_between_nodes_is_untraced_work_and_not_idle_time():
+    #  stream 7  |a 10|hole 30|b 10|
+    graph = build(graph_trace(("a", 10, 20, 7), ("b", 50, 60, 7)))
+    assert graph.select(name="untraced").duration_ns.tolist() == [30_000]
+    assert graph.facts.untraced_ns == 30_000
+    assert any("1 hole" in note for note in graph.facts.notes)
+
+    graph.select(on="gpu").scale(0.5)
+    assert total(graph) == 10 + 5 + 15 + 5
+
+
+def test_a_short_pause_between_nodes_is_their_start_up():
+    graph = build(graph_trace(("a", 10, 20, 7), ("b", 22, 32, 7)))
+    assert len(graph.select(kind="kernel")) == 2
+
+    graph.select(on="gpu").scale(0.5)
+    assert total(graph) == 10 + 5 + 2 + 5
+
+
+def test_a_node_on_another_stream_follows_the_node_that_ended_when_it_began():
+    #  stream 7  |a 10 to 50|              |c 92 to 95|
+    #  stream 8             |b 51 to 91    |
+    graph = build(graph_trace(("a", 10, 50, 7), ("b", 51, 91, 8), ("c", 92, 95, 7)))
+    assert graph.links["cause"].tolist() == [Cause.GRAPH] * 2
+
+    graph.select(name="^a$").scale(0.5)
+    assert starts(graph)["c"] == pytest.approx(10 + 20 + 40, abs=5)
+
+
+def test_a_stream_that_was_busy_before_the_window_has_untraced_work_at_its_head():
+    #  the launch at 0 met a stream that was busy until 3,000
+    graph = build(trace(launched("a", 0, 3_000, 3_100, 1), launched("b", 10, 3_101, 3_201, 2)))
+    assert graph.select(name="untraced").duration_ns.tolist() == [3_000_000]
+
+    graph.select(on="gpu").scale(0.5)
+    assert total(graph) == pytest.approx(1_500 + 50 + 50, abs=2)
+
+
+# -- collectives of several ranks --------------------------------------------------------------------
+
+
+def test_a_collective_transfers_when_the_last_member_has_arrived():
+    graph = build(ranks_trace())
+    assert (graph.select(name="^reduce$").duration_ns / 1000).tolist() == [20, 20]
+    assert total(graph) == 91
+
+    slow = graph.select(name="^a$").where(lambda tasks: tasks.rank == 1)
+    slow.scale(0.5)
+    assert total(graph) == 10 + 30 + 1 + 20
+
+
+def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():
+    graph = build(ranks_trace(skew=500))
+
+    assert any("clocks are not aligned" in note for note in graph.facts.notes)
+    assert (graph.select(name="^reduce$").duration_ns / 1000).tolist() == [70, 520]
+
+
+def test_ranks_that_run_different_collectives_are_left_apart_and_it_is_said():
+    graph = build(ranks_trace(other="gather"))
+
+    assert any("different collectives" in note for note in graph.facts.notes)

@@ -1,0 +1,202 @@
+"""Thread order and stream order: what becomes a task, and that no time is lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import strategies  # noqa: F401 - sets the hypothesis profile
+from hypothesis import given
+from hypothesis import strategies as st
+from machine.programs import PROGRAMS
+from small_traces import call, kernel, launched, note, op, row, trace
+
+import daydream
+from daydream import Graph, build, simulate
+from daydream.graph.build import RULES
+
+
+def pieces(graph: Graph, lane: str = "thread 1") -> list[tuple]:
+    """Return (name, duration, gap) of a lane's tasks, in us."""
+    tasks = graph.select(lane=lane)
+    columns = (tasks.name.tolist(), (tasks.duration_ns / 1000).tolist(), (tasks.gap_ns / 1000).tolist())
+    return list(zip(*columns, strict=True))
+
+
+def test_time_belongs_to_the_innermost_operator():
+    #  |outer 2|inner 3|outer 1|gap 4|next 5|
+    graph = build(trace(op("outer", 0, 6), op("inner", 2, 5), op("next", 10, 15)))
+
+    assert pieces(graph) == [("outer", 2, 0), ("inner", 3, 0), ("outer", 1, 4), ("next", 5, 0)]
+    assert simulate(graph).makespan_ns == 15_000
+
+
+def test_removing_an_operator_removes_its_own_time_and_no_other():
+    graph = build(trace(op("outer", 0, 6), op("inner", 2, 5), op("next", 10, 15)))
+    graph.select(name="inner").remove()
+
+    assert simulate(graph).makespan_ns == 15_000 - 3_000
+
+
+def test_a_thread_begins_when_it_was_recorded_to():
+    graph = build(trace(op("a", 3, 5), op("b", 1, 2, tid=2)))
+
+    assert sorted(graph.measured_start_ns.tolist()) == [1_000, 3_000]
+    assert sorted(simulate(graph).start_ns.tolist()) == [1_000, 3_000]
+
+
+def test_step_markers_and_module_frames_take_no_time():
+    graph = build(
+        trace(
+            note("ProfilerStep#3", 0, 20), row("module", "nn.Module: fc", 1, 9, pid=100, tid=1), op("a", 2, 5)
+        )
+    )
+
+    assert pieces(graph) == [("a", 3, 0)]
+
+
+def test_a_call_without_duration_is_a_task_of_none():
+    graph = build(trace(op("a", 0, 6), call("cudaEventQuery", 2, 2)))
+
+    assert pieces(graph) == [("a", 2, 0), ("cudaEventQuery", 0, 0), ("a", 4, 0)]
+
+
+def test_rows_that_follow_without_a_gap_keep_their_order():
+    graph = build(trace(op("a", 0, 2), op("b", 2, 4), op("c", 4, 6)))
+
+    assert pieces(graph) == [("a", 2, 0), ("b", 2, 0), ("c", 2, 0)]
+
+
+def test_threads_and_ranks_have_lanes_of_their_own():
+    graph = build(trace(op("a", 0, 2, rank=0), op("b", 0, 2, rank=1), op("c", 0, 2, tid=-5, rank=1)))
+
+    assert sorted(lane.name for lane in graph.lanes) == [
+        "rank 0 thread 1",
+        "rank 1 thread -5",
+        "rank 1 thread 1",
+    ]
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def test_a_stream_runs_in_the_order_of_the_launches():
+    #  thread 1  |launch a|launch b|        b started first on stream 8: no matter
+    graph = build(
+        trace(
+            launched("a", 0, 20, 30, 1), launched("b", 5, 40, 50, 2), launched("c", 10, 15, 18, 3, stream=8)
+        )
+    )
+
+    assert graph.select(lane="stream 7").name.tolist() == ["a", "b"]
+    assert graph.select(lane="stream 8").name.tolist() == ["c"]
+    assert graph.select(kind="kernel").launches().name.tolist() == ["cudaLaunchKernel"] * 3
+
+
+def test_several_devices_and_ranks_are_told_apart():
+    graph = build(trace(kernel("a", 0, 1, device=0), kernel("b", 0, 1, device=1)))
+    assert [lane.name for lane in graph.lanes] == ["device 0 stream 7", "device 1 stream 7"]
+
+    graph = build(trace(kernel("a", 0, 1, rank=0), kernel("b", 0, 1, rank=1)))
+    assert [lane.name for lane in graph.lanes] == ["rank 0 stream 7", "rank 1 stream 7"]
+
+
+def test_work_without_a_launch_is_held_to_its_recorded_start_and_counted():
+    #  thread 1        |launch b|
+    #  stream 7  |a 10|    ...   |b 5|       a was launched before the window
+    graph = build(trace(kernel("a", 2, 12, 9), launched("b", 20, 30, 35, 1)))
+    timeline = simulate(graph)
+    starts = dict(zip(timeline.column("name").tolist(), timeline.start_ns.tolist(), strict=True))
+
+    assert (starts["a"], starts["b"]) == (2_000, 30_000)
+    assert (graph.facts.orphans, graph.facts.unlaunched_kernels) == (1, 1)
+    assert "1 of 2 device tasks" in " ".join(graph.facts.notes)
+    graph.select(on="cpu").scale(0)
+    assert simulate(graph).start_ns[0] == 2_000
+
+
+# -- no time is lost -------------------------------------------------------------------------------
+
+NOTHING = [*RULES, "latencies"]
+
+
+def spans(trace: daydream.Trace) -> dict[str, tuple[int, int]]:
+    """Return when each thread begins and ends in a recording, step markers and module frames aside."""
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    rows = zip(
+        *(trace.values(name) for name in ("kind", "name", "tid", "start_ns", "duration_ns")), strict=True
+    )
+    for kind, name, tid, start, duration in rows:
+        if kind in {"operator", "annotation", "runtime"} and not name.startswith("ProfilerStep"):
+            found[f"thread {tid}"].append((start, start + duration))
+    return {lane: (min(s for s, _ in ends), max(e for _, e in ends)) for lane, ends in found.items()}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_tasks_gaps_and_waits_of_a_thread_add_up_to_its_span(program, tmp_path):
+    recorded = daydream.load(PROGRAMS[program]().run(steps=8).write(tmp_path / "t.json", 4, 6))
+    timeline = simulate(build(recorded))
+    lanes, ends = timeline.column("lane"), timeline.end_ns
+    for lane, (begin, end) in spans(recorded).items():
+        here = np.flatnonzero(lanes == lane)
+        time = (timeline.wait_ns + ends - timeline.start_ns)[here].sum() + timeline.plan.gap_ns[here][
+            :-1
+        ].sum()
+        assert time == ends[here].max()
+        assert abs(int(ends[here].max()) - end) <= 0.001 * (end - begin)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_with_no_rule_that_finds_waits_tasks_and_gaps_alone_are_the_span(program, tmp_path):
+    recorded = daydream.load(PROGRAMS[program]().run(steps=8).write(tmp_path / "t.json", 4, 6))
+    graph = build(recorded, without=NOTHING)
+    for lane, (begin, end) in spans(recorded).items():
+        tasks = graph.select(lane=lane)
+        assert tasks.duration_ns.sum() + tasks.gap_ns[:-1].sum() == end - begin
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> list[dict]:
+    """Return random nested host rows on a few threads."""
+    rows = []
+
+    def fill(begin: int, end: int, depth: int, tid: int) -> None:
+        at = begin
+        while at < end and draw(st.booleans()):
+            start = draw(st.integers(at, end))
+            finish = draw(st.integers(start, end))
+            kind = draw(st.sampled_from([op, note, call]))
+            rows.append(kind(f"row {len(rows)}", start, finish, tid=tid))
+            if depth and kind is not call:
+                fill(start, finish, depth - 1, tid)
+            at = finish
+
+    for tid in range(1, draw(st.integers(1, 3)) + 1):
+        begin = draw(st.integers(0, 10))
+        fill(begin, begin + 40, 3, tid)
+    return rows
+
+
+@given(nested())
+def test_of_any_nested_rows_tasks_and_gaps_add_up_to_the_span(rows):
+    recorded = trace(*rows)
+    graph = build(recorded, without=NOTHING)
+    for lane, (begin, end) in spans(recorded).items():
+        tasks = graph.select(lane=lane)
+        assert tasks.duration_ns.sum() + tasks.gap_ns[:-1].sum() == end - begin
+        assert tasks.measured_start_ns.tolist() == sorted(tasks.measured_start_ns.tolist())
+
+
+@given(nested())
+def test_of_any_nested_rows_each_owns_what_its_children_do_not(rows):
+    recorded = trace(*rows)
+    graph = build(recorded, without=NOTHING)
+    own = np.asarray(recorded["duration_ns"]).copy()
+    np.subtract.at(
+        own, recorded["parent"][recorded["parent"] >= 0], recorded["duration_ns"][recorded["parent"] >= 0]
+    )
+    owned = np.zeros(len(recorded), np.int64)
+    np.add.at(owned, graph.row, graph.duration_ns)
+
+    assert owned.tolist() == own.tolist()

@@ -1,0 +1,87 @@
+"""Hand-off between threads, and the small costs of device work. Times in microseconds, sums written out."""
+
+from __future__ import annotations
+
+import pytest
+from rule_traces import backward_trace, latency_trace
+from small_traces import call, launched, op, starts, total, trace
+
+from daydream import GraphError, build, simulate
+from daydream.graph.plan import Cause
+
+
+def test_an_unknown_rule_cannot_be_left_out():
+    with pytest.raises(GraphError, match="unknown rule 'gaps'; the rules are handoff, graphs, queue"):
+        build(trace(op("a", 0, 1)), without=["gaps"])
+
+
+# -- hand-off ----------------------------------------------------------------------------------------
+
+
+def test_the_caller_waits_for_the_thread_it_woke():
+    graph = build(backward_trace())
+    assert (graph.links["cause"] == Cause.HANDOFF).tolist() == [True, True]
+    assert total(graph) == 50
+
+    graph.select(lane="thread 2").scale(0.5)
+    #  forward 10, wake 2, nodes 7 + 2 + 5, back 2, step 10
+    assert starts(graph)["step"] == 10 + 2 + 7 + 2 + 5 + 2
+
+
+def test_the_woken_thread_waits_for_the_caller():
+    graph = build(backward_trace(2))
+    graph.select(name="^forward$").scale(3)
+
+    #  each forward takes 20 longer, and all behind it comes later
+    assert total(graph) == 150 + 20 + 20
+
+
+def test_a_gap_of_the_caller_keeps_what_the_worker_does_not_fill():
+    graph = build(backward_trace())
+    graph.select(lane="thread 2").scale(0, gaps=True)
+
+    assert starts(graph)["step"] == 10 + 2 + 2
+
+
+def test_a_thread_that_hands_nothing_over_and_launches_nothing_is_background():
+    polls = [call("cudaEventQuery", at, at + 1, tid=9) for at in range(0, 90, 7)]
+    graph = build(trace(op("a", 0, 50), launched("k", 50, 60, 70, 1), polls))
+
+    assert {lane.name: lane.background for lane in graph.lanes} == {
+        "thread 1": False, "thread 9": True, "stream 7": False}  # fmt: skip
+
+
+def test_the_busiest_thread_is_never_background():
+    graph = build(trace(op("a", 0, 50), op("b", 0, 90, tid=2)))
+    assert {lane.name: lane.background for lane in graph.lanes} == {"thread 1": True, "thread 2": False}
+
+
+# -- latencies ---------------------------------------------------------------------------------------
+
+
+def test_each_task_keeps_the_latency_it_was_recorded_with():
+    graph = build(latency_trace())
+    first, second = graph.select(name="first"), graph.select(name="second")
+
+    assert (first.latency_ns / 1000).tolist() == [7, 8, 9, 30]
+    assert graph.facts.launch_latency_ns == 8_000 + 500  # the median
+    assert (second.latency_ns / 1000).tolist() == [8.5] * 4  # not seen: the stream held them back
+    assert (first.gap_ns / 1000).tolist() == [2] * 4
+    timeline = simulate(graph)
+    assert (timeline.start_ns == graph.measured_start_ns[timeline.task]).all()
+
+
+def test_without_that_rule_each_task_has_the_typical_latency():
+    graph = build(latency_trace(), without=["latencies"])
+
+    assert (graph.select(kind="kernel").latency_ns / 1000).tolist() == [8.5] * 8
+    timeline = simulate(graph)
+    assert (timeline.start_ns != graph.measured_start_ns[timeline.task]).any()
+
+
+def test_a_start_that_no_cause_explains_is_counted_and_kept():
+    rows = [launched(f"k{n}", 100 * n, 100 * n + 8, 100 * n + 20, n) for n in range(5)]
+    graph = build(trace(rows, launched("late", 600, 1_400, 1_410, 9)))
+
+    assert (graph.facts.unexplained, graph.facts.unexplained_ns) == (1, 792_000)
+    assert starts(graph)["late"] == 1_400

@@ -1,0 +1,168 @@
+"""The settled step, and the typical steps a prediction is about. Hand-made traces are in microseconds."""
+
+from __future__ import annotations
+
+import pytest
+from machine.programs import queue_full
+from small_traces import launched, op, trace
+
+import daydream
+from daydream import Graph, GraphError, Trace, build
+from daydream.simulate import steady
+from daydream.simulate.steady import repeatable, settle
+
+
+def steps_of(*durations: float, ops: int = 1) -> Trace:
+    """Return a trace whose steps are full of work: `ops` operators each, the first as long as it takes."""
+    rows, borders = [], [0.0]
+    for duration in durations:
+        at = borders[-1]
+        rows += [op("long", at, at + duration - ops + 1)]
+        rows += [op("short", at + duration - n, at + duration - n + 1) for n in range(1, ops)]
+        borders.append(at + duration)
+    return trace(rows, steps=tuple(borders))
+
+
+# -- settling --------------------------------------------------------------------------------------
+
+
+def test_steps_that_take_the_same_have_settled_at_once():
+    settled = settle(build(steps_of(50, 100, 100, 100)))
+
+    assert (settled.settled, settled.copy, settled.step_ns) == (True, 0, 100_000)
+    assert settled.first_pass() == {1: 100_000, 2: 100_000, 3: 100_000}
+
+
+def catching_up() -> Trace:
+    #  thread 1  |op 25|launch 5| a step, 30; the device was held up by 267 in the first and catches up
+    #  stream 7          |k0: 33 to 300|1|k1 20|1|k2 20|1|k3 20|
+    rows = [launched("k", 25, 33, 300, 0)]
+    rows += [launched("k", 30 * n + 25, 280 + 21 * n, 300 + 21 * n, n) for n in (1, 2, 3)]
+    return trace([op("work", 30 * n, 30 * n + 25) for n in range(4)], rows, steps=(0, 30, 60, 90, 120))
+
+
+def test_a_device_that_catches_up_has_not_settled_until_it_waits_for_the_threads():
+    settled = settle(build(catching_up()))
+
+    assert settled.first_pass() == {1: 21_000, 2: 21_000, 3: 21_000}
+    assert (settled.settled, settled.step_ns) == (True, 30_000)
+    assert settled.copy > 1
+    assert settled.times[settled.copy - 2, 2] == 21_000
+
+
+def test_it_is_said_where_the_recorded_window_had_not_settled():
+    comparison = daydream.whatif(catching_up(), "scale", on="gpu", factor=1)
+
+    assert (comparison.replay.replayed_ns, comparison.replayed_ns, comparison.predicted_ns) == (
+        21_000, 30_000, 30_000)  # fmt: skip
+    assert any("had not settled" in note for note in comparison.notes())
+
+
+def test_a_window_that_begins_with_an_empty_queue_settles_to_the_full_one(tmp_path):
+    machine = queue_full(depth=64)
+    path = machine.run(steps=5).write(tmp_path / "cold.json", 0, 3)
+    settled = settle(build(daydream.load(path)))
+
+    assert settled.settled
+    assert settled.step_ns == pytest.approx(machine.run().steady_step_ns(), rel=0.01)
+
+
+def test_what_does_not_settle_in_reasonable_work_is_said(monkeypatch):
+    monkeypatch.setattr(steady, "MOST_TASKS", 50)
+    graph = build(catching_up())
+
+    assert not settle(graph).settled
+    assert any("had not settled" in note for note in daydream.replay(graph).notes)
+
+
+def test_of_many_steps_the_last_ones_are_repeated():
+    settled = settle(build(steps_of(*[100] * 20)))
+    repeated = {step for copy, step in settled.times if copy == 1}
+
+    assert repeated == set(range(20 - steady.LONGEST_WINDOW, 20))
+    assert len(settled.first_pass()) == 19
+
+
+# -- steps that cannot follow themselves -----------------------------------------------------------
+
+
+def test_a_sole_step_counts_from_its_start():
+    recorded = steps_of(100)
+    recorded.metadata["steps"][0]["covered"] = True
+    settled = settle(build(recorded))
+
+    assert repeatable(build(recorded)) is None
+    assert (settled.copy, settled.step_ns) == (0, 100_000)
+    assert daydream.whatif(recorded, "scale", on="cpu", factor=0.5).predicted_ns == 50_000
+
+
+def test_steps_of_several_ranks_are_not_repeated():
+    recorded = steps_of(100, 100, 100)
+    recorded.metadata["steps"].append({**recorded.metadata["steps"][-1], "rank": 1})
+
+    assert repeatable(build(recorded)) is None
+
+
+def test_a_trace_that_covers_no_step_says_why():
+    recorded = steps_of(100)
+    recorded.metadata["steps"][0]["why_not"] = "device work launched before the window runs in it"
+
+    with pytest.raises(GraphError) as raised:
+        settle(build(recorded))
+    assert str(raised.value) == (
+        "no step of this trace can be judged: device work launched before the window runs in it. "
+        "Record at least two whole steps, or name another marker with --step-marker."
+    )
+
+
+def test_a_trace_without_steps_says_so():
+    with pytest.raises(GraphError, match="no step of this trace can be judged: it has no steps"):
+        settle(build(trace(op("a", 0, 1))))
+
+
+def test_a_graph_without_tasks_says_so():
+    with pytest.raises(GraphError, match="the graph has no tasks"):
+        settle(Graph())
+
+
+# -- typical steps ---------------------------------------------------------------------------------
+
+
+def test_a_prediction_scales_the_settled_step_by_what_is_left_of_typical_steps():
+    #  covered: 100, 110, 120, each with one operator of 1 that stays: (49.5 + 54.5 + 59.5 + 3) / 330 are left
+    comparison = daydream.whatif(steps_of(90, 100, 110, 120, ops=2), "scale", name="^long$", factor=0.5)
+    left = (50 + 55 + 60 + 3 * 0.5) / 330
+
+    assert comparison.replayed_ns == 110_000
+    assert comparison.predicted_ns == round(110_000 * left)
+    assert comparison.speedup == pytest.approx(1 / left)
+
+
+def test_a_step_that_was_held_up_is_not_typical():
+    #  the third covered step takes three times as long and does no other work
+    comparison = daydream.whatif(steps_of(90, 100, 100, 300, 100, ops=2), "scale", name="^long$", factor=0.5)
+
+    assert comparison.typical_steps() == [1, 2, 4]
+    assert comparison.predicted_ns == round(100_000 * 0.505)
+
+
+def test_a_step_that_does_other_work_is_typical():
+    #  every fourth step runs the optimizer: twice the time, and three times the operators
+    rows, borders = [], [0.0]
+    for n in range(9):
+        at = borders[-1]
+        rows.append(op("forward", at, at + 100))
+        if n % 4 == 0:
+            rows += [op("update", at + 100 + 50 * k, at + 150 + 50 * k) for k in range(2)]
+        borders.append(at + (200 if n % 4 == 0 else 100))
+    comparison = daydream.whatif(trace(rows, steps=tuple(borders)), "scale", name="update", factor=0)
+
+    assert comparison.typical_steps() == list(range(1, 9))
+    assert comparison.predicted_ns == round(100_000 * 800 / 1_000)
+
+
+def test_nothing_left_of_the_step_is_an_infinite_speedup():
+    comparison = daydream.whatif(steps_of(100, 100, 100), "scale", on="cpu", factor=0)
+
+    assert (comparison.predicted_ns, comparison.speedup) == (0, float("inf"))
+    assert comparison.to_json()["speedup"] is None
