@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from daydream.collect.messages import SETTINGS, TRACE, tell
+from daydream.collect.messages import SETTINGS, tell, trace_path
 from daydream.errors import DaydreamError
 
 
@@ -39,8 +39,10 @@ class Child:
         self._pid = os.getpid()
         self._ended = False
         self._place = rank_and_world()
+        path = trace_path(folder, self._pid, settings["name"])
+        path.parent.mkdir(exist_ok=True)
         self.session = Session(
-            folder / f"{self._pid}{TRACE}",
+            path,
             steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
         )  # fmt: skip
 

@@ -59,7 +59,10 @@ def _joined(traces: list[Trace]) -> Trace:
         trace.metadata["origin_ns"] = origin
         for step in trace.metadata["steps"]:
             step["rank"] = rank
-            for edge in ("start_ns", "end_ns"):
+            for edge in ("start_ns", "end_ns", "completion_ns"):
                 if step.get(edge) is not None:
                     step[edge] += shift
-    return join_ranks(traces)
+    source = traces[0].metadata.get("source")
+    joined = join_ranks(traces)
+    joined.metadata["source"] = source  # each process named its part after the whole
+    return joined

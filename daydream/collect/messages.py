@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "DAYDREAM_COLLECT"  # the environment variable that holds the folder
-SETTINGS, MESSAGES, HELLO, TRACE = "settings.json", "messages", ".hello", ".parquet"
+SETTINGS, MESSAGES, HELLO = "settings.json", "messages", ".hello"
+
+
+def trace_path(folder: Path, pid: int | str, name: str) -> Path:
+    """Return where a process leaves its trace; its file name is the final one, which becomes its source."""
+    return folder / str(pid) / name
 
 
 def tell(folder: Path, **message: Any) -> bool:

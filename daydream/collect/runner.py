@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daydream.collect.messages import HELLO, SETTINGS, TRACE, VARIABLE, Reader
+from daydream.collect.messages import HELLO, SETTINGS, VARIABLE, Reader, trace_path
 from daydream.collect.signals import passing_on
 from daydream.errors import OutputError
 from daydream.trace import write_whole
@@ -83,7 +83,7 @@ def collect(
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from None
     try:
-        (folder / SETTINGS).write_text(json.dumps(vars(recording)))
+        (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
         run = _Run(folder, output, force, say)
         code = run.follow(command, own_stdout=own_stdout)
         return run.result(code)
@@ -147,7 +147,7 @@ class _Run:
                     self._show(message["text"])
             else:
                 self._ended[pid] = message
-        own = self._folder / f"{self._root}{TRACE}"
+        own = trace_path(self._folder, self._root, self._output.name)
         if self._saved is None and own.exists():
             # Kept at once: the script may train for days, and be killed in the end.
             self._keep(own.replace)
@@ -171,7 +171,11 @@ class _Run:
     def result(self, code: int) -> Collected:
         """Return what came of it, after merging the ranks' traces."""
         if self._saved is None:
-            traces = {int(path.stem): path for path in self._folder.glob(f"[0-9]*{TRACE}")}
+            traces = {
+                int(path.parent.name): path
+                for path in self._folder.glob("[0-9]*/*")
+                if path.name == self._output.name
+            }
             if traces:
                 self._merge(traces)
         failed = self._failures()

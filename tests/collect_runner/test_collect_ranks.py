@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import daydream
+
 pytest.importorskip("torch", reason="collects real training scripts")
 pytestmark = pytest.mark.slow
 
@@ -61,6 +63,8 @@ def test_torchrun_gives_one_trace_with_both_ranks(folder, port):
     assert sorted(steps) == [0, 1]
     assert steps[0] == steps[1]
     assert np.unique(trace["rank"]).tolist() == [0, 1]
+    assert {step["rank"] for step in daydream.replay(trace).to_json()["steps"]} == {0, 1}
+    assert trace.metadata["source"] == "t.parquet"
     assert collectives(trace, 0) == collectives(trace, 1) != []
     assert "note:" not in done.err
     assert done.hidden() == []

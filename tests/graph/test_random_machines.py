@@ -1,7 +1,7 @@
 """Random programs on the machine model: replay meets the recording, what-ifs the machine's own re-run.
 
 A recording cannot show everything. What the graph itself says it does not know is not asked
-of it: how deep a queue is that never filled, which stream a wait is for that never held
+of it: how deep a queue is that was not seen to fill, which stream a wait is for that never held
 anything back, whether `cudaFree` waits for a device that was idle each time. Nor can it show
 the latency of an event that came early each time: a few us a step.
 """
@@ -43,8 +43,8 @@ def _unknown(recipe: Recipe, graph: daydream.Graph, on: str) -> str:
     facts = graph.facts
     if facts.event_waits["unresolved"]:
         return "waits that nothing tells the stream of"
-    if on == "cpu" and recipe.depth < 1022 and not facts.queue_learned:
-        return "a queue that never filled"
+    if recipe.depth < 1022 and not facts.queue_learned:
+        return "a queue that was not seen to fill"
     frees = set(graph.select(name="^cudaFree$").ids.tolist())
     if on == "cpu" and frees and not frees & set(graph.syncs["task"].tolist()):
         return "cudaFree that never waited"
