@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
@@ -45,8 +46,8 @@ def _unknown(recipe: Recipe, graph: daydream.Graph, on: str) -> str:
         return "waits that nothing tells the stream of"
     if recipe.depth < 1022 and not facts.queue_learned:
         return "a queue that was not seen to fill"
-    frees = set(graph.select(name="^cudaFree$").ids.tolist())
-    if on == "cpu" and frees and not frees & set(graph.syncs["task"].tolist()):
+    frees = graph.select(name="^cudaFree$").ids
+    if on == "cpu" and len(frees) and not np.isin(frees, graph.syncs["task"]).any():
         return "cudaFree that never waited"
     return ""
 

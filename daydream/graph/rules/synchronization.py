@@ -40,6 +40,7 @@ CLOCK_SKEW_NS = (
 # which the return is measured call by call.
 SYNC_ENTRY_NS = 1_500
 NEAR_NS = 30_000  # synchronizing calls return 2 to 25 us after the work they waited for (A100, RTX 3070 Ti)
+LEAST_WAITED = 2  # allocation calls of a kind, to believe that all of them wait
 RETURN_PLACE = 6  # program-order distance from a call to its return; device work comes before it
 
 
@@ -182,6 +183,10 @@ def _allocations(draft: Draft, streams: Streams) -> Waits:
     for name in np.unique(names[busy & (cost < 0)]).tolist():
         mates = busy & (names == name)
         waited[mates] &= bool(waited[mates].all())
+    # Where every call that met a busy device waited for it, those that met an idle one would have, too.
+    for name in np.unique(names[waited]).tolist():
+        mates = names == name
+        waited |= mates & bool(waited[mates & busy].all() and waited[mates].sum() >= LEAST_WAITED)
     return [
         (c, ALL_LANES, e, -1) for c, e in zip(calls[waited].tolist(), ended[waited].tolist(), strict=True)
     ]
