@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         DaydreamError,
         GraphError,
         NoMatchError,
+        NotApplicableError,
         OutputError,
         TraceError,
         UnknownOptimizationError,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from daydream.graph.build import build
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
+    from daydream.ranking import Ranking, rank
+    from daydream.sensitivity import curves
     from daydream.simulate import simulate
     from daydream.simulate.replay import Replay
     from daydream.simulate.timeline import Timeline
@@ -42,7 +45,9 @@ _HOMES = {
     "Graph": "daydream.graph.graph",
     "GraphError": "daydream.errors",
     "NoMatchError": "daydream.errors",
+    "NotApplicableError": "daydream.errors",
     "OutputError": "daydream.errors",
+    "Ranking": "daydream.ranking",
     "Replay": "daydream.simulate.replay",
     "Selection": "daydream.graph.selection",
     "Timeline": "daydream.simulate.timeline",
@@ -51,7 +56,9 @@ _HOMES = {
     "UnknownOptimizationError": "daydream.errors",
     "build": "daydream.graph.build",
     "collect": "daydream.collect",
+    "curves": "daydream.sensitivity",
     "load": "daydream.api",
+    "rank": "daydream.ranking",
     "replay": "daydream.api",
     "simulate": "daydream.simulate",
     "whatif": "daydream.api",
@@ -63,7 +70,9 @@ __all__ = [
     "Graph",
     "GraphError",
     "NoMatchError",
+    "NotApplicableError",
     "OutputError",
+    "Ranking",
     "Replay",
     "Selection",
     "Timeline",
@@ -72,7 +81,9 @@ __all__ = [
     "UnknownOptimizationError",
     "build",
     "collect",
+    "curves",
     "load",
+    "rank",
     "replay",
     "simulate",
     "whatif",

@@ -21,17 +21,19 @@ def load(
     *sources: str | os.PathLike[str],
     step_marker: str | None = None,
     steps: str | None = None,
+    ranks: Sequence[int] | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Trace:
     """Return a trace from a parquet file, or from anything `daydream import` accepts.
 
     Raises `TraceError` if a file is not a usable trace.
     """
-    if len(sources) == 1 and step_marker is None and steps is None and _is_parquet(sources[0]):
+    chosen = any(choice is not None for choice in (step_marker, steps, ranks))
+    if len(sources) == 1 and not chosen and _is_parquet(sources[0]):
         return Trace.load(sources[0])
     from daydream.collect.importers import import_trace
 
-    return import_trace(sources, step_marker=step_marker, steps=steps, progress=progress)
+    return import_trace(sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=progress)
 
 
 def replay(source: Source | Graph) -> Replay:
@@ -55,7 +57,10 @@ def whatif(
     changed = before.graph.copy()
     used = apply(optimizations, changed, options)
     name = "+".join(each.name for each in optimizations)
-    return compare(before, changed, optimization=name, options=used)
+    return compare(
+        before, changed, optimization=name, options=used,
+        edit=lambda graph: apply(optimizations, graph, options),
+    )  # fmt: skip
 
 
 def _is_parquet(path: str | os.PathLike[str]) -> bool:

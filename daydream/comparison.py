@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from daydream.errors import GraphError
+from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady import Settled, settle
@@ -37,6 +38,7 @@ class Comparison:
     changed: int
     inserted: int
     removed: int
+    edit: Callable[[Graph], object] | None = None  # makes the change in another copy of the graph
 
     def __repr__(self) -> str:
         return (
@@ -127,6 +129,32 @@ class Comparison:
         """The predicted timeline."""
         return self.after.timeline
 
+    @cached_property
+    def unprofiled(self) -> Comparison | None:
+        """The same change without the profiler's cost; None if that is not known.
+
+        `predicted_ns` of it is the prediction for a run without a profiler.
+        """
+        before = self.replay.unprofiled if self.edit is not None else None
+        if before is None or self.edit is None:
+            return None
+        changed = before.graph.copy()
+        self.edit(changed)
+        return compare(before, changed, optimization=self.optimization, options=self.options)
+
+    @property
+    def unprofiled_predicted_ns(self) -> int | None:
+        """The settled step after the change, without the profiler's cost."""
+        return None if self.unprofiled is None else self.unprofiled.predicted_ns
+
+    @property
+    def unprofiled_anchored_ns(self) -> int | None:
+        """The measured unprofiled step times what the change leaves of the replayed one: its bias cancels."""
+        measured, without = self.replay.unprofiled_measured_ns, self.unprofiled
+        if measured is None or without is None or not without.replayed_ns:
+            return None
+        return round(measured * without.predicted_ns / without.replayed_ns)
+
     def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """Return where one typical step's time goes, before and after."""
         step, _ = self.replay.settled.typical()
@@ -179,6 +207,10 @@ class Comparison:
             "predicted_low_ns": self.predicted_low_ns,
             "predicted_high_ns": self.predicted_high_ns,
             "speedup": self.speedup if self.predicted_ns else None,
+            "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
+            "unprofiled_replayed_ns": None if self.unprofiled is None else self.unprofiled.replayed_ns,
+            "unprofiled_predicted_ns": self.unprofiled_predicted_ns,
+            "unprofiled_anchored_ns": self.unprofiled_anchored_ns,
             "steps": [
                 {
                     "name": steps[step]["name"],
@@ -198,11 +230,18 @@ class Comparison:
 
 
 def compare(
-    before: Replay, graph: Graph, *, optimization: str, options: Mapping[str, Any] | None = None
+    before: Replay,
+    graph: Graph,
+    *,
+    optimization: str,
+    options: Mapping[str, Any] | None = None,
+    edit: Callable[[Graph], object] | None = None,
 ) -> Comparison:
     """Return the comparison of a replay with a changed copy of its graph.
 
-    Raises `GraphError` if the changed graph is broken.
+    `edit` makes the same change in another copy; with it the unprofiled step is predicted too.
+
+    Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
     problems = graph.lint()
     if problems:
@@ -213,15 +252,20 @@ def compare(
     differs = np.zeros(size, bool)
     for name in ("duration_ns", "gap_ns", "latency_ns", "lane"):
         differs |= old.columns[name] != graph.columns[name][:size]
+    changed, inserted = int((differs & kept).sum()), int(graph.alive[size:].sum())
+    removed = int((old.alive & ~graph.alive[:size]).sum())
+    if not (changed or inserted or removed or graph.edits > old.edits):
+        raise NotApplicableError(f"{optimization} found nothing to change in this trace")
     return Comparison(
         optimization=optimization,
         options=options or {},
         replay=before,
         graph=graph,
         after=settle(graph),
-        changed=int((differs & kept).sum()),
-        inserted=int(graph.alive[size:].sum()),
-        removed=int((old.alive & ~graph.alive[:size]).sum()),
+        changed=changed,
+        inserted=inserted,
+        removed=removed,
+        edit=edit,
     )
 
 

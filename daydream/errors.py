@@ -4,6 +4,7 @@ DaydreamError                  anything the user can put right; the command line
 ├── TraceError                 a file is not a usable trace (also a ValueError)
 ├── GraphError                 an edit or a graph makes no sense (also a ValueError)
 │   └── NoMatchError           an edit matched no task
+│       └── NotApplicableError an optimization has nothing to change in this trace, and says why
 ├── UnknownOptimizationError   no optimization of that name (also a LookupError)
 └── OutputError                a result cannot be written (also an OSError)
 """
@@ -25,6 +26,10 @@ class GraphError(DaydreamError, ValueError):
 
 class NoMatchError(GraphError):
     """An edit matched no task."""
+
+
+class NotApplicableError(NoMatchError):
+    """An optimization has nothing to change in this trace; the message says why."""
 
 
 class UnknownOptimizationError(DaydreamError, LookupError):

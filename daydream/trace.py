@@ -142,7 +142,9 @@ class Trace:
 
     def is_kind(self, *kinds: str) -> np.ndarray:
         """Return a mask of the rows of any of these kinds."""
-        return np.isin(self["kind"], [self.code("kind", kind) for kind in kinds])
+        wanted = np.array([*(text in kinds for text in self.text("kind")), False])  # the last: unknown, -1
+        mask: np.ndarray = wanted[self["kind"]]
+        return mask
 
     def values(self, name: str, rows: Iterable[int] | slice | None = None) -> list[Any]:
         """Return a column as Python values with `None` for unknown, for some rows or all."""

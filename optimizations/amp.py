@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.transforms import stages
+
+STAGE = stages.PRECISION
 
 MATH_BOUND = r"(?i)gemm|conv|cudnn|cutlass|xmma|wgrad|dgrad|fprop|flash|fmha"
 ALREADY_TENSOR_CORES = r"tf32|s1688|s884|h884|s16816|h16816|bf16|half|fp16"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.transforms import stages
+
+STAGE = stages.HARDWARE
 
 
 def scale(

@@ -23,6 +23,7 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "info": "daydream.cli.info",
     "replay": "daydream.cli.replay",
     "whatif": "daydream.cli.whatif",
+    "rank": "daydream.cli.rank",
 }
 
 

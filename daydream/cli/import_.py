@@ -11,11 +11,21 @@ from daydream.cli.source import force_option, json_option, read, step_options
 NOT_PARQUET = (".json", ".gz", ".sqlite")
 
 
+def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(int(rank) for rank in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of ranks such as 0,1,4", ctx, param) from None
+
+
 def _import(
     source: tuple[str, ...],
     output: str | None,
     step_marker: str | None,
     steps: str | None,
+    ranks: tuple[int, ...] | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -40,7 +50,7 @@ def _import(
         target = target / trace_name(list(source))
     check(target, force=force, sources=source)
     with Progress() as progress:
-        trace = read(source, step_marker, steps, progress)
+        trace = read(source, step_marker, steps, progress, ranks)
         progress(f"writing {target}")
         trace.save(target, force=force)
     kinds = rows_by_kind(trace)
@@ -77,6 +87,12 @@ command = click.Command(
             help="Where to write; the source's name with .parquet in the current folder if not given.",
         ),
         *step_options(),
+        click.Option(
+            ["--ranks"],
+            metavar="LIST",
+            callback=_ranks,
+            help="Ranks of the files in their order, as 0,1,4, where neither they nor their names tell.",
+        ),
         force_option(),
         json_option(),
     ],

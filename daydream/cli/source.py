@@ -64,7 +64,13 @@ def force_option() -> click.Option:
     return click.Option(["--force"], is_flag=True, help="Overwrite the output file if it exists.")
 
 
-def read(sources: Sequence[str], step_marker: str | None, steps: str | None, progress: Progress) -> Trace:
+def read(
+    sources: Sequence[str],
+    step_marker: str | None,
+    steps: str | None,
+    progress: Progress,
+    ranks: Sequence[int] | None = None,
+) -> Trace:
     """Return the trace of these sources. Raises `TraceError` if they are not usable."""
     import daydream
 
@@ -80,7 +86,7 @@ def read(sources: Sequence[str], step_marker: str | None, steps: str | None, pro
             progress(f"sorting out {name}")
 
     progress(f"reading {sources[0]}")
-    return daydream.load(*sources, step_marker=step_marker, steps=steps, progress=show)
+    return daydream.load(*sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show)
 
 
 def _refuse_parquet(sources: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,6 +76,8 @@ class WhatIf(click.Command):
         return ["--trace TRACE", "[OPTIONS]"] if ctx.meta.get(CHOSEN) else super().collect_usage_pieces(ctx)
 
     def _choose(self, ctx: click.Context, args: list[str]) -> None:
+        from daydream.errors import GraphError
+        from daydream.transforms.compose import check, parts
         from daydream.transforms.registry import find
 
         words = self._words(args)
@@ -85,13 +86,16 @@ class WhatIf(click.Command):
         sure = [word for word, maybe_value in words if not maybe_value]
         # Behind an unknown option a word may or may not have been taken as its value.
         chosen = sure[0] if sure else next((word for word, _ in words if _is_known(word)), words[0][0])
-        parts = [chosen] if Path(chosen).is_file() else [part for part in chosen.split("+") if part]
-        if not parts:
-            raise click.UsageError(f"{chosen!r} names nothing", ctx)
-        if len(set(parts)) < len(parts):
-            repeated = next(part for part in parts if parts.count(part) > 1)
-            raise click.UsageError(f"{chosen!r} names {repeated} twice", ctx)
-        ctx.meta[CHOSEN] = [find(part) for part in parts]
+        try:
+            names = parts(chosen)
+        except GraphError as error:
+            raise click.UsageError(str(error), ctx) from None
+        found = [find(name) for name in names]
+        try:
+            check(found)
+        except GraphError as error:
+            raise click.UsageError(str(error), ctx) from None
+        ctx.meta[CHOSEN] = found
         ctx.info_name = f"{ctx.info_name} {chosen}"
 
     def _words(self, args: Sequence[str]) -> list[tuple[str, bool]]:
@@ -138,11 +142,13 @@ def _whatif(
 ) -> None:
     """Predict what a change would give: its step time beside the measured and the replayed one.
 
-    NAME is an optimization, several joined by + (applied in that order), or the path of
-    a Python file with your own. `daydream whatif NAME --help` shows its options.
+    NAME is an optimization, several joined by + (in any order), or the path of a Python
+    file with your own. `daydream whatif NAME --help` shows its options.
     """
     if as_list:
-        _print_list(as_json=as_json)
+        from daydream.cli.whatif_list import print_list
+
+        print_list(as_json=as_json)
         return
     ctx = click.get_current_context()
     if name is None:
@@ -188,7 +194,8 @@ def _predict(
     name = "+".join(each.name for each in optimizations)
     changed = replay.graph.copy()
     try:
-        used = apply(optimizations, changed, option_values(optimizations, given))
+        values = option_values(optimizations, given)
+        used = apply(optimizations, changed, values)
     except (GraphError, ArithmeticError) as error:
         # An optimization that finds nothing to change says so with a subclass; what is
         # left is a value that it cannot work with, which click cannot know.
@@ -196,36 +203,10 @@ def _predict(
             raise
         what = str(error) if isinstance(error, GraphError) else f"{name} cannot take these values ({error})"
         raise click.UsageError(what, ctx) from error
-    return compare(replay, changed, optimization=name, options=used)
-
-
-def _print_list(*, as_json: bool) -> None:
-    from daydream.cli.results import print_json
-    from daydream.report.terminal import optimizations_text
-    from daydream.transforms.registry import find, names
-
-    with stdout_for_the_result():
-        found = [find(name) for name in names()]
-    if not as_json:
-        click.echo(optimizations_text(found))
-        click.echo("next: daydream whatif NAME --trace TRACE", err=True)
-        return
-    print_json({
-        "optimizations": [
-            {
-                "name": each.name,
-                "summary": each.summary,
-                "options": [
-                    {
-                        "name": option.name, "flag": option.flag, "type": option.type.__name__,
-                        "default": option.default, "required": option.required,
-                    }
-                    for option in each.options
-                ],
-            }
-            for each in found
-        ]
-    })  # fmt: skip
+    return compare(
+        replay, changed, optimization=name, options=used,
+        edit=lambda graph: apply(optimizations, graph, values),
+    )  # fmt: skip
 
 
 def _parameters() -> list[click.Parameter]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,32 @@ OWN = "option_"  # how their values are named among the command's parameters
 
 
 class Number(click.types.FloatParamType):
-    """A float that is a number: infinity is one (infinitely faster), NaN is not."""
+    """A float that is a finite number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the float, or fail with one line."""
         number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
+
+
+class Qualified(click.Option):
+    """An option that also goes by its qualified name (`--amp.math-speedup`), which its help leaves out."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the help with the short name only."""
+        return click.Option.get_help_record(self._short(), ctx)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the short name, for messages."""
+        return click.Option.get_error_hint(self._short(), ctx)
+
+    def _short(self) -> click.Option:
+        """Return the option as if it had its first name only."""
+        short = copy.copy(self)
+        short.opts, short.secondary_opts = self.opts[:1], self.secondary_opts[:1]
+        return short
 
 
 def click_options(
@@ -36,10 +54,10 @@ def click_options(
     options: list[click.Parameter] = []
     for index, (name, (optimization, plain)) in enumerate(option_names(optimizations).items()):
         option = next(each for each in optimization.options if each.name == plain)
-        flag = "--" + name.replace("_", "-")
-        if flag in taken:
-            flag = f"--{optimization.name}.{plain.replace('_', '-')}"
-        options.append(_option(f"{OWN}{index}", flag, optimization, option))
+        whole = f"{optimization.name}.{plain.replace('_', '-')}"
+        short = plain.replace("_", "-")
+        ambiguous = "." in name or f"--{short}" in taken
+        options.append(_option(f"{OWN}{index}", [whole] if ambiguous else [short, whole], option))
     return options
 
 
@@ -49,8 +67,8 @@ def option_values(optimizations: Sequence[Optimization], given: Mapping[str, Any
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _option(parameter: str, flag: str, optimization: Optimization, option: Option) -> click.Option:
-    choices = _choices(optimization, option)
+def _option(parameter: str, names: list[str], option: Option) -> click.Option:
+    choices = option.choices
     kind: click.ParamType[Any] | type = option.type
     if choices:
         kind = click.Choice(choices)
@@ -64,18 +82,8 @@ def _option(parameter: str, flag: str, optimization: Optimization, option: Optio
     else:
         said = f"{option.default} by default."
     if switch:  # three states: not typed, yes, no
-        return click.Option([parameter, f"{flag}/--no-{flag[2:]}"], default=None, help=said)
+        both = [f"--{name}/--no-{name}" for name in names]
+        return Qualified([parameter, *both], default=None, help=said)
     metavar = None if choices else option.type.__name__.upper()
-    return click.Option([parameter, flag], type=kind, required=option.required, metavar=metavar, help=said)
-
-
-def _choices(optimization: Optimization, option: Option) -> list[str]:
-    """Return the values of a parameter annotated as a `Literal`, else nothing."""
-    try:
-        hint = typing.get_type_hints(optimization.function).get(option.name)
-    except (NameError, TypeError):
-        return []
-    for kind in (hint, *typing.get_args(hint)):
-        if typing.get_origin(kind) is typing.Literal:
-            return [str(value) for value in typing.get_args(kind)]
-    return []
+    flags = [f"--{name}" for name in names]
+    return Qualified([parameter, *flags], type=kind, required=option.required, metavar=metavar, help=said)

@@ -13,8 +13,23 @@ from daydream.collect.periods_of_steps import set_apart_unlike_steps
 from daydream.collect.recording import Recording
 from daydream.collect.run_metadata import describe_run
 from daydream.collect.steps import Ranges
-from daydream.collect.torch_private import events_of, profiler_config, range_type
+from daydream.collect.torch_private import events_of, profiler_config, quiet_profiler, range_type
+from daydream.collect.warm_memory import WarmMemory
 from daydream.trace import Trace
+
+
+def prepared_profiler() -> Any:
+    """Return a profiler with the settings of every capture, prepared to start."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if _on_gpu():
+        activities.append(ProfilerActivity.CUDA)  # also on ROCm builds
+    make: Any = profile
+    profiler = make(activities=activities, record_shapes=True, experimental_config=profiler_config())
+    with quiet_profiler():
+        profiler.prepare_trace()
+    return profiler
 
 
 @dataclass
@@ -34,25 +49,21 @@ class Captured:
 
 
 class Capture:
-    """A running profiler. It must be stopped on the thread that started it."""
+    """A profiler, prepared when it is made. It must be stopped on the thread that started it.
+
+    `slow_to_start` tells that a device is recorded too: its side is best prepared some steps ahead.
+    """
 
     def __init__(self) -> None:
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
-        cuda: Any = torch.cuda
-        activities = [ProfilerActivity.CPU]
-        if cuda.is_available() and cuda.is_initialized():
-            activities.append(ProfilerActivity.CUDA)  # also on ROCm builds
+        self.slow_to_start = _on_gpu()
         self._hooks = LayerHooks()
         self._range = range_type()
-        self._profiler: Any = profile(
-            activities=activities, record_shapes=True, experimental_config=profiler_config()
-        )
+        self._profiler = prepared_profiler()
+        self._memory: WarmMemory | None = None
 
     def start(self) -> None:
         """Begin to record."""
-        self._profiler.prepare_trace()
+        self._memory = WarmMemory()
         self._hooks.install()
         self._profiler.start_trace()
 
@@ -61,10 +72,15 @@ class Capture:
         with self._range(MARKER_NAME.format(number)):
             pass
 
+    def abandon(self) -> None:
+        """Take the layer hooks off; for a forked child, which has no profiler of its own to stop."""
+        self._hooks.remove()
+
     def stop(self, optimizers: list[Any]) -> Captured:
         """End the recording, take the layer hooks off, and return what was recorded."""
         self._hooks.remove()
         self._profiler.stop_trace()
+        self._memory = None
         metadata, paths = describe_run(self._hooks.roots, optimizers)
         layers = {
             number: path
@@ -74,3 +90,10 @@ class Capture:
         recording, markers = read_events(events_of(self._profiler), layers)
         recording.metadata.update(metadata)
         return Captured(recording, markers)
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    cuda: Any = torch.cuda
+    return bool(cuda.is_available() and cuda.is_initialized())

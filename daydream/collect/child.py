@@ -10,15 +10,14 @@ import atexit
 import contextlib
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from daydream.collect.messages import SETTINGS, tell, trace_path
+from daydream.collect.termination import SaveOnTermination
 from daydream.errors import DaydreamError
 
 
@@ -34,25 +33,22 @@ class Child:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         from daydream.collect.session import Session
 
-        self._folder = folder
+        self._folder, self._name = folder, str(settings["name"])
         self._stop_after = bool(settings["stop_after"])
         self._pid = os.getpid()
         self._ended = False
         self._place = rank_and_world()
-        path = trace_path(folder, self._pid, settings["name"])
-        path.parent.mkdir(exist_ok=True)
+        self._termination = SaveOnTermination(self._terminated)
         self.session = Session(
-            path,
-            steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
+            self._path(), steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
+            on_fork=self._forked, on_holding=self._termination.switch,
         )  # fmt: skip
 
     def attach(self) -> None:
         """Begin, and arrange for the end."""
         self.session.install()
         tell(self._folder, what="began")
-        atexit.register(self.end, "the script ended")
-        self._end_with_multiprocessing()
-        self._end_with_sigterm()
+        self._arrange_the_end()
         if self._stop_after:
             self._stop_when_done()
 
@@ -86,40 +82,47 @@ class Child:
         rank, world = rank_and_world()
         self._place = (self._place[0] if rank is None else rank, self._place[1] if world is None else world)
 
-    def _end_with_multiprocessing(self) -> None:
-        """Children of `multiprocessing` leave with `os._exit`, past `atexit`; they run finalizers instead.
+    def _path(self) -> Path:
+        path = trace_path(self._folder, self._pid, self._name)
+        path.parent.mkdir(exist_ok=True)
+        return path
 
+    def _forked(self) -> None:
+        """Record this process too, which an earlier one forked and which trains: a rank, it seems."""
+        try:
+            self._pid, self._ended, self._place = os.getpid(), False, (None, None)
+            self.session.begin_anew(self._path())
+            tell(self._folder, what="began")
+            self._arrange_the_end()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the script
+            self._ended = True
+            tell(self._folder, what="ended", failed=f"collecting failed in a forked process: {error}")
+
+    def _arrange_the_end(self) -> None:
+        """Be called when the process ends.
+
+        Children of `multiprocessing` leave with `os._exit`, past `atexit`; they run finalizers instead.
         A child that imported torch before its own start-up (spawn imports the main module)
         forgets the finalizers registered until then, hence the second way.
         """
         from multiprocessing import util
 
+        pid = os.getpid()
+
         def register(child: Child) -> None:
-            if os.getpid() == child._pid:
+            if os.getpid() == pid:
                 util.Finalize(None, child.end, args=("the process ended",), exitpriority=-100)
 
+        atexit.register(self.end, "the script ended")
         register(self)
         util.register_after_fork(self, register)
 
-    def _end_with_sigterm(self) -> None:
-        """Save on SIGTERM, where nobody handles it, and die of it as before.
+    def _terminated(self, die: Callable[[], None]) -> None:
+        def save_and_die() -> None:
+            self.end("SIGTERM")
+            die()
 
-        Not in ranks and other workers: Python handles a signal only between two instructions,
-        and one that is blocked in a collective would no longer die when its launcher says so.
-        """
-        import threading
-        from multiprocessing import parent_process
-
-        worker = parent_process() is not None or (self._place[1] or 1) > 1
-        if worker or threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._terminate)
-
-    def _terminate(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signal's signature
-        signal.signal(number, signal.SIG_DFL)
-        self.end("SIGTERM")
-        os.kill(os.getpid(), number)
+        self.session.when_free(save_and_die)
 
     def _stop_when_done(self) -> None:
         """End the script behind the call that completes the recording."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.device_work import fill_collectives, fill_grids, fill_types
-from daydream.collect.layers import find_layers, link_forward
+from daydream.collect.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.nesting import link_launches, nearest, nest
 from daydream.collect.phases import find_phases
 from daydream.collect.recording import Recording, narrow
@@ -52,7 +52,8 @@ def derive(
 
     forward_of = link_forward(recording)
     phase = find_phases(recording, nesting.parent, step, forward_of)
-    layer, layers = find_layers(recording, nesting, forward_of)
+    layer, layers = find_layers(recording, nesting, forward_of, phase)
+    recording.metadata.pop(AUTOGRAD_THREADS, None)
     del forward_of, nesting
     source = np.where(op_row >= 0, op_row, launch)[device]
     for column in (phase, layer):

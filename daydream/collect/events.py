@@ -17,6 +17,7 @@ import numpy as np
 from daydream.collect.importers.kineto_events import NOTHING, Args
 from daydream.collect.importers.kineto_values import Codes, Numbers, group_of, plain_text, triple
 from daydream.collect.layer_hooks import LAYER_RANGE
+from daydream.collect.layers import AUTOGRAD_THREADS
 from daydream.collect.recording import Recording, narrow
 from daydream.collect.work import (
     ITEM_BYTES,
@@ -89,6 +90,11 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
     }
     recording = Recording(columns, {name: texts[name] for name in columns if name in texts})
     recording.metadata.update(origin_ns=origin, notes=[])
+    on_host = (kind <= KINDS.index("annotation")).tolist()
+    recording.metadata[AUTOGRAD_THREADS] = {
+        int(event.start_thread_id()): int(event.device_resource_id())
+        for event, here in zip(events, on_host, strict=True) if here
+    }  # fmt: skip
     _tell_collectives(recording)
     return recording, sorted((number, at - origin) for number, at in markers)
 
@@ -214,12 +220,23 @@ def _tell_collectives(recording: Recording) -> None:
         return
     names, shapes = recording.texts_of("name", rows), recording.texts_of("shapes", rows)
     counts = [elements_of_dims(json.loads(shape)) if shape else None for shape in shapes]
-    sizes = [ITEM_BYTES.get(dtype or "") for dtype in recording.texts_of("dtype", rows)]
+    operations = [collective_of_name(name or "") for name in names]
+    dtypes = recording.texts_of("dtype", rows)
+    # The operator is given a list of tensors, and the profiler names no type for one; gloo's own row does.
+    told: dict[tuple[str | None, int | None], set[str]] = {}
+    for operation, number, dtype in zip(operations, counts, dtypes, strict=True):
+        if dtype is not None:
+            told.setdefault((operation, number), set()).add(dtype)
+    for at, work in enumerate(zip(operations, counts, strict=True)):
+        if dtypes[at] is None and len(found := told.get(work, set())) == 1:
+            dtypes[at] = next(iter(found))
+    recording.set_texts("dtype", rows, dtypes)
+    sizes = [ITEM_BYTES.get(dtype or "") for dtype in dtypes]
     moved = [
         UNKNOWN if count is None or size is None else count * size
         for count, size in zip(counts, sizes, strict=True)
     ]
-    recording.set_texts("collective", rows, [collective_of_name(name or "") for name in names])
+    recording.set_texts("collective", rows, operations)
     elements = [UNKNOWN if count is None else count for count in counts]
     recording.set_numbers("elements", rows, np.array(elements, np.int64))
     recording.set_numbers("bytes", rows, np.array(moved, np.int64))

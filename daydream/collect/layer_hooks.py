@@ -27,8 +27,9 @@ class LayerHooks:
     def __init__(self) -> None:
         self.modules: list[Any] = []  # by number; held while recording, so that an id stays one module's
         self.roots: list[Any] = []  # modules that were called outside all others
-        self.calls = 0
-        self._numbers: dict[int, int] = {}
+        self._names: dict[int, str] = {}  # of the ranges, by id of the module
+        self._root_ids: set[int] = set()
+        self._adding = threading.Lock()
         self._handles: list[Any] = []
 
     @property
@@ -44,6 +45,7 @@ class LayerHooks:
         is_compiling = torch.compiler.is_compiling
         new_range = range_type()
         local = threading.local()
+        name_of, root_ids, add = self._names.get, self._root_ids, self._add
 
         # A compiled model must stay one graph: both hooks begin with the question and do nothing else then.
         def before(module: Any, _args: Any) -> None:
@@ -53,13 +55,10 @@ class LayerHooks:
                 stack = local.stack
             except AttributeError:
                 stack = local.stack = []
-            number = self._numbers.get(id(module))
-            if number is None:
-                number = self._add(module)
-            if not stack and not any(root is module for root in self.roots):
-                self.roots.append(module)
-            self.calls += 1
-            span = new_range(RANGE_NAME.format(number))
+            name = name_of(id(module))
+            if name is None or not (stack or id(module) in root_ids):
+                name = add(module, is_root=not stack)
+            span = new_range(name)
             span.__enter__()
             stack.append((module, span))
 
@@ -67,9 +66,14 @@ class LayerHooks:
             if is_compiling():
                 return
             stack = getattr(local, "stack", None)
-            if not stack or not any(entered is module for entered, _ in stack):
+            if not stack:
+                return
+            if stack[-1][0] is module:
+                stack.pop()[1].__exit__(None, None, None)
+                return
+            if not any(entered is module for entered, _ in stack):
                 return  # it was entered before the hooks were on
-            while stack:  # an exception may have left inner ones behind
+            while stack:  # an exception left inner ones behind
                 entered, span = stack.pop()
                 span.__exit__(None, None, None)
                 if entered is module:
@@ -86,10 +90,16 @@ class LayerHooks:
             handle.remove()
         self._handles = []
 
-    def _add(self, module: Any) -> int:
-        self.modules.append(module)
-        self._numbers[id(module)] = len(self.modules) - 1
-        return len(self.modules) - 1
+    def _add(self, module: Any, *, is_root: bool) -> str:
+        """Note a module that was not called before, or not outermost; return the name of its range."""
+        with self._adding:
+            if id(module) not in self._names:
+                self._names[id(module)] = RANGE_NAME.format(len(self.modules))
+                self.modules.append(module)
+            if is_root and id(module) not in self._root_ids:
+                self.roots.append(module)
+                self._root_ids.add(id(module))
+            return self._names[id(module)]
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ def find_paths(roots: list[Any]) -> Paths:
     from torch.nn.modules.loss import _Loss
 
     inner = [unwrap(root) for root in roots]
-    inside: set[int] = set()
+    inside = {id(root) for root in inner if _is_replica(root)}
     for root in inner:
         inside |= {id(module) for module in root.modules() if module is not root}
     tops: list[Any] = []
@@ -135,12 +145,31 @@ def find_paths(roots: list[Any]) -> Paths:
                 if id(parameter) not in of_parameter:
                     of_parameter[id(parameter)] = f"{prefix}{path}.{key}" if path else f"{prefix}{key}"
                     owner[id(parameter)] = full
+    _find_replicas(roots, inner, of_module)
     for outermost, root in zip(roots, inner, strict=True):
         wrapper = outermost
         while wrapper is not root:
             of_module[id(wrapper)] = of_module[id(root)]
             wrapper = _wrapped(wrapper)
     return Paths(of_module, of_parameter, owner, models)
+
+
+def _is_replica(module: Any) -> bool:
+    return bool(getattr(module, "_is_replica", False))
+
+
+def _find_replicas(roots: list[Any], inner: list[Any], of_module: dict[int, str]) -> None:
+    """Give the copies of a model that DataParallel makes for every call the paths of the model."""
+    originals = [
+        part for root, part in zip(roots, inner, strict=True) if type(root).__name__ == "DataParallel"
+    ]
+    for replica in (root for root in inner if _is_replica(root)):
+        for original in originals:
+            if type(original) is type(replica):
+                paths = dict(named_modules(original))
+                for path, module in named_modules(replica):
+                    if path in paths and id(paths[path]) in of_module:
+                        of_module.setdefault(id(module), of_module[id(paths[path])])
 
 
 def unwrap(module: Any) -> Any:
@@ -179,9 +208,17 @@ def _wrapped(module: Any) -> Any:
 
 def _names_of(models: list[Any]) -> list[str]:
     """Return the models' class names; several of one class are told apart by a number."""
-    given = [type(model).__name__ for model in models]
+    given = [_class_of(model).__name__ for model in models]
     names = []
     for index, name in enumerate(given):
         earlier = given[:index].count(name)
         names.append(f"{name}_{earlier + 1}" if earlier else name)
     return names
+
+
+def _class_of(model: Any) -> type:
+    """Return a model's class; what `fully_shard` puts in its place derives from it."""
+    for base in type(model).__mro__:
+        if "FSDPModule" not in [each.__name__ for each in base.__mro__]:
+            return base
+    return type(model)

@@ -6,11 +6,13 @@ import re
 
 import numpy as np
 
+from daydream.collect.by_parameter import ACCUMULATE, Layers, own_accumulated, own_bucket_rows, own_updates
 from daydream.collect.nesting import Nesting, nearest
 from daydream.collect.phases import NODE_RANGE, OLD_NODE
 from daydream.collect.recording import Recording
 from daydream.trace import UNKNOWN
 
+AUTOGRAD_THREADS = "autograd_threads"  # metadata of a recording: thread id by autograd's own id
 ACCUMULATE_GRAD = re.compile(r"AccumulateGrad$")
 
 
@@ -62,15 +64,20 @@ def _forward_lanes(
 ) -> np.ndarray:
     """Return for each node which of the forward threads its autograd thread id means.
 
-    Kineto numbers forward threads its own way; with several, each id is taken to be
-    the thread that holds most of its sequence numbers.
+    Autograd numbers forward threads its own way. Where the recording does not tell which is which,
+    each id is taken to be the thread that holds most of its sequence numbers.
     """
     if len(lanes) == 1:
         return np.zeros(len(nodes), np.int64)
+    told: dict[int, int] = recording.metadata.get(AUTOGRAD_THREADS, {})
+    tids = recording["tid"][forward[np.unique(threads[forward], return_index=True)[1]]].tolist()
     sequence = np.asarray(recording["sequence"])
     ids = np.asarray(recording["forward_thread"])[nodes]
     lane = np.zeros(len(nodes), np.int64)
     for one in np.unique(ids).tolist():
+        if told.get(one) in tids:
+            lane[ids == one] = tids.index(told[one])
+            continue
         wanted = np.unique(sequence[nodes[ids == one]])
         hits = [np.isin(wanted, sequence[forward[threads[forward] == thread]]).sum() for thread in lanes]
         lane[ids == one] = int(np.argmax(hits))
@@ -78,12 +85,14 @@ def _forward_lanes(
 
 
 def find_layers(
-    recording: Recording, nesting: Nesting, forward_of: np.ndarray
+    recording: Recording, nesting: Nesting, forward_of: np.ndarray, phase: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
     """Return each host row's layer as a code, and the layers; unknown where the file names none.
 
     Forward rows take the innermost module around them, backward rows the layer of
-    their forward operator; a gradient is accumulated for the layer of the node before.
+    their forward operator; a gradient is accumulated for the layer of the node before,
+    or for the parameter's owner where the run's parameters are known. So is an update.
+    A bucket's rows get their `phase` here too: nothing but the buckets tells them.
     """
     texts: list[str] = list(recording.text("layer"))
     own = np.array(recording["layer"], np.int32)
@@ -94,17 +103,49 @@ def find_layers(
         own[inside] = own[nesting.module[inside]]
     if not (own >= 0).any():
         return own, []
+    layers = Layers(own, texts)
+    accumulated = np.flatnonzero(
+        recording.is_kind("operator") & recording.named(ACCUMULATE_GRAD) & (forward_of < 0)
+    )
     if (forward_of >= 0).any():
         host = recording.is_kind("operator", "annotation", "runtime")
-        module_layer = own.copy()
-        node = np.flatnonzero(forward_of >= 0)
-        own[node] = module_layer[forward_of[node]]
-        _accumulate_like_node_before(recording, own, forward_of)
+        _node_layers(recording, nesting.parent, own, forward_of)
+        before = _node_before(recording, accumulated, np.flatnonzero((forward_of >= 0) & (own >= 0)))
+        own[accumulated[before >= 0]] = own[before[before >= 0]]
+        own_accumulated(recording, accumulated, before, layers)
+        _like_inner_row(nesting.parent, own, accumulated, accumulated)
         # Inside a node: the innermost of module ranges (a recomputed forward) and nodes.
         holder = nearest((own >= 0) & host, nesting.parent)
         take = host & (own < 0) & (holder >= 0)
         own[take] = own[holder[take]]
+    own_updates(
+        recording, nesting.parent, phase, accumulated[recording.named(ACCUMULATE)[accumulated]], layers
+    )
+    own_bucket_rows(recording, nesting.parent, phase, layers)
     return own, texts
+
+
+def _node_layers(recording: Recording, parent: np.ndarray, own: np.ndarray, forward_of: np.ndarray) -> None:
+    """Give backward nodes the layer of their forward operator."""
+    node = np.flatnonzero(forward_of >= 0)
+    own[node] = own.copy()[forward_of[node]]
+    # A gradient of a gradient: the forward operator ran inside another node, and is that one's.
+    around = nearest(forward_of >= 0, parent)
+    while len(missing := node[own[node] < 0]):
+        origin = around[forward_of[missing]]
+        known = (origin >= 0) & (own[origin] >= 0)
+        if not known.any():
+            break
+        own[missing[known]] = own[origin[known]]
+    # The range around a node whose hooks run first has lost its number.
+    ranges = np.flatnonzero(recording.named(NODE_RANGE) & (own < 0))
+    _like_inner_row(parent, own, node[own[node] >= 0], ranges)
+
+
+def _like_inner_row(parent: np.ndarray, own: np.ndarray, inner: np.ndarray, outer: np.ndarray) -> None:
+    """Give each of the outer rows the layer of the inner row directly inside it."""
+    inside = inner[(parent[inner] >= 0) & np.isin(parent[inner], outer)]
+    own[parent[inside]] = own[inside]
 
 
 def _name_modules(
@@ -140,20 +181,18 @@ def _name_modules(
         own[row] = codes[paths[row]]
 
 
-def _accumulate_like_node_before(recording: Recording, own: np.ndarray, forward_of: np.ndarray) -> None:
-    accumulate = np.flatnonzero(
-        recording.is_kind("operator") & recording.named(ACCUMULATE_GRAD) & (forward_of < 0)
-    )
-    nodes = np.flatnonzero((forward_of >= 0) & (own >= 0))
-    if not len(accumulate) or not len(nodes):
-        return
+def _node_before(recording: Recording, accumulated: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    """Return the node that ran last before each row on its thread, else unknown."""
+    before = np.full(len(accumulated), UNKNOWN, np.int64)
+    if not len(accumulated) or not len(nodes):
+        return before
     start, threads = recording["start_ns"], recording.threads
-    rows = np.append(nodes, accumulate)
+    rows = np.append(nodes, accumulated)
     order = np.lexsort((rows, start[rows], threads[rows]))
     is_node = order < len(nodes)
     slot = np.cumsum(is_node)[~is_node] - 1
-    in_order = nodes[order[is_node]]
-    target = rows[order[~is_node]]
-    found = np.where(slot >= 0, in_order[np.maximum(slot, 0)], UNKNOWN)
-    same = (found >= 0) & (threads[found] == threads[target])
-    own[target[same]] = own[found[same]]
+    found = np.where(slot >= 0, nodes[order[is_node]][np.maximum(slot, 0)], UNKNOWN)
+    place = order[~is_node] - len(nodes)
+    same = (found >= 0) & (threads[found] == threads[accumulated[place]])
+    before[place[same]] = found[same]
+    return before

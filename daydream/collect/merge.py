@@ -9,6 +9,11 @@ from typing import Any
 from daydream.trace import Trace
 from daydream.wording import counted
 
+TIMES = "unprofiled_step_ns"
+# What ranks tell differently: parameters of a sharded or pipelined model, the GPU each one uses. The
+# plain name holds the lowest rank's, `..._by_rank` all of them, the latter only where they differ.
+OF_EACH_RANK = (TIMES, "profiler_cost", "parameters", "optimizers", "ddp", "devices")
+
 
 def merge(
     traces: Mapping[int, Path], ended: Mapping[int, Mapping[str, Any]], root: int
@@ -65,4 +70,17 @@ def _joined(traces: list[Trace]) -> Trace:
     source = traces[0].metadata.get("source")
     joined = join_ranks(traces)
     joined.metadata["source"] = source  # each process named its part after the whole
+    for name in OF_EACH_RANK:
+        found = {str(trace.metadata["rank"]): trace.metadata.get(name) for trace in traces}
+        known = {rank: value for rank, value in sorted(found.items(), key=_by_number) if value is not None}
+        joined.metadata.pop(name, None)
+        if not known:
+            continue
+        joined.metadata[name] = next(iter(known.values()))
+        if name == TIMES or len({str(value) for value in found.values()}) > 1:  # times: of every rank
+            joined.metadata[f"{name}_by_rank"] = known
     return joined
+
+
+def _by_number(item: tuple[str, Any]) -> int:
+    return int(item[0])

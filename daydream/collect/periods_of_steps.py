@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 import numpy as np
 
 from daydream.collect.recording import Recording
@@ -15,36 +12,38 @@ UNLIKE = 0.1  # share of a step's operators: more than logging now and then, les
 DIFFERENT = "its operators differ from those of the other steps (a skipped update, an evaluation, a start-up)"
 
 
-def anchor_of(markers: Sequence[int]) -> int | None:
-    """Return the marker that ends a step, None if there is none yet.
+class Anchor:
+    """Which of the markers that came in so far ends a step.
 
     Of several optimizers it is the one that steps least often, of equals the last. One
     that has stepped once only counts until the others show that it does not come again:
     after as many markers as came before it, twice. Backward passes count where no
-    optimizer steps.
+    optimizer steps. Costs the same however many markers came in: it is asked in every step.
     """
-    steps = [marker for marker in markers if marker != BACKWARD]
-    if not steps:
-        return BACKWARD if BACKWARD in markers else None
-    counts = Counter(steps)
-    first = {marker: len(steps) for marker in counts}
-    last = dict(first)
-    for index, marker in enumerate(steps):
-        first[marker] = min(first[marker], index)
-        last[marker] = index
-    alive = []
-    for marker, count in counts.items():
-        period = (last[marker] - first[marker]) / (count - 1) if count > 1 else first[marker] + 1
-        if len(steps) - 1 - last[marker] <= 2 * period + 1:
-            alive.append(marker)
-    candidates = alive or list(counts)
-    return min(candidates, key=lambda marker: (counts[marker], -last[marker]))
 
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        self._steps = 0  # markers of optimizers
+        self.value: int | None = None  # None while no marker has come in
 
-def periods(markers: Sequence[int]) -> list[int]:
-    """Return the positions of the markers that end steps."""
-    anchor = anchor_of(markers)
-    return [index for index, marker in enumerate(markers) if marker == anchor]
+    def add(self, marker: int) -> None:
+        """Take a marker in."""
+        if marker == BACKWARD:
+            self.value = BACKWARD if self.value is None else self.value
+            return
+        self._counts[marker] = self._counts.get(marker, 0) + 1
+        self._first.setdefault(marker, self._steps)
+        self._last[marker] = self._steps
+        self._steps += 1
+        alive = [each for each in self._counts if self._comes_again(each)] or list(self._counts)
+        self.value = min(alive, key=lambda each: (self._counts[each], -self._last[each]))
+
+    def _comes_again(self, marker: int) -> bool:
+        first, last, count = self._first[marker], self._last[marker], self._counts[marker]
+        period = (last - first) / (count - 1) if count > 1 else first + 1
+        return self._steps - 1 - last <= 2 * period + 1
 
 
 def unlike_steps(recording: Recording, step: np.ndarray, count: int) -> list[int]:

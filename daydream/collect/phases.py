@@ -22,7 +22,9 @@ OPTIMIZER_RANGE = re.compile(r"^Optimizer\.step#")
 ZERO_GRAD_RANGE = re.compile(r"^Optimizer\.zero_grad#")
 DATA_RANGE = re.compile(r"DataLoader|^dataloader|data_?loading", re.IGNORECASE)
 NODE_RANGE = re.compile(r"^autograd::engine::evaluate_function")
-REDUCER_RANGE = re.compile(r"^torch(::|\.)distributed(::|\.)(ddp\.)?reducer")
+REDUCER_RANGE = re.compile(  # also what sharding does around the backward pass, and after it
+    r"^torch(::|\.)distributed(::|\.)(ddp\.)?reducer|^FSDP::(root_)?(pre|post)_backward"
+)
 OLD_NODE = re.compile(r"^[A-Z]\w*Backward\d*$|AccumulateGrad$")  # before evaluate_function ranges, 2021
 LOSS_OPERATOR = re.compile(r"loss\b|_loss|cross_entropy|\bkl_div|nll_|Loss")
 NAMED_RANGES = (  # what people call their ranges; `## forward ##` and `Forward` alike

@@ -28,6 +28,7 @@ from daydream.errors import OutputError
 from daydream.trace import write_whole
 
 INJECT = Path(__file__).with_name("inject")
+ISOLATED_MAIN = INJECT / "isolated_main.py"
 WAITING = "waiting for"  # how progress begins in a process that has not trained yet
 LOOK_EVERY_S = 0.25
 FEW, LOOK_AGAIN_S = 6, 5.0  # lines of a count that are all shown; seconds between the others
@@ -64,6 +65,20 @@ def command_line(
     return [sys.executable, *launcher, *(["-m"] if module else []), target, *args]
 
 
+def isolation_flags() -> list[str]:
+    """Return the options of our own interpreter that keep PYTHONPATH or `sitecustomize` from it."""
+    flags = sys.flags
+    if flags.isolated:
+        return ["-I", *(["-S"] if flags.no_site else [])]
+    return [*(["-E"] if flags.ignore_environment else []), *(["-S"] if flags.no_site else [])]
+
+
+def isolated(command: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return a command line whose interpreter has these options, and which reaches us nevertheless."""
+    python, *rest = command
+    return [python, *flags, str(ISOLATED_MAIN), *rest]
+
+
 def collect(
     command: Sequence[str],
     output: Path,
@@ -84,6 +99,9 @@ def collect(
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from None
     try:
         (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
+        if flags := isolation_flags():
+            command = isolated(command, flags)
+            say(f"python {' '.join(flags)} hides us from the script; it is run inside a process of ours")
         run = _Run(folder, output, force, say)
         code = run.follow(command, own_stdout=own_stdout)
         return run.result(code)

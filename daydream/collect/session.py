@@ -1,7 +1,8 @@
 """One recording inside a training process: waits, warms up, captures steps, times more without a profiler.
 
     waiting ──warm-up steps──▶ capturing ──steps + 1──▶ timing ──20 steps──▶ done
-                                   │ a profiler of the script starts: give way, then warm up again
+       ▲                           │
+       └───────────────────────────┘ a profiler of the script starts: give way
 
 Everything happens in the hooks of `step_hooks`, on the thread that trains: a profiler must
 be started and stopped on the same thread. One step more than asked for is captured, as the
@@ -16,28 +17,34 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from daydream.collect.capture import Capture, Captured
-from daydream.collect.events import Marker
-from daydream.collect.periods_of_steps import anchor_of, periods
-from daydream.collect.step_hooks import BACKWARD, StepHooks, any_optimizer_exists
+from daydream.collect.capture import Capture, Captured, prepared_profiler
+from daydream.collect.periods_of_steps import DIFFERENT
+from daydream.collect.profiler_cost import measure_profiler_cost
+from daydream.collect.step_hooks import BACKWARD, StepHooks
+from daydream.collect.step_sequence import StepSequence, why_nothing
 from daydream.collect.steps import Ranges
 from daydream.collect.torch_private import profiler_runs, watch_profilers
+from daydream.collect.unprofiled import UnprofiledSteps
 from daydream.errors import DaydreamError, OutputError
 from daydream.trace import Trace
 from daydream.wording import counted
 
 WAITING, CAPTURING, TIMING, DONE = range(4)
-MEMORY = 256  # markers that are looked back on while waiting
-PATIENCE = 32  # backward passes without an optimizer's step before they count as steps, where one exists
+AHEAD = 2  # steps between a profiler's preparation and its start: a GPU's takes long to start up
+MOST = 3  # times as many steps as asked for are captured at most, where updates are skipped
+SKIPPED = "its update was skipped: the gradient scaler found infinite gradients"
 
 
 class Session:
     """Records `steps` training steps of this process after `warmup`, and saves a trace at `output`.
 
     Call `install()` once torch is imported and `finish()` when the process ends. `on_progress`
-    gets a sentence now and then. Raises `OutputError` if `output` exists and `force` is not given.
+    gets a sentence now and then. `on_fork` is called at the steps of a forked child, which records
+    nothing until `begin_anew`; `on_holding` when there begins to be something to lose, and when there
+    no longer is. Raises `OutputError` if `output` exists and `force` is not given.
     """
 
     def __init__(
@@ -48,6 +55,8 @@ class Session:
         warmup: int = 5,
         force: bool = False,
         on_progress: Callable[[str], None] | None = None,
+        on_fork: Callable[[], None] | None = None,
+        on_holding: Callable[[bool], None] | None = None,
         unprofiled: int = 20,
     ) -> None:
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
@@ -58,26 +67,34 @@ class Session:
             raise OutputError(f"{self._output} exists already; choose another name or give --force")
         self._steps, self._warmup, self._unprofiled = steps, warmup, unprofiled
         self._tell = on_progress or (lambda _: None)
+        self._on_fork = on_fork or (lambda: None)
+        self._on_holding = on_holding or (lambda _: None)
+        self._installed = False
+        self._step_hooks = StepHooks(self._on_marker)
+        self._unwatch: Callable[[], None] = lambda: None
+        self._reset()
+
+    def _reset(self) -> None:
         self.trace: Trace | None = None
         self._pid = os.getpid()
         self._state = WAITING
         self._finished = False
-        self._installed = False
-        self._markers: list[int] = []  # optimizers as they step; backward passes while there is none
+        self._sequence = StepSequence()
         self._began = 0  # position of the marker at which the capture began
-        self._optimizer_exists: bool | None = None
-        self._step_hooks = StepHooks(self._on_marker)
         self._capture: Capture | None = None
         self._ours = False
         self._in_hook = False
+        self._afterwards: Callable[[], None] | None = None
         self._others: list[Any] = []  # profilers of the script that run now
         self._interrupted = False
-        self._unwatch: Callable[[], None] = lambda: None
         self._captured: Captured | None = None
-        self._times: list[int] = []  # perf counter at the ends of unprofiled steps
-        self._seen_steps = 0
+        self._ranges: tuple[Ranges, str] = [], ""
+        self._skipped: set[str] = set()  # names of captured steps without an update
+        self._anchor: int | None = None  # what ended the captured steps
+        self._timed: UnprofiledSteps | None = None
         self._first_step = 1  # number of the first captured step
         self._failure: BaseException | None = None
+        self._hook_times: dict[tuple[int, int], list[int]] = {}  # ns, by state and what was marked
 
     @property
     def done(self) -> bool:
@@ -93,6 +110,22 @@ class Session:
         self._unwatch = watch_profilers(self._profiler_starts, self._profiler_stopped)
         self._step_hooks.install()
         self._tell("waiting for training steps")
+
+    def begin_anew(self, output: Path) -> None:
+        """Record this forked child, whose hooks are copies of its parent's, to another file."""
+        if self._capture is not None:
+            self._capture.abandon()
+        self._output = Path(output)
+        self._step_hooks.forget()
+        self._reset()
+        self._tell("waiting for training steps")
+
+    def when_free(self, function: Callable[[], None]) -> None:
+        """Call a function now, or behind the hook that is running: a signal comes at any moment."""
+        if self._in_hook:
+            self._afterwards = function
+        else:
+            function()
 
     def finish(self, reason: str) -> None:
         """Save what was captured. Does nothing the second time, and in a forked child.
@@ -114,94 +147,107 @@ class Session:
             if self._state == CAPTURING:
                 self._stop_capture()
             if self._captured is None:
-                raise DaydreamError(self._why_nothing(reason))
+                sequence, profiled = self._sequence, self._interrupted
+                raise DaydreamError(why_nothing(sequence, self._warmup, reason, profiled=profiled))
             self._save(self._captured, reason)
         finally:
             self._take_down()
 
     # Steps ---------------------------------------------------------------------------------------
 
-    def _on_marker(self, which: int) -> None:
+    def _on_marker(self, which: int, skipped: bool) -> None:  # noqa: FBT001 - as StepHooks calls it
         """Go on after an optimizer step or a backward pass; a fault of ours must not stop the script."""
-        if os.getpid() != self._pid or self._finished:
+        if self._finished or self._ours or _is_loader_worker():
             return
+        if os.getpid() != self._pid:
+            self._on_fork()
+            if os.getpid() != self._pid:
+                return
         self._in_hook = True
+        began, state = time.perf_counter_ns(), self._state
         try:
-            self._proceed(which)
+            self._proceed(which, skipped=skipped)
+            if state == self._state:
+                self._hook_times.setdefault((state, which), []).append(time.perf_counter_ns() - began)
         except Exception as error:  # noqa: BLE001 - kept, and raised by `finish`
             self._failure = error
             self._finished = True
             self._take_down()
         finally:
             self._in_hook = False
+            afterwards, self._afterwards = self._afterwards, None
+            if afterwards is not None:
+                afterwards()
 
-    def _proceed(self, which: int) -> None:
-        by_backward = anchor_of(self._markers) == BACKWARD
-        if which == BACKWARD and self._markers and not by_backward:
-            return  # optimizers tell the steps
-        if which != BACKWARD and by_backward:
+    def _proceed(self, which: int, *, skipped: bool) -> None:
+        sequence = self._sequence
+        if not sequence.wants(which):
+            return
+        if which != BACKWARD and sequence.by_backward:
             self._start_again()
-        self._markers.append(which)
+            sequence = self._sequence
+        if self._state == TIMING:
+            self._time(which, skipped=skipped)
+            return
+        ends_step = sequence.add(which, skipped=skipped)
         if self._state == CAPTURING:
             self._mark()
-        if which != anchor_of(self._markers):
+        if not ends_step:
             return
-        self._seen_steps += 1
         if self._state == WAITING:
             self._wait(which)
         elif self._state == CAPTURING:
-            taken = len(self._ends_since(self._began)) - 1
-            if taken > self._steps:
+            taken, all_taken = sequence.taken_since(self._began)
+            if taken > self._steps or all_taken > MOST * self._steps:
                 self._stop_capture()
                 self._begin_timing()
             else:
                 self._tell_capturing(taken)
-        elif self._state == TIMING:
-            self._times.append(time.perf_counter_ns())
-            if len(self._times) > self._unprofiled + 1:
-                self.finish("the end")
-
-    def _ends_since(self, position: int) -> list[int]:
-        """Return the positions of the markers that end steps, from one on."""
-        return [end for end in periods(self._markers) if end >= position]
-
-    def _may_be_steps(self) -> bool:
-        """Return whether to take backward passes for steps: where no optimizer's step will be seen."""
-        if self._optimizer_exists is None and self._seen_steps >= max(self._warmup, 1):
-            self._optimizer_exists = any_optimizer_exists()
-        return self._optimizer_exists is False or self._seen_steps >= PATIENCE
 
     def _wait(self, which: int) -> None:
-        del self._markers[:-MEMORY]
-        if self._seen_steps < self._warmup or (which == BACKWARD and not self._may_be_steps()):
-            self._tell(f"warming up: step {self._seen_steps} of {self._warmup}")
-            return
+        sequence = self._sequence
+        sequence.forget_the_past()
+        ready = sequence.may_capture(which, self._warmup) and sequence.steps >= self._warmup
         if self._others or profiler_runs():
-            self._tell("waiting: the script's own profiler is running")
+            if ready:
+                self._tell("waiting: the script's own profiler is running")
             return
-        self._start_capture()
+        prepared = self._capture is not None
+        if not prepared and sequence.steps >= self._warmup - AHEAD:
+            self._capture = self._as_ours(Capture)
+        if ready and self._capture is not None and (prepared or not self._capture.slow_to_start):
+            self._start_capture(self._capture)
+        else:
+            self._tell(f"warming up: step {min(sequence.steps, self._warmup)} of {self._warmup}")
 
     def _tell_capturing(self, taken: int) -> None:
-        self._tell(f"capturing: step {min(taken + 1, self._steps + 1)} of {self._steps + 1}")
+        if taken < 1:
+            self._tell("capturing: the step before the first")
+        else:
+            self._tell(f"capturing: step {taken} of {self._steps}")
 
     # Capture -------------------------------------------------------------------------------------
 
-    def _start_capture(self) -> None:
-        self._capture = Capture()
+    def _as_ours(self, function: Callable[[], Any]) -> Any:
+        """Call a function whose profiler is not one of the script's."""
         self._ours = True
         try:
-            self._capture.start()
+            return function()
         finally:
             self._ours = False
+
+    def _start_capture(self, capture: Capture) -> None:
+        self._as_ours(capture.start)
         self._state = CAPTURING
-        self._began = len(self._markers) - 1
-        self._first_step = self._seen_steps + 1
+        self._on_holding(True)
+        self._began = len(self._sequence.markers) - 1
+        self._first_step = self._sequence.steps + 1
         self._mark()
         self._tell_capturing(0)
 
     def _mark(self) -> None:
         if self._capture is not None:
-            self._capture.mark(len(self._markers) - 1)
+            self._capture.mark(len(self._sequence.markers) - 1)
 
     def _stop_capture(self) -> None:
         """End the capture, and keep it if it holds a whole step."""
@@ -209,30 +255,65 @@ class Session:
         self._state = TIMING
         if capture is None:
             return
-        self._ours = True
-        try:
-            captured = capture.stop(self._step_hooks.optimizers)
-        finally:
-            self._ours = False
-        if len(captured.recording) and self._step_ranges(captured.markers)[0]:
+        captured = self._as_ours(lambda: capture.stop(self._step_hooks.optimizers))
+        self._anchor = self._sequence.anchor
+        self._ranges, self._skipped = self._sequence.ranges(
+            captured.markers, self._first_step, self._step_hooks.optimizers
+        )
+        if len(captured.recording) and self._ranges[0]:
             self._captured = captured
 
     def _begin_timing(self) -> None:
-        self._times = [time.perf_counter_ns()]
+        self._timed = UnprofiledSteps(self._unprofiled)
         if self._captured is None or not self._unprofiled:
             self.finish("the end")
         else:
             self._tell(f"timing {counted(self._unprofiled, 'step')} without the profiler")
+
+    def _time(self, which: int, *, skipped: bool) -> None:
+        if self._timed is None:
+            return
+        if skipped or self._others:  # the script's own profiler would be timed too
+            self._timed.leave_out()
+        if which != self._anchor:
+            return
+        self._timed.end_step()
+        if self._timed.enough:
+            self._measure_cost()
+            self.finish("the end")
+
+    def _measure_cost(self) -> None:
+        """Add to the trace what recording costs an event, in this process; where that fails, why."""
+        if self._captured is None:
+            return
+        self._tell("measuring what recording costs")
+        metadata = self._captured.recording.metadata
+        try:
+            cost = self._as_ours(lambda: measure_profiler_cost(prepared_profiler))
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            metadata["notes"].append(f"What recording costs could not be measured: {error}.")
+        else:
+            if cost:
+                metadata["profiler_cost"] = {**cost, "step_hooks_ns": self._step_hooks_ns()}
+
+    def _step_hooks_ns(self) -> int:
+        """Return how much longer our own step hooks took in a captured step than in an unprofiled one."""
+        total = 0.0
+        for (state, _), times in self._hook_times.items():
+            per_step = len(times) / max(len(self._hook_times.get((state, self._anchor or 0), times)), 1)
+            sign = {CAPTURING: 1, TIMING: -1}.get(state, 0)
+            total += sign * per_step * median(times)
+        return max(round(total), 0)
 
     def _start_again(self) -> None:
         """Forget the backward passes that were taken for steps: an optimizer steps after all."""
         if self._state == CAPTURING:
             self._stop_capture()
         self._captured = None
-        self._times = []
+        self._timed = None
         self._state = WAITING
-        self._markers = []
-        self._seen_steps = 0
+        self._on_holding(False)
+        self._sequence = StepSequence()
 
     # The script's own profiler -------------------------------------------------------------------
 
@@ -247,12 +328,11 @@ class Session:
                 "the script runs torch.profiler itself; `daydream collect` records while it does not, "
                 "so that neither recording is lost", stacklevel=2,
             )  # fmt: skip
+        if self._state == WAITING:
+            self._capture = None  # only prepared: theirs replaces it
         if self._state == CAPTURING:
             self._stop_capture()
-            taken = 0
-            if self._captured is not None:
-                taken = len(self._step_ranges(self._captured.markers)[0])
-            if taken > self._steps:
+            if self._captured is not None and len(self._ranges[0]) > self._steps:
                 self._begin_timing()
                 return
             self._state = WAITING
@@ -263,61 +343,39 @@ class Session:
 
     # The end -------------------------------------------------------------------------------------
 
-    def _step_ranges(self, markers: list[Marker]) -> tuple[Ranges, str]:
-        """Return the steps between the markers of the recording, and where they come from."""
-        ends = set(periods(self._markers))
-        times = [at for number, at in markers if number in ends]
-        if len(times) < 2:
-            return [], ""
-        anchor = self._markers[max(ends)]
-        source = (
-            "ends of backward passes, as no torch.optim optimizer stepped" if anchor == BACKWARD
-            else f"steps of the optimizer {type(self._step_hooks.optimizers[anchor]).__name__}"
-        )  # fmt: skip
-        begins = [times[0], *(at + 1 for at in times[1:-1])]
-        names = [f"step {self._first_step + index}" for index in range(len(begins))]
-        return list(zip(names, begins, times[1:], strict=True)), source
-
     def _save(self, captured: Captured, reason: str) -> None:
         self._tell("writing")
         self._captured = None
         metadata = captured.recording.metadata
-        ranges = self._step_ranges(captured.markers)
-        taken = len(ranges[0]) - 1
+        taken = len(self._ranges[0]) - 1
         if taken < self._steps:
             metadata["notes"].append(
                 f"{counted(taken, 'step')} of {self._steps} could be measured before {reason}."
             )
-        # The first one after the profiler runs on cold caches.
-        times = [end - begin for begin, end in zip(self._times[1:-1], self._times[2:], strict=True)]
-        if times:
+        if self._timed is not None and (times := self._timed.durations_ns()):
             metadata["unprofiled_step_ns"] = times
         asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
         metadata.update(source=self._output.name, collected=asked)
-        self.trace = captured.trace(ranges)
+        self.trace = captured.trace(self._ranges)
+        for step in self.trace.metadata["steps"]:
+            if step["name"] in self._skipped and (step["covered"] or step["why_not"] == DIFFERENT):
+                step.update(covered=False, why_not=SKIPPED)
         self.trace.save(self._output, force=self._force)
 
     def _take_down(self) -> None:
         """Leave the process as it was."""
         self._state = DONE
         self._step_hooks.disable()
+        self._capture = None
         self._unwatch()
         self._step_hooks.forget()
         self._others = []
+        self._on_holding(False)
 
-    def _why_nothing(self, reason: str) -> str:
-        seen = counted(self._seen_steps, "training step")
-        if self._interrupted and self._seen_steps > self._warmup:
-            return (
-                f"no step was captured before {reason}: the script's own torch.profiler ran all the while. "
-                "Run the script without it, or profile fewer of its steps."
-            )
-        if not self._markers:
-            return (
-                f"no training step was seen before {reason}: no torch.optim optimizer stepped and "
-                "torch.autograd.backward was not called. daydream records training steps."
-            )
-        return (
-            f"only {seen} ran before {reason}; {self._warmup} to warm up and at least 1 more to record are "
-            "needed. Run more steps, or lower --warmup."
-        )
+
+def _is_loader_worker() -> bool:
+    """Return whether this process loads data for another: what it computes is no training."""
+    import torch
+
+    data: Any = torch.utils.data
+    return data.get_worker_info() is not None

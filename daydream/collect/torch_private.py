@@ -5,13 +5,17 @@ No other module of daydream touches a private name of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 # Flags of the profiler, each switched on where this torch has it: arguments of device work,
 # the device's own synchronization rows, threads that torch did not start.
 PROFILER_FLAGS = ("expose_kineto_event_metadata", "enable_cuda_sync_events", "profile_all_threads")
+
+KINETO_LOG = "KINETO_LOG_LEVEL"
 
 Undo = Callable[[], None]
 
@@ -25,6 +29,22 @@ def profiler_config() -> Any:
     make: Any = _ExperimentalConfig
     signature = str(make.__init__.__doc__)
     return make(**{flag: True for flag in PROFILER_FLAGS if flag in signature})
+
+
+@contextlib.contextmanager
+def quiet_profiler() -> Iterator[None]:
+    """Keep the profiler's own lines about its starts and stops off stderr, while it prepares itself.
+
+    It asks this variable, at that time; the processes that the script starts do not see it.
+    """
+    if KINETO_LOG in os.environ:
+        yield
+        return
+    os.environ[KINETO_LOG] = "99"
+    try:
+        yield
+    finally:
+        os.environ.pop(KINETO_LOG, None)
 
 
 def range_type() -> Callable[[str], AbstractContextManager[Any]]:
@@ -44,6 +64,56 @@ def profiler_runs() -> bool:
 
     ask: Any = getattr(torch.autograd, "_profiler_enabled", None)
     return ask is not None and bool(ask())
+
+
+def recording_switch() -> Callable[[bool], None] | None:
+    """Return what switches a running profiler's recording of operators off and on, for this thread alone.
+
+    None where this torch cannot.
+    """
+    import torch
+
+    autograd: Any = getattr(vars(torch)["_C"], "_autograd", None)
+    switch: Callable[[bool], None] | None = getattr(autograd, "_enable_record_function", None)
+    return switch
+
+
+def compute_alone() -> None:
+    """Let operators of this thread use no other threads; those of the other threads go on as before.
+
+    OpenMP's setting is the thread's own, unlike `torch.set_num_threads`. Torch sets it itself when a
+    thread first asks, so that is done before.
+    """
+    import ctypes
+
+    import torch
+
+    torch.get_num_threads()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).omp_set_num_threads(1)
+
+
+@contextlib.contextmanager
+def without_global_hooks() -> Iterator[None]:
+    """Leave out all hooks on every module and every optimizer while this is open.
+
+    The tables are put aside, not emptied: the script may be walking through one of them.
+    """
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    kept = [
+        (where, name, table)
+        for where, prefix in ((module, "_global_"), (optimizer, "_global_optimizer_"))
+        for name, table in vars(where).items() if name.startswith(prefix) and isinstance(table, dict)
+    ]  # fmt: skip
+    for where, name, table in kept:
+        setattr(where, name, type(table)())
+    try:
+        yield
+    finally:
+        for where, name, table in kept:
+            setattr(where, name, table)
 
 
 def events_of(profiler: Any) -> list[Any]:

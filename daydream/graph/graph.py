@@ -16,108 +16,53 @@ stay right after tasks were inserted or removed:
 | `waits` | work launched on `target` after the wait follows the work on `source` before the record |
 | `queue_depth` | this lane holds so many launches in flight |
 | `links` | this task follows that one (hand-offs between threads, and edges users add) |
+
+The words that edit a graph are on one page, `docs/primitives.md`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from daydream.errors import GraphError
+from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection, select
-from daydream.trace import PHASES, Trace
+from daydream.graph.tables import (
+    ALL_LANES,
+    CODED,
+    COLUMNS,
+    DEFAULTS,
+    DEVICE_KINDS,
+    KINDS,
+    ORDER_STEP,
+    UNSET,
+    Facts,
+    Lane,
+    Table,
+    phase_code,
+)
+from daydream.trace import FIELDS, Trace
 
 if TYPE_CHECKING:
     import networkx as nx
 
-KINDS = ("cpu", "kernel", "memcpy", "memset", "collective")
-DEVICE_KINDS = KINDS[1:]
-ORDER_STEP = 4096  # program-order keys between two nanoseconds, room for inserted tasks
-
-COLUMNS: dict[str, Any] = {
-    "lane": np.int32,
-    "kind": np.int8,
-    "name": np.int32,
-    "op": np.int32,
-    "layer": np.int32,
-    "phase": np.int8,
-    "step": np.int32,
-    "row": np.int32,  # row of the trace, -1 for what was not measured
-    "duration_ns": np.int64,
-    "gap_ns": np.int64,
-    "release_ns": np.int64,  # earliest start, 0 for none
-    "launch": np.int32,  # task that launched this one, -1 for none
-    "latency_ns": np.int64,  # from the launch's start to the earliest start of the device work
-    "order": np.int64,
-    "measured_start_ns": np.int64,  # -1 for what was not measured
-}
-DEFAULTS = {"row": -1, "launch": -1, "step": -1, "phase": -1, "op": -1, "layer": -1, "measured_start_ns": -1}
-CODED = ("name", "op", "layer")
-
-
-@dataclass(frozen=True)
-class Lane:
-    """What runs one task at a time: a CPU thread, a stream, a link."""
-
-    name: str
-    rank: int = 0
-    on_device: bool = False
-    device: int = -1
-    background: bool = False  # a thread that nothing waits for, such as a watchdog
-
-
-@dataclass
-class Table:
-    """Rows of a constraint, a column each; `add` takes arrays of equal length."""
-
-    columns: dict[str, np.ndarray]
-
-    @classmethod
-    def of(cls, *names: str) -> Table:
-        """Return an empty table with these columns."""
-        return cls({name: np.empty(0, np.int64) for name in names})
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.columns[name]
-
-    def add(self, **rows: Any) -> None:
-        """Append rows; a single value stands for all of them."""
-        width = max(np.size(value) for value in rows.values())
-        for name, column in self.columns.items():
-            value = np.broadcast_to(np.asarray(rows[name], np.int64), width)
-            self.columns[name] = np.concatenate([column, value])
-
-
-ALL_LANES = -1  # `syncs["lane"]`: every device lane of the call's rank
-
-
-@dataclass
-class Facts:
-    """What the builder learned and what it could not resolve; part of every result."""
-
-    launch_latency_ns: int = 0
-    startup_ns: int = 0
-    launch_cost_ns: int = 0
-    event_waits: dict[str, int] = field(
-        default_factory=lambda: {"recorded": 0, "inferred": 0, "unresolved": 0}
-    )
-    queue_depth: int | None = None
-    queue_learned: bool = False
-    orphans: int = 0
-    unexplained: int = 0  # device tasks that started later than their known causes allow
-    unexplained_ns: int = 0
-    untraced_ns: int = 0  # device work that the profiler left out, inside graphs and before the window
-    unresolved_syncs: int = 0
-    unlaunched_kernels: int = 0
-    notes: list[str] = field(default_factory=list)
+__all__ = [
+    "ALL_LANES",
+    "CODED",
+    "COLUMNS",
+    "DEVICE_KINDS",
+    "KINDS",
+    "ORDER_STEP",
+    "Facts",
+    "Graph",
+    "Lane",
+    "Table",
+    "phase_code",
+]
 
 
 class Graph:
@@ -126,6 +71,9 @@ class Graph:
     def __init__(self, trace: Trace | None = None) -> None:
         self.trace = trace
         self.columns: dict[str, np.ndarray] = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()}
+        self.overrides: dict[
+            str, np.ndarray
+        ] = {}  # columns of the trace that edits changed, `UNSET` elsewhere
         self.alive = np.empty(0, bool)
         self.lanes: list[Lane] = []
         self.texts: dict[str, list[str]] = {name: [] for name in CODED}
@@ -133,14 +81,16 @@ class Graph:
         self.waits = Table.of("record", "source", "wait", "target", "latency_ns")
         self.links = Table.of("src", "dst", "latency_ns", "from_start", "cause")
         self.queue_depth: dict[int, int] = {}
-        self.scheduled: dict[int, np.ndarray] = {}  # lane -> priority of every task id
+        self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
         self.steps: list[dict[str, Any]] = []
-        self.changed: set[str] = set()  # structure edits since the last lowering
+        self.edits = 0  # goes up with every editing word
         self._codes: dict[str, dict[str, int]] = {}
         self._lane_ids: dict[str, int] = {}
         self._structure = 0  # goes up with every structural edit
         self._lowered: dict[Any, Any] = {}
+        self._derived: dict[str, Any] = {}  # from the structure
+        self._of_trace: dict[str, Any] = {}  # from the trace alone; copies share it
         self._ids: np.ndarray | None = None
 
     # reading ----------------------------------------------------------------------------------
@@ -188,6 +138,7 @@ class Graph:
         """Return an independent copy; the trace behind it is shared."""
         twin = copy.copy(self)
         twin.columns = {name: column.copy() for name, column in self.columns.items()}
+        twin.overrides = {name: column.copy() for name, column in self.overrides.items()}
         twin.alive = self.alive.copy()
         twin.lanes = list(self.lanes)
         twin.texts = {name: list(texts) for name, texts in self.texts.items()}
@@ -201,9 +152,10 @@ class Graph:
         twin._codes = {}
         twin._lane_ids = dict(self._lane_ids)
         twin._lowered = dict(self._lowered)
+        twin._derived = dict(self._derived)
         return twin
 
-    # editing ----------------------------------------------------------------------------------
+    # lanes, codes, rows -----------------------------------------------------------------------
 
     def lane_id(self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1) -> int:
         """Return the number of the lane with this name, made if it is new."""
@@ -222,30 +174,49 @@ class Graph:
         """Return the code of a text in a coded column, made if it is new; -1 for None."""
         if text is None:
             return -1
+        texts = self.texts.setdefault(column, [] if self.trace is None else [*self.trace.text(column)])
         codes = self._codes.get(column)
         if codes is None:
-            codes = self._codes[column] = {text: code for code, text in enumerate(self.texts[column])}
+            codes = self._codes[column] = {text: code for code, text in enumerate(texts)}
         if text not in codes:
-            codes[text] = len(self.texts[column])
-            self.texts[column].append(text)
+            codes[text] = len(texts)
+            texts.append(text)
         return codes[text]
 
     def add(self, count: int, **columns: Any) -> np.ndarray:
-        """Append tasks in bulk and return their ids; columns that are not given take their default."""
+        """Append tasks in bulk and return their ids; columns that are not given take their default.
+
+        Columns of the trace (`bytes`, `dtype`, ...) can be given too; texts come as codes.
+        """
         first = self.size
         for name, dtype in COLUMNS.items():
             value = columns.get(name, DEFAULTS.get(name, 0))
             new = np.broadcast_to(np.asarray(value, dtype), count)
             self.columns[name] = np.concatenate([self.columns[name], new])
         self.alive = np.concatenate([self.alive, np.ones(count, bool)])
+        for name in self.overrides.keys() | (columns.keys() - COLUMNS.keys()):
+            self.override(name)[first:] = columns.get(name, UNSET)
         self.touch()
         return np.arange(first, first + count)
+
+    def override(self, name: str) -> np.ndarray:
+        """Return what edits gave the tasks in a column of the trace, `UNSET` where none; to write to."""
+        if name not in FIELDS:
+            raise GraphError(f"tasks have no column {name!r}")
+        values = self.overrides.get(name, np.empty(0, np.int64))
+        if len(values) < self.size:
+            values = np.concatenate([values, np.full(self.size - len(values), UNSET)])
+        self.overrides[name] = values
+        return values
 
     def touch(self) -> None:
         """Forget what was derived from the structure."""
         self._structure += 1
         self._lowered = {}
+        self._derived = {}
         self._ids = None
+
+    # editing ----------------------------------------------------------------------------------
 
     def insert(
         self,
@@ -267,87 +238,87 @@ class Graph:
         comes right behind the last of them; without `after` it comes right before the
         first of `before`, else at the end of the lane. With `launch_after` (a CPU task) a
         device task brings its launch: a call of this graph's usual cost on that task's
-        thread. Other columns (`phase`, `layer`, `op`, `step`) can be given by name.
+        thread. Other columns (`phase`, `layer`, `op`, `step`, `bytes`, ...) can be given by name.
         """
-        from daydream.graph.place import place
+        from daydream.graph.insert import insert_one
 
-        if kind not in KINDS:
-            raise GraphError(f"unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
-        after, before = _listed(after), _listed(before)
-        for task in (*after, *before, *_listed(launch_after)):
-            if isinstance(task, Selection) and task.graph is not self:
-                raise GraphError("a task of another graph was given; select it from this one")
-        causes, followers = _ids(after), _ids(before)
-        for task in (*causes, *followers):
-            self._check(task)
-        lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
-        launch = -1
-        if launch_after is not None:
-            call = self.insert(
-                "launch", kind="cpu", lane=int(self.columns["lane"][_ids([launch_after])[0]]),
-                duration_ns=self.facts.launch_cost_ns, after=[launch_after], **columns,
-            )  # fmt: skip
-            launch = int(call.ids[0])
-        order = place(self, lane_id, [*causes, launch] if launch >= 0 else causes, followers)
-        coded = {key: self.code(key, columns.pop(key)) for key in CODED if key in columns}
-        if "phase" in columns:
-            columns["phase"] = phase_code(columns["phase"])
-        near = [*causes, *followers, launch]
-        if "step" not in columns and near[0] >= 0:
-            columns["step"] = int(self.columns["step"][near[0]])
-        task = int(
-            self.add(
-                1, name=self.code("name", name), kind=KINDS.index(kind), lane=lane_id, order=order,
-                duration_ns=_nanoseconds(duration_ns), gap_ns=_nanoseconds(gap_ns), launch=launch,
-                latency_ns=self.facts.launch_latency_ns if launch >= 0 else 0, **coded, **columns,
-            )[0]
+        return insert_one(
+            self, name, kind=kind, lane=lane, duration_ns=duration_ns, gap_ns=gap_ns,
+            after=after, before=before, launch_after=launch_after, columns=columns,
         )  # fmt: skip
-        self.link(causes, [task] * len(causes))
-        self.link([task] * len(followers), followers)
-        return self.tasks([task])
+
+    def insert_after(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
+        """Insert a task right behind each of the tasks and return them; see `insert_beside` for the rest."""
+        from daydream.graph.insert import insert_beside
+
+        return insert_beside(self, tasks, name, behind=True, duration_ns=duration_ns, **how)
+
+    def insert_before(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
+        """Insert a task right before each of the tasks and return them; see `insert_beside` for the rest."""
+        from daydream.graph.insert import insert_beside
+
+        return insert_beside(self, tasks, name, behind=False, duration_ns=duration_ns, **how)
 
     def link(
         self,
-        src: Iterable[int],
-        dst: Iterable[int],
+        src: Selection | Iterable[int],
+        dst: Selection | Iterable[int],
         *,
         latency_ns: Any = 0,
         from_start: Any = False,
         cause: Cause = Cause.USER,
     ) -> None:
-        """Let each task of `dst` start no earlier than its task of `src` ends (or starts), plus a latency."""
-        src, dst = np.asarray(list(src), np.int64), np.asarray(list(dst), np.int64)
-        if len(src):
-            self.links.add(src=src, dst=dst, latency_ns=latency_ns, from_start=from_start, cause=int(cause))
-            self.touch()
+        """Let each task of `dst` start no earlier than its task of `src` ends (or starts), plus a latency.
 
-    def remove(self, ids: np.ndarray) -> None:
-        """Remove tasks; a call goes too when all the device work it launched is gone."""
-        self.alive[ids] = False
-        launches = self.columns["launch"]
-        calls = np.unique(launches[ids])
-        calls = calls[calls >= 0]
-        still = np.unique(launches[self.alive & (launches >= 0)])
-        self.alive[np.setdiff1d(calls, still)] = False
+        One task on either side stands for all of them.
+        """
+        sources, targets = _ends(self, src), _ends(self, dst)
+        if not len(sources) and not len(targets):
+            return
+        if len(sources) != len(targets) and 1 not in {len(sources), len(targets)}:
+            raise GraphError(f"cannot link {len(sources)} tasks with {len(targets)}; give one for each")
+        self.links.add(
+            src=sources, dst=targets, latency_ns=latency_ns, from_start=from_start, cause=int(cause)
+        )
+        self.edits += 1
         self.touch()
 
-    def schedule(self, lane: str, *, key: Any) -> None:
+    def unlink(self, src: Selection, dst: Selection) -> None:
+        """Drop the edges that were linked from any task of `src` to any of `dst`."""
+        from daydream.graph.rewrite import unlink
+
+        unlink(self, src, dst)
+
+    def remove(self, ids: np.ndarray) -> None:
+        """Remove tasks; a call goes too, with all of its pieces, when the device work it launched is gone."""
+        from daydream.graph.rewrite import remove
+
+        remove(self, ids)
+
+    def schedule(self, lane: str, *, key: str | Callable[[Selection], Any]) -> None:
         """Let a lane pick, among its ready tasks, the one with the least key first.
 
-        `key` is a column name or a function from the lane's selection to an array.
+        `key` is a column name or a function from the lane's selection to an array. It is
+        looked up when the graph is simulated, so tasks inserted later count too.
         """
-        if lane not in self._lane_ids:
+        from daydream.graph.columns import lanes_named, priorities
+
+        numbers = lanes_named(self, lane)
+        if not numbers:
             raise GraphError(f"no lane {lane!r}; the lanes are {', '.join(map(repr, self._lane_ids))}")
-        tasks = self.select(lane=lane)
-        values = key(tasks) if callable(key) else getattr(tasks, key)
-        priority = np.zeros(self.size, np.int64)
-        priority[tasks.ids] = np.asarray(values, np.int64)
-        self.scheduled[self._lane_ids[lane]] = priority
+        for number in numbers:
+            priorities(self, number, key)  # refuses a key that cannot be read
+            self.scheduled[number] = key
+        self.edits += 1
         self.touch()
 
     def note(self, sentence: str) -> None:
         """Say something that a reader of any result from this graph should know."""
         self.facts.notes.append(sentence)
+
+    def does_not_apply(self, reason: str) -> NoReturn:
+        """Raise `NotApplicableError`: there is nothing to change in this trace, for this reason."""
+        raise NotApplicableError(reason)
 
     def lint(self) -> list[str]:
         """Return what is wrong with the graph, a sentence each; empty when it is sound."""
@@ -368,35 +339,11 @@ class Graph:
 
         return from_networkx(digraph)
 
-    def _check(self, task: int) -> None:
-        if not 0 <= task < self.size or not self.alive[task]:
-            raise GraphError(f"task {task} is not in the graph; it may have been removed")
 
-
-def phase_code(phase: str | None) -> int:
-    """Return the code of a phase, -1 for None."""
-    if phase is None:
-        return -1
-    if phase not in PHASES:
-        raise GraphError(f"unknown phase {phase!r}; the phases are {', '.join(PHASES)}")
-    return PHASES.index(phase)
-
-
-def _nanoseconds(value: float) -> int:
-    whole = round(value)
-    if whole < 0:
-        raise GraphError(f"a duration cannot be negative ({value} ns)")
-    return whole
-
-
-def _listed(tasks: Any) -> list[Any]:
-    if tasks is None:
-        return []
-    return [tasks] if isinstance(tasks, Selection | int | np.integer) else list(tasks)
-
-
-def _ids(tasks: Iterable[Any]) -> list[int]:
-    ids: list[int] = []
-    for task in _listed(tasks):
-        ids.extend(task.ids.tolist() if isinstance(task, Selection) else [int(task)])
-    return ids
+def _ends(graph: Graph, tasks: Selection | Iterable[int]) -> np.ndarray:
+    """Return the ids of one side of a link."""
+    if isinstance(tasks, Selection):
+        if tasks.graph is not graph:
+            raise GraphError("a task of another graph was given; select it from this one")
+        return tasks.need_all().ids
+    return np.asarray(list(tasks), np.int64)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.errors import GraphError
+from daydream.graph.cycles import task_name
+from daydream.wording import counted
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -18,35 +20,44 @@ def problems(graph: Graph) -> list[str]:
 
     columns = graph.columns
     alive = np.flatnonzero(graph.alive)
-    found = []
+    found: list[str] = []
+
+    def check(wrong: np.ndarray, kind: str, said: str) -> None:
+        """Say what is wrong with how many tasks, and name the first."""
+        tasks = alive[wrong]
+        if len(tasks):
+            found.append(f"{counted(len(tasks), kind)} {said.format(first=task_name(graph, int(tasks[0])))}")
+
     for name in ("duration_ns", "gap_ns", "release_ns"):
-        negative = alive[columns[name][alive] < 0]
-        if len(negative):
-            found.append(
-                f"{len(negative):,} tasks have a negative {name}, {_name(graph, negative[0])} first."
-            )
-    launch = columns["launch"][alive]
-    lost = alive[(launch >= 0) & ~graph.alive[launch]]
-    if len(lost):
-        found.append(
-            f"{len(lost):,} device tasks lost the call that launched them, {_name(graph, lost[0])} first; "
-            "remove the work, and its launch goes along."
-        )
-    on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[columns["lane"][alive]]
+        check(columns[name][alive] < 0, "task", f"with a negative {name}, {{first}} first.")
+    launch = columns["launch"][alive].astype(np.int64)
+    launched = launch >= 0
+    lost = launched & ~graph.alive[launch]
+    check(
+        lost, "device task",
+        "without the call that launched them, {first} first; remove the work, and its launch goes along.",
+    )  # fmt: skip
     is_cpu = columns["kind"][alive] == 0
-    misplaced = alive[is_cpu & on_device]
-    if len(misplaced):
-        found.append(
-            f"{len(misplaced):,} CPU tasks are on a device lane, {_name(graph, misplaced[0])} first."
-        )
+    check(
+        launched & ~lost & (columns["kind"][launch] != 0), "device task",
+        "launched by device work, {first} first; only CPU tasks launch.",
+    )  # fmt: skip
+    check(launched & is_cpu, "CPU task", "with a launch, {first} first; only device work is launched.")
+    order = columns["order"]
+    check(
+        launched & ~lost & ~is_cpu & (order[alive] < order[launch]), "device task",
+        "ahead of their launch in program order, {first} first; calls in between would not see them.",
+    )  # fmt: skip
+    known = (columns["lane"][alive] >= 0) & (columns["lane"][alive] < len(graph.lanes))
+    check(~known, "task", "on a lane that is not there, {first} first; make it with `lane_id`.")
+    on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[
+        np.where(known, columns["lane"][alive], -1)
+    ]
+    check(known & is_cpu & on_device, "CPU task", "on a lane of the device, {first} first.")
+    check(known & ~is_cpu & ~on_device, "device task", "on a CPU thread, {first} first.")
     if not found:
         try:
             lower(graph)
         except GraphError as error:
             found.append(f"{error}.")
     return found
-
-
-def _name(graph: Graph, task: int) -> str:
-    name = graph.texts["name"][graph.columns["name"][task]]
-    return repr(name if len(name) <= 60 else name[:57] + "...")

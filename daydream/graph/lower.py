@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.graph import ALL_LANES
+from daydream.graph.columns import priorities
+from daydream.graph.cycles import in_words
 from daydream.graph.plan import Cause, Plan
+from daydream.graph.tables import ALL_LANES
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -77,7 +79,7 @@ def _lower(graph: Graph, copies: int, window: tuple[int, int] | None) -> Lowered
     src, dst, latency, from_start, cause = (np.concatenate(parts) for parts in zip(*edges, strict=True))
     task, copy = layout.task, layout.copy
     if (src >= dst).any():
-        rank = _topological(graph, layout, src, dst)
+        rank = _topological(graph, layout, src, dst, cause)
         sequence = np.argsort(rank)
         task, copy, src, dst = task[sequence], copy[sequence], rank[src], rank[dst]
     duration, gap = _costs(graph, task, copy, copies, window)
@@ -85,9 +87,12 @@ def _lower(graph: Graph, copies: int, window: tuple[int, int] | None) -> Lowered
     priority = None
     if graph.scheduled:
         priority = np.zeros(len(task), np.int64)
-        for lane, values in graph.scheduled.items():
-            known = (graph.columns["lane"][task] == lane) & (task < len(values))
-            priority[known] = values[task[known]]
+        for lane, key in graph.scheduled.items():
+            ids, values = priorities(graph, lane, key)
+            by_task = np.zeros(graph.size, np.int64)
+            by_task[ids] = values
+            here = graph.columns["lane"][task] == lane
+            priority[here] = by_task[task[here]]
     plan = Plan.from_edges(
         graph.columns["lane"][task], duration, gap, release, src, dst, latency,
         from_start.astype(bool), cause, scheduled=tuple(sorted(graph.scheduled)), priority=priority,
@@ -207,9 +212,13 @@ def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
 
 def _queue_edges(graph: Graph, layout: _Layout) -> Edges:
     """A launch waits until the launch `depth` places before it on its stream has ended."""
+    columns = graph.columns
+    # Launched here or before the window; what edits put on a stream without a launch takes no place.
+    queued = (columns["launch"] >= 0) | (columns["row"] >= 0) | (columns["release_ns"] > 0)
     sources, targets = [], []
     for lane, depth in graph.queue_depth.items():
         tasks = layout.by_lane.get(lane, np.empty(0, np.int64))
+        tasks = tasks[queued[layout.task[tasks]]]
         launch = graph.columns["launch"][layout.task[tasks]]
         calls = np.where(launch >= 0, layout.at[layout.copy[tasks], launch], -1)
         last = np.append(calls[1:] != calls[:-1], True) | (calls < 0)  # a graph launch counts once
@@ -261,7 +270,9 @@ def _stand_in(graph: Graph, tasks: np.ndarray, dead: np.ndarray, *, ahead: bool)
             tasks[row] = -1
 
 
-def _topological(graph: Graph, layout: _Layout, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+def _topological(
+    graph: Graph, layout: _Layout, src: np.ndarray, dst: np.ndarray, cause: np.ndarray
+) -> np.ndarray:
     """Return a topological rank for every task, as near to program order as the edges allow."""
     count = len(layout.task)
     lanes = graph.columns["lane"][layout.task]
@@ -270,6 +281,7 @@ def _topological(graph: Graph, layout: _Layout, src: np.ndarray, dst: np.ndarray
     neighbours = (lanes[by_lane[1:]] == lanes[by_lane[:-1]]) & fixed[by_lane[1:]]
     src = np.concatenate([src, by_lane[:-1][neighbours]])
     dst = np.concatenate([dst, by_lane[1:][neighbours]])
+    cause = np.append(cause, np.full(int(neighbours.sum()), int(Cause.LANE)))
     left = np.bincount(dst, minlength=count).tolist()
     by_source = np.argsort(src, kind="stable")
     starts = np.searchsorted(src[by_source], np.arange(count + 1)).tolist()
@@ -286,11 +298,7 @@ def _topological(graph: Graph, layout: _Layout, src: np.ndarray, dst: np.ndarray
             if not left[child]:
                 heapq.heappush(ready, child)
     if done < count:
-        stuck = int(layout.task[np.flatnonzero(rank < 0)[0]])
-        name = graph.texts["name"][graph.columns["name"][stuck]]
-        raise GraphError(
-            f"the graph has a cycle: {count - done} tasks wait for each other, {name!r} among them"
-        )
+        raise GraphError(in_words(graph, layout.task, rank < 0, src, dst, cause))
     return rank
 
 

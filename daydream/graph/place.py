@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream.graph.graph import ORDER_STEP
+from daydream.graph.tables import ORDER_STEP
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -45,3 +45,26 @@ def _from(order: np.ndarray, task: int) -> np.ndarray:
     behind: np.ndarray = order > order[task]
     behind[task:] |= order[task:] == order[task]
     return behind
+
+
+def place_beside(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarray:
+    """Return a key for a new task beside each anchor (ids; one may stand there several times).
+
+    The keys lie between the anchor's and its neighbour's; those of one anchor ascend in the
+    order given. Where there is no room, all that is behind moves on.
+    """
+    order = graph.columns["order"]
+    sequence = np.lexsort((np.arange(len(order)), order))
+    position = np.empty(len(order), np.int64)
+    position[sequence] = np.arange(len(order))
+    places = position[anchors]
+    count = np.bincount(places, minlength=len(order))
+    wanted = count[:-1] if behind else count[1:]
+    room = np.diff(order[sequence])
+    push = np.where(wanted > 0, np.maximum(wanted + 1 - room, 0), 0)
+    order[sequence[1:]] += np.cumsum(push)
+    by_place = np.argsort(places, kind="stable")
+    first = np.searchsorted(places[by_place], places[by_place])
+    turn = np.empty(len(places), np.int64)
+    turn[by_place] = np.arange(len(places)) - first
+    return order[anchors] + 1 + turn if behind else order[anchors] - count[places] + turn

@@ -1,31 +1,30 @@
 """Selection: a set of tasks of one graph, with the words that read and change them.
 
 Text columns are matched by value (`kind`, `phase`, `dtype`, `lane`; a tuple means
-any of them), by shell pattern (`layer`), or by regular expression (`name`, `op`).
+any of them), by shell pattern (`layer`), or by regular expression (`name`, `op`,
+`within`). All words are on one page, `docs/primitives.md`.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.errors import GraphError, NoMatchError
-from daydream.graph.columns import coded, read_column
+from daydream.errors import GraphError, NoMatchError, NotApplicableError
+from daydream.graph.columns import read_column
+from daydream.graph.matching import matching, no_match
+from daydream.graph.tables import CODED, LONGEST_NS, kind_code, nanoseconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from daydream.graph.graph import Graph
+    from daydream.graph.groups import Groups
 
-BY_VALUE = ("kind", "phase", "dtype", "lane", "collective", "group")
-BY_GLOB = ("layer",)
-BY_REGEX = ("name", "op", "shapes")
-LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
-SETTABLE = ("duration_ns", "gap_ns", "latency_ns", "release_ns", "step")
+TIMES = ("duration_ns", "gap_ns", "latency_ns", "release_ns")
+SHOWN = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
 
 
 class Selection:
@@ -51,38 +50,55 @@ class Selection:
             raise AttributeError(name)
         try:
             return read_column(self.graph, name, self.ids)
+        except NotApplicableError:
+            raise
         except GraphError as error:
             raise AttributeError(str(error)) from None
 
     def __or__(self, other: Selection) -> Selection:
         self._same_graph(other)
-        return self._with(np.union1d(self.ids, other.ids), f"({self.words} or {other.words})")
+        return self.of(np.union1d(self.ids, other.ids), f"({self.words} or {other.words})")
 
     def __and__(self, other: Selection) -> Selection:
         self._same_graph(other)
-        return self._with(self.ids[np.isin(self.ids, other.ids)], f"{self.words}, {other.words}")
+        return self.of(self.ids[np.isin(self.ids, other.ids)], f"{self.words}, {other.words}")
 
     def __sub__(self, other: Selection) -> Selection:
         self._same_graph(other)
-        return self._with(self.ids[~np.isin(self.ids, other.ids)], f"{self.words} without ({other.words})")
+        return self.of(self.ids[~np.isin(self.ids, other.ids)], f"{self.words} without ({other.words})")
 
     def _same_graph(self, other: Selection) -> None:
         if other.graph is not self.graph:
             raise GraphError("selections of two graphs have nothing in common; select from one of them")
 
-    def _with(self, ids: np.ndarray, words: str) -> Selection:
-        order = self.graph.columns["order"][ids]
-        return Selection(self.graph, ids[np.argsort(order, kind="stable")], words)
+    def of(self, ids: np.ndarray, words: str, *, ordered: bool = False) -> Selection:
+        """Return other tasks of this graph as a selection, put in program order unless they are `ordered`."""
+        if not ordered:
+            ids = ids[np.lexsort((ids, self.graph.columns["order"][ids]))]
+        return Selection(self.graph, ids, words)
+
+    # choosing
 
     def where(self, test: Callable[[Selection], np.ndarray] | None = None, **where: Any) -> Selection:
-        """Return the tasks that match the words and pass `test`, a function from this selection to a mask."""
+        """Return the tasks that match the words and pass `test`, a function from this selection to a mask.
+
+        Words are columns; besides them `on` (cpu or gpu) and `within`, a regular expression on
+        the names of operators (or ranges) that enclose the task at any depth.
+        """
         chosen = self
         if test is not None:
             mask = np.asarray(test(self), bool)
+            if mask.shape != self.ids.shape:
+                raise GraphError(f"a test gives true or false for each task, not {mask.shape}")
             chosen = Selection(self.graph, self.ids[mask], f"{self.words}, a test".strip(", "))
         return select(self.graph, chosen.ids, where, chosen.words)
 
-    # reading
+    def query(self, expression: str, **values: Any) -> Selection:
+        """Return the tasks for which a pandas expression on columns holds; `@name` stands for a value."""
+        from daydream.graph.query import passes
+
+        words = f"{self.words}, {expression!r}".strip(", ")
+        return Selection(self.graph, self.ids[passes(self, expression, values)], words)
 
     def first(self) -> Selection:
         """Return the first task in program order."""
@@ -90,160 +106,220 @@ class Selection:
 
     def last(self) -> Selection:
         """Return the last task in program order."""
-        self._need()
+        self.need_some()
         return Selection(self.graph, self.ids[-1:], f"last of {self.words}")
 
     def head(self, count: int) -> Selection:
         """Return the first tasks in program order."""
-        self._need()
+        self.need_some()
         return Selection(self.graph, self.ids[:count], f"first {count} of {self.words}")
+
+    def launches(self) -> Selection:
+        """Return the calls that launched these device tasks."""
+        launch = self.graph.columns["launch"][self.ids]
+        return self.of(np.unique(launch[launch >= 0]), f"launches of {self.words}")
+
+    def launched(self) -> Selection:
+        """Return the device work that these calls launched."""
+        ids = np.flatnonzero(self.graph.alive & np.isin(self.graph.columns["launch"], self.ids))
+        return self.of(ids, f"launched by {self.words}")
+
+    def operators(self) -> Selection:
+        """Return the CPU tasks of the operator calls that did this work and no other.
+
+        Inner calls go with them; see `daydream.graph.calls.operators`.
+        """
+        from daydream.graph.calls import operators
+
+        return operators(self)
+
+    def waiting(self) -> Selection:
+        """Return the calls among these that wait for device work."""
+        from daydream.graph.rewrite import waiting
+
+        return waiting(self)
+
+    def group_by(self, *columns: str, within: str | None = None) -> Groups:
+        """Return the tasks in groups of equal values; with several columns the key is a tuple.
+
+        `within` groups by the outermost call of an operator whose name matches. Tasks whose
+        value is unknown are in no group.
+        """
+        from daydream.graph.grouping import group_by
+
+        return group_by(self, columns, within)
+
+    def runs(self, size: float | Sequence[float], *, of: str) -> Groups:
+        """Return consecutive tasks in groups that are full as soon as a column's sum reaches `size`.
+
+        Several sizes are those of the first groups, the last one of all that follow. Runs
+        start anew in each step and rank, and tasks with 0 or unknown join the run they are in.
+        """
+        from daydream.graph.grouping import runs
+
+        return runs(self, size, of)
+
+    def stretches(self, by: Selection, *, on_lane: bool = False) -> Groups:
+        """Return the tasks in groups that no task of `by` parts, in program order.
+
+        A group never spans two steps or ranks; with `on_lane` it keeps to one lane, and only
+        tasks of `by` on that lane part it.
+        """
+        from daydream.graph.grouping import stretches
+
+        return stretches(self, by, on_lane=on_lane)
 
     def total(self, column: str) -> int:
         """Return the sum of a column over the tasks where it is known."""
         values = getattr(self, column)
         return int(values[values > 0].sum())
 
-    def to_pandas(self) -> pd.DataFrame:
-        """Return the tasks as a data frame indexed by id."""
+    def to_pandas(self, columns: Sequence[str] = SHOWN) -> pd.DataFrame:
+        """Return columns of the tasks as a data frame indexed by id."""
         import pandas as pd
 
-        names = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
         return pd.DataFrame(
-            {name: getattr(self, name) for name in names}, index=pd.Index(self.ids, name="task")
+            {name: getattr(self, name) for name in columns}, index=pd.Index(self.ids, name="task")
         )
 
-    def split(self, column: str) -> list[Selection]:
-        """Return one selection per known value of an integer column, such as `step`, least first."""
-        values = getattr(self, column)
-        return [
-            Selection(self.graph, self.ids[values == value], f"{self.words}, {column}={value}")
-            for value in np.unique(values[values >= 0]).tolist()
-        ]
-
-    def launches(self) -> Selection:
-        """Return the calls that launched these device tasks."""
-        launch = self.graph.columns["launch"][self.ids]
-        return self._with(np.unique(launch[launch >= 0]), f"launches of {self.words}")
-
     def need(self, what: str) -> Selection:
-        """Return the selection, or raise `NoMatchError` saying that the trace has no such thing."""
+        """Return the selection, or raise `NotApplicableError` saying that the trace has no such thing."""
         if not len(self.ids):
-            raise NoMatchError(f"this trace has no {what}")
+            raise NotApplicableError(f"this trace has no {what}")
+        return self
+
+    def need_some(self) -> Selection:
+        """Return the selection, or raise `NoMatchError` saying what was looked for."""
+        if not len(self.ids):
+            raise NoMatchError(no_match(self.graph, self.words))
+        return self
+
+    def need_all(self) -> Selection:
+        """Return the selection, or raise `GraphError` if some of its tasks were removed meanwhile."""
+        gone = int((~self.graph.alive[self.ids]).sum())
+        if gone:
+            raise GraphError(
+                f"{gone:,} of {len(self):,} tasks were removed since they were selected: {self.words}"
+            )
         return self
 
     # changing
 
-    def scale(self, factor: float, *, gaps: bool = False) -> Selection:
-        """Multiply durations (with `gaps`, the untraced time after them too), rounding half up."""
-        self._need()
-        if not factor >= 0 or factor == float("inf"):
-            raise GraphError(f"a factor must be 0 or more, not {factor}")
+    def scale(self, factor: Any, *, gaps: bool = False) -> Selection:
+        """Multiply durations (with `gaps`, the untraced time after them too), rounding half up.
+
+        The factor is one number, or one for each task.
+        """
+        self.need_some()
+        factors = _factors(factor, len(self))
         columns = self.graph.columns
-        longest = int(columns["duration_ns"][self.ids].max())
-        if gaps:
-            longest = max(longest, int(columns["gap_ns"][self.ids].max()))
-        if longest * factor >= LONGEST_NS:
-            raise GraphError(f"a factor of {factor:g} makes tasks longer than can be counted in nanoseconds")
         for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
-            columns[name][self.ids] = np.floor(columns[name][self.ids] * factor + 0.5).astype(np.int64)
+            scaled = columns[name][self.ids] * factors
+            if scaled.max() >= LONGEST_NS:
+                raise GraphError(
+                    f"a factor of {factors.max():g} makes tasks longer than can be counted in nanoseconds"
+                )
+            columns[name][self.ids] = np.floor(scaled + 0.5).astype(np.int64)
+        self.graph.edits += 1
         return self
 
     def set(self, **columns: Any) -> Selection:
-        """Give the tasks new values: durations, gaps, latencies and releases in ns, or a step."""
-        self._need()
+        """Give the tasks new values, one for all or one for each.
+
+        Times in ns (`duration_ns`, `gap_ns`, `latency_ns`, `release_ns`), `name`, `kind`,
+        `phase`, `layer`, `op`, `step`, and what the trace says of the work: `dtype`, `bytes`,
+        `shapes`, `collective`, `group`, `elements`.
+        """
+        from daydream.graph.insert import encode
+
+        self.need_some()
+        graph = self.graph
         for name, value in columns.items():
-            if name not in SETTABLE:
-                raise GraphError(f"cannot set {name!r}; settable are {', '.join(SETTABLE)}")
-            values = np.floor(np.asarray(value, np.float64) + 0.5).astype(np.int64)
-            if name != "step" and (values < 0).any():
-                raise GraphError(f"{name} cannot be negative")
-            self.graph.columns[name][self.ids] = values
-            if name in ("latency_ns", "release_ns", "step"):
-                self.graph.touch()
+            if np.ndim(value) and np.shape(value) != self.ids.shape:
+                raise GraphError(
+                    f"{name}: {np.size(value)} values for {len(self)} tasks; give one, or one for each"
+                )
+            if name in TIMES:
+                graph.columns[name][self.ids] = nanoseconds(value, name)
+            elif name in ("kind", "name"):
+                code = kind_code if name == "kind" else lambda text: graph.code("name", text)
+                given = code(value) if isinstance(value, str) else [code(text) for text in value]
+                if (
+                    name == "kind"
+                    and ((np.asarray(given) > 0) != (self.graph.columns["kind"][self.ids] > 0)).any()
+                ):
+                    raise GraphError("CPU tasks cannot become device work, nor the other way round")
+                graph.columns[name][self.ids] = given
+            else:
+                encoded = encode(graph, {name: value})[name]
+                target = graph.columns[name] if name in (*CODED, "phase", "step") else graph.override(name)
+                target[self.ids] = encoded
+            if name not in ("duration_ns", "gap_ns"):
+                graph.touch()
+        graph.edits += 1
         return self
 
     def remove(self) -> None:
         """Take the tasks out; calls whose device work is all gone go with it."""
-        self._need()
+        self.need_some()
         self.graph.remove(self.ids)
 
     def replace(self, name: str, *, duration_ns: float, **columns: Any) -> Selection:
         """Put one task in the place of all of these: same lane, kind and launch as the first."""
-        first = self.first()
-        kept = first.ids
-        self.graph.columns["name"][kept] = self.graph.code("name", name)
-        self.graph.columns["row"][kept] = -1
-        first.set(duration_ns=duration_ns, **columns)
-        rest = self - first
-        if len(rest):
-            rest.remove()
-        return first
+        from daydream.graph.groups import Groups
 
-    def _need(self) -> None:
-        if not len(self.ids):
-            raise NoMatchError(no_match(self.graph, self.words))
+        return Groups(self, np.zeros(len(self), np.int64), [name]).fuse(
+            name, duration_ns=duration_ns, **columns
+        )
+
+    def split(self, parts: int, *, launched: bool = False) -> Selection:
+        """Divide each task into so many parts that follow each other; return all of them.
+
+        The parts' durations add up exactly, and the gap stays behind the last. One call
+        launches them all, unless with `launched` each further part brings its own and has
+        the trace's start-up cost before it. What followed a task follows its last part.
+        """
+        from daydream.graph.rewrite import split
+
+        return split(self, parts, launched=launched)
+
+    def move(self, lane: str, *, follows: bool = True, held_for: bool = True) -> Selection:
+        """Put the tasks on another lane (made if it is new), their launches and other causes kept.
+
+        Edges stand for what the order on the old lane said: a moved task still `follows`
+        what ran before it, and what came behind it is still `held_for` it, a call that
+        waited for that lane too. Leave out either where there is no such dependency.
+        """
+        from daydream.graph.rewrite import move
+
+        return move(self, lane, follows=follows, held_for=held_for)
+
+    def stop_waiting(self) -> Selection:
+        """Let these calls no longer wait for device work; they keep what they cost by themselves."""
+        from daydream.graph.rewrite import stop_waiting
+
+        return stop_waiting(self)
+
+    def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:
+        """Do this work again, right behind its last task or before another; see `Groups.repeat`."""
+        from daydream.graph.groups import Groups
+
+        return Groups(self, np.zeros(len(self), np.int64), ["all"]).repeat(times, before=before)
 
 
 def select(graph: Graph, ids: np.ndarray, where: dict[str, Any], words: str = "") -> Selection:
     """Return those of `ids` that match every word of `where` (words with value None are left out)."""
-    mask = np.ones(len(ids), bool)
-    said = [words] if words else []
-    for name, wanted in where.items():
-        if wanted is None:
-            continue
-        said.append(f"{name}={wanted!r}")
-        mask &= _matches(graph, ids, name, wanted)
-    return Selection(graph, ids[mask], ", ".join(said))
+    mask, said = matching(graph, ids, where)
+    return Selection(graph, ids[mask], ", ".join([words, *said] if words else said))
 
 
-def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarray:
-    if name == "on":
-        if wanted not in ("cpu", "gpu"):
-            raise GraphError(f"on={wanted!r}; choose cpu or gpu")
-        on_device = graph.columns["kind"][ids] != 0
-        return on_device if wanted == "gpu" else ~on_device
-    options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
-    if name in BY_VALUE + BY_GLOB + BY_REGEX:
-        codes, texts = coded(graph, name, ids)
-        _known(name, options)
-        hits = [code for code, text in enumerate(texts) if _fits(name, text, options)]
-        return np.isin(codes, hits)
-    values = read_column(graph, name, ids)
-    return np.isin(values, options)
-
-
-def _fits(name: str, text: str, options: Iterable[str]) -> bool:
-    if name in BY_REGEX:
-        try:
-            return any(re.search(option, text) for option in options)
-        except re.error as error:
-            raise GraphError(f"{name}: not a regular expression ({error})") from None
-    if name in BY_GLOB:
-        return any(fnmatch.fnmatchcase(text, option) for option in options)
-    return text in options
-
-
-def _known(name: str, options: Iterable[str]) -> None:
-    from daydream.graph.graph import KINDS
-    from daydream.trace import PHASES
-
-    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name)
-    if vocabulary:
-        for option in options:
-            if option not in vocabulary:
-                raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}")
-
-
-def no_match(graph: Graph, words: str) -> str:
-    """Return what to say when nothing matched: what is missing from the trace, and what to do."""
-    lines = [f"no task matched {words or 'the selection'}."]
-    columns = graph.columns
-    if "phase=" in words and not (columns["phase"][graph.alive] >= 0).any():
-        lines.append(
-            "This trace has no phases: it has no optimizer or autograd ranges. Select by name or op."
-        )
-    if "layer=" in words and not (columns["layer"][graph.alive] >= 0).any():
-        lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
-    if ("kernel" in words or "gpu" in words) and not (columns["kind"][graph.alive] > 0).any():
-        lines.append("This trace holds no device work; it was recorded on the CPU only.")
-    return "\n       ".join(lines)
+def _factors(factor: Any, count: int) -> np.ndarray:
+    try:
+        factors = np.asarray(factor, np.float64)
+    except (TypeError, ValueError):
+        raise GraphError(f"a factor must be a number, not {factor!r}") from None
+    if factors.shape not in ((), (count,)):
+        raise GraphError(f"{factors.size} factors for {count} tasks; give one, or one for each")
+    if not (np.isfinite(factors).all() and (factors >= 0).all()):
+        raise GraphError(f"a factor must be 0 or more, not {factor}")
+    return factors

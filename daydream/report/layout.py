@@ -74,7 +74,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> list[str]:
         head = MARGIN + name.ljust(width)
         hanging = " " * len(head)
         for part in said.split("\n"):
-            lines += _wrap(part, head, hanging)
+            lines += wrapped(part, head, hanging)
             head = hanging
     return lines
 
@@ -86,7 +86,7 @@ def notes(sentences: Iterable[str]) -> list[str]:
         return []
     lines = ["", "notes"]
     for sentence in unique:
-        lines += _wrap(printable(sentence), MARGIN + "- ", MARGIN + "  ")
+        lines += wrapped(printable(sentence), MARGIN + "- ", MARGIN + "  ")
     return lines
 
 
@@ -100,7 +100,8 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _wrap(text: str, head: str, hanging: str) -> list[str]:
+def wrapped(text: str, head: str, hanging: str) -> list[str]:
+    """Return the lines of a text behind its head, as wide as the terminal."""
     return textwrap.wrap(
         text, _width(), initial_indent=head, subsequent_indent=hanging, break_long_words=False,
         break_on_hyphens=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daydream.report.collected import collected_facts
 from daydream.report.layout import (
     count,
     facts,
@@ -38,6 +39,7 @@ def info_text(overview: Overview) -> str:
         ("recorded", _recorded(overview)),
         ("device", _device(overview)),
         *_software(overview),
+        *collected_facts(overview.trace),
         ("rows", _rows(overview)),
         ("lanes", _lanes(overview)),
         ("steps", _steps(overview)),

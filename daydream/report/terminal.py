@@ -1,8 +1,8 @@
-"""Results as text, a screen each: replay, what-if, the list of optimizations, an import."""
+"""Results as text, a screen each: replay, what-if, an import."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daydream.report.layout import (
@@ -19,6 +19,7 @@ from daydream.report.layout import (
     speedup,
     table,
     time_text,
+    wrapped,
 )
 from daydream.trace import PHASES
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from daydream.comparison import Comparison
     from daydream.simulate.replay import Replay, StepReplay
     from daydream.trace import Trace
-    from daydream.transforms.registry import Optimization
 
 MOST_STEPS = 12
 WORST_STEPS = 5
@@ -41,6 +41,7 @@ def replay_text(replay: Replay) -> str:
     replayed = f"replayed {time_text(replay.replayed_ns)} ({error})"
     lines = [
         f"{MARGIN}step time   measured {time_text(replay.measured_ns)}   {replayed}",
+        *_unprofiled_replay(replay),
         "",
         *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
         "",
@@ -58,9 +59,10 @@ def whatif_text(comparison: Comparison) -> str:
         for name, value in comparison.options.items() if value is not None
     ]  # fmt: skip
     lines = [
-        f"{printable(comparison.optimization)}   {', '.join(options)}".rstrip(),
+        *wrapped(", ".join(options), f"{printable(comparison.optimization)}   ", MARGIN * 2),
         MARGIN + _headline(comparison),
         f"{MARGIN}            {_range(comparison)}",
+        *_unprofiled_prediction(comparison),
         "",
         *_breakdown(before, after),
         "",
@@ -68,12 +70,6 @@ def whatif_text(comparison: Comparison) -> str:
         *notes(comparison.notes()),
     ]
     return "\n".join(lines)
-
-
-def optimizations_text(optimizations: Iterable[Optimization]) -> str:
-    """Return the optimizations, a line each."""
-    rows = [(each.name, each.summary) for each in optimizations]
-    return "\n".join(facts(rows))
 
 
 def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> str:
@@ -179,6 +175,30 @@ def _headline(comparison: Comparison) -> str:
         speedup(comparison.replayed_ns, comparison.predicted_ns),
     ]
     return "   ".join(parts)
+
+
+def _unprofiled_replay(replay: Replay) -> list[str]:
+    """Return the line about the step without a profiler, if the trace knows anything of it."""
+    measured, replayed = replay.unprofiled_measured_ns, replay.unprofiled_replayed_ns
+    parts = [f"measured {time_text(measured)}"] if measured is not None else []
+    if replayed is not None:
+        error = replay.unprofiled_error
+        told = "" if error is None else f" (error {percent(error, signed=True)})"
+        parts.append(f"replayed {time_text(replayed)}{told}, the cost of recording taken out")
+    return [f"{MARGIN}unprofiled  {'   '.join(parts)}"] if parts else []
+
+
+def _unprofiled_prediction(comparison: Comparison) -> list[str]:
+    """Return the line about the step without a profiler, if it is predicted."""
+    without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
+    if without is None:
+        return []
+    replayed, predicted = time_text(without.replayed_ns), time_text(without.predicted_ns)
+    line = f"{MARGIN}unprofiled  replayed {replayed}   predicted {predicted}"
+    if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
+        measured = time_text(comparison.replay.unprofiled_measured_ns)
+        line += f"   anchored to the measured {measured}: {time_text(anchored)}"
+    return [line]
 
 
 def _range(comparison: Comparison) -> str:

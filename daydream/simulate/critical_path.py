@@ -62,10 +62,11 @@ def critical_path(
         return replace(path, task=ran[path.task])
 
     before, cause, by_start = _binding_causes(plan, start, end, since)
-    previous = before.tolist()  # -1 where nothing was looked up: at the first task, and at `since`
+    # -1 where nothing was looked up: at the first task, and at `since`. A list is quicker for a long way.
+    previous = before if since is not None else before.tolist()
     walk = [sink]
     while previous[walk[-1]] >= 0:
-        walk.append(previous[walk[-1]])
+        walk.append(int(previous[walk[-1]]))
     task = np.array(walk[::-1], np.int64)
     task_ns = plan.duration_ns[task]
     task_ns[:-1][by_start[task[1:]]] = 0

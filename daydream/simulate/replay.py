@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from daydream.collect.meetings import find_meetings
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
+from daydream.graph.unprofiled import can_be_corrected, without_profiler
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 from daydream.trace import Trace
@@ -79,6 +82,28 @@ class Replay:
         """Largest relative error of a covered step, unsigned."""
         return max(abs(step.error) for step in self.steps)
 
+    @cached_property
+    def unprofiled(self) -> Replay | None:
+        """The replay without the profiler's cost; None if the trace does not say what recording cost."""
+        return replay(without_profiler(self.graph)) if can_be_corrected(self.graph) else None
+
+    @property
+    def unprofiled_replayed_ns(self) -> int | None:
+        """The settled step without the profiler's cost: made without looking at the measured one."""
+        return None if self.unprofiled is None else self.unprofiled.settled.step_ns
+
+    @property
+    def unprofiled_measured_ns(self) -> int | None:
+        """Median of the steps that were timed without a profiler; None if the trace holds none."""
+        times = self.graph.trace.metadata.get("unprofiled_step_ns") if self.graph.trace else None
+        return round(median(times)) if times else None
+
+    @property
+    def unprofiled_error(self) -> float | None:
+        """Relative error of the unprofiled step, signed; None where either side of it is not known."""
+        replayed, measured = self.unprofiled_replayed_ns, self.unprofiled_measured_ns
+        return None if replayed is None or measured is None else _relative(replayed, measured)
+
     def to_json(self) -> dict[str, Any]:
         """Return the object `replay --json` prints, without the trace's name."""
         graph, facts = self.graph, self.graph.facts
@@ -99,6 +124,9 @@ class Replay:
             "replayed_ns": self.replayed_ns,
             "error": self.error,
             "max_error": self.max_error,
+            "unprofiled_measured_ns": self.unprofiled_measured_ns,
+            "unprofiled_replayed_ns": self.unprofiled_replayed_ns,
+            "unprofiled_error": self.unprofiled_error,
             "start_error_ns": self.start_error_ns,
             "tasks": len(graph),
             "edges": len(lower(graph).plan.edge_src),
@@ -167,19 +195,18 @@ def collectives(result: Replay) -> list[dict[str, Any]]:
     if not len(chosen):
         return []
     tasks = timeline.task[chosen]
-    lanes = graph.columns["lane"][tasks]
     ranks = graph.column("rank", tasks)
     trace_start, trace_duration = graph.column("start_ns", tasks), graph.column("measured_duration_ns", tasks)
     measured = trace_start + trace_duration
-    order = np.lexsort((graph.columns["order"][tasks], lanes, ranks))
     name, sizes = graph.column("name", tasks), graph.column("bytes", tasks)
-    per_rank = {rank: order[ranks[order] == rank] for rank in np.unique(ranks).tolist()}
-    counts = {len(rows) for rows in per_rank.values()}
-    if len(counts) > 1:
-        per_rank = {next(iter(per_rank)): next(iter(per_rank.values()))}
+    place = dict(zip(graph.columns["row"][tasks].tolist(), range(len(tasks)), strict=True))
+    met = [] if graph.trace is None else find_meetings(graph.trace).rows
+    groups = [[place[row] for row in rows.tolist() if row in place] for rows in met]
+    alone = set(range(len(tasks))).difference(*groups)
+    groups = [group for group in groups if group] + [[one] for one in sorted(alone)]
+    groups.sort(key=lambda group: int(measured[group].max()))
     rows = []
-    for index, members in enumerate(zip(*per_rank.values(), strict=True)):
-        at = list(members)
+    for index, at in enumerate(groups):
         rows.append(
             {
                 "index": index,

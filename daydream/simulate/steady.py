@@ -57,6 +57,25 @@ class Settled:
 
 def settle(graph: Graph) -> Settled:
     """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none."""
+    need_steps(graph)
+    window = repeatable(graph)
+    if window is None:
+        timeline = simulate(graph)
+        return Settled(timeline, timeline.step_times(), 0, settled=True)
+    copies = 2
+    while True:
+        timeline = simulate(graph, copies=copies, window=window)
+        times = timeline.step_times()
+        passes = _passes(times, copies)
+        more = passes_needed(copies, passes[-2], passes[-1], *_slowest_lane(timeline), len(graph))
+        if more <= 0:
+            first = next(c for c, ns in enumerate(passes) if abs(ns - passes[-1]) <= SETTLED * passes[-1])
+            return Settled(timeline, times, copies - 1 if more else first, settled=not more)
+        copies = more
+
+
+def need_steps(graph: Graph) -> None:
+    """Raise `GraphError` if there is no step to be judged."""
     if not len(graph):
         raise GraphError("there is nothing to simulate: the graph has no tasks")
     covered = [step for step in graph.steps if step.get("covered")]
@@ -67,26 +86,23 @@ def settle(graph: Graph) -> Settled:
             + (f": {'; '.join(reasons)}." if reasons else ": it has no steps.")
             + " Record at least two whole steps, or name another marker with --step-marker."
         )
-    window = repeatable(graph)
-    if window is None:
-        timeline = simulate(graph)
-        return Settled(timeline, timeline.step_times(), 0, settled=True)
-    copies = 2
-    while True:
-        timeline = simulate(graph, copies=copies, window=window)
-        times = timeline.step_times()
-        passes = _passes(times, copies)
-        more = 2 * copies
-        lagging = abs(passes[-1] - passes[-2]) <= SETTLED * passes[-2]
-        if lagging:
-            slowest, ahead = _slowest_lane(timeline)
-            if slowest <= (1 + SETTLED) * passes[-1]:
-                first = next(c for c, ns in enumerate(passes) if abs(ns - passes[-1]) <= SETTLED * passes[-1])
-                return Settled(timeline, times, first, settled=True)
-            more = max(more, copies + ahead // (slowest - passes[-1]) + 2)
-        if more * len(graph) > MOST_TASKS or (more > MOST_COPIES and not lagging):
-            return Settled(timeline, times, copies - 1, settled=False)
-        copies = more
+
+
+def passes_needed(copies: int, before: int, last: int, slowest: int, ahead: int, tasks: int) -> int:
+    """Return how many passes to simulate next: 0 if these have settled, -1 if no more can be simulated.
+
+    `before` and `last` are the times of the last two passes, `slowest` what the slowest
+    lane took for the last, `ahead` how far it ended before the last completion.
+    """
+    more = 2 * copies
+    lagging = abs(last - before) <= SETTLED * before
+    if lagging:
+        if slowest <= (1 + SETTLED) * last:
+            return 0
+        more = max(more, copies + ahead // (slowest - last) + 2)
+    if more * tasks > MOST_TASKS or (more > MOST_COPIES and not lagging):
+        return -1
+    return more
 
 
 def _passes(times: dict[tuple[int, int], int], copies: int) -> list[int]:
@@ -107,7 +123,10 @@ def _slowest_lane(timeline: Timeline) -> tuple[int, int]:
     lanes = timeline.graph.lanes
     last = int(timeline.copy.max())
     ends = np.zeros((last + 1, len(lanes)), np.int64)
-    np.maximum.at(ends, (timeline.copy, timeline.plan.lane), timeline.end_ns)
+    if timeline.plan.scheduled:
+        np.maximum.at(ends, (timeline.copy, timeline.plan.lane), timeline.end_ns)
+    else:  # a lane ends with its last task: of what is assigned to one place, the last stays
+        ends[timeline.copy, timeline.plan.lane] = timeline.end_ns
     counts = (ends[last] > 0) & ~np.array([lane.background for lane in lanes], bool)
     taken = np.where(counts, ends[last] - ends[last - 1], 0)
     slowest = int(np.argmax(taken))

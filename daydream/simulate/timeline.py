@@ -76,15 +76,29 @@ class Timeline:
     @cached_property
     def last_of_steps(self) -> dict[tuple[int, int], int]:
         """By (copy, step), the task that completes the step: the last to end, background threads aside."""
-        step = self.graph.columns["step"][self.task]
-        background = np.array([lane.background for lane in self.graph.lanes] + [False])
-        inside = np.flatnonzero((step >= 0) & ~background[self.plan.lane] & self._is_work())
+        inside = self.closing
         if not len(inside):
             return {}
-        key = self.copy[inside].astype(np.int64) * (len(self.graph.steps) + 1) + step[inside]
+        step = self.graph.columns["step"][self.task[inside]]
+        key = self.copy[inside].astype(np.int64) * (len(self.graph.steps) + 1) + step
         order = np.lexsort((inside, self.end_ns[inside], key))
         last = order[np.append(key[order][1:] != key[order][:-1], True)]
-        return {(int(self.copy[task]), int(step[task])): int(task) for task in inside[last].tolist()}
+        at = zip(self.copy[inside[last]].tolist(), step[last].tolist(), strict=True)
+        return dict(zip(at, inside[last].tolist(), strict=True))
+
+    @cached_property
+    def closing(self) -> np.ndarray:
+        """Entries that may complete a step: the last work of each (copy, step) on each lane."""
+        step = self.graph.columns["step"][self.task].astype(np.int64)
+        background = np.array([lane.background for lane in self.graph.lanes] + [False])
+        inside = np.flatnonzero((step >= 0) & ~background[self.plan.lane] & self._is_work())
+        if self.plan.scheduled or not len(inside):
+            return inside  # a lane with a policy runs in another order than that of ids
+        steps = len(self.graph.steps) + 1
+        key = (self.copy[inside] * np.int64(steps) + step[inside]) * self.plan.lanes + self.plan.lane[inside]
+        last = np.full(int(key.max()) + 1, -1)
+        last[key] = inside  # of what is assigned to one place, the last stays
+        return np.sort(last[last >= 0])
 
     def _is_work(self) -> np.ndarray:
         """Return a mask of the tasks that can complete a step: not the own time of a named range."""
@@ -100,17 +114,22 @@ class Timeline:
         A sole step counts from its recorded start. In a repeated window the step before
         the first is the last of the copy before.
         """
-        last = self.last_of_steps
-        ends = {key: int(self.end_ns[task]) for key, task in last.items()}
-        steps = self.graph.steps
+        ends = {key: int(self.end_ns[task]) for key, task in self.last_of_steps.items()}
         times = {}
-        for copy, step in sorted(ends):
-            if not steps[step].get("covered") or (copy and step < self.repeats_from):
-                continue
-            before = self._step_before(copy, step, ends)
-            begin = ends[before] if before is not None else int(steps[step]["start_ns"])
-            times[(copy, step)] = ends[(copy, step)] - begin
+        for key, before in self.spans.items():
+            begin = ends[before] if before is not None else int(self.graph.steps[key[1]]["start_ns"])
+            times[key] = ends[key] - begin
         return times
+
+    @cached_property
+    def spans(self) -> dict[tuple[int, int], tuple[int, int] | None]:
+        """By covered (copy, step), the (copy, step) whose completion it counts from; None: its own start."""
+        ends = self.last_of_steps
+        return {
+            (copy, step): self._step_before(copy, step, ends)
+            for copy, step in sorted(ends)
+            if self.graph.steps[step].get("covered") and not (copy and step < self.repeats_from)
+        }
 
     def _step_before(self, copy: int, step: int, ends: dict[tuple[int, int], int]) -> tuple[int, int] | None:
         """Return the (copy, step) that runs before one, or None; a window follows its own last step."""
@@ -138,12 +157,29 @@ class Timeline:
         Only time on the chain of causes that leads to the step's completion counts:
         work that ran beside it was hidden.
         """
+        path, begin = self._path_to(copy, step)
+        return _breakdown(self, path, begin)
+
+    def by_layer(self, copy: int, step: int) -> dict[str, int]:
+        """Return where a step's time goes by layer, in ns, as `breakdown` does by phase; adds up to the step.
+
+        Longest first. What belongs to no layer is `unknown`.
+        """
+        path, begin = self._path_to(copy, step)
+        work, delay = _shares(self, path, begin)
+        layer = self.graph.columns["layer"][self.task[path.task]].astype(np.int64)
+        names = ["unknown", *self.graph.texts["layer"]]
+        total = np.zeros(len(names), np.int64)
+        np.add.at(total, layer + 1, work + delay)
+        return {names[code]: int(total[code]) for code in np.argsort(-total, kind="stable") if total[code]}
+
+    def _path_to(self, copy: int, step: int) -> tuple[CriticalPath, int]:
+        """Return the chain of causes that leads to a step's completion, and where the step begins."""
         last = self.last_of_steps
         ends = {key: int(self.end_ns[task]) for key, task in last.items()}
         before = self._step_before(copy, step, ends)
         begin = ends[before] if before is not None else int(self.graph.steps[step]["start_ns"])
-        path = critical_path(self.plan, self.start_ns, self.end_ns, last[copy, step], since=begin)
-        return _breakdown(self, path, begin)
+        return critical_path(self.plan, self.start_ns, self.end_ns, last[copy, step], since=begin), begin
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per task: id, name, kind, lane, step, phase, layer, start, end, wait."""
@@ -155,12 +191,17 @@ class Timeline:
         return frame.assign(copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns)
 
 
-def _breakdown(timeline: Timeline, path: CriticalPath, begin: int) -> dict[str, dict[str, int]]:
-    graph = timeline.graph
+def _shares(timeline: Timeline, path: CriticalPath, begin: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return what each task on a path adds to the time since `begin`: its work, and the delay before it."""
     start = timeline.start_ns[path.task]
     work_begin, work_end = np.maximum(start, begin), np.maximum(start + path.task_ns, begin)
     delay_begin = np.maximum(start - path.delay_ns, begin)
-    work, delay = work_end - work_begin, np.maximum(start, begin) - delay_begin
+    return work_end - work_begin, np.maximum(start, begin) - delay_begin
+
+
+def _breakdown(timeline: Timeline, path: CriticalPath, begin: int) -> dict[str, dict[str, int]]:
+    graph = timeline.graph
+    work, delay = _shares(timeline, path, begin)
     tasks = timeline.task[path.task]
     kind = graph.column("kind", tasks)
     by_cause: dict[str, int] = {}

@@ -1,4 +1,8 @@
-"""Several optimizations at once: `amp+fused-adam`, applied in the order they are named."""
+"""Several optimizations at once: `amp+fused-adam`.
+
+They are applied by stage (`daydream.transforms.stages`) and within a stage by name, so
+the order of naming does not matter; those without a stage come last, in the order given.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,61 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from daydream.errors import GraphError
+import numpy as np
+
+from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.transforms.registry import Optimization, describe, find
+from daydream.transforms.stages import OWN
 
 
 def parse(spec: str | Optimization | Callable[..., None] | Sequence[Any]) -> list[Optimization]:
-    """Return the optimizations of `"a+b"`, of a function, or of a sequence of either."""
+    """Return the optimizations of `"a+b"`, of a function, or of a sequence of either, as named.
+
+    Raises `GraphError` for an empty part, a name given twice, and two that exclude each other.
+    """
+    found = _parsed(spec)
+    check(found)
+    return found
+
+
+def _parsed(spec: Any) -> list[Optimization]:
     if isinstance(spec, Optimization):
         return [spec]
     if isinstance(spec, str):
-        if Path(spec).is_file():  # a path may contain a plus sign
-            return [find(spec)]
-        parts = [part for part in spec.split("+") if part]
-        if not parts:
-            raise GraphError("name an optimization, such as amp")
-        return [find(part) for part in parts]
+        return [find(part) for part in parts(spec)]
     if callable(spec):
         return [describe(spec)]
-    return [optimization for part in spec for optimization in parse(part)]
+    if not isinstance(spec, Sequence) or not spec:
+        raise GraphError(f"an optimization is a name, a function, or a list of them, not {spec!r}")
+    return [optimization for part in spec for optimization in _parsed(part)]
+
+
+def parts(spec: str) -> list[str]:
+    """Return the names in `"a+b"`. Raises `GraphError` if one is empty."""
+    if Path(spec).is_file():  # a path may contain a plus sign
+        return [spec]
+    names = [part.strip() for part in spec.split("+")]
+    if not all(names):
+        what = f"{spec!r} has an empty part" if any(names) else f"{spec!r} names nothing"
+        raise GraphError(f"{what}; name optimizations joined by +, such as amp or amp+fused-adam")
+    return names
+
+
+def check(optimizations: Sequence[Optimization]) -> None:
+    """Raise `GraphError` if one is there twice, or two exclude each other."""
+    names = [each.name for each in optimizations]
+    for place, one in enumerate(optimizations):
+        if one.name in names[:place]:
+            raise GraphError(f"{spelled(optimizations)!r} names {one.name} twice")
+        for other in optimizations[:place]:
+            if other.name in one.excludes or one.name in other.excludes:
+                raise GraphError(f"{other.name} and {one.name} exclude each other; ask for one of them")
+
+
+def in_order(optimizations: Sequence[Optimization]) -> list[Optimization]:
+    """Return the optimizations in the order they are applied."""
+    return sorted(optimizations, key=lambda each: (each.stage, "" if each.stage == OWN else each.name))
 
 
 def option_names(optimizations: Sequence[Optimization]) -> dict[str, tuple[Optimization, str]]:
@@ -38,37 +78,69 @@ def option_names(optimizations: Sequence[Optimization]) -> dict[str, tuple[Optim
                 if mate is not optimization
                 for other in mate.options
             )
-            name = f"{optimization.name.replace('-', '_')}.{option.name}" if clash else option.name
+            name = qualified(optimization, option.name) if clash else option.name
             named[name] = (optimization, option.name)
     return named
+
+
+def qualified(optimization: Optimization, option: str) -> str:
+    """Return the name of an option that no other optimization has: `fused_adam.memory_speedup`."""
+    return f"{optimization.name.replace('-', '_')}.{option}"
 
 
 def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[str, Any]) -> dict[str, Any]:
     """Apply each optimization to the graph; return the options used, defaults included.
 
-    Raises `GraphError` for an option that none of them has, or one that is missing.
+    An option may always be given by its qualified name. Raises `GraphError` for an option
+    that none of them has, one that is missing, and one of the wrong type.
     """
+    check(optimizations)
     named = option_names(optimizations)
-    for name in options:
-        if name not in named:
-            known = ", ".join(named) or "none"
-            raise GraphError(
-                f"{'+'.join(o.name for o in optimizations)} has no option {name!r}; it has {known}"
-            )
+    aliases = {qualified(owner, plain): name for name, (owner, plain) in named.items()}
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        known = aliases.get(name, name)
+        if known not in named:
+            there = ", ".join(named) or "none"
+            raise GraphError(f"{spelled(optimizations)} has no option {name!r}; it has {there}")
+        if known in given:
+            raise GraphError(f"option {known!r} is given twice")
+        given[known] = value
     used: dict[str, Any] = {}
-    for optimization in optimizations:
-        arguments = {}
-        for name, (owner, option_name) in named.items():
-            if owner is not optimization:
-                continue
-            option = next(o for o in optimization.options if o.name == option_name)
-            value = options.get(name, option.default)
-            if option.required and name not in options:
-                raise GraphError(f"{optimization.name} needs {option.flag}")
-            arguments[option_name] = used[name] = value
+    arguments: dict[str, dict[str, Any]] = {each.name: {} for each in optimizations}
+    for name, (owner, plain) in named.items():
+        option = next(each for each in owner.options if each.name == plain)
+        if option.required and name not in given:
+            raise GraphError(f"{owner.name} needs {option.flag}")
+        value = option.checked(given[name]) if name in given else option.default
+        arguments[owner.name][plain] = used[name] = value
+    for optimization in in_order(optimizations):
+        chosen = arguments[optimization.name]
+        watch = _Watch(graph)
         try:
-            optimization.function(graph, **arguments)
+            optimization.function(graph, **chosen)
         except ZeroDivisionError:
-            zero = ", ".join(name for name, value in arguments.items() if value == 0)
+            zero = ", ".join(name for name, value in chosen.items() if value == 0)
             raise GraphError(f"{optimization.name} cannot work with {zero or 'these options'} = 0") from None
+        if not watch.edited(graph):
+            raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
     return used
+
+
+def spelled(optimizations: Sequence[Optimization]) -> str:
+    """Return the names as they were given, joined by +."""
+    return "+".join(each.name for each in optimizations)
+
+
+class _Watch:
+    """Whether a graph was edited since; its arrays may have been written to without a word."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.edits = graph.edits
+        self.costs = [graph.columns[name].copy() for name in ("duration_ns", "gap_ns")]
+
+    def edited(self, graph: Graph) -> bool:
+        if graph.edits > self.edits or graph.size != len(self.costs[0]):
+            return True
+        now = [graph.columns[name] for name in ("duration_ns", "gap_ns")]
+        return not all(np.array_equal(*pair) for pair in zip(self.costs, now, strict=True))

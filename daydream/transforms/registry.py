@@ -2,7 +2,9 @@
 
 An optimization is a function `name(graph, *, option=default, ...)` that edits a graph.
 It lives in a file of its name: `fused_adam.py` holds `fused_adam` and is the command
-`fused-adam`. Its signature is its command line, its docstring its help.
+`fused-adam`. Its signature is its command line, its docstring its help. The file may say
+when it is applied among others (`STAGE`, see `daydream.transforms.stages`) and which it
+cannot be combined with (`EXCLUDES`, a set of names).
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daydream.errors import GraphError, UnknownOptimizationError
+from daydream.transforms import stages
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,6 +41,24 @@ class Option:
     type: type
     default: Any
     required: bool
+    choices: tuple[str, ...] = ()  # of a parameter annotated as a Literal
+
+    def checked(self, value: Any) -> Any:
+        """Return a value of the option's type. Raises `GraphError` for one that is not."""
+        if value is None and self.default is None and not self.required:
+            return None
+        given: Any = value
+        wanted: tuple[type, ...] = (self.type,)
+        if self.type in (int, float):
+            wanted = (int, np.integer) if self.type is int else (int, float, np.integer, np.floating)
+        sort = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}[self.type]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and self.type is not bool):
+            raise GraphError(f"{self.name} must be {sort}, not {value!r}")
+        if self.type is float and not math.isfinite(given):
+            raise GraphError(f"{self.name} must be a finite number, not {value}")
+        if self.choices and value not in self.choices:
+            raise GraphError(f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}")
+        return value
 
     @property
     def flag(self) -> str:
@@ -44,12 +68,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Optimization:
-    """A named change: the function, its options, its help."""
+    """A named change: the function, its options, its help, when it is applied and what it excludes."""
 
     name: str
     function: Callable[..., None]
     options: tuple[Option, ...]
     help: str
+    stage: int = stages.OWN
+    excludes: frozenset[str] = frozenset()
 
     @property
     def summary(self) -> str:
@@ -73,10 +99,11 @@ def find(name: str) -> Optimization:
     shipped = _shipped()
     if name in shipped:
         module = importlib.import_module(f"daydream.optimizations.{shipped[name]}")
-        return describe(_function_of(module, shipped[name]), name)
+        return _of_module(module, shipped[name], name)
     for point in _entry_points():
         if point.name == name:
-            return describe(point.load(), name)
+            function = point.load()
+            return _placed(describe(function, name), sys.modules.get(getattr(function, "__module__", "")))
     known = names()
     near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(known)}."
@@ -99,6 +126,7 @@ def describe(function: Callable[..., None], name: str | None = None) -> Optimiza
             _plain_type(hints.get(parameter.name), parameter.default),
             None if parameter.default is inspect.Parameter.empty else parameter.default,
             parameter.default is inspect.Parameter.empty,
+            _choices(hints.get(parameter.name)),
         )
         for parameter in parameters[1:]
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
@@ -111,6 +139,29 @@ def _plain_type(hint: Any, default: Any) -> type:
     choices = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
     chosen = choices[0] if isinstance(choices[0], type) else type(default)
     return chosen if chosen in (int, float, bool, str) else str
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the values of a `Literal`, else nothing."""
+    for kind in (hint, *typing.get_args(hint)):
+        if typing.get_origin(kind) is typing.Literal:
+            return tuple(str(value) for value in typing.get_args(kind))
+    return ()
+
+
+def _of_module(module: ModuleType, stem: str, name: str) -> Optimization:
+    return _placed(describe(_function_of(module, stem), name), module)
+
+
+def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
+    """Return the optimization with the `STAGE` and `EXCLUDES` of its file."""
+    stage = getattr(module, "STAGE", stages.OWN)
+    if stage not in stages.TITLES:
+        raise GraphError(f"STAGE of {optimization.name} is {stage!r}; take one of daydream.transforms.stages")
+    excludes: Any = getattr(module, "EXCLUDES", frozenset())
+    if isinstance(excludes, str) or not all(isinstance(name, str) for name in excludes):
+        raise GraphError(f"EXCLUDES of {optimization.name} must be a set of names, not {excludes!r}")
+    return replace(optimization, stage=stage, excludes=frozenset(excludes))
 
 
 def _shipped() -> dict[str, str]:
@@ -147,4 +198,4 @@ def _from_file(path: Path) -> Optimization:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's own code may raise anything; show which file and what
         raise GraphError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    return describe(_function_of(module, path.stem), path.stem.replace("_", "-"))
+    return _of_module(module, path.stem, path.stem.replace("_", "-"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -168,6 +169,68 @@ class Raising(nn.Module):
         raise ValueError(x.shape)
 
 
+class CrossAttention(nn.Module):
+    """Attention over keys of another width: four weights, two of one shape, `out_proj` never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(16, 2, kdim=8, vdim=12, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.attn(x, x[..., :8], x[..., :12])[0]
+
+
+class Functional(nn.Module):
+    """Uses the parameters of parts that it never calls, and of one that it does call as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"in": nn.Linear(16, 16), "out": nn.Linear(16, 16)})
+        self.both = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        x = F.linear(x, self.parts["in"].weight, self.parts["in"].bias)
+        x = F.linear(self.both(x).tanh(), self.both.weight)
+        return F.linear(x, self.parts["out"].weight, self.parts["out"].bias)
+
+
+class Mixed(nn.Module):
+    """Lists of modules, one module in two places, work without gradients, frozen and unused parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            [nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Identity()}) for _ in range(2)]
+        )
+        self.again = self.stages[0]["a"]
+        self.frozen, self.unused = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.frozen.requires_grad_(requires_grad=False)
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("mean", torch.zeros(16))
+        self.functional = Functional()
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(self.frozen(x).mean(0), alpha=0.1)
+        for stage in self.stages:
+            x = x + stage["b"](stage["a"](x)).relu()
+        x = self.again(x - self.mean)
+        return self.frozen(self.functional(x)) / self.temperature
+
+
+class Threads(nn.Module):
+    """Runs its parts on threads of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([MLP(), MLP()])
+        self.join = nn.Linear(8, 4)
+        self.pool = ThreadPoolExecutor(2)
+
+    def forward(self, x: Any) -> Any:
+        return self.join(torch.cat([*self.pool.map(lambda tower: tower(x), self.towers)], -1))
+
+
 def _classes(model: nn.Module, *shape: int) -> Setup:
     def loss() -> Any:
         return F.cross_entropy(model(torch.randn(shape)), torch.randint(0, 4, (shape[0],)))
@@ -187,6 +250,19 @@ def _squares(model: nn.Module, *shape: int) -> Setup:
     return model, lambda: (model(torch.randn(shape)) - 1.0).pow(2).mean()
 
 
+def _penalty() -> Setup:
+    """Return a loss that holds the gradient of an output with respect to the input."""
+    model = MLP()
+
+    def loss() -> Any:
+        x = torch.randn(8, 16, requires_grad=True)
+        out = model(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return out.pow(2).mean() + (gradient.norm(dim=1) - 1).pow(2).mean()
+
+    return model, loss
+
+
 MODELS: dict[str, Callable[[], Setup]] = {
     "mlp": lambda: _classes(MLP(), 8, 16),
     "resnet": lambda: _classes(ResNet(), 2, 3, 8, 8),
@@ -196,4 +272,8 @@ MODELS: dict[str, Callable[[], Setup]] = {
     "gpt non-reentrant": lambda: _tokens(GPT("non-reentrant"), 64),
     "lstm": lambda: _tokens(Recurrent(), 32),
     "odd": lambda: _squares(Odd(), 8, 16),
+    "cross attention": lambda: _squares(CrossAttention(), 2, 5, 16),
+    "mixed": lambda: _squares(Mixed(), 8, 16),
+    "threads": lambda: _classes(Threads(), 8, 16),
+    "penalty": _penalty,
 }

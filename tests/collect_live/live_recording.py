@@ -60,7 +60,8 @@ def recorded(name: str) -> tuple[Any, Trace, list[str]]:
     model, loss = MODELS[name]()
     order: list[str] = []
     for path, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, path=path: order.append(path))
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, path=path: order.append(path))
     iteration = train(model, loss)
 
     def loop() -> None:

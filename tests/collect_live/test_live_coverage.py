@@ -17,6 +17,7 @@ from daydream.trace import Trace  # noqa: E402
 
 each_model = pytest.mark.parametrize("name", list(MODELS))
 STEP = 2
+LAST = 3
 
 
 def texts(trace: Trace, column: str, rows: np.ndarray) -> list[str | None]:
@@ -37,7 +38,8 @@ def test_every_forward_operator_in_a_module_has_its_path(name: str) -> None:
 
     checked = 0
     for row in forward.tolist():
-        around = modules[(start[modules] <= start[row]) & (end[row] <= end[modules])]
+        here = modules[trace["tid"][modules] == trace["tid"][row]]
+        around = here[(start[here] <= start[row]) & (end[row] <= end[here])]
         if len(around):
             innermost = around[np.argmin(end[around] - start[around])]
             assert trace.values("layer", [row]) == trace.values("name", [innermost])
@@ -55,7 +57,7 @@ def test_every_backward_operator_has_a_layer(name: str) -> None:
     assert len(found) > 0
     assert None not in found
     assert {*found} <= {path or type(model).__name__ for path, _ in model.named_modules()} | {"loss"}
-    assert sum(layer != "loss" for layer in found) / len(found) > 0.8
+    assert sum(layer != "loss" for layer in found) > len(found) / 2
 
 
 @each_model
@@ -63,14 +65,11 @@ def test_a_gradient_is_accumulated_for_its_parameters_owner(name: str) -> None:
     _, trace, order = recorded(name)
     owner = {each["name"]: each["layer"] for each in trace.metadata["parameters"]}
     shapes = {json.dumps([each["shape"]], separators=(",", ":")) for each in trace.metadata["parameters"]}
-    rows = (trace["name"] == trace.code("name", "torch::autograd::AccumulateGrad")) & (trace["step"] == STEP)
+    rows = (trace["name"] == trace.code("name", "torch::autograd::AccumulateGrad")) & (trace["step"] == LAST)
     # Reentrant checkpointing accumulates the gradient of a block's input too, which is no parameter.
     rows &= np.isin(trace["shapes"], [trace.code("shapes", shape) for shape in shapes])
 
-    # The encoder's attention calls a functional with its projection's weights: the projection itself
-    # is never called, so the attention is the layer.
-    wanted = [owner[parameter].removesuffix(".out_proj") for parameter in order]
-    assert texts(trace, "layer", rows) == wanted
+    assert texts(trace, "layer", rows) == [owner[parameter] for parameter in order]
 
 
 @each_model
@@ -104,8 +103,26 @@ def test_every_phase_of_a_step_is_there(name: str) -> None:
 
     assert {"forward", "loss", "backward", "optimizer"} <= {*texts(trace, "phase", operators)}
     assert None not in texts(trace, "phase", operators)
-    in_optimizer = operators & in_phase(trace, "optimizer")
-    assert {*texts(trace, "layer", in_optimizer)} == {None}
+
+
+@each_model
+def test_every_update_of_one_parameter_has_its_layer(name: str) -> None:
+    _, trace, order = recorded(name)
+    owner = {each["name"]: each["layer"] for each in trace.metadata["parameters"]}
+    found = texts(trace, "layer", trace.is_kind("operator") & in_phase(trace, "optimizer"))
+
+    assert {*found} == {owner[parameter] for parameter in order}
+
+
+@each_model
+def test_a_steps_time_by_layer_adds_up_to_the_step(name: str) -> None:
+    _, trace, _ = recorded(name)
+    replayed = daydream.replay(trace)
+
+    for (copy, step), expected in replayed.timeline.step_times().items():
+        found = replayed.timeline.by_layer(copy, step)
+        assert sum(found.values()) == expected
+        assert min(found.values()) > 0
 
 
 @pytest.mark.parametrize("name", ["gpt reentrant", "gpt non-reentrant"])

@@ -81,9 +81,11 @@ class Folder:
     def collect(self, *args: str, **environment: str) -> Done:
         return self.finish(self.start("-m", "daydream", "collect", *args, **environment))
 
-    def interrupt(self, number: signal.Signals, *args: str, sign: str = "training") -> Done:
+    def interrupt(
+        self, number: signal.Signals, *args: str, sign: str = "training", **environment: str
+    ) -> Done:
         """Collect, and send a signal once the script has made a file of that name."""
-        process = self.start("-m", "daydream", "collect", *args)
+        process = self.start("-m", "daydream", "collect", *args, **environment)
         while not (self.path / sign).exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 
 import daydream
+from daydream.report.collected import collectives_of_steps
+from daydream.report.overview import overview
+from daydream.report.overview_text import info_text
 
 pytest.importorskip("torch", reason="collects real training scripts")
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DDP = """
-        import os
+        import os, time
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
         def train(rank, world, port):
@@ -27,6 +31,7 @@ DDP = """
                 optimizer.zero_grad()
                 model(torch.randn(2, 64)).sum().backward()
                 optimizer.step()
+            time.sleep(0.2)  # else a gloo thread may wait for Python's lock, and the lock's owner for it
             dist.destroy_process_group()
 """
 
@@ -66,6 +71,19 @@ def test_torchrun_gives_one_trace_with_both_ranks(folder, port):
     assert {step["rank"] for step in daydream.replay(trace).to_json()["steps"]} == {0, 1}
     assert trace.metadata["source"] == "t.parquet"
     assert collectives(trace, 0) == collectives(trace, 1) != []
+    exchanged = collectives_of_steps(trace)
+    assert len(exchanged) == 6
+    assert len(set(exchanged.values())) == 1  # every step of every rank
+    (each,) = set(exchanged.values())
+    buckets = [("all_reduce", bucket["bytes"]) for bucket in trace.metadata["ddp"][0]["buckets"]]
+    assert sorted(each) == sorted(buckets)
+    by_rank = trace.metadata["unprofiled_step_ns_by_rank"]
+    assert {rank: len(times) for rank, times in by_rank.items()} == {"0": 20, "1": 20}
+    assert trace.metadata["unprofiled_step_ns"] == by_rank["0"]
+    assert "parameters_by_rank" not in trace.metadata  # they are the same
+    said = info_text(overview(trace))
+    assert "2 all_reduce of 1.5 MiB in all in a step, the same on every rank" in said
+    assert "397,322 parameters" in said
     assert "note:" not in done.err
     assert done.hidden() == []
 
@@ -82,7 +100,7 @@ def test_a_rank_that_fails_fails_the_run_and_what_there_is_is_kept(folder, port)
     assert sorted(ranks_and_steps(done.trace())) == [0, 1]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_ranks_started_by_the_script_give_one_trace(method, folder, port):
     folder.script(
         DDP + "        if __name__ == '__main__':\n"
@@ -115,3 +133,57 @@ def test_processes_that_train_apart_are_not_one_job(folder):
     assert done.code == 0
     assert "trained independently" in done.err
     assert len(ranks_and_steps(done.trace())) == 1
+
+
+def test_stop_after_ends_every_rank(folder, port):
+    script = str(EXAMPLES / "train_ddp.py")
+    arguments = ["--stop-after", "--nproc-per-node", "2", "-o", "t.parquet", script, "--steps", "100000"]
+    done = folder.collect(*arguments, PET_MASTER_PORT=port)
+
+    assert done.code == 0, done.err
+    assert sorted(ranks_and_steps(done.trace("t.parquet"))) == [0, 1]
+
+
+def test_a_sharded_model_gives_one_trace(folder, port):
+    folder.script(
+        """
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (2,))
+        model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32))
+        for layer in (*model, model):
+            fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(torch.randn(4, 32)).square().mean().backward()
+            optimizer.step()
+        dist.destroy_process_group()
+        """
+    )
+    done = folder.collect("--nproc-per-node", "2", "train.py", PET_MASTER_PORT=port)
+
+    assert done.code == 0, done.err
+    steps = ranks_and_steps(done.trace())
+    assert steps[0] == steps[1]
+    assert sum(covered for _, covered in steps[0]) == 3
+
+
+def test_ranks_that_are_terminated_leave_what_they_captured(folder, port):
+    folder.script(
+        DDP.replace("range(40)", "iter(int, 1)").replace(
+            "                optimizer.step()\n",
+            "                optimizer.step()\n"
+            "                steps.append(1)\n"
+            "                if len(steps) == 30 and rank == 0: open('training', 'w')\n",
+        )
+        + "        steps = []\n        train(int(os.environ['RANK']), 2, os.environ['MASTER_PORT'])\n"
+    )
+    arguments = ["--steps", "1000000", "--nproc-per-node", "2", "train.py"]
+    done = folder.interrupt(signal.SIGTERM, *arguments, PET_MASTER_PORT=port)
+
+    assert done.code == 1  # torchrun's
+    assert sorted(ranks_and_steps(done.trace())) == [0, 1]
+    assert all("before SIGTERM" in note for note in done.trace().metadata["notes"])

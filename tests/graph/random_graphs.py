@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import strategies as st
@@ -67,7 +69,7 @@ def graphs(draw: st.DrawFn, *, max_actions: int = 14, scheduled: bool = False) -
     _link(draw, graph)
     for lane in draw(st.sets(st.sampled_from(streams), min_size=1)) if scheduled else ():
         priority = draw(st.lists(st.integers(0, 2), min_size=graph.size, max_size=graph.size))
-        graph.scheduled[lane] = np.array(priority)
+        graph.scheduled[lane] = partial(_given, np.array(priority))
     released = draw(st.lists(st.sampled_from([0, 0, 0, 0, 25]), min_size=graph.size, max_size=graph.size))
     graph.columns["release_ns"][:] = released
     graph.touch()
@@ -90,3 +92,7 @@ def _link(draw: st.DrawFn, graph: Graph) -> None:
             graph.link(
                 [ids[a]], [ids[b]], latency_ns=draw(LATENCIES), from_start=draw(st.booleans()), cause=cause
             )
+
+
+def _given(priority: np.ndarray, tasks) -> np.ndarray:
+    return priority[tasks.ids]

@@ -95,13 +95,13 @@ def test_a_scheduled_lane_can_go_by_a_column():
     assert starts(graph) == {"a": 0, "short": 1, "long": 11}
 
 
-def test_a_task_inserted_on_a_scheduled_lane_later_has_key_zero():
+def test_a_task_inserted_on_a_scheduled_lane_later_is_asked_for_its_key_too():
     graph = thread(("a", 1, 0))
     graph.insert("x", kind="collective", lane="link", duration_ns=10, after=[0])
-    graph.schedule("link", key=lambda sends: [5])
-    graph.insert("y", kind="collective", lane="link", duration_ns=10, after=[0])
+    graph.schedule("link", key="duration_ns")
+    graph.insert("y", kind="collective", lane="link", duration_ns=9, after=[0])
 
-    assert starts(graph) == {"a": 0, "y": 1, "x": 11}
+    assert starts(graph) == {"a": 0, "y": 1, "x": 10}
 
 
 def test_a_lane_that_is_not_there_cannot_be_scheduled():

@@ -87,11 +87,14 @@ def test_a_cycle_names_a_task_in_it():
     graph.insert("x", kind="cpu", lane="worker", duration_ns=1)
     graph.insert("y", kind="cpu", lane="worker", duration_ns=1, after=[1], before=[1])
 
-    with pytest.raises(
-        GraphError, match=r"the graph has a cycle: 2 tasks wait for each other, '[xy]' among them"
-    ):
+    words = (
+        "the graph has a cycle of 2 tasks: 'x' comes before 'y' (on worker, which runs in program order), "
+        "before 'x' (by an edge that was put in)"
+    )
+    with pytest.raises(GraphError) as raised:
         simulate(graph)
-    assert graph.lint() == ["the graph has a cycle: 2 tasks wait for each other, 'x' among them."]
+    assert str(raised.value) == words
+    assert graph.lint() == [words + "."]
 
 
 def test_tasks_behind_a_cycle_are_not_blamed():
@@ -117,8 +120,8 @@ def test_lint_finds_negative_times():
     graph.columns["gap_ns"][:] = -1
 
     assert graph.lint() == [
-        "1 tasks have a negative duration_ns, 'b' first.",
-        "2 tasks have a negative gap_ns, 'a' first.",
+        "1 task with a negative duration_ns, 'b' first.",
+        "2 tasks with a negative gap_ns, 'a' first.",
     ]
 
 
@@ -128,7 +131,7 @@ def test_lint_finds_work_that_lost_its_launch():
 
     (problem,) = graph.lint()
     assert problem == (
-        "1 device tasks lost the call that launched them, 'a' first; "
+        "1 device task without the call that launched them, 'a' first; "
         "remove the work, and its launch goes along."
     )
 
@@ -137,4 +140,47 @@ def test_lint_finds_cpu_tasks_on_a_stream():
     graph = launched(("a", 20))
     graph.insert("x", kind="cpu", lane="stream 7", duration_ns=1)
 
-    assert graph.lint() == ["1 CPU tasks are on a device lane, 'x' first."]
+    assert graph.lint() == ["1 CPU task on a lane of the device, 'x' first."]
+
+
+def test_lint_finds_device_work_on_a_thread():
+    graph = launched(("a", 20))
+    graph.insert("x", kind="kernel", lane="thread 1", duration_ns=1)
+
+    assert graph.lint() == ["1 device task on a CPU thread, 'x' first."]
+
+
+def test_lint_finds_launches_that_make_no_sense():
+    graph = launched(("a", 20), ("b", 20))
+    a, b = (int(graph.select(name=name).ids[0]) for name in ("^a$", "^b$"))
+    graph.columns["launch"][b] = a
+    assert graph.lint() == ["1 device task launched by device work, 'b' first; only CPU tasks launch."]
+
+    graph = launched(("a", 20), ("b", 20))
+    graph.columns["order"][a] = -5
+    graph.touch()
+    assert graph.lint() == [
+        (
+            "1 device task ahead of their launch in program order, 'a' first; "
+            "calls in between would not see them."
+        )
+    ]
+
+
+def test_lint_finds_lanes_that_are_not_there():
+    graph = launched(("a", 20))
+    graph.columns["lane"][2] = 9
+    graph.touch()
+    assert graph.lint() == ["1 task on a lane that is not there, 'a' first; make it with `lane_id`."]
+
+
+def test_a_cycle_through_a_lane_says_so():
+    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph.link(graph.select(name="b"), graph.select(name="a"))
+
+    assert graph.lint() == [
+        (
+            "the graph has a cycle of 2 tasks: 'a' comes before 'b' (on thread 1, which runs in program "
+            "order), before 'a' (by an edge that was put in)."
+        )
+    ]

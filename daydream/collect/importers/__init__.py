@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from daydream.collect.derive import derive
+from daydream.collect.importers.ranks import align_ranks
 from daydream.collect.recording import Recording
 from daydream.errors import TraceError
 from daydream.trace import FIELDS, UNKNOWN, Trace
@@ -32,24 +33,27 @@ def import_trace(
     *,
     step_marker: str | None = None,
     steps: str | None = None,
+    ranks: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Return one trace of profiler files or folders of them; several files are several ranks.
 
     The format is told by content: Kineto JSON, nsys SQLite (either also gzipped), or a
     daydream parquet trace. `step_marker` is a regular expression over annotation names,
-    `steps="auto"` finds steps by the period of the launches. `progress` is called with
-    a file name and the share read. Raises `TraceError` if a file is not a usable trace.
+    `steps="auto"` finds steps by the period of the launches. `ranks` are the ranks of the
+    files in their order, where neither the files nor their names tell them. `progress` is
+    called with a file name and the share read. Raises `TraceError` if a file is not a usable
+    trace.
     """
     files = _files(sources)
     formats = [format_of(path) for path in files]
     if "parquet" in formats:
         if len(files) > 1:
             raise TraceError("a parquet trace is whole; give it alone")
-        if step_marker is not None or steps is not None:
+        if step_marker is not None or steps is not None or ranks is not None:
             raise TraceError(
-                f"{files[0]} is an imported trace, its steps are settled; import the profiler's file again "
-                "to choose others"
+                f"{files[0]} is an imported trace, its steps and ranks are settled; import the profiler's "
+                "file again to choose others"
             )
         return Trace.load(files[0])
     recordings: list[Recording] = []
@@ -58,7 +62,10 @@ def import_trace(
         found = _read(path, kind, progress)
         recordings += found
         names += [path.name] * len(found)
-    _give_ranks(recordings, names)
+    if ranks is None:
+        _give_ranks(recordings, names)
+    else:
+        _set_ranks(recordings, ranks)
     origin = min(int(recording.metadata.get("origin_ns", 0)) for recording in recordings)
     traces = []
     while recordings:
@@ -146,15 +153,27 @@ def _give_ranks(recordings: list[Recording], names: list[str]) -> None:
         ranks, source = named, "the file names"
     else:
         ranks, source = list(range(len(names))), "the order of the files"
-    for recording, rank in zip(recordings, ranks, strict=True):
-        recording.metadata["rank"] = rank
-        recording.columns.pop("rank", None)
+    _set_ranks(recordings, ranks)
     why = "missing" if None in said else "the same in several files"
     recordings[0].note(f"The ranks were {why}; they were taken from {source}.")
 
 
+def _set_ranks(recordings: list[Recording], ranks: Sequence[int]) -> None:
+    if len(ranks) != len(recordings):
+        raise TraceError(
+            f"{len(ranks)} ranks were given for {len(recordings)} recordings; give one for each, in order"
+        )
+    if len(set(ranks)) < len(ranks) or min(ranks) < 0 or max(ranks) >= LARGEST_RANK:
+        raise TraceError(
+            f"the ranks {', '.join(map(str, ranks))} were given; different numbers from 0 are needed"
+        )
+    for recording, rank in zip(recordings, ranks, strict=True):
+        recording.metadata["rank"] = rank
+        recording.columns.pop("rank", None)
+
+
 def join_ranks(traces: list[Trace]) -> Trace:
-    """Return one trace of several ranks: rows of the ranks one after the other."""
+    """Return one trace of several ranks on one clock: rows of the ranks one after the other."""
     traces = sorted(traces, key=lambda trace: int(trace.metadata.get("rank", 0)))
     names = [name for name in FIELDS if any(name in trace.columns for trace in traces)]
     rows = np.cumsum([0] + [len(trace) for trace in traces])
@@ -177,7 +196,9 @@ def join_ranks(traces: list[Trace]) -> Trace:
         columns[name] = np.concatenate(parts)
         if FIELDS[name].type == "text":
             texts[name] = list(codes)
-    return Trace(columns, texts, _join_metadata(traces))
+    joined = Trace(columns, texts, _join_metadata(traces))
+    align_ranks(joined)
+    return joined
 
 
 def _join_metadata(traces: list[Trace]) -> dict[str, object]:
@@ -186,7 +207,10 @@ def _join_metadata(traces: list[Trace]) -> dict[str, object]:
     metadata.pop("rank", None)
     metadata["ranks"] = ranks
     metadata["source"] = f"{metadata.get('source', '')} and {len(traces) - 1} more"
-    metadata["steps"] = [step for trace in traces for step in trace.metadata["steps"]]
+    metadata["steps"] = [dict(step) for trace in traces for step in trace.metadata["steps"]]
+    groups = [group for trace in traces for group in trace.metadata.get("groups", [])]
+    if groups:
+        metadata["groups"] = [group for place, group in enumerate(groups) if group not in groups[:place]]
     sources = {trace.metadata["step_source"]: None for trace in traces}
     metadata["step_source"] = "; ".join(sources)
     metadata["notes"] = [

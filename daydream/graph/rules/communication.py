@@ -3,46 +3,89 @@
 What feeds a collective and what waits for it is found with the event waits, its
 order on the channel is its stream's. With the traces of several ranks, the time a
 member stood in the collective waiting for the others is a wait too: each member
-gets an arrival, and the transfer begins with the last of them. The members not
-recorded may have come later still; then the transfer is an upper bound.
+gets an arrival, and the transfer begins with the last of them.
 
-Collectives are matched by their order on each rank, if all ranks run the same ones
-and the recorded ends agree; ranks with clocks that differ are left apart, and said.
+How long the transfer took is read off the members: where their ends agree, from the last
+arrival to each one's end. Where they do not (hosts whose clocks drift apart in the
+recording), the time from an arrival on one clock to an end on another means nothing; the least
+duration of a member is then the transfer, as the last to arrive waits for nobody.
+
+The members that were not recorded may have come later still; then both are upper bounds.
 """
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from daydream.collect.meetings import ENDS_AGREE_NS, Meetings, find_meetings
 from daydream.graph.draft import Draft
 from daydream.graph.graph import KINDS, Lane
 from daydream.graph.plan import Cause
+from daydream.wording import counted
 
 COLLECTIVE = KINDS.index("collective")
-ENDS_AGREE_NS = 100_000  # members of one collective end within 1 to 7 us of each other on aligned clocks
 ARRIVAL = "arrival"
-SHORT = re.compile(r"^(\w+?)(_\w*?RING|_\w*?TREE|\()")
 
 
 def meet(draft: Draft) -> None:
     """Match the collectives of several ranks and let each transfer begin with the last arrival."""
-    matched = _match(draft)
-    if matched is None or not matched.shape[1]:
-        return
     graph = draft.graph
-    columns = graph.columns
-    starts, ends = draft.start_ns[matched], draft.end_ns[matched]
-    apart = int(np.ptp(ends, axis=0).max())
+    lanes = {
+        graph.lanes[lane].rank for lane in np.unique(graph.columns["lane"][_collectives(draft)]).tolist()
+    }
+    if len(lanes) < 2:
+        return
+    if len(graph.steps) > len({step.get("rank", 0) for step in graph.steps}):
+        graph.note("Steps of several ranks are simulated as recorded, not repeated until they settle.")
+    meetings = find_meetings(draft.trace)
+    if not len(meetings):
+        graph.note("The ranks run different collectives; each rank is simulated by itself.")
+        return
+    apart = max((abs(offset) for offset in meetings.offset_ns.values()), default=0)
     if apart > ENDS_AGREE_NS:
         graph.note(
             f"Collectives of different ranks end up to {apart / 1e3:,.0f} us apart: their clocks are not "
             "aligned, so each rank is simulated by itself."
         )
         return
-    last = starts.max(axis=0)
-    members = matched.reshape(-1)
+    _say_what_is_missing(draft, meetings)
+    members, meeting = _members(draft, meetings)
+    if len(members):
+        _hold(draft, members, meeting)
+
+
+def _collectives(draft: Draft) -> np.ndarray:
+    return np.flatnonzero(draft.graph.columns["kind"] == COLLECTIVE)
+
+
+def _members(draft: Draft, meetings: Meetings) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tasks that met, in order of their meetings, and which meeting each is of."""
+    tasks = _collectives(draft)
+    task_of = np.full(len(draft.trace), -1, np.int64)
+    task_of[draft.graph.columns["row"][tasks]] = tasks
+    members = task_of[np.concatenate(meetings.rows)]
+    meeting = np.repeat(np.arange(len(meetings)), [len(rows) for rows in meetings.rows])
+    there = (members >= 0) & (np.bincount(meeting[members >= 0], minlength=len(meetings))[meeting] > 1)
+    _, meeting = np.unique(meeting[there], return_inverse=True)
+    return members[there], meeting.reshape(-1)
+
+
+def _hold(draft: Draft, members: np.ndarray, meeting: np.ndarray) -> None:
+    """Split each member into its arrival and its transfer, which the last arrival of the meeting begins."""
+    graph = draft.graph
+    columns = graph.columns
+    count = int(meeting.max()) + 1
+    starts, ends = draft.start_ns[members], draft.end_ns[members]
+    last, first_end, last_end = (np.full(count, fill, np.int64) for fill in (-(2**62), 2**62, -(2**62)))
+    least = np.full(count, 2**62, np.int64)
+    np.maximum.at(last, meeting, starts)
+    np.minimum.at(first_end, meeting, ends)
+    np.maximum.at(last_end, meeting, ends)
+    np.minimum.at(least, meeting, ends - starts)
+    agree = (last_end - first_end <= ENDS_AGREE_NS)[meeting]
+    transfer = np.where(agree, np.maximum(ends - last[meeting], 0), least[meeting])
+    begun = last[meeting]
+
     arrivals = graph.add(
         len(members), lane=columns["lane"][members], kind=COLLECTIVE, name=graph.code("name", ARRIVAL),
         order=columns["order"][members] - 1, launch=columns["launch"][members], step=columns["step"][members],
@@ -50,46 +93,41 @@ def meet(draft: Draft) -> None:
         release_ns=columns["release_ns"][members],
     )  # fmt: skip
     columns = graph.columns
-    draft.extend(draft.start_ns[arrivals])
+    draft.extend(begun)  # in the recording the kernel goes straight on to transfer: there is no start-up
     lane = graph.add_lane(Lane("meetings of the ranks", on_device=False, background=True))
-    meetings = graph.add(
-        matched.shape[1], lane=lane, kind=0, name=graph.code("name", "last arrival"), measured_start_ns=last,
-        order=columns["order"][arrivals].reshape(matched.shape).max(axis=0) + 1,
-    )  # fmt: skip
+    after = np.zeros(count, np.int64)
+    np.maximum.at(after, meeting, columns["order"][arrivals] + 1)
+    hubs = graph.add(
+        count, lane=lane, kind=0, name=graph.code("name", "last arrival"), measured_start_ns=last, order=after
+    )
     columns = graph.columns
     draft.extend(last)
     columns["release_ns"][members] = 0
-    columns["measured_start_ns"][members] = np.broadcast_to(last, matched.shape).reshape(-1)
-    columns["duration_ns"][members] = np.maximum(ends - last, 0).reshape(-1)
-    hubs = np.broadcast_to(meetings, matched.shape).reshape(-1)
-    graph.link(arrivals, hubs, cause=Cause.COMMUNICATION)
-    graph.link(hubs, members, cause=Cause.COMMUNICATION)
-    draft.meetings += zip(members.tolist(), hubs.tolist(), strict=True)
+    columns["measured_start_ns"][members] = begun
+    columns["duration_ns"][members] = transfer
+    graph.link(arrivals, hubs[meeting], cause=Cause.COMMUNICATION)
+    graph.link(hubs[meeting], members, cause=Cause.COMMUNICATION)
+    draft.meetings += zip(members.tolist(), hubs[meeting].tolist(), strict=True)
 
 
-def _match(draft: Draft) -> np.ndarray | None:
-    """Return collectives as (rank, place) task ids, or None if there is one rank or they do not match."""
-    graph = draft.graph
-    columns = graph.columns
-    tasks = np.flatnonzero(columns["kind"] == COLLECTIVE)
-    ranks = np.array([lane.rank for lane in graph.lanes], np.int64)[columns["lane"][tasks]]
-    present = np.unique(ranks)
-    if len(present) < 2:
-        return None
-    # Collectives launched before the window are the head of some ranks' sequences only: match from the end.
-    runs = [
-        tasks[ranks == rank][np.argsort(columns["order"][tasks[ranks == rank]], kind="stable")]
-        for rank in present
-    ]
-    length = min(len(run) for run in runs)
-    matched = np.stack([run[len(run) - length :] for run in runs])
-    names = [[_short(graph.texts["name"][code]) for code in columns["name"][run]] for run in matched]
-    if any(name != names[0] for name in names):
-        graph.note("The ranks run different collectives; each rank is simulated by itself.")
-        return None
-    return matched
+def _say_what_is_missing(draft: Draft, meetings: Meetings) -> None:
+    graph, metadata = draft.graph, draft.trace.metadata
+    ranks, world_size = len(meetings.offset_ns), metadata.get("world_size", 0)
+    if isinstance(world_size, int) and world_size > ranks:
+        graph.note(
+            f"{ranks} of {world_size} ranks met in {counted(len(meetings), 'collective')}; the last to "
+            "arrive may be one that is not in the trace, so their transfers are upper bounds."
+        )
+    drifting = int((meetings.spread_ns > ENDS_AGREE_NS).sum())
+    if drifting:
+        graph.note(
+            f"{counted(drifting, 'collective')} end up to {meetings.residual_ns / 1e3:,.0f} us apart on "
+            "different ranks; their transfer is taken to be the shortest member's duration."
+        )
+    if meetings.alone and "alignment" not in metadata:
+        graph.note(_alone(meetings))
 
 
-def _short(name: str) -> str:
-    found = SHORT.match(name)
-    return found.group(1) if found else name
+def _alone(meetings: Meetings) -> str:
+    whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(meetings.alone.items()))
+    return f"Collectives that met none of another rank and are kept as recorded: {whose}."

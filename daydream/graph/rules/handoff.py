@@ -84,17 +84,23 @@ def hand_over(draft: Draft) -> None:
 def tell_background(draft: Draft) -> None:
     """Mark the threads that nothing waits for: they launch no device work and hand nothing over.
 
-    What they do at the time completes no step. The busiest thread is never one of them.
+    What they do at the time completes no step. Where none launches, the busiest is not one of them.
     """
     graph = draft.graph
     columns = graph.columns
     launching = set(np.unique(columns["lane"][columns["launch"][columns["launch"] >= 0]]).tolist())
     lanes = np.unique(columns["lane"][columns["kind"] == 0]).tolist()
-    time = {lane: int(columns["duration_ns"][columns["lane"] == lane].sum()) for lane in lanes}
+    # Work of the steps counts first: gloo's own threads spend the longest waiting for other ranks.
+    time = {
+        lane: tuple(int(columns["duration_ns"][(columns["lane"] == lane) & some].sum())
+                    for some in (columns["step"] >= 0, columns["step"] < 0))
+        for lane in lanes
+    }  # fmt: skip
     for rank in {graph.lanes[lane].rank for lane in lanes}:
         mine = [lane for lane in lanes if graph.lanes[lane].rank == rank]
         front = {lane for lane in mine if lane in launching or lane in draft.linked_threads}
-        front |= set() if front else {max(mine, key=lambda lane: time[lane])}
+        if not front & launching:  # two threads of a collective may be linked to each other only
+            front.add(max(mine, key=lambda lane: time[lane]))
         for lane in mine:
             if lane not in front:
                 graph.lanes[lane] = replace(graph.lanes[lane], background=True)

@@ -1,0 +1,65 @@
+"""`daydream rank`: every optimization that applies, sorted by what it would save."""
+
+from __future__ import annotations
+
+import click
+
+from daydream.cli.source import json_option, read, stdout_for_the_result, trace_options
+
+SHOWN = 10
+PAIRS = 3
+
+
+def _rank(
+    trace: str,
+    step_marker: str | None,
+    steps: str | None,
+    top: int,
+    pairs: int,
+    no_curves: bool,
+    as_json: bool,
+) -> None:
+    """Predict every optimization that applies, alone and in pairs, and sort by what it would save.
+
+    Also shows, for every layer, operator, kernel family, link and CPU cost, how the step
+    depends on its speed: what a step would take if it took half its time or none, and the
+    knee, from where on making it faster stops paying.
+    """
+    from daydream.cli.output import quoted
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json
+    from daydream.ranking import rank
+    from daydream.report.ranking import ranking_text
+
+    with Progress() as progress, stdout_for_the_result():
+        recording = read([trace], step_marker, steps, progress)
+        progress("replaying")
+        ranking = rank(recording, pairs=pairs, with_curves=not no_curves, progress=progress)
+    if as_json:
+        print_json({"trace": trace, **ranking.to_json()})
+        return
+    click.echo(ranking_text(ranking, top=top))
+    best = next(iter(ranking.optimizations), None)
+    if best is not None:
+        click.echo(f"next: daydream whatif {best.name} --trace {quoted(trace)}", err=True)
+
+
+command = click.Command(
+    "rank",
+    callback=_rank,
+    help=_rank.__doc__,
+    short_help="Sort every optimization that applies by what it would save.",
+    params=[
+        *trace_options(),
+        click.Option(
+            ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",
+            help="How many rows of each table to show; --json has all.",
+        ),
+        click.Option(
+            ["--pairs"], type=click.IntRange(0, 20), default=PAIRS, show_default=True, metavar="N",
+            help="How many of the best pairs to keep; 0 tries none.",
+        ),
+        click.Option(["--no-curves"], is_flag=True, help="Leave out how the step depends on each part."),
+        json_option(),
+    ],
+)  # fmt: skip

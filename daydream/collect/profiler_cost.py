@@ -1,0 +1,248 @@
+"""What recording costs per event: the profiler's and the layer hooks' own time, measured in this process.
+
+Small training steps of our own run with recording off and on in turns, within one
+profiler of the same settings as the capture's. The difference of their times, divided by
+the events recorded, is the cost; it is taken apart by forward, backward and optimizer,
+as they differ by a factor of two. Profiling is switched for the calling thread alone.
+
+It runs on a thread of its own: gradient mode, autocast, default device, dispatch modes
+and anomaly checks of the script's thread are not ours to see or to restore there. That
+thread computes alone, as waiting for other threads would only blur the times.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.calibration_programs import IDLE, Program, identities, joined, nothing, programs
+from daydream.collect.derive import derive
+from daydream.collect.event_cost import CLASSES, heads, inputs_of, recorded_events
+from daydream.collect.events import MARKER_NAME, read_events
+from daydream.collect.layer_hooks import LayerHooks
+from daydream.collect.torch_private import (
+    compute_alone,
+    events_of,
+    range_type,
+    recording_switch,
+    without_global_hooks,
+)
+from daydream.collect.warm_memory import WarmMemory
+from daydream.trace import Trace
+
+MOST_SECONDS = 0.6  # of measuring; reading what was recorded takes as much again
+MOST_ROUNDS, FEWEST_ROUNDS = 15, 4
+REPEATS = 20  # calls of a single operator in a row
+TENSORS, MODULES = 32, 32
+HEADS_KEPT = 10  # fewer heads of a kind say little
+VIEWS = ("aten::t", "aten::transpose")  # they do nothing but call the operator inside
+READ_EVERY = 4  # rounds of which one is read: the others are like it, and reading takes time
+
+Times = dict[str, list[int]]  # by class, one a round
+
+
+def measure_profiler_cost(
+    make_profiler: Callable[[], Any], *, seconds: float = MOST_SECONDS
+) -> dict[str, Any]:
+    """Return the cost per recorded event in ns, as a document for a trace's metadata.
+
+    `make_profiler` makes a profiler with the settings of the capture. Empty where this torch
+    cannot switch recording on and off. Takes about twice `seconds`; the calling thread waits.
+    """
+    switch = recording_switch()
+    if switch is None:
+        return {}
+    found: list[dict[str, Any]] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            compute_alone()
+            with without_global_hooks():
+                found.append(_Calibration(switch, seconds).run(make_profiler))
+        except BaseException as error:  # noqa: BLE001 - raised again below, on the thread that asked
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="daydream calibration")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+class _Calibration:
+    """Runs the programs in turns, and divides."""
+
+    def __init__(self, switch: Callable[[bool], None], seconds: float) -> None:
+        self._switch, self._seconds = switch, seconds
+        self._range = range_type()
+        self._hooks = LayerHooks()
+        self._windows: list[tuple[int, int]] = []  # program and number of a marker pair
+
+    def run(self, make_profiler: Callable[[], Any]) -> dict[str, Any]:
+        """Return the document."""
+        import torch
+
+        steps = programs()
+        calls = {"modules": identities(MODULES), "one": joined(1), "many": joined(TENSORS)}
+        calls["nothing"] = nothing()
+        off: list[Times] = [_no_times() for _ in steps]
+        on: list[Times] = [_no_times() for _ in steps]
+        singles: dict[str, list[int]] = {name: [] for name in calls}
+        control: list[float] = []
+        for step in steps:
+            for _ in range(2):
+                _run(step)
+        profiler = make_profiler()
+        memory = WarmMemory()
+        profiler.start_trace()
+        try:
+            began, rounds = time.perf_counter(), 0
+            while rounds < FEWEST_ROUNDS or (
+                rounds < MOST_ROUNDS and time.perf_counter() - began < self._seconds
+            ):
+                for number, step in enumerate(steps):
+                    self._turn(number, step, off[number], on[number], rounds, control)
+                for name, call in calls.items():
+                    singles[name].append(self._single(call, with_hooks=name == "modules"))
+                rounds += 1
+        finally:
+            self._switch(True)
+            self._hooks.remove()
+            profiler.stop_trace()
+        del memory
+        trace, markers = self._read(events_of(profiler))
+        costs = {name: max(median(values), 0) for name, values in singles.items()}
+        input_ns = max(costs["many"] - costs["one"], 0) / (TENSORS - 1)
+        inside, before = _where(trace)
+        return {
+            "event_ns": self._per_event(trace, markers, off, on, input_ns),
+            "input_ns": round(input_ns, 1),
+            "module_ns": round(costs["modules"] / (MODULES + 1), 1),
+            "inside_ns": round(inside, 1),
+            "before_share": round(before, 3),
+            "heads": [
+                [*key, count, round(mean, 1)]
+                for key, (count, mean) in heads(trace).items() if count >= HEADS_KEPT
+            ],
+            "rounds": rounds,
+            "control": round(median(control), 4),
+            "versions": {"torch": str(torch.__version__)},
+        }  # fmt: skip
+
+    def _turn(
+        self, number: int, step: Program, off: Times, on: Times, rounds: int, control: list[float]
+    ) -> None:
+        """Run a program without and with recording, every other time in the other order."""
+        read = rounds % READ_EVERY == 0
+        for recording in (False, True) if rounds % 2 else (True, False):
+            self._switch(recording)
+            _run(step)
+            mark = len(self._windows)
+            if recording and read:
+                self._windows.append((number, mark))
+                with self._range(MARKER_NAME.format(2 * mark)):
+                    pass
+            times = _run(step)
+            if recording and read:
+                with self._range(MARKER_NAME.format(2 * mark + 1)):
+                    pass
+            for name, ns in times.items():
+                (on if recording else off)[name].append(ns)
+            if not recording:
+                control.append(sum(_run(step).values()) / sum(times.values()))
+
+    def _single(self, call: Callable[[], Any], *, with_hooks: bool) -> int:
+        """Return how much longer a call takes when it is recorded, in ns.
+
+        Layer hooks are Python: what they cost depends on what ran before, so they are called once,
+        behind other work, as in a training step.
+        """
+        repeats = 1 if with_hooks else REPEATS
+        taken = {}
+        for recording in (False, True):
+            self._switch(recording)
+            if with_hooks and recording:
+                self._hooks.install()
+            if not with_hooks:
+                call()
+            begin = time.perf_counter_ns()
+            for _ in range(repeats):
+                call()
+            taken[recording] = time.perf_counter_ns() - begin
+            self._hooks.remove()
+        return (taken[True] - taken[False]) // repeats
+
+    def _read(self, events: list[Any]) -> tuple[Trace, dict[int, int]]:
+        """Return a trace of the rounds that are read, and the times of the markers."""
+        stops = [event.start_ns() for event in events if event.name().startswith("daydream::marker")]
+        kept = list(events)
+        if stops:
+            windows = np.array(sorted(stops), np.int64).reshape(-1, 2)
+            starts = np.array([event.start_ns() for event in events], np.int64)
+            at = np.searchsorted(windows[:, 0], starts, side="right") - 1
+            inside = (at >= 0) & (starts <= windows[np.maximum(at, 0), 1])
+            named = [event.name() == IDLE for event in events]
+            kept = [event for event, keep, also in zip(events, inside, named, strict=True) if keep or also]
+        recording, markers = read_events(kept, {})
+        times = dict(markers)
+        last = int(recording["start_ns"].max(initial=0)) + 1
+        return derive(recording, ranges=([("calibration", 0, last)], "markers")), times
+
+    def _per_event(
+        self, trace: Trace, markers: dict[int, int], off: list[Times], on: list[Times], input_ns: float
+    ) -> dict[str, float]:
+        """Return the cost of an event without its inputs, by class."""
+        rows, of_class = recorded_events(trace)
+        start = trace["start_ns"][rows]
+        inputs = inputs_of(trace, rows)
+        cost, events = dict.fromkeys(CLASSES, 0.0), dict.fromkeys(CLASSES, 0)
+        for number, mark in self._windows[: len(off)]:
+            within = (start >= markers[2 * mark]) & (start <= markers[2 * mark + 1])
+            for which, name in enumerate(CLASSES):
+                mine = within & (of_class == which)
+                longer = [a - b for a, b in zip(on[number][name], off[number][name], strict=True)]
+                cost[name] += median(longer) - input_ns * inputs[mine].sum()
+                events[name] += int(mine.sum())
+        return {name: round(max(float(cost[name]), 0.0) / max(events[name], 1), 1) for name in CLASSES}
+
+
+def _where(trace: Trace) -> tuple[float, float]:
+    """Return how much of an event's cost is in its own duration, in ns, and which part of the rest before it.
+
+    An operator that does nothing shows the first; views, which do nothing but call another, the second.
+    """
+    names = np.array([*trace.text("name"), ""], object)[trace["name"]]
+    idle = trace["duration_ns"][names == IDLE]
+    inside = float(np.median(idle)) if len(idle) else 0.0
+    start = np.asarray(trace["start_ns"], np.int64)
+    end = start + trace["duration_ns"]
+    parent = np.asarray(trace["parent"], np.int64)
+    inner = np.flatnonzero(parent >= 0)
+    inner = inner[np.isin(names[parent[inner]], VIEWS)]
+    before = float(np.median(start[inner] - start[parent[inner]])) if len(inner) else 1.0
+    after = float(np.median(end[parent[inner]] - end[inner])) if len(inner) else 0.0
+    return inside, before / max(before + after, 1.0)
+
+
+def _no_times() -> Times:
+    return {name: [] for name in CLASSES}
+
+
+def _run(step: Program) -> dict[str, int]:
+    """Run a step and return the time of its parts."""
+    step.optimizer.zero_grad()
+    times = [time.perf_counter_ns()]
+    loss = step.forward()
+    times.append(time.perf_counter_ns())
+    loss.backward()
+    times.append(time.perf_counter_ns())
+    step.optimizer.step()
+    times.append(time.perf_counter_ns())
+    return dict(zip(CLASSES, np.diff(times).tolist(), strict=True))

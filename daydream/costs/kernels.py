@@ -1,0 +1,200 @@
+"""Work of tasks and what bounds them: FLOP, bytes, achieved share of the device's peaks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.costs.calls import calls_of
+from daydream.costs.devices import Device, device_of, device_properties
+from daydream.costs.work import MATRIX_FAMILIES
+from daydream.graph.columns import read_column
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+from daydream.trace import UNKNOWN
+
+TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm|s1688cudnn|s161616?gemm_f32|xf32", re.IGNORECASE)
+TENSOR_KERNEL = re.compile(
+    r"tensorop|[hs]884|[hs]1688|[hs]16816|[hs]161616|xmma|sm90_|sm100_|wgmma|hmma|imma|mma_|nvjet|flash|fmha|MFMA|_MI\d",
+    re.IGNORECASE,
+)
+FLOOR_PERCENTILE = 5
+LARGEST_FLOOR_NS = 5_000  # an empty kernel takes 1 to 3 us on the GPUs of the public traces
+LATENCY_SHARE = 1.5  # a kernel of less than this many floors is mostly fixed cost
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of tasks, an entry a task. FLOP and bytes are -1 where unknown.
+
+    `family` is matmul, convolution, attention, recurrent, normalization, softmax, loss,
+    element-wise, reduction, gather, pooling, optimizer, copy or transfer, None where
+    unknown; `call` is the trace's row of the operator call, -1 for none.
+    """
+
+    flop: np.ndarray
+    nbytes: np.ndarray
+    family: np.ndarray
+    call: np.ndarray
+
+    @property
+    def is_matrix(self) -> np.ndarray:
+        """Mask of products, convolutions, attention and recurrent layers."""
+        return np.isin(self.family.astype(str), MATRIX_FAMILIES)
+
+
+def work(graph: Graph, selection: Selection) -> Work:
+    """Return FLOP and bytes of the selected tasks, from the shapes that the trace recorded.
+
+    Kernels of one operator call share its work; pieces of a CPU operator likewise, by
+    time. Copies and memsets have the bytes that the trace says.
+    """
+    rows = graph.columns["row"][selection.ids]
+    count = len(rows)
+    flop, nbytes, call = (np.full(count, UNKNOWN, np.int64) for _ in range(3))
+    family = np.full(count, None, dtype=object)
+    trace = graph.trace
+    if trace is None or not count:
+        return Work(flop, nbytes, family, call)
+    there = np.flatnonzero(rows >= 0)
+    flop[there], nbytes[there], family[there], call[there] = calls_of(trace).work_of_rows(rows[there])
+    on_cpu = graph.columns["kind"][selection.ids] == 0
+    part = _part_of_row(graph, selection.ids)
+    for amounts in (flop, nbytes):
+        known = on_cpu & (amounts >= 0)
+        amounts[known] = np.rint(amounts[known] * part[known]).astype(np.int64)
+    moved = np.isin(read_column(graph, "kind", selection.ids).astype(str), ("memcpy", "memset"))
+    recorded = read_column(graph, "bytes", selection.ids)
+    moved &= recorded >= 0
+    flop[moved], nbytes[moved], family[moved] = 0, recorded[moved], "transfer"
+    return Work(flop, nbytes, family, call)
+
+
+def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return how much of its row's CPU time each task is: an operator's time is cut by what it calls."""
+    rows, duration = graph.columns["row"], graph.columns["duration_ns"]
+    mine = graph.alive & (rows >= 0) & (graph.columns["kind"] == 0)
+    size = int(rows.max(initial=0)) + 1
+    total = np.bincount(rows[mine], duration[mine].astype(np.float64), size)
+    count = np.bincount(rows[mine], minlength=size)
+    here = np.maximum(rows[ids], 0)
+    even = 1 / np.maximum(count[here], 1)
+    return np.where(total[here] > 0, duration[ids] / np.maximum(total[here], 1), even)
+
+
+def number_formats(selection: Selection, task_work: Work, device: Device) -> np.ndarray:
+    """Return in which format each task computes, as `Device.tflops` names it; None for unknown types.
+
+    Matrix kernels use the device's matrix units, 32-bit ones TF32 where their name says
+    so; all others the 32-bit vector units, whatever the type they store.
+    """
+    return formats_of(selection.dtype, selection.name, task_work.is_matrix, device)
+
+
+def formats_of(dtypes: np.ndarray, names: np.ndarray, is_matrix: np.ndarray, device: Device) -> np.ndarray:
+    """Return the number format of each kernel from its element type, name and family."""
+    found = np.full(len(dtypes), None, dtype=object)
+    known = dtypes != None  # noqa: E711 - a column of texts and None
+    found[known] = "float32"
+    double = dtypes == "float64"
+    found[double] = "float64"
+    for index in np.flatnonzero(is_matrix & known).tolist():
+        tf32 = bool(TF32_KERNEL.search(names[index] or ""))
+        found[index] = device.matrix_format(dtypes[index], tf32=tf32)
+    return found
+
+
+def peaks(formats: np.ndarray, device: Device) -> np.ndarray:
+    """Return peak FLOP/ns of each format, NaN where the device has no units for it."""
+    codes, which = np.unique(formats.astype(str), return_inverse=True)
+    table = [device.tflops.get(name, np.nan) * 1e3 for name in codes.tolist()]
+    return np.array(table)[which] if table else np.empty(0)
+
+
+def floor_ns(graph: Graph) -> float:
+    """Return what the smallest kernels of this graph take: the fixed cost of any kernel."""
+    kernels = (graph.columns["kind"] == 1) & graph.alive
+    duration = graph.columns["duration_ns"][kernels]
+    duration = duration[duration > 0]
+    if not len(duration):
+        return 0.0
+    return float(min(np.percentile(duration, FLOOR_PERCENTILE), LARGEST_FLOOR_NS))
+
+
+def grid_blocks(graph: Graph, selection: Selection) -> np.ndarray:
+    """Return the thread blocks of each kernel's grid, -1 where it was not recorded."""
+    return _volume(graph, selection, "grid")
+
+
+def _volume(graph: Graph, selection: Selection, column: str) -> np.ndarray:
+    texts = selection.graph.trace.text(column) if selection.graph.trace is not None else []
+    volumes = [int(np.prod([int(part) for part in text.split(",")], dtype=np.int64)) for text in texts]
+    rows = graph.columns["row"][selection.ids]
+    if graph.trace is None or not texts:
+        return np.full(len(rows), UNKNOWN, np.int64)
+    codes = np.where(rows >= 0, graph.trace[column][np.maximum(rows, 0)], UNKNOWN)
+    return np.array([*volumes, UNKNOWN], np.int64)[codes]
+
+
+def units_of(graph: Graph, device: Device) -> int:
+    """Return the multiprocessors (compute units) that the trace reports, else the table's."""
+    return int(device_properties(graph).get("multiprocessors") or device.units)
+
+
+def filled(blocks: np.ndarray, units: int, *, in_waves: np.ndarray) -> np.ndarray:
+    """Return how much of the device a grid fills; 1 where the grid is unknown.
+
+    `in_waves`: one block a unit at a time, as large matrix tiles run, so that 1.2 waves
+    take as long as 2. Else blocks follow one another without a seam, and only a grid of
+    fewer blocks than units leaves the device unfilled.
+    """
+    waves = np.maximum(blocks / units, 1.0)
+    waves = np.where(in_waves, np.ceil(waves), waves)
+    return np.where(blocks > 0, blocks / (waves * units), 1.0)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What bounds each task, with the evidence.
+
+    `kind` is compute, memory, latency or unknown. `compute_share` and `memory_share` are
+    achieved parts of the peaks (NaN where unknown; above 1 where a cache serves the data);
+    `filled` is how much of the device the grid fills.
+    """
+
+    kind: np.ndarray
+    compute_share: np.ndarray
+    memory_share: np.ndarray
+    filled: np.ndarray
+    floor_ns: float
+
+
+def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -> Bound:
+    """Return what bounds the selected kernels: compute, memory or latency.
+
+    Latency: not much longer than the smallest kernels of the trace. Else whichever of
+    the two the kernel's work would take longer on at peak rate.
+
+    Raises `NotApplicableError` if the device is not in the table.
+    """
+    device = device or device_of(graph)
+    task_work = work(graph, selection)
+    rate = peaks(number_formats(selection, task_work, device), device)
+    duration = np.maximum(selection.duration_ns, 1)
+    floor = floor_ns(graph)
+    compute = np.where(task_work.flop >= 0, task_work.flop / rate / duration, np.nan)
+    memory = np.where(task_work.nbytes >= 0, task_work.nbytes / device.bandwidth / duration, np.nan)
+    kind = np.full(len(selection), "unknown", dtype=object)
+    both = np.fmax(np.nan_to_num(compute), np.nan_to_num(memory)) > 0
+    kind[both & (np.nan_to_num(compute) >= np.nan_to_num(memory))] = "compute"
+    kind[both & (np.nan_to_num(compute) < np.nan_to_num(memory))] = "memory"
+    kind[selection.duration_ns < LATENCY_SHARE * floor] = "latency"
+    return Bound(
+        kind,
+        compute,
+        memory,
+        filled(grid_blocks(graph, selection), units_of(graph, device), in_waves=task_work.is_matrix),
+        floor,
+    )

@@ -1,0 +1,228 @@
+"""The roofline: kernels' times after a change of element type, device or work.
+
+A kernel's time above the fixed cost of any kernel is
+`max(FLOP / (peak x ec), bytes / (bandwidth x em))`. The efficiency of the resource that
+binds now is the kernel's own. That of the other one, where the change makes it bind, is
+what good kernels of this trace reach on it. Where the work is unknown, the time goes
+with peak rates (matrix kernels) or with bytes and bandwidth (all others).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from daydream.costs.calls import MATRIX_KERNEL
+from daydream.costs.devices import Device, device_of
+from daydream.costs.kernels import (
+    LATENCY_SHARE,
+    TF32_KERNEL,
+    filled,
+    floor_ns,
+    formats_of,
+    grid_blocks,
+    peaks,
+    units_of,
+    work,
+)
+from daydream.costs.work import itemsize
+from daydream.errors import NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+
+PAPER = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
+HALF = ("float16", "bfloat16")
+UNDER_LOAD = ("float16", "bfloat16", "float8", "int8")  # formats that `Device.sustained` speaks of
+ON_VECTOR_UNITS = ("float32", "float64")
+ON_MATRIX_UNITS = ("float16", "bfloat16", "tf32", "float8", "int8")
+# Matrix units are harder to keep busy than vector units: what a kernel keeps of its share of the peak
+# when it moves there. Large 16-bit products of the public trace `h100_qwen_0.5b_inference` reach 0.63
+# of the peak; well-tuned 32-bit ones on vector units come close to 1.
+KEPT_ON_MATRIX_UNITS = 0.63
+LEAST_REACHABLE = 0.6  # of a peak: a kernel below this on both resources is held up by something else
+REACHED_BY = 0.75  # "good kernels" are at this quantile of efficiency, by time
+
+
+def is_matrix_kernel(names: np.ndarray) -> np.ndarray:
+    """Mask of the names of matrix libraries' kernels."""
+    return _fits(names, MATRIX_KERNEL.search)
+
+
+def is_tf32_kernel(names: np.ndarray) -> np.ndarray:
+    """Mask of the names of kernels that multiply in TF32."""
+    return _fits(names, TF32_KERNEL.search)
+
+
+def device_or_none(graph: Graph) -> Device | None:
+    """Return the device of the graph's kernels, None if its peaks are unknown."""
+    try:
+        return device_of(graph)
+    except NotApplicableError:
+        return None
+
+
+class Change:
+    """Kernels, what changes for them, and what is known of them. All arrays have an entry a kernel."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        selection: Selection,
+        *,
+        dtype: str | None,
+        target: Device | None,
+        flop_factor: float | np.ndarray,
+        bytes_factor: float | np.ndarray,
+    ) -> None:
+        self.graph, self.selection, self.dtype = graph, selection, dtype
+        self.names, self.dtypes = selection.name, selection.dtype
+        self.old = selection.duration_ns.astype(np.float64)
+        self.work = work(graph, selection)
+        self.matrix = self.work.is_matrix | is_matrix_kernel(self.names)
+        self.tf32 = is_tf32_kernel(self.names)
+        self.source = device_or_none(graph)
+        self.target = target or self.source
+        self.other_device = target is not None and target != self.source
+        if self.source is None and self.other_device:
+            device_of(graph)  # raises, and says why
+        floating = np.array([str(one).startswith(("float", "bfloat")) for one in self.dtypes.tolist()], bool)
+        self.typed = floating & (dtype is not None)
+        if dtype == "tf32":  # only products change
+            self.typed &= self.matrix & ~self.tf32
+        to_type = "float32" if dtype == "tf32" else dtype or ""
+        self.new_dtypes = np.where(self.typed, to_type, self.dtypes)
+        size, new_size = (
+            np.array([itemsize(one) or 1 for one in types.tolist()], np.float64)
+            for types in (self.dtypes, self.new_dtypes)
+        )
+        self.narrower = np.where(self.typed, new_size / size, 1.0)
+        self.flop_factor = np.broadcast_to(np.asarray(flop_factor, np.float64), len(self.old))
+        self.bytes_factor = np.asarray(bytes_factor, np.float64) * self.narrower
+        self.touched = self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
+        self.floor = np.minimum(floor_ns(graph), self.old)
+        self.body = self.old - self.floor
+
+    def predict(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return new durations, and the model behind each: roofline, ratio, paper or unchanged."""
+        if self.source is None or self.target is None:
+            new, used = self._by_constants()
+        else:
+            new, used = self._by_peaks(self.source, self.target)
+        used[~self.touched] = "unchanged"
+        return np.where(self.touched, new, self.old), used
+
+    def _by_peaks(self, source: Device, target: Device) -> tuple[np.ndarray, np.ndarray]:
+        formats = formats_of(self.dtypes, self.names, self.matrix, source)
+        new_formats = self._new_formats(target)
+        rate, new_rate = peaks(formats, source), peaks(new_formats, target)
+        of_peak, of_bandwidth = _sustained(source, target)
+        new_rate = new_rate * np.where(np.isin(new_formats.astype(str), UNDER_LOAD), of_peak, 1.0)
+        new_bandwidth = target.bandwidth * of_bandwidth
+
+        flop_ns = np.nan_to_num(np.where(self.work.flop > 0, self.work.flop / rate, 0.0))
+        bytes_ns = np.where(self.work.nbytes > 0, self.work.nbytes / source.bandwidth, 0.0)
+        slower = np.nan_to_num(rate / new_rate, nan=1.0)
+        new_flop_ns = flop_ns * self.flop_factor * slower
+        new_bytes_ns = bytes_ns * self.bytes_factor * source.bandwidth / new_bandwidth
+        steps_up = np.isin(formats.astype(str), ON_VECTOR_UNITS)
+        steps_up &= np.isin(new_formats.astype(str), ON_MATRIX_UNITS)
+        compute, memory = self._efficiencies(flop_ns, bytes_ns, steps_up)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = np.fmax(
+                np.where(new_flop_ns > 0, new_flop_ns / compute, 0.0),
+                np.where(new_bytes_ns > 0, new_bytes_ns / memory, 0.0),
+            )
+        now = np.maximum(flop_ns, bytes_ns)
+        known = now > 0
+        at_peak = np.maximum(new_flop_ns, new_bytes_ns) / np.maximum(1.0, now / np.maximum(self.old, 1.0))
+
+        room = self._room(source)
+        floor = self._new_floor(source, target)
+        streaming = self.bytes_factor * source.bandwidth / new_bandwidth
+        by_constant = self.typed & (self.narrower < 1) & ~self.tf32
+        arithmetic = self.flop_factor * np.where(by_constant, 1 / PAPER[0], slower)
+        ratio = floor + self.body * np.where(self.matrix, arithmetic, streaming) * room
+        new = np.where(known, np.maximum(floor + terms * room, at_peak), ratio)
+        over_link = np.array([_crosses_link(name) for name in self.names], bool)
+        over_link &= self.work.family == "transfer"
+        new = np.where(over_link, self.old * self.bytes_factor * source.pcie / target.pcie, new)
+        return new, np.where(known & ~over_link, "roofline", "ratio").astype(object)
+
+    def _efficiencies(
+        self, flop_ns: np.ndarray, bytes_ns: np.ndarray, steps_up: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the parts of peak arithmetic and of bandwidth that each kernel will reach."""
+        body = np.maximum(self.body, 1e-3)  # a kernel at the floor has none
+        by_flop = flop_ns >= bytes_ns
+        own = np.maximum(flop_ns, bytes_ns) / body
+        compute = np.where(by_flop, own, np.maximum(flop_ns / body, self._reachable(own, by_flop)))
+        memory = np.where(by_flop, np.maximum(bytes_ns / body, self._reachable(own, ~by_flop)), own)
+        return np.where(steps_up, compute * KEPT_ON_MATRIX_UNITS, compute), memory
+
+    def _reachable(self, own: np.ndarray, where: np.ndarray) -> float:
+        """Return the efficiency that good kernels of this trace reach on the resource that binds them."""
+        long = where & (own > 0) & (self.old > 3 * LATENCY_SHARE * floor_ns(self.graph))
+        if not long.any():
+            return LEAST_REACHABLE
+        order = np.argsort(own[long])
+        weight = np.cumsum(self.old[long][order])
+        reached = own[long][order][np.searchsorted(weight, REACHED_BY * weight[-1])]
+        return float(np.clip(reached, LEAST_REACHABLE, 1.0))
+
+    def _new_formats(self, target: Device) -> np.ndarray:
+        """Return the formats after the change; raises if the device has no units for one."""
+        new = formats_of(self.new_dtypes, self.names, self.matrix, target)
+        chosen = self.typed & self.matrix
+        if self.dtype == "tf32":
+            new[chosen] = "tf32"
+        elif self.dtype == "float32":  # what TF32 kernels become when products must be exact
+            new[chosen] = target.matrix_format("float32")
+        for number_format in sorted({one for one in new[chosen].tolist() if one is not None}):
+            target.peak(number_format)
+        return new
+
+    def _room(self, source: Device) -> np.ndarray:
+        """Return by how much less than its work a kernel grows: a small grid leaves room for more blocks.
+
+        At the same tiles; on another device libraries choose other tiles, and fill it as well.
+        """
+        if self.other_device:
+            return np.ones(len(self.old))
+        blocks, units = grid_blocks(self.graph, self.selection), units_of(self.graph, source)
+        grown = np.where(blocks > 0, np.ceil(blocks * self.flop_factor), blocks)
+        before = filled(blocks, units, in_waves=self.matrix)
+        return before / filled(grown, units, in_waves=self.matrix)
+
+    def _new_floor(self, source: Device, target: Device) -> np.ndarray:
+        """Return the fixed cost after the change: the target's where both are known, else the same."""
+        if not self.other_device or source.floor_ns is None or target.floor_ns is None:
+            return self.floor
+        return self.floor * (target.floor_ns / max(floor_ns(self.graph), 1.0))
+
+    def _by_constants(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return durations where the GPU is unknown: the paper's constants, and factors above the floor."""
+        factor = np.where(self.matrix, self.flop_factor, self.bytes_factor / self.narrower)
+        new = self.floor + self.body * factor
+        half = (
+            self.typed & (self.dtypes == "float32") & np.isin(self.new_dtypes.astype(str), HALF) & ~self.tf32
+        )
+        new = np.where(half, new / np.where(self.matrix, *PAPER), new)
+        return new, np.where(half, "paper", "ratio").astype(object)
+
+
+def _sustained(source: Device, target: Device) -> tuple[float, float]:
+    """Return by how much better the target holds its peaks under load; 1 where not known of both."""
+    if source == target or source.sustained is None or target.sustained is None:
+        return 1.0, 1.0
+    (matrix, memory), (new_matrix, new_memory) = source.sustained, target.sustained
+    return new_matrix / matrix, new_memory / memory
+
+
+def _crosses_link(name: str | None) -> bool:
+    return any(word in (name or "") for word in ("HtoD", "DtoH", "HostToDevice", "DeviceToHost"))
+
+
+def _fits(names: np.ndarray, search: Callable[[str], object]) -> np.ndarray:
+    known = {name: bool(search(name)) for name in set(names.tolist()) if name}
+    return np.array([known.get(name, False) for name in names.tolist()], bool)

@@ -1,0 +1,146 @@
+"""Durations when every task's work is multiplied: another batch size or sequence length.
+
+On a GPU, work below one wave of blocks grows into the idle units first, and the fixed
+cost of a kernel stays. On a CPU, a call's time is `overhead + work / rate`: the
+overhead stays. It is the line through the smallest and the largest calls of the same
+operator in the trace, where those differ enough, else what the trace's tiny calls take.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.costs.calls import calls_of
+from daydream.costs.kernels import work
+from daydream.costs.retime import Retimed, retime
+from daydream.costs.work import MATRIX_FAMILIES
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+
+TINY_BYTES = 16 * 1024  # moved in well under a microsecond
+TINY_FLOP = 32 * 1024
+WIDE_ENOUGH = 4.0  # largest over smallest work of an operator, for a line through them
+USUAL_OVERHEAD_NS = 5_000.0  # of an operator call, where the trace holds no tiny one
+SHORT_NS = 20_000  # calls of unknown work below this are taken for overhead
+NO_WORK = re.compile(
+    r"^aten::(empty|empty_like|empty_strided|new_empty|view|_unsafe_view|reshape|transpose|t|permute|expand|"
+    r"expand_as|as_strided_?|unsqueeze|squeeze|select|slice|narrow|split\w*|chunk|unbind|detach_?|alias|"
+    r"resolve_\w+|resize_|result_type|item|_local_scalar_dense|is_nonzero|set_|view_as|flatten|lift_fresh|"
+    r"to|_reshape_alias|data_ptr|movedim|broadcast_\w+|is_same_size|record_stream)$|^autograd::engine::|"
+    r"^(detach_?|torch::autograd::AccumulateGrad)$|Backward\d*$|^(Optimizer|nn\.Module|ProfilerStep|enumerate)"
+)
+
+
+def scaled_time(graph: Graph, selection: Selection, work_factor: float | np.ndarray) -> Retimed:
+    """Return durations when the work of each task is multiplied by a factor, one for all or one a task.
+
+    Device tasks go by `retime`. CPU tasks keep their overhead; those that only call
+    others, make views or allocate keep their time. The coverage names `cpu line` (overhead
+    from the operator's own calls of several sizes), `cpu overhead` (from the trace's tiny
+    calls) and `unchanged`.
+    """
+    selection.need("tasks to scale")
+    factor = np.broadcast_to(np.asarray(work_factor, np.float64), len(selection))
+    old = selection.duration_ns
+    new = old.astype(np.int64)
+    on_cpu = graph.columns["kind"][selection.ids] == 0
+    coverage: dict[str, int] = {}
+    device = np.flatnonzero(~on_cpu)
+    if len(device):
+        part = Selection(graph, selection.ids[device], selection.words)
+        retimed = retime(graph, part, flop_factor=factor[device], bytes_factor=factor[device])
+        new[device] = retimed.duration_ns
+        coverage |= retimed.coverage
+    host = np.flatnonzero(on_cpu)
+    if len(host):
+        part = Selection(graph, selection.ids[host], selection.words)
+        overhead, model = cpu_overheads(graph, part)
+        body = np.maximum(old[host] - overhead, 0)
+        new[host] = np.rint(old[host] + body * (factor[host] - 1)).astype(np.int64)
+        for name in np.unique(model.astype(str)).tolist():
+            coverage[name] = coverage.get(name, 0) + int(old[host][model == name].sum())
+    return Retimed(new, coverage)
+
+
+def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.ndarray]:
+    """Return, for CPU tasks, the time that does not grow with their work, and the model it comes from."""
+    old = selection.duration_ns.astype(np.float64)
+    overhead = old.copy()
+    model = np.full(len(old), "unchanged", dtype=object)
+    trace = graph.trace
+    rows = graph.columns["row"][selection.ids]
+    if trace is None or not len(trace):
+        return overhead, model
+    host = graph.select(kind="cpu")
+    mine = host.ids[graph.columns["row"][host.ids] >= 0]
+    table = _call_table(graph, Selection(graph, mine))
+    place = np.full(len(trace), -1, np.int64)
+    place[table.row] = np.arange(len(table.row))
+    at = np.where(rows >= 0, place[np.maximum(rows, 0)], -1)
+    known = at >= 0
+    # A call's overhead is spread over its pieces by their time.
+    part = np.zeros(len(old))
+    part[known] = np.minimum(table.overhead_ns[at[known]] / np.maximum(table.time_ns[at[known]], 1.0), 1.0)
+    overhead[known] = old[known] * part[known]
+    model[known] = np.where(table.fitted[at[known]], "cpu line", "cpu overhead")
+    names = selection.name
+    launches = calls_of(trace).launches_work | calls_of(trace).wraps
+    for index in np.flatnonzero(~known & (rows >= 0) & (old > SHORT_NS)).tolist():
+        if not launches[rows[index]] and not NO_WORK.search(names[index] or ""):
+            overhead[index] = min(old[index], table.typical_ns)
+            model[index] = "cpu overhead"
+    return overhead, model
+
+
+@dataclass(frozen=True)
+class _Table:
+    row: np.ndarray
+    time_ns: np.ndarray
+    overhead_ns: np.ndarray
+    fitted: np.ndarray
+    typical_ns: float
+
+
+def _call_table(graph: Graph, host: Selection) -> _Table:
+    """Return every CPU operator call of known work with its time and overhead."""
+    trace = graph.trace
+    assert trace is not None  # noqa: S101 - for the type checker
+    task_rows = graph.columns["row"][host.ids]
+    task_work = work(graph, host)
+    known = task_work.call >= 0
+    known &= (task_work.flop >= 0) | (task_work.nbytes >= 0)
+    rows, which = np.unique(task_rows[known], return_inverse=True)
+    count = len(rows)
+    time = np.bincount(which, host.duration_ns[known].astype(np.float64), count)
+    flop = np.bincount(which, np.maximum(task_work.flop[known], 0).astype(np.float64), count)
+    nbytes = np.bincount(which, np.maximum(task_work.nbytes[known], 0).astype(np.float64), count)
+    first = np.full(count, -1, np.int64)
+    first[which[::-1]] = np.flatnonzero(known)[::-1]
+    matrix = np.isin(task_work.family[first].astype(str), MATRIX_FAMILIES) if count else np.empty(0, bool)
+    amount = np.where(matrix & (flop > 0), flop, np.maximum(nbytes, flop))
+    tiny = (nbytes <= TINY_BYTES) & (flop <= TINY_FLOP)
+    typical = float(np.median(time[tiny])) if tiny.any() else USUAL_OVERHEAD_NS
+    overhead = np.minimum(time, typical)
+    fitted = np.zeros(count, bool)
+    names = np.asarray(trace["name"], np.int64)[rows]
+    for name in np.unique(names).tolist():
+        members = np.flatnonzero(names == name)
+        found = _intercept(amount[members], time[members])
+        if found is not None:
+            overhead[members] = min(found, float(time[members].min()))
+            fitted[members] = True
+    return _Table(rows, time, overhead, fitted, typical)
+
+
+def _intercept(amount: np.ndarray, time: np.ndarray) -> float | None:
+    """Return the time at no work, by the smallest and the largest calls; None if they are too alike."""
+    sizes = np.unique(amount[amount > 0])
+    if len(sizes) < 2 or sizes[-1] < WIDE_ENOUGH * sizes[0]:
+        return None
+    least, most = (float(np.median(time[amount == size])) for size in (sizes[0], sizes[-1]))
+    if most <= least:
+        return least
+    return max(least - sizes[0] * (most - least) / (sizes[-1] - sizes[0]), 0.0)

@@ -1,0 +1,59 @@
+"""Recorded input shapes: the JSON text of a trace's `shapes` column, as tuples.
+
+An argument is `()` for what is no tensor (and for a tensor of no dimensions:
+the profiler writes both the same way), a tuple of sizes for a tensor, and a
+list of tuples for a list of tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any, TypeAlias
+
+Shape: TypeAlias = tuple[int, ...]
+Argument: TypeAlias = Shape | list[Shape]
+
+
+def parse_shapes(text: str | None) -> list[Argument] | None:
+    """Return the arguments of a recorded call, None if nothing readable was recorded."""
+    if not text:
+        return None
+    try:
+        recorded = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(recorded, list):
+        return None
+    return [_argument(part) for part in recorded]
+
+
+def _argument(part: Any) -> Argument:
+    if not isinstance(part, list):
+        return ()
+    if part and all(isinstance(one, list) for one in part):
+        return [tuple(one) if _sizes(one) else () for one in part]
+    return tuple(part) if _sizes(part) else ()
+
+
+def _sizes(part: list[Any]) -> bool:
+    return all(isinstance(size, int) and size >= 0 for size in part)
+
+
+def elements(shape: Argument) -> int:
+    """Return the elements of a tensor or of a list of tensors; 0 for what is no tensor."""
+    if isinstance(shape, list):
+        return sum(elements(one) for one in shape)
+    return prod(shape) if shape else 0
+
+
+def broadcast(shapes: list[Shape]) -> Shape | None:
+    """Return the shape that these broadcast to, None if they do not."""
+    width = max((len(shape) for shape in shapes), default=0)
+    sizes = [1] * width
+    for shape in shapes:
+        for place, size in enumerate(shape, width - len(shape)):
+            if size != 1 and sizes[place] not in (1, size):
+                return None
+            sizes[place] = size if sizes[place] == 1 else sizes[place]
+    return tuple(sizes)

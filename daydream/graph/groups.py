@@ -1,0 +1,134 @@
+"""Groups: the tasks of a selection by a key, with reductions and edits for all groups at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.errors import GraphError
+
+if TYPE_CHECKING:
+    from daydream.graph.selection import Selection
+
+
+class Groups:
+    """Selections of one graph, in the order of their first tasks.
+
+    Iterating gives a Selection each; `items()` gives (key, Selection). `sizes`, `total(...)`
+    and `first()`, `last()` give one value or one task a group, in the same order.
+    """
+
+    def __init__(self, tasks: Selection, number: np.ndarray, keys: list[Any]) -> None:
+        """Group tasks: `number[i]` is the place in `keys` of task i's group, -1 for none."""
+        known = np.flatnonzero(number >= 0)
+        used, first = np.unique(number[known], return_index=True)
+        by_first = np.argsort(first, kind="stable")
+        place = np.full(len(keys) + 1, -1)
+        place[used[by_first]] = np.arange(len(used))
+        group = place[number[known]]
+        order = np.argsort(group, kind="stable")
+        self.selection = tasks
+        self.keys = [keys[number] for number in used[by_first].tolist()]
+        self.sizes = np.bincount(group, minlength=len(used)).astype(np.int64)
+        self._ids = tasks.ids[known][order]
+        self._starts = np.append(0, np.cumsum(self.sizes))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Selection]:
+        for number in range(len(self)):
+            yield self._group(number)
+
+    def __getitem__(self, key: Any) -> Selection:
+        if key not in self.keys:
+            raise GraphError(f"no group {key!r}; there are {', '.join(map(repr, self.keys[:20]))}")
+        return self._group(self.keys.index(key))
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} groups of {int(self.sizes.sum()):,} tasks>"
+
+    def items(self) -> Iterator[tuple[Any, Selection]]:
+        """Return (key, Selection) of each group."""
+        return zip(self.keys, self, strict=True)
+
+    @property
+    def tasks(self) -> Selection:
+        """The tasks of all groups."""
+        return self.selection.of(self._ids, self.selection.words)
+
+    @property
+    def by_group(self) -> Selection:
+        """The tasks of all groups, those of one group behind one another."""
+        return self.selection.of(self._ids, self.selection.words, ordered=True)
+
+    def total(self, column: str) -> np.ndarray:
+        """Return the sum of a column over each group, where it is known."""
+        values = self.selection.graph.column(column, self._ids)
+        if values.dtype.kind not in "iu":
+            raise GraphError(f"{column!r} is a column of texts; there is nothing to sum")
+        return np.add.reduceat(np.where(values > 0, values, 0), self._starts[:-1]) if len(self) else values
+
+    def first(self) -> Selection:
+        """Return the first task of each group, one a group."""
+        return self.selection.of(self._ids[self._starts[:-1]], f"first of {self!r}", ordered=True)
+
+    def last(self) -> Selection:
+        """Return the last task of each group, one a group."""
+        return self.selection.of(self._ids[self._starts[1:] - 1], f"last of {self!r}", ordered=True)
+
+    def where(self, test: np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
+        """Return the groups a mask keeps: one value a group, or a function of these groups to one."""
+        mask = np.asarray(test(self) if callable(test) else test, bool)
+        kept = np.repeat(np.where(mask, np.arange(len(self)), -1), self.sizes)
+        ordered = self.selection.of(self._ids, self.selection.words, ordered=True)
+        return Groups(ordered, kept, self.keys)
+
+    def take(self, places: np.ndarray) -> Groups:
+        """Return the groups at these places, in that order."""
+        taken = copy.copy(self)
+        taken.keys = [self.keys[place] for place in places.tolist()]
+        taken.sizes = self.sizes[places]
+        parts = [self._ids[self._starts[place] : self._starts[place + 1]] for place in places.tolist()]
+        taken._ids = np.concatenate([*parts, self._ids[:0]])
+        taken._starts = np.append(0, np.cumsum(taken.sizes))
+        return taken
+
+    def fuse(self, name: str, *, duration_ns: Any = None, **columns: Any) -> Selection:
+        """Put one task in the place of each group, with lane, kind and launch of its first; return them.
+
+        It takes the group's time together unless `duration_ns` gives another, one value or
+        one a group. The rest of each group goes, its launches too.
+        """
+        from daydream.graph.rewrite import fuse
+
+        return fuse(self, name, self.total("duration_ns") if duration_ns is None else duration_ns, columns)
+
+    def share_launch(self, name: str = "launch") -> Selection:
+        """Let one call launch all the device work of each group, as a CUDA graph does; return those calls.
+
+        It is the call of the group's first task, renamed; the others go. In program order the
+        work comes right behind it; what ran between on its lane comes after.
+        """
+        from daydream.graph.rewrite import share_launch
+
+        return share_launch(self, name)
+
+    def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:
+        """Do the work of each group again: `times` copies right behind its last task; return the copies.
+
+        Device work brings its launches along, calls bring their waits, and links among the
+        tasks of a group are copied with them. With `before` (one task a group) the copies
+        come right before that task in program order, and their CPU work runs on its thread.
+        """
+        from daydream.graph.repeat import repeat
+
+        return repeat(self, times, before)
+
+    def _group(self, number: int) -> Selection:
+        ids = self._ids[self._starts[number] : self._starts[number + 1]]
+        words = f"{self.selection.words}, {self.keys[number]!r}".strip(", ")
+        return self.selection.of(ids, words, ordered=True)

@@ -1,0 +1,94 @@
+"""Matching: which tasks fit the words of a selection, and what to say when none does."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.graph.calls import call_rows
+from daydream.graph.columns import coded, is_text, lanes_named, read_column
+from daydream.graph.tables import KINDS
+from daydream.trace import PHASES
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+
+BY_GLOB = ("layer",)
+BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
+
+
+def matching(graph: Graph, ids: np.ndarray, where: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
+    """Return a mask of the tasks that match every word, and the words as said in messages."""
+    mask = np.ones(len(ids), bool)
+    said = []
+    for name, wanted in where.items():
+        if wanted is None:
+            continue
+        said.append(f"{name}={wanted!r}")
+        mask &= _matches(graph, ids, name, wanted)
+    return mask, said
+
+
+def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarray:
+    if name == "on":
+        if wanted not in ("cpu", "gpu"):
+            raise GraphError(f"on={wanted!r}; choose cpu or gpu")
+        on_device = graph.columns["kind"][ids] != 0
+        return on_device if wanted == "gpu" else ~on_device
+    options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
+    if name == "within":
+        return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
+    if not is_text(name):
+        values = read_column(graph, name, ids)
+        return values == options[0] if len(options) == 1 else np.isin(values, options)
+    _known(name, options)
+    if name == "lane":
+        return np.isin(
+            graph.columns["lane"][ids], [n for option in options for n in lanes_named(graph, option)]
+        )
+    codes, texts = coded(graph, name, ids)
+    hits = np.zeros(len(texts) + 1, bool)  # the last one stands for unknown, -1
+    hits[[code for code, text in enumerate(texts) if _fits(name, text, options)]] = True
+    found: np.ndarray = hits[codes]
+    return found
+
+
+def _fits(name: str, text: str, options: Iterable[str]) -> bool:
+    if name in BY_REGEX:
+        try:
+            return any(re.search(option, text) for option in options)
+        except re.error as error:
+            raise GraphError(f"{name}: not a regular expression ({error})") from None
+    if name in BY_GLOB:
+        return any(fnmatch.fnmatchcase(text, option) for option in options)
+    return text in options
+
+
+def _known(name: str, options: Iterable[Any]) -> None:
+    if not all(isinstance(option, str) for option in options):
+        raise GraphError(f"{name} is matched by text, not by {options!r}")
+    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name)
+    if vocabulary:
+        for option in options:
+            if option not in vocabulary:
+                raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}")
+
+
+def no_match(graph: Graph, words: str) -> str:
+    """Return what to say when nothing matched: what is missing from the trace, and what to do."""
+    lines = [f"no task matched {words or 'the selection'}."]
+    columns = graph.columns
+    if "phase=" in words and not (columns["phase"][graph.alive] >= 0).any():
+        lines.append(
+            "This trace has no phases: it has no optimizer or autograd ranges. Select by name or op."
+        )
+    if "layer=" in words and not (columns["layer"][graph.alive] >= 0).any():
+        lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
+    if ("kernel" in words or "gpu" in words) and not (columns["kind"][graph.alive] > 0).any():
+        lines.append("This trace holds no device work; it was recorded on the CPU only.")
+    return "\n       ".join(lines)

@@ -1,0 +1,65 @@
+"""Input shapes of the work: those recorded with the task, else with the operator around it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+
+
+def input_elements(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return how many elements the inputs of the innermost call have in all, -1 for unknown."""
+    from daydream.graph.columns import coded
+
+    codes, texts = coded(graph, "shapes", ids)
+    return np.array([*(sum(map(product, shapes_in(text))) for text in texts), -1], np.int64)[codes]
+
+
+def shapes_in(text: str) -> list[list[int]]:
+    """Return the shapes of tensors in a recorded text, those within lists of tensors too.
+
+    `[[32, 64], [64], []]` holds a matrix, a vector, and an argument that is no tensor (or a scalar).
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return []
+    return list(_flat(found)) if isinstance(found, list) else []
+
+
+def product(shape: list[int]) -> int:
+    """Return the number of elements of a shape."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _flat(found: list[Any]) -> list[list[int]]:
+    shapes: list[list[int]] = []
+    for each in found:
+        if not isinstance(each, list) or not each:
+            continue
+        if all(isinstance(size, int) for size in each):
+            shapes.append(each)
+        else:
+            shapes += _flat(each)
+    return shapes
+
+
+def shape_codes(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return the code of the shapes of each task, or of the innermost call that recorded any; else -1."""
+    trace = graph.trace
+    if trace is None or not len(trace):
+        return np.full(len(ids), -1)
+    parent, shapes = np.asarray(trace["parent"], np.int64), np.asarray(trace["shapes"], np.int64)
+    up = graph.columns["row"][ids].astype(np.int64)
+    while True:
+        climb = (up >= 0) & (shapes[up] < 0)
+        if not climb.any():
+            return np.where(up >= 0, shapes[up], -1)
+        up[climb] = parent[up[climb]]

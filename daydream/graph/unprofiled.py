@@ -1,0 +1,152 @@
+"""The graph as it would be without a profiler: what recording cost is taken out, event by event.
+
+Most of an event's cost lies outside the event: the profiler notes the inputs before it
+takes the start time, and files the event away after it took the end time. So the cost of
+an operator is in the time of what encloses it or comes before it, and that is where it is
+taken from. What a piece of time cannot give, since costs vary and the subtracted one is a
+mean, is taken from the pieces that follow on the thread. Waits are not touched: they come
+out of the simulation.
+
+The cost per event was measured on this machine by `daydream.collect.profiler_cost`, with
+small programs. A real script's caches are colder, its memory fresher, and the machine may
+have run at another speed: so the cost is scaled by how long the *heads* of operators are
+in the trace, compared with the same heads in the measurement. The recorded unprofiled
+step time is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.event_cost import CLASSES, heads, inputs_of, recorded_events
+from daydream.errors import GraphError
+from daydream.graph.draft import distinct_rows
+from daydream.graph.graph import Graph
+from daydream.trace import Trace
+
+SHORT_HEAD_NS = 3_000  # in a longer one other things happen than recording
+
+
+def can_be_corrected(graph: Graph) -> bool:
+    """Return whether the trace behind a graph says what recording cost."""
+    return graph.trace is not None and bool(graph.trace.metadata.get("profiler_cost"))
+
+
+def without_profiler(graph: Graph) -> Graph:
+    """Return a copy of an untouched graph without the time that recording took.
+
+    Raises `GraphError` if the trace does not say what recording cost.
+    """
+    trace = graph.trace
+    if trace is None or not can_be_corrected(graph):
+        raise GraphError(
+            "this trace does not say what recording cost; record it again with `daydream collect`"
+        )
+    corrected = graph.copy()
+    rows, *costs = event_costs(trace)
+    begins = np.asarray(trace["start_ns"], np.int64)[rows]
+    ends = begins + trace["duration_ns"][rows]
+    columns = corrected.columns
+    thread, threads = distinct_rows([np.maximum(trace[name][rows], 0) for name in ("rank", "pid", "tid")])
+    tasks = np.flatnonzero(corrected.alive & (columns["kind"] == 0) & (columns["row"] >= 0))
+    thread_of_row = np.full(len(trace), -1, np.int64)
+    thread_of_row[rows] = thread
+    of_task = thread_of_row[columns["row"][tasks]]
+    hooks = _step_hooks(trace, rows, thread)
+    for number in range(len(threads)):
+        lanes = np.unique(columns["lane"][tasks[of_task == number]])
+        on_lane = tasks[np.isin(columns["lane"][tasks], lanes)]
+        if len(on_lane):
+            mine = thread == number
+            owed = [(begins[mine], costs[0][mine], "left"), (begins[mine], costs[1][mine], "right")]
+            owed.append((ends[mine], costs[2][mine], "right"))
+            owed += [(at, cost, "right") for which, at, cost in hooks if which == number]
+            _take_out(corrected, on_lane, owed)
+    corrected.touch()
+    return corrected
+
+
+def event_costs(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (rows, ns before their start, ns inside, ns after their end) of all recorded events."""
+    cost: Mapping[str, Any] = trace.metadata["profiler_cost"]
+    scale = dearness(trace)
+    rows, of_class = recorded_events(trace)
+    per_class = np.array([cost["event_ns"].get(name, 0) for name in CLASSES], float)
+    factor = np.array([scale[name] for name in CLASSES], float)
+    whole = (per_class[of_class] + cost["input_ns"] * inputs_of(trace, rows)) * factor[of_class]
+    inside = np.minimum(cost["inside_ns"] * factor[of_class], whole)
+    modules = np.flatnonzero(trace.is_kind("module") & (trace["pid"] >= 0))
+    module = np.full(len(modules), cost["module_ns"] * scale["forward"], float)
+    whole, inside = np.append(whole, module), np.append(inside, np.zeros(len(modules)))
+    before = (whole - inside) * cost["before_share"]
+    after = whole - inside - before
+    return np.append(rows, modules), *(np.rint(part).astype(np.int64) for part in (before, inside, after))
+
+
+def dearness(trace: Trace) -> dict[str, float]:
+    """Return by class how much dearer recording was in a trace than when its cost was measured.
+
+    From heads that both hold, weighted as in the trace. A class that shares none with the
+    measurement has the factor of all classes together, 1 if there is none at all.
+    """
+    measured = {
+        (group, outer, inner): mean
+        for group, outer, inner, _, mean in trace.metadata["profiler_cost"]["heads"]
+        if mean <= SHORT_HEAD_NS
+    }
+    here = {key: value for key, value in heads(trace).items() if key in measured}
+    scale = {}
+    for name in CLASSES:
+        keys = [key for key in here if key[0] == name] or list(here)
+        then = sum(here[key][0] * measured[key] for key in keys)
+        now = sum(here[key][0] * here[key][1] for key in keys)
+        scale[name] = now / then if then else 1.0
+    return scale
+
+
+def _step_hooks(
+    trace: Trace, rows: np.ndarray, thread: np.ndarray
+) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Return (thread, times, ns) of what our own hooks did at the ends of steps, by rank."""
+    cost = int(trace.metadata["profiler_cost"].get("step_hooks_ns", 0))
+    forward = trace["phase"][rows] == trace.code("phase", "forward")
+    found = []
+    for rank in sorted({step.get("rank", 0) for step in trace.metadata["steps"]}):
+        mine = np.flatnonzero(forward & (np.maximum(trace["rank"][rows], 0) == rank))
+        ends = [step["end_ns"] for step in trace.metadata["steps"] if step.get("rank", 0) == rank]
+        if len(mine):
+            which = int(np.bincount(thread[mine]).argmax())
+            found.append((which, np.array(ends, np.int64), np.full(len(ends), cost, np.int64)))
+    return found
+
+
+def _take_out(graph: Graph, tasks: np.ndarray, owed: list[tuple[np.ndarray, np.ndarray, str]]) -> None:
+    """Subtract costs, given as (times, ns, side), from the durations and gaps of one thread's tasks.
+
+    A cost on the left is in what runs just before its time, one on the right in what runs from it on.
+    """
+    columns = graph.columns
+    tasks = tasks[np.lexsort((columns["order"][tasks], columns["measured_start_ns"][tasks]))]
+    start = columns["measured_start_ns"][tasks]
+    end = start + columns["duration_ns"][tasks]
+    # A thread's time as slots: a task's duration, its gap, the next task's duration, ...
+    slots = np.stack([columns["duration_ns"][tasks], columns["gap_ns"][tasks]], axis=1).reshape(-1)
+    owes = np.zeros(len(slots), np.int64)
+    for at, cost, side in owed:
+        left = side == "left"
+        task = np.searchsorted(start, at, side="left" if left else "right") - 1
+        there = task >= 0
+        in_gap = at > end[task] if left else at >= end[task]
+        np.add.at(owes, (2 * task + in_gap)[there], cost[there])
+    columns["duration_ns"][tasks], columns["gap_ns"][tasks] = _paid(slots, owes).reshape(-1, 2).T
+
+
+def _paid(slots: np.ndarray, owes: np.ndarray) -> np.ndarray:
+    """Return what is left of the slots when each pays what it owes; what it lacks, the next ones pay."""
+    balance = np.cumsum(owes - slots)
+    debt = balance - np.minimum(np.minimum.accumulate(balance), 0)  # still owes behind each slot
+    brought = np.append(0, debt[:-1])
+    return np.maximum(slots - owes - brought, 0)

@@ -1,0 +1,305 @@
+"""Ranking: what every optimization that applies to a trace would save, and what decides after it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from daydream.comparison import Comparison, compare
+from daydream.errors import DaydreamError
+from daydream.graph.graph import Graph
+from daydream.sensitivity import Curve, curves
+from daydream.simulate.replay import Replay
+from daydream.transforms import stages
+from daydream.transforms.compose import apply, parse
+from daydream.transforms.registry import Optimization, describe, find, names
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+
+    from daydream.trace import Trace
+
+BOUND_BY = {  # what stands on the chain of causes, in a word
+    "kernel": "GPU",
+    "memset": "GPU",
+    "start-up between device tasks": "GPU",
+    "graph": "GPU",
+    "memcpy": "copies",
+    "collective": "communication",
+    "communication": "communication",
+    "cpu": "CPU",
+    "untraced CPU time": "CPU",
+    "launch latency": "CPU",
+    "thread hand-off": "CPU",
+    "synchronization": "CPU",
+}
+NEEDS = {
+    stages.HARDWARE: "other hardware",
+    stages.WORK: "other work",
+}  # what else it takes than a change of code
+Named = str | Optimization | Callable[..., None]
+SMALLEST = 0.0005  # of a step: what saves less has no partner
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What one optimization, or a pair of them, would give.
+
+    `bound` is what most of the predicted step then waits for (GPU, CPU, copies,
+    communication), `bound_share` its part of the step. `needs` says what else it takes:
+    other hardware, or that other work is done.
+    """
+
+    name: str
+    summary: str
+    needs: str | None
+    replayed_ns: int
+    predicted_ns: int
+    predicted_low_ns: int
+    predicted_high_ns: int
+    bound: str
+    bound_share: float
+    changed: int
+    inserted: int
+    removed: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def saving_ns(self) -> int:
+        """How much shorter the step gets; negative if it gets longer."""
+        return self.replayed_ns - self.predicted_ns
+
+    @property
+    def speedup(self) -> float:
+        """Return replayed / predicted; infinite if nothing is left of the step."""
+        return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as `rank --json` prints it."""
+        return {
+            "optimization": self.name,
+            "summary": self.summary,
+            "needs": self.needs,
+            "predicted_ns": self.predicted_ns,
+            "predicted_low_ns": self.predicted_low_ns,
+            "predicted_high_ns": self.predicted_high_ns,
+            "saving_ns": self.saving_ns,
+            "speedup": self.speedup,
+            "bound": self.bound,
+            "bound_share": self.bound_share,
+            "changed": self.changed,
+            "inserted": self.inserted,
+            "removed": self.removed,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(repr=False)
+class Ranking:
+    """Optimizations by what they save, most first; the same for pairs; and what was left out, and why.
+
+    `curves` tell how the step depends on each part of the work; see `daydream.sensitivity`.
+    """
+
+    replay: Replay
+    replayed_ns: int
+    bound: str
+    bound_share: float
+    optimizations: list[Ranked]
+    pairs: list[Ranked]
+    left_out: dict[str, str]
+    curves: list[Curve] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        best = self.optimizations[0] if self.optimizations else None
+        first = f", {best.name} first ({best.speedup:.2f}x)" if best else ""
+        return f"<Ranking of {len(self.optimizations)} optimizations{first}>"
+
+    def _repr_html_(self) -> str:
+        """Return a plain table for notebooks."""
+        head = ("optimization", "predicted, ms", "saves, ms", "speedup", "then bound by", "needs")
+        rows = [
+            (
+                each.name,
+                *(f"{ns / 1e6:,.3f}" for ns in (each.predicted_ns, each.saving_ns)),
+                f"{each.speedup:.2f}x",
+                f"{each.bound} ({each.bound_share:.0%})",
+                each.needs or "",
+            )
+            for each in [*self.optimizations, *self.pairs]
+        ]
+        lines = ["".join(f"<th>{cell}</th>" for cell in head)]
+        lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+        return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row per optimization and pair, in this order."""
+        import pandas as pd
+
+        rows = [each.to_json() for each in (*self.optimizations, *self.pairs)]
+        columns = [
+            "optimization",
+            "predicted_ns",
+            "saving_ns",
+            "speedup",
+            "bound",
+            "bound_share",
+            "needs",
+            "summary",
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def notes(self) -> list[str]:
+        """Return what a reader should know before trusting the figures."""
+        return list(self.replay.notes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `rank --json` prints, without the trace's name."""
+        return {
+            "measured_ns": self.replay.measured_ns,
+            "replayed_ns": self.replayed_ns,
+            "replay_error": self.replay.error,
+            "bound": self.bound,
+            "bound_share": self.bound_share,
+            "optimizations": [each.to_json() for each in self.optimizations],
+            "pairs": [each.to_json() for each in self.pairs],
+            "left_out": [{"optimization": name, "reason": reason} for name, reason in self.left_out.items()],
+            "curves": [curve.to_json() for curve in self.curves],
+            "notes": self.notes(),
+        }
+
+
+def rank(
+    source: Replay | Graph | Trace | str | os.PathLike[str],
+    optimizations: Sequence[Named] | None = None,
+    *,
+    pairs: int = 3,
+    with_curves: bool = True,
+    progress: Callable[[str, float], None] | None = None,
+) -> Ranking:
+    """Return what each optimization would save, most first: all there are, or the ones given.
+
+    Options are at their defaults. Those that do not apply are listed with the reason, and so
+    is one that fails. The best are tried in pairs as well, one more than `pairs`, which are kept.
+    Raises `GraphError` if the trace covers no step.
+    """
+    from daydream.api import replay as replay_of
+
+    say = progress or (lambda _what, _share: None)
+    before = source if isinstance(source, Replay) else replay_of(source)
+    chosen: Sequence[Named] = names() if optimizations is None else optimizations
+    left_out: dict[str, str] = {}
+    found: list[tuple[Ranked, Optimization]] = []
+    for number, each in enumerate(chosen):
+        name = _name(each)
+        say(f"predicting {name}", number / len(chosen))
+        parsed, result = _tried([each], before)
+        if isinstance(result, Ranked):
+            found.append((result, parsed[0]))
+        else:
+            left_out[name] = result
+    found.sort(key=lambda pair: (pair[0].predicted_ns, pair[0].name))
+
+    together: list[Ranked] = []
+    for number, couple in enumerate(_couples(found) if pairs > 0 else []):
+        if len(together) > pairs or number >= 4 * pairs:
+            break
+        name = "+".join(each.name for each in couple)
+        say(f"predicting {name}", -1.0)
+        _, result = _tried(couple, before)
+        if isinstance(result, Ranked):
+            together.append(result)
+        else:
+            left_out[name] = result
+    together.sort(key=lambda ranked: (ranked.predicted_ns, ranked.name))
+    say("drawing curves", -1.0)
+    now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
+    bound, share = _bound(now)
+    return Ranking(
+        replay=before,
+        replayed_ns=now.replayed_ns,
+        bound=bound,
+        bound_share=share,
+        optimizations=[ranked for ranked, _ in found],
+        pairs=together[:pairs],
+        left_out=left_out,
+        curves=curves(before) if with_curves else [],
+    )
+
+
+def _couples(found: Sequence[tuple[Ranked, Optimization]]) -> list[tuple[Optimization, Optimization]]:
+    """Return the pairs worth trying, those first that save most together if they do not touch each other."""
+    worth = [
+        (ranked.saving_ns, optimization)
+        for ranked, optimization in found
+        if ranked.saving_ns > SMALLEST * ranked.replayed_ns and ranked.needs != NEEDS[stages.HARDWARE]
+    ]
+    couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
+    return [(one, other) for (_, one), (_, other) in couples]
+
+
+def _name(each: Named) -> str:
+    if isinstance(each, str):
+        return each
+    return each.name if isinstance(each, Optimization) else describe(each).name
+
+
+def _tried(chosen: Sequence[Named], before: Replay) -> tuple[list[Optimization], Ranked | str]:
+    """Return the optimizations, and what they would give together or the reason why they give nothing."""
+    parsed: list[Optimization] = []
+    try:
+        parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
+        needed = [option.flag for each in parsed for option in each.options if option.required]
+        if needed:
+            return parsed, f"needs {' and '.join(needed)}"
+        changed = before.graph.copy()
+        used = apply(parsed, changed, {})
+        name = "+".join(each.name for each in parsed)
+        return parsed, _ranked(parsed, compare(before, changed, optimization=name, options=used))
+    except DaydreamError as error:
+        return parsed, " ".join(str(error).split())
+    except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
+        return parsed, f"it failed: {type(error).__name__}: {error}"
+
+
+def _ranked(parsed: Sequence[Optimization], comparison: Comparison) -> Ranked:
+    bound, share = _bound(comparison)
+    known = set(comparison.replay.notes)
+    needs = [NEEDS[each.stage] for each in parsed if each.stage in NEEDS]
+    return Ranked(
+        name=comparison.optimization,
+        summary=parsed[0].summary if len(parsed) == 1 else "",
+        needs=needs[0] if needs else None,
+        replayed_ns=comparison.replayed_ns,
+        predicted_ns=comparison.predicted_ns,
+        predicted_low_ns=comparison.predicted_low_ns,
+        predicted_high_ns=comparison.predicted_high_ns,
+        bound=bound,
+        bound_share=share,
+        changed=comparison.changed,
+        inserted=comparison.inserted,
+        removed=comparison.removed,
+        notes=tuple(note for note in comparison.notes() if note not in known),
+    )
+
+
+def _bound(comparison: Comparison) -> tuple[str, float]:
+    """Return what most of a typical step waits for, and its share, from the chain of causes behind it."""
+    after = comparison.after
+    step, _ = comparison.replay.settled.typical()
+    if (after.copy, step) not in after.times:
+        step, _ = after.typical()
+    shares: dict[str, int] = {}
+    for cause, ns in after.timeline.breakdown(after.copy, step)["by_cause"].items():
+        what = BOUND_BY.get(cause, "other causes")
+        shares[what] = shares.get(what, 0) + ns
+    total = sum(shares.values())
+    if total <= 0:
+        return "nothing", 0.0
+    most = max(shares, key=lambda what: shares[what])
+    return most, shares[most] / total

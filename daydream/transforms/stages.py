@@ -1,0 +1,34 @@
+"""Stages: in which order the optimizations of `a+b` are applied.
+
+A file says where it belongs with `STAGE = stages.PRECISION`. What changes which work is
+done comes before what changes how fast it is done, and what depends on the hardware comes
+last: so `amp+batch-size` and `batch-size+amp` ask the same question.
+
+| stage | what belongs there |
+|---|---|
+| `WORK` | what is computed: batch and sequence length, layers, checkpointing, another algorithm |
+| `PRECISION` | element types: autocast, TF32, fp8 |
+| `FUSION` | the same arithmetic in fewer kernels: fused optimizers, norms, compiled chains |
+| `MEMORY` | where data lives: offload, prefetch, compression of activations |
+| `LAUNCH` | how the CPU drives the device: CUDA graphs, removed synchronizations |
+| `INPUT` | loading and copying data in |
+| `COMMUNICATION` | collectives, their cost and order |
+| `HARDWARE` | another GPU, CPU, link or network |
+| `OWN` | functions and files that name no stage, in the order they were given |
+"""
+
+from __future__ import annotations
+
+WORK, PRECISION, FUSION, MEMORY, LAUNCH, INPUT, COMMUNICATION, HARDWARE, OWN = range(9)
+
+TITLES = {
+    WORK: "what is computed",
+    PRECISION: "precision",
+    FUSION: "fewer kernels",
+    MEMORY: "memory",
+    LAUNCH: "launches and synchronization",
+    INPUT: "input",
+    COMMUNICATION: "communication",
+    HARDWARE: "hardware, and anything by a factor",
+    OWN: "your own, and other packages'",
+}

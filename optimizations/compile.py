@@ -1,0 +1,77 @@
+"""Compiled fusion: chains of element-wise kernels between matrix products become one kernel each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from daydream import Graph
+from daydream.costs import work
+from daydream.costs.fusion import fused_chain_ns
+from daydream.transforms import stages
+
+STAGE = stages.FUSION
+
+FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "copy")
+FUSIBLE_KERNEL = r"(?i)elementwise|reduce_kernel|layer_?norm|softmax|batch_norm|bn_(fw|bw)|dropout"  # without shapes
+ACCUMULATE = r"AccumulateGrad$"
+COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
+
+
+def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
+    """Predict torch.compile-like fusion of forward, loss and backward.
+
+    Element-wise work, casts, normalizations, softmax, losses and reductions that follow each
+    other on a stream, with no matrix product, copy or collective between them, become one
+    kernel, across layers. It moves the inputs of the first, what later ones read besides,
+    and the output of the last: where shapes are recorded its time goes with those bytes, else
+    it is that of its longest part. The fixed cost of the other kernels, their launches and
+    the CPU time of their operators go. The optimizer is not compiled.
+
+    Not modelled: results kept for the backward pass (a compiler recomputes most), matrix
+    products with fused ends, chains that cannot fuse (two reductions along other
+    dimensions), guards (checks before each call, tens of microseconds), compile time, Python that goes
+    with the frame, CUDA graphs (see cuda-graphs). Fusion on a CPU is not modelled.
+    """
+    device = graph.select(on="gpu", phase=("forward", "loss", "backward"))
+    device.need("device work in the forward or backward pass; on a CPU fusion is not modelled")
+    device = device - device.where(within=ACCUMULATE)  # runs behind the compiled backward pass
+    compiled = device.where(name=COMPILED) | device.where(within=COMPILED)
+    if len(compiled) > len(device) / 2:
+        graph.does_not_apply("forward and backward run compiled kernels already")
+    kernels = device.where(kind="kernel") - compiled
+    family = work(graph, kernels).family.astype(str)
+    by_name = kernels.where(lambda tasks: family == "None").where(name=FUSIBLE_KERNEL)
+    fusible = kernels.where(lambda tasks: np.isin(family, FUSIBLE)) | by_name
+    chains = fusible.stretches(device - fusible, on_lane=True)
+    chains = chains.where(chains.sizes > 1)
+    if not len(chains):
+        graph.does_not_apply("no two element-wise kernels follow each other on a stream")
+    count, before, after = len(chains.tasks), chains.total("duration_ns"), fused_chain_ns(graph, chains)
+    rest = chains.tasks - chains.first()
+    operators = rest.operators() if len(rest.where(lambda tasks: tasks.op != None)) else rest.launches()  # noqa: E711
+
+    chains.fuse("fused chain", duration_ns=after)
+    still_there = operators & graph.select(kind="cpu")
+    if len(still_there):
+        still_there.remove()
+    graph.note(
+        f"{count:,} kernels of {before.sum() / 1e6:,.1f} ms become {len(chains):,} of {after.sum() / 1e6:,.1f} ms; "
+        "compiled code also checks its guards before each call."
+    )
+
+
+@contextmanager
+def apply(model: Any = None, optimizer: Any = None, **options: Any) -> Iterator[None]:
+    """Make the change for real: the model's forward call is compiled; its first steps take long."""
+    before = model.forward
+    import torch
+
+    model.forward = torch.compile(before)
+    try:
+        yield
+    finally:
+        model.forward = before

@@ -1,0 +1,74 @@
+"""Foreach optimizer: a few multi-tensor kernels instead of some for each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from daydream import Graph, GraphError
+from daydream.costs.kernels import floor_ns
+from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, update_of
+from daydream.transforms import stages
+
+STAGE = stages.FUSION
+EXCLUDES = frozenset({"fused-adam", "fused-optimizer", "offload-optimizer"})
+
+MULTI_TENSOR = r"_foreach_|^_fused_|aten::_fused_"
+MULTI_TENSOR_KERNEL = r"multi_tensor_apply"
+
+
+def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
+    """Predict `foreach=True`: each operator of the update runs once on all parameters.
+
+    The kernels of one operator become one for every `tensors_per_kernel` parameters: torch's
+    argument space holds 110 tensors of one list, 64 of two, 48 of three (MultiTensorApply.cuh;
+    seven times that from CUDA 13 on). They move the same bytes; what goes is the fixed cost of
+    small kernels, all but one launch and operator call for each new kernel, and Python between
+    them; what stays is Python's walk over the parameters (measured, daydream/costs/optimizers.py).
+    On a CPU torch runs the same operators one by one, so only Python's time goes. Not
+    modelled: the memory of whole-model intermediates, and their cache misses on a CPU.
+    """
+    if tensors_per_kernel < 1:
+        raise GraphError(f"tensors_per_kernel must be 1 or more, not {tensors_per_kernel}")
+    updates = graph.select(phase="optimizer", kind=("kernel", "cpu"))
+    updates.need("optimizer work: no `Optimizer.step` range holds any")
+    several = updates.where(op=(MULTI_TENSOR, FUSED_OP)) | updates.where(name=(MULTI_TENSOR_KERNEL, FUSED_KERNEL))
+    if len(several):
+        graph.does_not_apply("the optimizer runs multi-tensor operators already")
+    walk_ns = update_of(graph).python_ns()
+    operators = updates.where(lambda tasks: tasks.op != None).need("operators in the update")  # noqa: E711
+    kernels = operators.where(kind="kernel")
+    if len(kernels):
+        groups = kernels.group_by("step", "op")
+        parts = -(-groups.sizes // tensors_per_kernel)
+        together = groups.total("duration_ns")
+        fixed = np.minimum(floor_ns(graph) * (groups.sizes - parts), 0.9 * together)
+        kept = groups.first().operators()
+        fused = groups.fuse("multi_tensor_apply", duration_ns=together - fixed)
+        kept = kept | graph.select(on="gpu", phase="optimizer").launches()
+        for count in np.unique(parts[parts > 1]).tolist():
+            graph.tasks(fused.ids[parts == count]).split(count, launched=True)
+        gone = (updates - kept).where(kind="cpu")
+    else:
+        kept = operators.set(gap_ns=0)
+        gone = updates - kept
+    if walk_ns:
+        graph.insert_before(kept.group_by("step").first(), "parameters in Python", duration_ns=walk_ns)
+    if len(gone):
+        gone.where(lambda tasks: graph.alive[tasks.ids]).remove()
+
+
+@contextmanager
+def apply(model: Any = None, optimizer: Any = None, **options: Any) -> Iterator[None]:
+    """Make the change for real: the optimizer's parameter groups ask for foreach operators."""
+    before = [(group.get("foreach"), group.get("fused")) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["foreach"], group["fused"] = True, False
+    try:
+        yield
+    finally:
+        for group, (foreach, fused) in zip(optimizer.param_groups, before, strict=True):
+            group["foreach"], group["fused"] = foreach, fused

@@ -1,0 +1,38 @@
+"""Prefetch: the next batch is copied to the device on a stream of its own while a step computes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream import Graph
+from daydream.optimizations.pinned_memory import PAGEABLE, TO_DEVICE, pinned_memory
+from daydream.transforms import stages
+
+STAGE = stages.INPUT
+
+STREAM = "prefetch stream"
+
+
+def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
+    """Predict inputs that are copied one step ahead on their own stream.
+
+    Copies to the device of at least `least_kb` that share a stream with kernels move to a
+    stream of their own, and no kernel waits for them: the batch of a step was copied during
+    the one before. So they cost nothing until they take longer than a step. That needs pinned
+    memory and `non_blocking=True`: copies from pageable memory change as by pinned-memory.
+    Smaller copies are taken for scalars and indices of the computation.
+
+    Not modelled: the memory of one more batch, and kernels that the link's traffic slows.
+    """
+    copies = graph.select(kind="memcpy", name=TO_DEVICE, phase=("data", "forward", "other", "optimizer"))
+    copies.need("copies to the device before the backward pass")
+    kernels = graph.select(kind="kernel")
+    copies = copies.where(lambda tasks: np.isin(tasks.lane.astype(str), kernels.lane.astype(str)))
+    if not len(copies):
+        graph.does_not_apply("copies to the device have a stream of their own already")
+    copies = copies.where(lambda tasks: tasks.bytes >= least_kb * 1024)
+    copies.need(f"copies to the device of {least_kb:g} KiB or more on a stream with kernels")
+    if len(copies.where(name=PAGEABLE)):
+        pinned_memory(graph)
+    copies.move(STREAM, follows=False, held_for=False)
+    graph.note(f"{copies.total('bytes') / max(len(copies.group_by('step')), 1) / 1e6:,.3g} MB a step come ahead.")

@@ -1,0 +1,68 @@
+"""vDNN: feature maps wait for the backward pass in CPU memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from daydream import Graph, GraphError
+from daydream.costs.achieved import link_bandwidth
+from daydream.costs.feature_maps import input_bytes, makers_and_users
+from daydream.transforms import stages
+
+STAGE = stages.MEMORY
+
+CONVOLUTION = (r"^aten::conv(\dd|olution)$", r"[Cc]onv\w*Backward\d*$", "convolutions")
+PRODUCT = (r"^aten::(conv(\dd|olution)|linear|addmm)$", r"([Cc]onv\w*|Addmm|Linear)Backward\d*$", "convolutions or linear layers")
+OFFLOAD, PREFETCH = "vdnn offload", "vdnn prefetch"
+
+
+def vdnn(
+    graph: Graph, *, layers: Literal["conv", "all"] = "conv", ahead: int = 1, bandwidth: float | None = None
+) -> None:
+    """Predict the offloading of feature maps to CPU memory (Daydream, section 5.2).
+
+    The input of each convolution (`all`: of linear layers too) is copied to the CPU behind
+    the layer's first kernel; the next such layer starts when that copy is done, as the memory is
+    freed then. In the backward pass it comes back when the layer `ahead` places before its
+    use begins; the layer that needs it waits, so a late prefetch stalls. Copies go at
+    `bandwidth` GB/s on two lanes of their own, prefetches in the order they are needed; by
+    default at the rate of the trace's pinned copies, else 3/4 of the device's PCIe. The last
+    layer's input stays, as its backward pass comes first.
+
+    Not modelled: kernels that the copies slow, the larger batch that the memory allows.
+    """
+    if ahead < 1:
+        raise GraphError(f"ahead must be 1 or more, not {ahead}")
+    work = graph.select(on="gpu", phase=("forward", "backward"))
+    work.need("device work in the forward and backward pass")
+    calls, nodes = makers_and_users(work, *(CONVOLUTION if layers == "conv" else PRODUCT))
+    nbytes = input_bytes(calls)
+    if (nbytes < 0).any():
+        graph.does_not_apply("the trace does not tell how large feature maps are; record it with shapes")
+    step = calls.first().step
+    places = np.arange(len(step))
+    last = np.array([places[step == one].max() for one in step.tolist()])
+    offloaded = places[places < last]
+    if not len(offloaded):
+        graph.does_not_apply("no step has two such layers, and the input of the last one stays")
+    rates = [bandwidth or link_bandwidth(graph, way) for way in ("DtoH", "HtoD")]
+    if None in rates:
+        graph.does_not_apply("the link to the CPU is unknown; give --bandwidth in GB/s")
+    needed = offloaded[::-1]  # of one start the copy that is needed first goes first
+    first, use = calls.first(), nodes.first()
+    begins = graph.tasks(use.ids[np.minimum(needed + ahead, last[needed])])
+    to_cpu, to_device = (rate for rate in rates if rate)
+
+    graph.insert_after(
+        graph.tasks(first.ids[offloaded]), "offload", kind="memcpy", lane=OFFLOAD,
+        duration_ns=nbytes[offloaded] / to_cpu, bytes=nbytes[offloaded], before=graph.tasks(first.ids[offloaded + 1]),
+    )  # fmt: skip
+    graph.insert_after(
+        begins, "prefetch", kind="memcpy", lane=PREFETCH, duration_ns=nbytes[needed] / to_device,
+        bytes=nbytes[needed], before=graph.tasks(use.ids[needed]),
+    )  # fmt: skip
+    graph.schedule(PREFETCH, key="order")
+    saved = nbytes[offloaded].sum() / len(np.unique(step))
+    graph.note(f"Up to {saved / 2**20:,.0f} MiB of feature maps a step wait outside of the device's memory.")

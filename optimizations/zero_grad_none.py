@@ -1,0 +1,59 @@
+"""Gradients set to None instead of zeroed: no fills, and the first gradient is taken over instead of added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from daydream import Graph
+from daydream.transforms import stages
+
+STAGE = stages.WORK
+
+ZERO_GRAD = r"(?i)zero_?grad"
+FILL = r"aten::(_foreach_)?(zero_|fill_)$"
+ACCUMULATE = r"AccumulateGrad$"
+ADD = r"aten::add_?$"
+
+
+def zero_grad_none(graph: Graph) -> None:
+    """Predict `zero_grad(set_to_none=True)`, torch's default since 2.0.
+
+    The fills of the zero_grad range go with their operators, and so does what Python does there
+    for each parameter but for one assignment. In the first backward pass behind it
+    `AccumulateGrad` takes the incoming gradient over, so its addition goes too; with
+    gradient accumulation the additions of later passes stay: of each step as many go as
+    tensors were zeroed. Where one fill covers many tensors (foreach), all of the step go.
+
+    Not modelled: gradients that are views of buckets (DistributedDataParallel with
+    `gradient_as_bucket_view`), which are copied instead; memory that is freed for longer.
+    """
+    on = "gpu" if len(graph.select(on="gpu")) else "cpu"
+    fills = graph.select(on=on, within=ZERO_GRAD, op=FILL)
+    if not len(fills):
+        graph.does_not_apply("no gradients are filled with zeros: they are set to None already, or no range says so")
+    additions = graph.select(on=on, phase="backward", within=ACCUMULATE, op=ADD)
+    gone = fills.operators() | fills
+    if len(additions):
+        each = additions.group_by("step", "call").first()
+        if not len(fills.where(op="_foreach_")):
+            zeroed = fills.group_by("step", "call").first().group_by("step").sizes
+            tensors = int(np.median(zeroed))
+            each = graph.tasks(np.concatenate([step.ids[:tensors] for step in each.group_by("step")]))
+        first = additions.where(lambda tasks: np.isin(tasks.call, each.call))
+        gone = gone | first.operators() | first
+    gone.remove()
+
+
+@contextmanager
+def apply(model: Any = None, optimizer: Any = None, **options: Any) -> Iterator[None]:
+    """Make the change for real: every zero_grad of the optimizer sets gradients to None."""
+    before = optimizer.zero_grad
+    optimizer.zero_grad = lambda set_to_none=True: before(set_to_none=True)  # noqa: ARG005 - whatever was asked
+    try:
+        yield
+    finally:
+        optimizer.zero_grad = before

@@ -1,0 +1,73 @@
+"""The table of GPUs: what names mean, and what cannot be in it."""
+
+from __future__ import annotations
+
+import pytest
+from work_traces import Call, Kernel, graph_of
+
+from daydream.costs import DEVICES, device_of, find_device
+from daydream.errors import NotApplicableError
+
+DRIVER_NAMES = {
+    "Tesla V100-SXM2-16GB": "V100 SXM2", "Tesla V100-SXM2-32GB": "V100 SXM2",
+    "Tesla V100-DGXS-32GB": "V100 SXM2",
+    "Tesla V100-PCIE-16GB": "V100 PCIe", "Tesla T4": "T4", "NVIDIA A100-SXM4-80GB": "A100 SXM 80GB",
+    "NVIDIA A100-SXM4-40GB": "A100 SXM 40GB", "NVIDIA A100-PCIE-40GB": "A100 PCIe 40GB",
+    "NVIDIA A100 80GB PCIe": "A100 PCIe 80GB", "NVIDIA A10": "A10", "NVIDIA A10G": "A10G", "NVIDIA L4": "L4",
+    "NVIDIA L40S": "L40S", "NVIDIA H100 80GB HBM3": "H100 SXM", "NVIDIA H100 PCIe": "H100 PCIe",
+    "NVIDIA H200": "H200", "NVIDIA B200": "B200", "AMD Instinct MI300X": "MI300X",
+    "AMD Instinct MI300X VF": "MI300X",
+    "AMD Instinct MI250X": "MI250X (one die)", "AMD Instinct MI210": "MI210",
+    "NVIDIA GeForce RTX 2080 Ti": "RTX 2080 Ti", "NVIDIA GeForce RTX 3070 Ti": "RTX 3070 Ti",
+    "NVIDIA GeForce RTX 3090": "RTX 3090", "NVIDIA GeForce RTX 4090": "RTX 4090",
+    "NVIDIA RTX A6000": "RTX A6000",
+    "Quadro GP100": "Quadro GP100",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRIVER_NAMES)
+def test_a_drivers_name_finds_its_device(name):
+    assert find_device(name).name == DRIVER_NAMES[name]
+
+
+def test_short_names_mean_the_same():
+    for short, name in {
+        "h100": "H100 SXM", "h100-pcie": "H100 PCIe", "a100-80gb": "A100 SXM 80GB", "v100": "V100 SXM2",
+        "mi300x": "MI300X", "mi250x": "MI250X (one die)", "rtx 4090": "RTX 4090",
+        "4090": "RTX 4090", "t4": "T4",
+    }.items():  # fmt: skip
+        assert find_device(short).name == name, short
+    for device in DEVICES:
+        assert find_device(device.name) is device
+
+
+@pytest.mark.parametrize("name", ["", "abacus", "RTX", "AMD Radeon Graphics", "NVIDIA"])
+def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones(name):
+    with pytest.raises(NotApplicableError, match="H100 SXM"):
+        find_device(name)
+
+
+def test_a_trace_without_a_gpu_name_says_so():
+    graph = graph_of(Call("aten::add", [[8], [8], []], [Kernel("add", 90)]), device=None)
+    with pytest.raises(NotApplicableError, match="does not name its GPU"):
+        device_of(graph)
+
+
+def test_peaks_are_in_order():
+    for device in DEVICES:
+        tflops = device.tflops
+        assert device.source
+        assert tflops["float64"] <= tflops["float32"] <= tflops["float16"], device.name
+        assert tflops.get("tf32", 0) <= tflops["float16"] <= tflops.get("float8", tflops["float16"]), (
+            device.name
+        )
+        assert 0 < device.pcie < device.bandwidth
+        assert tflops["float32"] * 1e3 / device.bandwidth > 1  # FLOP a byte: every GPU has a ridge
+
+
+def test_missing_units_are_named():
+    with pytest.raises(NotApplicableError, match="no bfloat16 units"):
+        find_device("v100").peak("bfloat16")
+    assert find_device("v100").peak("float16") == 125_000  # FLOP a ns
+    assert find_device("mi300x").matrix_format("float32") == "float32_matrix"
+    assert find_device("a100").matrix_format("float32", tf32=True) == "tf32"

@@ -1,0 +1,222 @@
+"""New durations of kernels: every model by hand, and what must hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from work_traces import Call, Kernel, graph_of
+
+from daydream.costs import KernelTable, bound, find_device, retime
+from daydream.costs.kernels import filled, floor_ns
+from daydream.costs.roofline import KEPT_ON_MATRIX_UNITS, LEAST_REACHABLE
+from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
+from daydream.graph.graph import Graph
+
+TINY = Call("aten::add", [[8], [8], []], [Kernel("tiny", 2_000)])  # sets the floor: 2 us
+# 4096 x 4096 x 4096 at 15.7 TFLOP/s: 8.754 ms at best
+PRODUCT = Call("aten::mm", [[4096, 4096], [4096, 4096]], [Kernel("volta_sgemm_128x128_nn", 10_000_000)])
+PRODUCT_NS = 2 * 4096**3 / 15_700
+# 3 x 4 x 2^24 bytes at 900 GB/s: 0.2237 ms at best
+SUM = Call("aten::add", [[2**24], [2**24], []], [Kernel("elementwise", 300_000)])
+SUM_NS = 12 * 2**24 / 900
+
+
+def kernels_of(graph: Graph, *names: str):
+    return graph.select(kind="kernel").where(lambda tasks: np.isin(tasks.name, names))
+
+
+def many(call: Call, count: int = 40) -> list[Call]:
+    """Enough tiny kernels that the floor is theirs."""
+    return [TINY] * count + [call]
+
+
+def test_the_floor_is_what_the_smallest_kernels_take():
+    assert floor_ns(graph_of(*many(PRODUCT))) == 2_000
+    assert floor_ns(graph_of(PRODUCT)) == 5_000  # no small kernel here: not more than 5 us
+
+
+def test_a_product_on_tensor_cores_keeps_part_of_its_share_of_the_peak():
+    graph = graph_of(*many(PRODUCT))
+    product = kernels_of(graph, "volta_sgemm_128x128_nn")
+    share = PRODUCT_NS / (10_000_000 - 2_000)
+    new = 2_000 + 2 * 4096**3 / 125_000 / (share * KEPT_ON_MATRIX_UNITS)
+    retimed = retime(graph, product, dtype="float16")
+    assert retimed.duration_ns.tolist() == [round(new)]
+    assert retimed.coverage == {"roofline": 10_000_000}
+
+
+def test_a_sum_in_16_bits_moves_half_the_bytes():
+    graph = graph_of(*many(SUM))
+    retimed = retime(graph, kernels_of(graph, "elementwise"), dtype="float16")
+    assert retimed.duration_ns.tolist() == [2_000 + 298_000 // 2]
+
+
+def test_a_product_that_becomes_bound_by_memory_stops_gaining():
+    # 32 FLOP a byte in 32 bits, above the ridge of 17; 64 in 16 bits, below the ridge of 139
+    thin = Call("aten::mm", [[2**17, 128], [128, 128]], [Kernel("volta_sgemm_128x64", 344_000)])
+    graph = graph_of(*many(thin))
+    moved = 2 * (2 * 2**17 * 128 + 128 * 128)
+    new = 2_000 + moved / 900 / LEAST_REACHABLE  # its own use of the bandwidth was 0.44: no bound
+    assert retime(graph, kernels_of(graph, "volta_sgemm_128x64"), dtype="float16").duration_ns.tolist() == [
+        round(new)
+    ]
+
+
+def test_a_tiny_kernel_stays_at_the_floor():
+    graph = graph_of(*many(SUM))
+    assert retime(graph, kernels_of(graph, "tiny"), dtype="float16").duration_ns.max() == 2_000
+
+
+def test_another_device_scales_with_its_peaks():
+    graph = graph_of(*many(PRODUCT), SUM)
+    chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise")
+    new = retime(graph, chosen, device="a100-80gb").duration_ns
+    assert new.tolist() == [
+        round(2_000 + 9_998_000 * 15.7 / 19.5),
+        round(2_000 + 298_000 * 900 / 2039),
+    ]
+
+
+def test_the_same_device_and_factors_of_one_change_nothing():
+    graph = graph_of(*many(PRODUCT), SUM)
+    kernels = graph.select(kind="kernel")
+    for retimed in (
+        retime(graph, kernels),
+        retime(graph, kernels, device="v100"),
+        retime(graph, kernels, dtype="float32"),
+    ):
+        assert retimed.duration_ns.tolist() == kernels.duration_ns.tolist()
+
+
+@given(factor=st.floats(0.1, 100), other=st.floats(0.1, 100))
+def test_more_work_is_never_faster(factor, other):
+    graph = graph_of(*many(PRODUCT), SUM)
+    kernels = graph.select(kind="kernel")
+    less, more = sorted((factor, other))
+    a, b = (retime(graph, kernels, flop_factor=f, bytes_factor=f).duration_ns for f in (less, more))
+    assert (a <= b + 1).all()
+
+
+def test_a_small_grid_leaves_room_for_a_larger_batch():
+    # 20 blocks on 80 units: four times the blocks still are one wave
+    small = Call("aten::mm", [[256, 4096], [4096, 256]], [Kernel("sgemm", 402_000, grid="20,1,1")])
+    graph = graph_of(*many(small))
+    product = kernels_of(graph, "sgemm")
+    assert retime(graph, product, flop_factor=4, bytes_factor=4).duration_ns.tolist() == [402_000]
+    two_waves = retime(graph, product, flop_factor=5, bytes_factor=5)
+    assert two_waves.duration_ns.tolist() == [802_000]
+
+
+def test_waves():
+    blocks = np.array([20, 80, 81, 160, -1])
+    assert filled(blocks, 80, in_waves=np.array(True)).tolist() == [0.25, 1, 81 / 160, 1, 1]
+    assert filled(blocks, 80, in_waves=np.array(False)).tolist() == [0.25, 1, 1, 1, 1]
+
+
+def test_an_unknown_kernel_goes_by_its_kind():
+    unknown = Call("my::op", [[8]], [Kernel("ampere_sgemm_64x64", 302_000), Kernel("mine", 102_000)])
+    graph = graph_of(*many(unknown))
+    retimed = retime(graph, kernels_of(graph, "ampere_sgemm_64x64", "mine"), dtype="float16")
+    assert retimed.duration_ns.tolist() == [2_000 + 100_000, 2_000 + 50_000]
+    assert retimed.coverage == {"ratio": 404_000}
+
+
+def test_an_unknown_gpu_falls_back_to_the_papers_constants():
+    graph = graph_of(*many(PRODUCT), SUM, device="Some GPU")
+    chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise")
+    retimed = retime(graph, chosen, dtype="float16")
+    assert retimed.duration_ns.tolist() == [3_333_333, 150_000]
+    assert retimed.coverage == {"paper": 10_300_000}
+    assert "paper 100%" in retimed.words()
+    with pytest.raises(NotApplicableError, match="unknown GPU"):
+        retime(graph, chosen, device="a100")
+
+
+def test_the_paper_can_be_asked_for():
+    graph = graph_of(*many(PRODUCT), SUM)
+    chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise")
+    assert retime(graph, chosen, dtype="float16", model="paper").duration_ns.tolist() == [3_333_333, 150_000]
+    with pytest.raises(NotApplicableError, match="16-bit"):
+        retime(graph, chosen, dtype="tf32", model="paper")
+
+
+def test_a_format_without_units_is_refused():
+    graph = graph_of(*many(PRODUCT))
+    with pytest.raises(NotApplicableError, match="no bfloat16 units"):
+        retime(graph, graph.select(kind="kernel"), dtype="bfloat16")
+    with pytest.raises(NotApplicableError, match="no tf32 units"):
+        retime(graph, graph.select(kind="kernel"), dtype="tf32")
+    with pytest.raises(NoMatchError):
+        retime(graph, graph.tasks([]), dtype="float16")
+
+
+def test_tf32_changes_products_only_and_those_in_tf32_not_at_all():
+    done = Call("aten::mm", [[4096, 4096], [4096, 4096]], [Kernel("ampere_sgemm_tf32", 1_500_000)])
+    graph = graph_of(*many(PRODUCT), SUM, done, device="NVIDIA A100-SXM4-40GB")
+    chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise", "ampere_sgemm_tf32")
+    new = retime(graph, chosen, dtype="tf32").duration_ns
+    assert new[0] == pytest.approx(2_000 + 9_998_000 * 19.5 / 156 / KEPT_ON_MATRIX_UNITS, rel=1e-6)
+    assert new[1:].tolist() == [300_000, 1_500_000]
+
+
+def test_measured_times_come_first(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text(
+        "kernel,op,shapes,dtype,duration_ns\n"
+        'elementwise,,,,"111"\n'
+        ',aten::mm,"[[4096, 4096], [4096, 4096]]",float16,2000000\n'
+    )
+    graph = graph_of(*many(PRODUCT), SUM)
+    chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise")
+    retimed = retime(graph, chosen, dtype="float16", table=KernelTable.load(path))
+    assert retimed.duration_ns.tolist() == [2_000_000, 111]
+    assert retimed.coverage == {"table": 10_300_000}
+    # measured in both types, the ratio counts: 8 ms there for 10 ms here
+    path.write_text(path.read_text() + ',aten::mm,"[[4096,4096],[4096,4096]]",float32,8000000\n')
+    both = retime(graph, chosen, dtype="float16", table=KernelTable.load(path))
+    assert both.duration_ns.tolist() == [2_500_000, 111]
+
+
+def test_a_parquet_table_reads_the_same(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    path = tmp_path / "times.parquet"
+    write_table(pa.table({"kernel": ["a"], "duration_ns": [7]}), path)
+    assert KernelTable.load(path).kernel("a") == 7
+    path.write_text("no parquet")
+    with pytest.raises(TraceError, match="not a readable parquet"):
+        KernelTable.load(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "kernel,duration_ns\n", "kernel,time\na,3\n", "kernel,duration_ns\na,-3\n", "op\nx\n"]
+)
+def test_a_bad_table_is_refused(text, tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text(text)
+    with pytest.raises(DaydreamError):
+        KernelTable.load(path)
+    with pytest.raises(TraceError, match="no such file"):
+        KernelTable.load(tmp_path / "absent.csv")
+
+
+def test_what_bounds_a_kernel():
+    graph = graph_of(*many(PRODUCT), SUM, Call("my::op", [[8]], [Kernel("mine", 100_000)]))
+    chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise", "mine", "tiny")
+    found = bound(graph, chosen)
+    kinds = dict(zip(chosen.name, found.kind, strict=True))
+    assert kinds == {
+        "tiny": "latency",
+        "volta_sgemm_128x128_nn": "compute",
+        "elementwise": "memory",
+        "mine": "unknown",
+    }
+    shares = dict(zip(chosen.name, found.compute_share, strict=True))
+    assert shares["volta_sgemm_128x128_nn"] == pytest.approx(PRODUCT_NS / 10_000_000)
+    assert found.memory_share[chosen.name == "elementwise"][0] == pytest.approx(SUM_NS / 300_000)
+    assert np.isnan(shares["mine"])
+    in_half = bound(graph, chosen, device=find_device("h100"))  # against another device's peaks
+    assert in_half.memory_share[chosen.name == "elementwise"][0] == pytest.approx(12 * 2**24 / 3352 / 300_000)

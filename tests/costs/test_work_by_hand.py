@@ -1,0 +1,139 @@
+"""FLOP and elements of every operator family, counted by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from daydream.costs.amount import Amount
+from daydream.costs.work import FORMULAS, operator_work
+
+N = 2 * 3 * 4 * 4  # elements of the small images below
+K = 5 * 3 * 3 * 3  # of the small weight
+OUT = 2 * 5 * 2 * 2  # of their convolution's output
+
+# operator, recorded shapes, hint -> family, FLOP, elements of the call's type, bytes of other types
+BY_HAND = [
+    ("aten::mm", [[2, 3], [3, 4]], None, "matmul", 2 * 2 * 3 * 4, 6 + 12 + 8, 0),
+    ("aten::addmm", [[4], [2, 3], [3, 4], [], []], None, "matmul", 48, 4 + 6 + 12 + 8, 0),
+    ("aten::bmm", [[5, 2, 3], [5, 3, 4]], None, "matmul", 5 * 48, 5 * 26, 0),
+    ("aten::baddbmm", [[5, 2, 4], [5, 2, 3], [5, 3, 4], [], []], None, "matmul", 240, 130 + 40, 0),
+    ("aten::linear", [[7, 2, 3], [4, 3], [4]], None, "matmul", 14 * 2 * 3 * 4, 42 + 12 + 56 + 4, 0),
+    ("aten::matmul", [[5, 2, 3], [3, 4]], None, "matmul", 5 * 48, 30 + 12 + 40, 0),
+    ("aten::matmul", [[3], [3, 4]], None, "matmul", 2 * 3 * 4, 3 + 12 + 4, 0),
+    # each of 2 x 2 x 2 positions takes the whole weight, twice for multiply and add
+    ("aten::conv2d", [[2, 3, 4, 4], [5, 3, 3, 3]], (2, 5, 2, 2), "convolution", 2 * 8 * K, N + K + OUT, 0),
+    # groups: a weight of 6 x 1 x 3 x 3 on 3 channels
+    ("aten::cudnn_convolution", [[1, 3, 4, 4], [6, 1, 3, 3], []], (1, 6, 4, 4), "convolution",
+     2 * 16 * 54, 48 + 54 + 96, 0),
+    ("aten::convolution_backward", [[2, 5, 2, 2], [2, 3, 4, 4], [5, 3, 3, 3], [], []], None, "convolution",
+     2 * 2 * 8 * K, 2 * (N + K + OUT), 0),
+    ("aten::cudnn_convolution_backward_input", [[], [2, 5, 2, 2], [5, 3, 3, 3], []], None, "convolution",
+     2 * 8 * K, 2 * OUT + K, 0),
+    ("aten::cudnn_convolution_backward_weight", [[], [2, 5, 2, 2], [2, 3, 4, 4], []], (5, 3, 3, 3),
+     "convolution", 2 * 8 * K, N + K + OUT, 0),
+    ("aten::conv_transpose2d", [[1, 4, 2, 2], [4, 3, 2, 2]], (1, 3, 4, 4), "convolution",
+     2 * 4 * 48, 16 + 48 + 48, 0),
+    # queries 2 x 3 heads x 4 x 8, keys and values of length 5: scores and their use
+    ("aten::_scaled_dot_product_flash_attention", [[2, 3, 4, 8], [2, 3, 5, 8], [2, 3, 5, 8], []], None,
+     "attention", 2 * (2 * 3 * 4 * 5) * (8 + 8), 192 + 240 + 240 + 192, 0),
+    ("aten::_flash_attention_forward", [[2, 4, 3, 8], [2, 5, 3, 8], [2, 5, 3, 8], []], None,
+     "attention", 2 * 120 * 16, 864, 0),
+    ("aten::_scaled_dot_product_flash_attention_backward",
+     [[2, 3, 4, 8], [2, 3, 4, 8], [2, 3, 5, 8], [2, 3, 5, 8], [2, 3, 4, 8], []], None,
+     "attention", 2 * 120 * 5 * 8, 2 * (192 + 240 + 240) + 2 * 192, 0),
+    # 6 steps x 2 in the batch, 4 inputs, 3 hidden: gates of 12
+    ("aten::mkldnn_rnn_layer", [[6, 2, 4], [12, 4], [12, 3], [12], [12], [2, 3], [2, 3]], None,
+     "recurrent", 2 * 12 * (48 + 36), 12 * (4 + 12) + 84, 0),
+    ("aten::_cudnn_rnn", [[6, 2, 4], [[12, 4], [12, 3], [12], [12]], [], []], None,
+     "recurrent", 2 * 12 * 84, 12 * 16 + 84, 0),
+    ("aten::native_layer_norm", [[6, 4], [], [4], [4], []], None, "normalization", 8 * 24, 48 + 8, 0),
+    ("aten::native_layer_norm_backward", [[6, 4], [6, 4], [], [6, 1], [6, 1], [4], [4], []], None,
+     "normalization", 14 * 24, 3 * 24 + 20, 0),
+    ("aten::cudnn_batch_norm", [[2, 3, 4, 4], [3], [3], [3], [3], []], None, "normalization",
+     8 * N, 2 * N + 12, 0),
+    ("aten::_softmax", [[6, 4], [], []], None, "softmax", 5 * 24, 48, 0),
+    ("aten::_log_softmax_backward_data", [[6, 4], [6, 4], [], []], None, "softmax", 4 * 24, 72, 0),
+    ("aten::nll_loss_forward", [[6, 4], [6], [], [], []], None, "loss", 12, 6, 48),
+    ("aten::nll_loss_backward", [[], [6, 4], [6], [], [], [], []], None, "loss", 6, 24, 48),
+    ("aten::add_", [[6, 4], [4], []], None, "element-wise", 24, 24 + 4 + 24, 0),
+    ("aten::clamp_min", [[6, 4], [], [6, 4]], None, "element-wise", 24, 48, 0),  # the last is an output
+    ("aten::addcmul_", [[6], [6], [6], []], None, "element-wise", 18, 24, 0),
+    ("aten::fill_", [[6, 4], []], None, "element-wise", 0, 24, 0),
+    ("aten::native_dropout", [[6, 4], [], []], None, "element-wise", 48, 48, 24),
+    ("aten::sum", [[6, 4], [], []], None, "reduction", 24, 24, 0),
+    ("aten::embedding", [[100, 8], [3, 4]], None, "gather", 0, 2 * 12 * 8, 96),
+    ("aten::index_select", [[100, 8], [], [12]], None, "gather", 0, 2 * 12 * 8, 96),
+    ("aten::embedding_dense_backward", [[3, 4, 8], [3, 4], [], [], []], None, "gather", 96, 192, 96),
+    ("aten::max_pool2d_with_indices", [[2, 3, 4, 4], [], []], (2, 3, 2, 2), "pooling", N, N + 24, 0),
+    ("aten::max_pool2d_with_indices_backward", [[2, 3, 2, 2], [2, 3, 4, 4], [], [], [], [], [], [2, 3, 2, 2]],
+     None, "pooling", N, N + 24, 24 * 8),
+    ("aten::copy_", [[6, 4], [4], []], None, "copy", 0, 4 + 24, 0),
+    ("aten::cat", [[[6, 4], [2, 4]], []], None, "copy", 0, 2 * 32, 0),
+    ("aten::_foreach_add_", [[[6], [4, 4]], [[6], [4, 4]], []], None, "optimizer", 22, 3 * 22, 0),
+    # p, g, m, v read; p, m, v written
+    ("aten::_fused_adam_", [[[6], [4, 4]]] * 4 + [[], [[], []], []], None, "optimizer", 12 * 22, 7 * 22, 0),
+    ("aten::_fused_sgd_", [[[6]], [[6]], [[6]], []], None, "optimizer", 24, 5 * 6, 0),
+    ("triton_poi_fused_add_mul_0", [[6, 4], [6, 4], [6, 4], []], None, "element-wise", None, 72, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "shapes", "hint", "family", "flop", "elements", "extra"), BY_HAND)
+def test_work_counted_by_hand(op, shapes, hint, family, flop, elements, extra):
+    amount = operator_work(op, json.dumps(shapes), hint)
+    assert amount is not None
+    assert (amount.family, amount.flop, amount.elements, amount.extra_bytes) == (
+        family,
+        flop,
+        elements,
+        extra,
+    )
+
+
+def test_every_family_is_counted_by_hand():
+    shown = {"transfer", *(family for _, _, _, family, *_ in BY_HAND)}
+    found = set()
+    for name in FORMULAS:
+        for shapes in ("[[4,4],[4,4],[4,4]]", "[[2,4,4,4],[4,4,4,4],[2,4,4,4],[2,4,4,4]]", "[[[4]],[[4]]]"):
+            amount = operator_work(name, shapes, (2, 4, 4, 4))
+            found |= {amount.family} if amount is not None else set()
+    assert found <= shown
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("aten::my_own_operator", "[[4,4]]"),  # no formula
+        ("aten::mm", None),  # shapes were not recorded
+        ("aten::mm", "[]"),
+        ("aten::mm", "[[4,4],[5,4]]"),  # does not fit
+        ("aten::mm", "not json"),
+        ("aten::mm", '{"a":1}'),
+        ("aten::conv2d", "[[2,3,4,4],[5,3,3,3]]"),  # stride and padding are not recorded
+        ("aten::_flash_attention_forward", "[[64,8,32],[64,8,32],[64,8,32]]"),  # packed sequences
+        ("aten::cat", "[[],[]]"),  # older profilers do not record lists
+        ("aten::_cudnn_rnn", "[[6,2,4],[],[]]"),
+    ],
+)
+def test_what_shapes_do_not_tell_stays_unknown(op, shapes):
+    assert operator_work(op, shapes) is None
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    ["[]", "[[]]", "[[0]]", "[[3]]", "[[2,0,3]]", "[[[]],[[2],[]]]", "[[1,1,1,1,1,1]]", "[null,3]",
+     "[[-1,2]]",
+     "[[0,0,0,0],[0,0,0,0],[0,0,0,0],[0,0,0,0]]", "[[2,2],[3,3],[4]]", "[[1,2,3],[1,2,3,4],[5]]"],
+)  # fmt: skip
+@pytest.mark.parametrize("hint", [None, (1,), (2, 3, 4, 5)])
+def test_no_formula_stumbles_over_odd_shapes(shapes, hint):
+    for name in FORMULAS:
+        operator_work(name, shapes, hint)
+
+
+def test_bytes_need_the_element_type():
+    amount = Amount("element-wise", 4, 8, extra_bytes=3)
+    assert amount.nbytes(4) == 35
+    assert amount.nbytes(None) is None
+    assert Amount("gather", 0, None).nbytes(4) is None

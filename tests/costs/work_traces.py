@@ -1,0 +1,110 @@
+"""Traces of a few operator calls, written down call by call, for tests of what they cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daydream.graph.build import build
+from daydream.graph.graph import Graph
+from daydream.trace import Trace
+
+V100 = "Tesla V100-SXM2-16GB"
+CALL_NS = 20_000
+
+
+@dataclass
+class Kernel:
+    name: str
+    duration_ns: int
+    grid: str | None = None
+
+
+@dataclass
+class Call:
+    """An operator call, what it calls and the kernels it launches itself; `tail_ns` is its own CPU time."""
+
+    op: str
+    shapes: list[Any]
+    kernels: list[Kernel] = field(default_factory=list)
+    inner: list[Call] = field(default_factory=list)
+    dtype: str | None = "float32"
+    tail_ns: int = 0
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.kernels: list[dict[str, Any]] = []
+        self.clock = self.device_clock = 0
+
+    def record(self, call: Call, parent: int = -1) -> None:
+        row = len(self.rows)
+        self.rows.append(
+            {
+                "kind": "operator", "name": call.op, "op": call.op, "pid": 1, "tid": 1, "parent": parent,
+                "start_ns": self.clock, "shapes": json.dumps(call.shapes, separators=(",", ":")),
+                "dtype": call.dtype,
+            }
+        )  # fmt: skip
+        begun = self.clock
+        for inner in call.inner:
+            self.record(inner, row)
+        for kernel in call.kernels:
+            correlation = len(self.kernels) + 1
+            self.rows.append(
+                {
+                    "kind": "runtime", "name": "cudaLaunchKernel", "op": call.op, "pid": 1, "tid": 1,
+                    "parent": row, "start_ns": self.clock, "duration_ns": CALL_NS // 4,
+                    "correlation": correlation,
+                }
+            )  # fmt: skip
+            self.device_clock = max(self.device_clock, self.clock)
+            self.kernels.append(
+                {
+                    "kind": "kernel", "name": kernel.name, "op": call.op, "dtype": call.dtype, "device": 0,
+                    "stream": 7, "parent": len(self.rows) - 1, "start_ns": self.device_clock,
+                    "duration_ns": kernel.duration_ns, "correlation": correlation, "grid": kernel.grid,
+                    "block": "256,1,1",
+                }
+            )  # fmt: skip
+            self.device_clock += kernel.duration_ns
+            self.clock += CALL_NS // 4
+        self.clock += call.tail_ns or (0 if call.inner or call.kernels else CALL_NS)
+        self.rows[row]["duration_ns"] = self.clock - begun
+
+
+def trace_of(*calls: Call, device: str | None = V100, orphans: list[Kernel] | None = None) -> Trace:
+    """Return the trace of these calls; `orphans` are kernels whose launch was not recorded."""
+    recorder = _Recorder()
+    for call in calls:
+        recorder.record(call)
+    for kernel in orphans or []:
+        recorder.kernels.append(
+            {
+                "kind": "kernel", "name": kernel.name, "dtype": "float32", "device": 0, "stream": 7,
+                "parent": -1,
+                "start_ns": recorder.device_clock, "duration_ns": kernel.duration_ns, "correlation": 900,
+                "grid": kernel.grid, "block": "256,1,1",
+            }
+        )  # fmt: skip
+        recorder.device_clock += kernel.duration_ns
+    rows = recorder.rows + recorder.kernels
+    columns: dict[str, np.ndarray] = {}
+    texts: dict[str, list[str]] = {}
+    for name in ("kind", "name", "op", "shapes", "dtype", "grid", "block"):
+        values = [row.get(name) for row in rows]
+        texts[name] = sorted({value for value in values if value is not None})
+        columns[name] = np.array([-1 if v is None else texts[name].index(v) for v in values], np.int32)
+    for name in ("pid", "tid", "parent", "start_ns", "duration_ns", "correlation", "device", "stream"):
+        columns[name] = np.array([row.get(name, -1) for row in rows], np.int64)
+    devices = [{"id": 0, "name": device, "multiprocessors": 80}] if device else []
+    return Trace(columns, texts, {"steps": [], "vendor": "cuda" if device else "cpu", "devices": devices})
+
+
+def graph_of(*calls: Call, device: str | None = V100, orphans: list[Kernel] | None = None) -> Graph:
+    """Return the graph of these calls."""
+    return build(trace_of(*calls, device=device, orphans=orphans))

@@ -1,0 +1,259 @@
+"""Whose call a task belongs to: instances, `within`, operators, shapes, gradients."""
+
+from __future__ import annotations
+
+import pytest
+from small_traces import call, kernel, launched, note, trace
+from small_traces import op as operator
+
+from daydream import Graph, NoMatchError, NotApplicableError, Trace, build, simulate
+
+
+def op(name: str, start: float, end: float, **columns):
+    return operator(name, start, end, op=name, **columns)
+
+
+def normed(steps: int = 1) -> Trace:
+    #  thread 1  |layer_norm 0..40: |native 5..35: |launch n1||empty 3||launch n2|||mul 40..50: |launch m|
+    #  The stream runs n1, n2, m; a note stands around all of it.
+    rows = []
+    for step in range(steps):
+        at, ids = 100 * step, 10 * step
+        rows += [
+            note("block", at, at + 60, layer="blocks.0"),
+            op("aten::layer_norm", at, at + 40, shapes="[[8,16],[16]]"),
+            op("aten::native_layer_norm", at + 5, at + 35),
+            launched("n1", at + 6, at + 14, at + 16, ids + 1),
+            op("aten::empty", at + 12, at + 15, shapes="[[],[]]"),
+            launched("n2", at + 20, at + 28, at + 30, ids + 2),
+            op("aten::mul", at + 40, at + 50, shapes="[[8,16],[[4],[2,2]]]"),
+            launched("m", at + 42, at + 50, at + 54, ids + 3),
+        ]
+    return trace(rows, steps=tuple(100.0 * step for step in range(steps + 1)))
+
+
+def kernels(graph: Graph):
+    return graph.select(kind="kernel")
+
+
+def test_all_work_of_one_call_is_an_instance():
+    graph = build(normed(steps=2))
+    outer, inner = kernels(graph).group_by("instance"), kernels(graph).group_by("call")
+
+    assert [each.name.tolist() for each in outer] == [["n1", "n2"], ["m"]] * 2
+    assert [each.name.tolist() for each in inner] == [["n1", "n2"], ["m"]] * 2
+    assert [each.op[0] for each in outer] == [each.op[0] for each in inner]
+    assert outer.keys != inner.keys
+    assert outer.total("duration_ns").tolist() == [4_000, 4_000] * 2
+
+
+def test_within_sees_every_enclosing_call_and_range():
+    graph = build(normed())
+
+    assert kernels(graph).where(within="^aten::layer_norm$").name.tolist() == ["n1", "n2"]
+    assert kernels(graph).where(within=("native", "mul")).name.tolist() == ["n1", "n2", "m"]
+    assert len(kernels(graph).where(within="block")) == 3
+    assert set(graph.select(kind="cpu", within="native").op) >= {"aten::empty"}
+    assert len(graph.select(within="nothing of this name")) == 0
+    groups = kernels(graph).group_by(within="layer_norm")
+    assert [each.name.tolist() for each in groups] == [["n1", "n2"]]
+    assert kernels(graph).group_by("phase", within="mul").sizes.tolist() == []
+
+
+def test_fusing_the_kernels_of_every_call_holds_in_every_step():
+    graph = build(normed(steps=3))
+    calls = kernels(graph).group_by(within="aten::layer_norm")
+    calls.where(calls.sizes > 1).fuse("fused", duration_ns=1_500)
+
+    assert kernels(graph).name.tolist() == ["fused", "m"] * 3
+    assert len(kernels(graph).launches()) == 6
+
+
+def test_the_operators_of_removed_work_are_those_that_did_nothing_else():
+    #  n1 alone: native_layer_norm also launched n2. Both: the whole of layer_norm, empty too. mul stays.
+    graph = build(normed())
+    by_name = {name: graph.select(name=f"^{name}$") for name in ("n1", "n2", "m")}
+    with_both = (by_name["n1"] | by_name["n2"]).operators()
+
+    assert len(by_name["n1"].operators()) == 0
+    assert set(with_both.op) - {None} == {"aten::layer_norm", "aten::native_layer_norm", "aten::empty"}
+    assert with_both.total("duration_ns") == 40_000
+    assert set(kernels(graph).operators().op) == set(with_both.op) | {"aten::mul"}
+
+
+def test_removing_operators_removes_their_cpu_time_in_every_step():
+    graph = build(normed(steps=2))
+    norms = kernels(graph).where(within="layer_norm")
+    cpu = norms.operators()
+    norms.remove()
+    (cpu & graph.select()).remove()
+
+    # of each 60 us of the block 40 are gone; the tail of the note and the idle 40 stay
+    assert simulate(graph).column("name").tolist().count("cudaLaunchKernel") == 2
+    assert graph.select(kind="cpu").total("duration_ns") == 2 * 20_000
+    assert graph.lint() == []
+
+
+def test_of_cpu_tasks_the_operators_are_their_whole_calls():
+    graph = build(trace(op("aten::linear", 0, 30), op("aten::addmm", 5, 25), op("aten::relu", 30, 40)))
+
+    assert set(graph.select(op="linear").operators().op) == {"aten::linear", "aten::addmm"}
+    assert graph.select(op="addmm").operators().total("duration_ns") == 20_000
+    assert graph.select(op="relu").operators().total("duration_ns") == 10_000
+
+
+def test_without_operators_nobody_knows_whose_time_it_is():
+    graph = build(trace(launched("k", 0, 10, 20, 1)))
+    with pytest.raises(NotApplicableError, match="records no operators"):
+        kernels(graph).operators()
+    with pytest.raises(NotApplicableError, match="records no operators"):
+        Graph().select().operators()
+
+
+def test_repeated_calls_are_instances_of_their_own():
+    graph = build(normed())
+    block = graph.select(within="layer_norm")
+    block.repeat(2)
+
+    groups = kernels(graph).group_by(within="layer_norm")
+    assert groups.sizes.tolist() == [2, 2, 2]
+    assert groups.fuse("fused").duration_ns.tolist() == [4_000] * 3
+    originals = graph.select(name="fused").head(1)
+    assert originals.operators().total("duration_ns") == 35_000  # all of layer_norm but n2's launch
+
+
+def test_shapes_come_from_the_call_that_recorded_them():
+    graph = build(normed())
+
+    assert kernels(graph).shapes.tolist() == ["[[8,16],[16]]"] * 2 + ["[[8,16],[[4],[2,2]]]"]
+    assert kernels(graph).input_elements.tolist() == [144, 144, 136]
+    assert kernels(graph).where(shapes=r"\[16\]").name.tolist() == ["n1", "n2"]
+    kernels(graph).head(1).set(shapes="[[2]]")
+    assert kernels(graph).input_elements.tolist() == [2, 144, 136]
+    assert Graph().select().input_elements.tolist() == []
+
+
+# -- layers and gradients ----------------------------------------------------------------------------
+
+
+def backward(*, shapes: bool = True, layers: bool = True, **metadata) -> Trace:
+    #  forward of the layers a, b; backward of b (kernels b1, b2), its AccumulateGrad twice, then a
+    def accumulate(at: float, shape: str, layer: str) -> list:
+        columns = {"phase": "backward", "layer": layer if layers else None}
+        if shapes:
+            columns |= {"shapes": f"[[{shape}]]", "dtype": "float32"}
+        return [op("torch::autograd::AccumulateGrad", at, at + 2, **columns)]
+
+    def layer(name: str, at: float, ids: int, phase: str, *kernels: str) -> list:
+        own = {"phase": phase, "layer": name if layers else None}
+        rows = [op(f"{phase} {name}", at, at + 10 * len(kernels), **own)]
+        for place, work in enumerate(kernels):
+            begin = at + 10 * place
+            rows += launched(work, begin + 1, begin + 8, begin + 9, ids + place, **own)
+        return rows
+
+    return trace(
+        layer("a", 0, 0, "forward", "fa"),
+        layer("b", 10, 1, "forward", "fb"),
+        layer("b", 20, 2, "backward", "b1", "b2"),
+        accumulate(40, "8", "b"),
+        accumulate(42, "8,16", "b"),
+        layer("a", 44, 4, "backward", "a1"),
+        accumulate(54, "4,4", "a"),
+        steps=(0, 100),
+        **metadata,
+    )
+
+
+PARAMETERS = [
+    {"name": "a.weight", "layer": "a", "gradient_bytes": 64},
+    {"name": "b.weight", "layer": "b", "gradient_bytes": 512},
+    {"name": "b.bias", "layer": "b", "gradient_bytes": 32},
+    {"name": "c.frozen", "layer": "c", "gradient_bytes": 0},
+]
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        backward(),
+        backward(layers=False),
+        backward(shapes=False, parameters=PARAMETERS),
+        backward(parameters=PARAMETERS),
+    ],
+)
+def test_a_gradient_is_complete_with_the_last_work_launched_before_it_is_accumulated(recorded):
+    graph = build(recorded)
+    tasks = kernels(graph)
+
+    assert dict(zip(tasks.name.tolist(), tasks.grad_bytes.tolist(), strict=True)) == {
+        "fa": 0, "fb": 0, "b1": 0, "b2": 32 + 512, "a1": 64,
+    }  # fmt: skip
+    assert graph.select(kind="cpu").total("grad_bytes") == 0
+    buckets = graph.select(phase="backward", kind="kernel").runs(600, of="grad_bytes")
+    assert [each.name.tolist() for each in buckets] == [["b1", "b2", "a1"]]
+    tasks.where(name="b2").remove()
+    assert graph.select(name="b1").grad_bytes.tolist() == [32 + 512]
+
+
+def test_on_a_cpu_the_node_itself_completes_the_gradient():
+    graph = build(
+        trace(
+            op("backward b", 0, 10, phase="backward"),
+            op("torch::autograd::AccumulateGrad", 10, 20, phase="backward", shapes="[[8]]", dtype="bfloat16"),
+            op("aten::detach", 12, 14, phase="backward"),
+        )
+    )
+    assert graph.select().grad_bytes.tolist() == [0, 0, 0, 16]
+
+
+def test_without_sizes_gradients_are_unknown_and_the_reason_is_said():
+    graph = build(backward(shapes=False))
+    with pytest.raises(NotApplicableError, match="does not tell the sizes of gradients"):
+        kernels(graph).runs(100, of="grad_bytes")
+    with pytest.raises(NotApplicableError, match="does not tell the sizes of gradients"):
+        _ = kernels(graph).grad_bytes
+
+
+def test_layers_are_numbered_as_they_first_run_forward():
+    graph = build(backward())
+    tasks = kernels(graph)
+
+    assert dict(zip(tasks.name.tolist(), tasks.layer_index.tolist(), strict=True)) == {
+        "fa": 0, "fb": 1, "b1": 1, "b2": 1, "a1": 0,
+    }  # fmt: skip
+    with pytest.raises(NotApplicableError, match="no layers; record it with `daydream collect`"):
+        _ = kernels(build(backward(layers=False))).layer_index
+    assert issubclass(NotApplicableError, NoMatchError)
+
+
+def blocking() -> Graph:
+    #  thread 1  |launch k 5|cudaMemcpy: call, then blocked until 120, return|launch after|
+    copy = {"kind": "memcpy", "name": "Memcpy DtoH (Device -> Pageable)"}
+    graph = build(
+        trace(
+            launched("k", 0, 10, 20, 1),
+            call("cudaMemcpy", 10, 130, 2),
+            kernel(copy["name"], 20, 120, 2, kind=copy["kind"]),
+            launched("after", 130, 140, 145, 3),
+        )
+    )
+    assert len(graph.select(name="cudaMemcpy")) == 2
+    return graph
+
+
+def test_a_blocking_call_is_repeated_whole():
+    graph = blocking()
+    graph.select(kind="memcpy").repeat()
+
+    assert graph.select(kind="cpu").name.tolist().count("cudaMemcpy") == 4
+    assert len(graph.syncs) == 2
+    assert graph.lint() == []
+
+
+def test_a_blocking_call_is_removed_whole():
+    graph = blocking()
+    graph.select(kind="memcpy").remove()
+
+    assert set(graph.select(kind="cpu").name) == {"cudaLaunchKernel"}
+    assert graph.lint() == []

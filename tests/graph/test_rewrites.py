@@ -1,0 +1,347 @@
+"""Groups and the edits that put work elsewhere, each on a graph small enough to draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_graphs import lane, launched, starts, thread, with_sync
+
+from daydream import Graph, GraphError, NoMatchError, NotApplicableError, simulate
+
+
+def kernels(graph: Graph):
+    return graph.select(kind="kernel")
+
+
+def named(graph: Graph, *names: str):
+    return graph.select(name=tuple(f"^{name}$" for name in names))
+
+
+# -- groups ------------------------------------------------------------------------------------------
+
+
+def test_groups_come_in_the_order_of_their_first_tasks():
+    graph = launched(("a", 20), ("b", 10), ("c", 5), ("d", 1))
+    kernels(graph).set(layer=["up", "down", "up", None], step=[0, 0, 1, 1])
+    groups = kernels(graph).group_by("layer")
+
+    assert groups.keys == ["up", "down"]
+    assert [each.name.tolist() for each in groups] == [["a", "c"], ["b"]]
+    assert groups.sizes.tolist() == [2, 1]
+    assert groups.total("duration_ns").tolist() == [25, 10]
+    assert groups.first().name.tolist() == ["a", "b"]
+    assert groups.last().name.tolist() == ["c", "b"]
+    assert groups.tasks.name.tolist() == ["a", "b", "c"]
+    assert groups["down"].name.tolist() == ["b"]
+    assert {key: len(each) for key, each in groups.items()} == {"up": 2, "down": 1}
+    assert groups.where(groups.sizes > 1).keys == ["up"]
+    assert groups.where(lambda each: each.total("duration_ns") < 20).total("duration_ns").tolist() == [10]
+
+
+def test_several_columns_make_a_pair():
+    graph = launched(("a", 20), ("b", 10), ("c", 5), ("d", 1))
+    kernels(graph).set(layer=["up", "down", "up", None], step=[0, 0, 1, 1])
+    groups = kernels(graph).group_by("step", "layer")
+
+    assert groups.keys == [(0, "up"), (0, "down"), (1, "up")]
+    assert groups.sizes.tolist() == [1, 1, 1]
+
+
+def test_grouping_nothing_is_no_group():
+    graph = thread(("a", 5, 0))
+    assert len(kernels(graph).group_by("step")) == 0
+    assert list(graph.select().group_by("layer")) == []
+    with pytest.raises(GraphError, match="group by a column"):
+        graph.select().group_by()
+    with pytest.raises(GraphError, match="no group 'x'"):
+        graph.select().group_by("layer")["x"]
+
+
+def test_runs_are_full_when_their_sum_reaches_the_size_and_end_with_a_step():
+    graph = launched(*[(name, 10) for name in "abcdefg"])
+    kernels(graph).set(bytes=[40, 70, 0, 10, 100, 30, 30], step=[0, 0, 0, 0, 0, 1, 1])
+    runs = kernels(graph).runs(100, of="bytes")
+
+    assert ["".join(run.name) for run in runs] == ["ab", "cde", "fg"]
+    assert runs.total("bytes").tolist() == [110, 110, 60]
+    several = kernels(graph).runs([30, 100], of="bytes")
+    assert ["".join(run.name) for run in several] == ["a", "bcde", "f", "g"]
+    assert several.keys == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
+    with pytest.raises(GraphError, match="sizes above 0"):
+        kernels(graph).runs(0, of="bytes")
+
+
+# -- fuse, share a launch ----------------------------------------------------------------------------
+
+
+def test_each_group_is_fused_into_its_first_task():
+    #  thread 1  |launch a 6|launch d 6|
+    #  stream 7     +4 |f 35          |1|f 7|
+    graph = launched(("a", 20), ("b", 10), ("c", 5), ("d", 7))
+    kernels(graph).set(step=[0, 0, 0, 1])
+    fused = kernels(graph).group_by("step").fuse("f", op="aten::fused")
+
+    assert lane(graph, "thread 1") == ["begin", "launch a", "launch d"]
+    assert fused.duration_ns.tolist() == [35, 7]
+    assert fused.op.tolist() == ["aten::fused", "aten::fused"]
+    assert simulate(graph).makespan_ns == 4 + 35 + 1 + 7
+    kernels(graph).group_by("step").fuse("g", duration_ns=[1, 2])
+    assert kernels(graph).duration_ns.tolist() == [1, 2]
+
+
+def test_one_call_launches_the_work_of_a_group():
+    #  thread 1  |begin|launch a, renamed 6|
+    #  stream 7            +4 |a 3|1|b 3|1|c 3|     all are there from the first launch on
+    graph = launched(("a", 3), ("b", 3), ("c", 3))
+    calls = kernels(graph).group_by("kind").share_launch("cudaGraphLaunch")
+
+    assert lane(graph, "thread 1") == ["begin", "cudaGraphLaunch"]
+    assert calls.name.tolist() == ["cudaGraphLaunch"]
+    assert starts(graph) == {"begin": 0, "cudaGraphLaunch": 0, "a": 4, "b": 8, "c": 12}
+    assert graph.lint() == []
+
+
+def test_a_sync_between_the_launches_waits_for_the_whole_graph():
+    graph = launched(("a", 3), ("b", 3))
+    sync = graph.insert(
+        "sync", kind="cpu", lane="thread 1", duration_ns=1, after=[graph.select(name="launch a")]
+    )
+    graph.syncs.add(task=sync.ids, lane=-1, point=sync.ids, latency_ns=0)
+    graph.touch()
+    assert starts(graph)["sync"] == 4 + 3
+    kernels(graph).group_by("kind").share_launch()
+    assert starts(graph)["sync"] == 4 + 3 + 1 + 3
+
+
+# -- split -------------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_task_add_up_and_keep_its_gap_behind_the_last():
+    graph = launched(("a", 20), ("b", 10))
+    parts = named(graph, "a").split(3)
+
+    assert parts.name.tolist() == ["a", "a", "a"]
+    assert parts.duration_ns.tolist() == [7, 7, 6]
+    assert parts.gap_ns.tolist() == [0, 0, 1]
+    assert len(np.unique(parts.launch)) == 1
+    assert starts(graph)["b"] == 4 + 20 + 1
+
+
+def test_parts_can_bring_their_own_launches():
+    #  thread 1  |launch a 6|launch 6|launch b 6|
+    #  stream 7     +4 |a 10 |2|a 10     |1|b|
+    graph = launched(("a", 20), ("b", 10))
+    graph.facts.startup_ns = 2
+    named(graph, "a").split(2, launched=True)
+
+    assert lane(graph, "thread 1") == ["begin", "launch a", "launch", "launch b"]
+    assert starts(graph)["b"] == 4 + 10 + 2 + 10 + 1
+
+
+def test_what_follows_a_task_follows_its_last_part():
+    #  thread 1  |a 5|a 5|b|     link  |x| from 10
+    graph = thread(("a", 10, 3), ("b", 5, 0))
+    graph.insert("x", kind="collective", lane="link", duration_ns=9, after=[0])
+    graph.select(name="a").split(2)
+
+    assert starts(graph) == {"a": 5, "b": 13, "x": 10}
+
+
+@pytest.mark.parametrize("parts", [0, 1.5, "2"])
+def test_parts_are_counted(parts):
+    with pytest.raises(GraphError, match="into 1 or more parts"):
+        thread(("a", 10, 3)).select().split(parts)
+
+
+# -- move --------------------------------------------------------------------------------------------
+
+
+def test_a_moved_task_keeps_its_place_among_its_causes():
+    #  stream 7  |a 20|      |c 20|      copies  |b 10|: as before, but for the start-up costs
+    graph = launched(("a", 20), ("b", 10), ("c", 20))
+    named(graph, "b").move("copies")
+
+    assert lane(graph, "copies") == ["b"]
+    assert starts(graph) | {"begin": 0} == {
+        "begin": 0, "launch a": 0, "launch b": 6, "launch c": 12, "a": 4, "b": 24, "c": 34,
+    }  # fmt: skip
+
+
+def test_a_moved_task_can_be_free_of_what_ran_around_it():
+    graph = launched(("a", 20), ("b", 10), ("c", 20))
+    named(graph, "b").move("copies", follows=False)
+    assert (starts(graph)["b"], starts(graph)["c"]) == (10, 25)
+
+    graph = launched(("a", 20), ("b", 100), ("c", 20))
+    named(graph, "b").move("copies", held_for=False)
+    assert (starts(graph)["b"], starts(graph)["c"]) == (24, 25)
+
+
+def test_a_call_that_waited_for_the_lane_waits_for_what_moved():
+    graph = launched(("a", 20), ("b", 100))
+    with_sync(graph, lane="stream 7")
+    before = starts(graph)["sync"]
+    named(graph, "b").move("copies")
+
+    assert before == 4 + 20 + 1 + 100
+    assert starts(graph)["sync"] == 4 + 20 + 100
+
+
+def test_cpu_tasks_move_to_threads_and_device_work_to_streams():
+    graph = launched(("a", 20))
+    with pytest.raises(GraphError, match="'thread 1' is a CPU thread"):
+        kernels(graph).move("thread 1")
+    with pytest.raises(GraphError, match="cannot go to one lane"):
+        graph.select().move("new")
+    with pytest.raises(NotApplicableError, match="on 'stream 7' already"):
+        kernels(graph).move("stream 7")
+    graph.select(name="launch a").move("thread 2")
+    assert graph.lint() == []
+
+
+def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
+    #  stream 7  |a 20|  record   stream 8 waits, then |k 5|: a moves to copies, k still follows it
+    graph = launched(("a", 20))
+    record, wait = (
+        int(graph.insert(name, kind="cpu", lane="thread 1", duration_ns=1).ids[0])
+        for name in ("record", "wait")
+    )
+    graph.insert("k", kind="kernel", lane="stream 8", duration_ns=5, launch_after=wait)
+    source, target = graph.lane_id("stream 7"), graph.lane_id("stream 8")
+    graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
+    graph.touch()
+    assert starts(graph)["k"] == 24
+    named(graph, "a").move("copies")
+    assert starts(graph)["k"] == 24
+
+
+# -- waits and edges ---------------------------------------------------------------------------------
+
+
+def test_a_call_that_stops_waiting_keeps_its_own_cost():
+    graph = launched(("a", 20))
+    with_sync(graph)
+    graph.insert("next", kind="cpu", lane="thread 1", duration_ns=1)
+    assert starts(graph)["next"] == 24 + 3
+    calls = graph.select(kind="cpu").waiting()
+    assert calls.name.tolist() == ["sync"]
+    calls.stop_waiting()
+
+    assert starts(graph)["next"] == 6 + 3
+    assert len(graph.select(kind="cpu").waiting()) == 0
+    with pytest.raises(NoMatchError, match="none of these calls waits"):
+        calls.stop_waiting()
+
+
+def test_links_can_be_dropped():
+    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph.insert("x", kind="collective", lane="link", duration_ns=9)
+    graph.link(graph.select(name="b"), graph.select(name="x"))
+    assert starts(graph)["x"] == 10
+    graph.unlink(graph.select(name="b"), graph.select(name="x"))
+    assert starts(graph)["x"] == 0
+    with pytest.raises(NotApplicableError, match="no edge leads from name='b' to name='x'"):
+        graph.unlink(graph.select(name="b"), graph.select(name="x"))
+    with pytest.raises(GraphError, match="cannot link 2 tasks with 3"):
+        graph.link([0, 1], [0, 1, 2])
+
+
+# -- repeat ------------------------------------------------------------------------------------------
+
+
+def test_work_is_done_again_with_its_launches_and_waits():
+    #  thread 1  |begin|launch a 6|sync 3| (24) ... again |launch a 6|sync 3|end|
+    graph = launched(("a", 20))
+    with_sync(graph)
+    graph.insert("end", kind="cpu", lane="thread 1", duration_ns=1)
+    again = graph.select(name=("launch a", "^a$", "sync")).repeat(2)
+
+    assert lane(graph, "thread 1") == ["begin", *["launch a", "sync"] * 3, "end"]
+    assert lane(graph, "stream 7") == ["a", "a", "a"]
+    assert graph.column("repeat", again.ids).tolist() == [1, 1, 1, 2, 2, 2]
+    # a starts 4 after its launch, the sync ends 3 after it: 27 for each
+    assert starts(graph)["end"] == 3 * (4 + 20 + 3)
+    assert graph.lint() == []
+
+
+def test_every_group_is_repeated_behind_itself():
+    graph = launched(("a", 20), ("b", 20))
+    kernels(graph).group_by("name").repeat()
+
+    assert lane(graph, "thread 1") == ["begin", "launch a", "launch a", "launch b", "launch b"]
+    assert lane(graph, "stream 7") == ["a", "a", "b", "b"]
+
+
+def test_work_is_done_again_before_other_work_on_its_thread():
+    #  thread 1  |begin|launch a|          thread 2  |launch a|launch b|
+    graph = launched(("a", 20), ("b", 20))
+    graph.select(name="launch b").move("thread 2")
+    named(graph, "a").repeat(before=named(graph, "b"))
+
+    assert lane(graph, "thread 1") == ["begin", "launch a"]
+    assert lane(graph, "thread 2") == ["launch a", "launch b"]
+    assert lane(graph, "stream 7") == ["a", "a", "b"]
+    assert starts(graph)["b"] == 4 + 20 + 1 + 20 + 1
+
+
+def test_links_among_repeated_tasks_are_repeated():
+    graph = thread(("a", 5, 0), ("b", 5, 0))
+    graph.insert("x", kind="collective", lane="link", duration_ns=9, after=[0], before=[1])
+    assert starts(graph)["b"] == 14
+    graph.select().repeat()
+
+    assert len(graph.links) == 4
+    assert simulate(graph).makespan_ns == 2 * (5 + 9 + 5)
+
+
+def test_repeating_no_times_changes_nothing():
+    graph = launched(("a", 20))
+    assert len(kernels(graph).repeat(0)) == 0
+    with pytest.raises(GraphError, match="0 or more times"):
+        kernels(graph).repeat(-1)
+
+
+# -- set, scale, query -------------------------------------------------------------------------------
+
+
+def test_what_the_work_is_can_be_set():
+    graph = launched(("a", 20), ("b", 10))
+    both = kernels(graph)
+    both.set(name=["x", "y"], kind="memset", phase="optimizer", layer=["l", None], dtype="float16", bytes=8)
+
+    assert both.name.tolist() == ["x", "y"]
+    assert both.kind.tolist() == ["memset", "memset"]
+    assert both.phase.tolist() == ["optimizer", "optimizer"]
+    assert both.layer.tolist() == ["l", None]
+    assert both.dtype.tolist() == ["float16", "float16"]
+    assert both.bytes.tolist() == [8, 8]
+    twin = graph.copy()
+    twin.select(kind="memset").set(bytes=9)
+    assert both.bytes.tolist() == [8, 8]
+    with pytest.raises(GraphError, match="CPU tasks cannot become device work"):
+        both.set(kind="cpu")
+
+
+def test_a_factor_for_each():
+    graph = launched(("a", 20), ("b", 10))
+    kernels(graph).scale([0.5, 2])
+    assert kernels(graph).duration_ns.tolist() == [10, 20]
+    with pytest.raises(GraphError, match="3 factors for 2 tasks"):
+        kernels(graph).scale([1, 2, 3])
+    with pytest.raises(GraphError, match="a factor must be a number, not 'x'"):
+        kernels(graph).scale("x")
+
+
+def test_a_query_is_a_pandas_expression_on_columns():
+    pytest.importorskip("pandas")
+    graph = launched(("a", 20), ("b", 10))
+    kernels(graph).set(phase=["forward", "backward"])
+
+    assert graph.select().query("duration_ns > 5 and phase == 'backward'").name.tolist() == ["b"]
+    assert graph.select().query("duration_ns >= @least", least=20).name.tolist() == ["a"]
+    assert graph.select().query("kind == 'kernel'").query("name.str.startswith('b')").name.tolist() == ["b"]
+    for wrong in ("durations > 5", "duration_ns >", "duration_ns"):
+        with pytest.raises(GraphError, match="duration"):
+            graph.select().query(wrong)
+    with pytest.raises(NoMatchError, match="no task matched kind='kernel', 'duration_ns > 99'"):
+        kernels(graph).query("duration_ns > 99").scale(2)

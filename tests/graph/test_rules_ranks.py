@@ -1,0 +1,124 @@
+"""Collectives of several ranks: one transfer, begun by the last to arrive. Times in microseconds."""
+
+from __future__ import annotations
+
+import pytest
+from small_traces import kernel, launched, op, starts, total, trace
+
+from daydream import build, simulate
+
+
+def member(rank: int, start: float, end: float, correlation: int = 9, **columns):
+    columns = {"kind": "collective", "collective": "all_reduce", "bytes": 4096, "rank": rank, **columns}
+    return launched("ncclAllReduce", columns.pop("at", 6), start, end, correlation, **columns)
+
+
+def two_ranks(**metadata):
+    #  rank 0  stream 7  |a: 10 to 20|reduce: 21 to 91 (50 waiting, 20 transfer)|
+    #  rank 1  stream 7  |a: 10 to 70|                  |reduce: 71 to 91|
+    return trace(
+        launched("a", 0, 10, 20, 1, rank=0), member(0, 21, 91),
+        launched("a", 0, 10, 70, 1, rank=1), member(1, 71, 91), **metadata,
+    )  # fmt: skip
+
+
+def transfers(graph):
+    tasks = graph.select(kind="collective", name="ncclAllReduce")
+    return dict(zip(tasks.rank.tolist(), (tasks.duration_ns / 1000).tolist(), strict=True))
+
+
+def slow_work(graph):
+    return graph.select(name="^a$").where(lambda tasks: tasks.rank == 1)
+
+
+def test_all_transfer_for_as_long_as_the_last_to_arrive():
+    graph = build(two_ranks())
+    assert transfers(graph) == {0: 20, 1: 20}
+    assert total(graph) == 91
+
+
+@pytest.mark.parametrize(("factor", "end"), [(0.5, 10 + 30 + 1 + 20), (0, 21 + 20), (2, 10 + 120 + 1 + 20)])
+def test_the_last_arrival_moves_the_transfer_until_another_is_last(factor, end):
+    graph = build(two_ranks())
+    slow_work(graph).scale(factor)
+    assert total(graph) == end
+
+
+def test_a_faster_transfer_shortens_no_waiting():
+    graph = build(two_ranks())
+    graph.select(kind="collective").scale(0.5)
+    assert total(graph) == 71 + 10
+
+
+def test_missing_ranks_make_the_transfer_an_upper_bound_and_it_is_said():
+    graph = build(two_ranks(world_size=8))
+    assert transfers(graph) == {0: 20, 1: 20}
+    assert any(
+        "2 of 8 ranks met in 1 collective" in note and "upper bounds" in note for note in graph.facts.notes
+    )
+    assert not any("upper bounds" in note for note in build(two_ranks(world_size=2)).facts.notes)
+
+
+def test_ends_that_do_not_agree_give_the_least_duration():
+    # Six meetings of two hosts, in two of which the ends are 150 apart.
+    rows = []
+    for place, apart in enumerate((0, 0, 150, 0, -150, 0)):
+        at = 1_000 * place
+        rows += [
+            member(0, at + 21, at + 91, place, at=at),
+            member(1, at + 71 + apart, at + 91 + apart, place, at=at),
+        ]
+    graph = build(trace(rows))
+    tasks = graph.select(kind="collective", name="ncclAllReduce")
+    assert (tasks.duration_ns / 1000).tolist() == [20] * 12
+    timeline = simulate(graph)
+    of = {int(task): int(end) for task, end in zip(timeline.task, timeline.end_ns, strict=True)}
+    first, second = ([of[int(task)] for task in tasks.ids[tasks.rank == rank]] for rank in (0, 1))
+    assert first == second
+    assert any("2 collectives end up to 150 us apart" in note for note in graph.facts.notes)
+
+
+def test_what_one_rank_ran_alone_stays_as_recorded_and_is_said():
+    #  rank 0 runs one more before; it is matched with none
+    extra = member(0, 2, 9, 5, at=0)
+    rows = [extra, *two_ranks_rows()]
+    graph = build(trace(rows))
+    assert sorted((graph.select(kind="collective", name="ncclAllReduce").duration_ns / 1000).tolist()) == [
+        7,
+        20,
+        20,
+    ]
+    assert any("met none of another rank" in note and "1 of rank 0" in note for note in graph.facts.notes)
+
+
+def two_ranks_rows():
+    return [
+        launched("a", 10, 20, 30, 1, rank=0), member(0, 31, 101, at=16),
+        launched("a", 10, 20, 80, 1, rank=1), member(1, 81, 101, at=16),
+    ]  # fmt: skip
+
+
+def test_groups_meet_by_themselves():
+    #  ranks 0 and 1 meet in "pair", rank 2 reduces with nobody in the trace
+    rows = [
+        member(0, 21, 91, group="pair"),
+        member(1, 71, 91, group="pair"),
+        member(2, 5, 400, group="other", at=0),
+    ]
+    graph = build(trace(rows))
+    assert transfers(graph) == {0: 20, 1: 20, 2: 395}
+
+
+def test_work_behind_a_collective_follows_its_end():
+    rows = [
+        member(0, 21, 91), launched("b", 12, 92, 99, 11, rank=0), launched("a", 0, 10, 70, 1, rank=1),
+        member(1, 71, 91),
+    ]  # fmt: skip
+    graph = build(trace(rows))
+    graph.select(name="^a$").scale(0.5)
+    assert starts(graph)["b"] == 41 + 20 + 1
+
+
+def test_a_rank_without_collectives_is_no_member():
+    graph = build(trace(member(0, 21, 91), op("alone", 0, 5, rank=1), kernel("k", 1, 2, rank=1)))
+    assert transfers(graph) == {0: 70}

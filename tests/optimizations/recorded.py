@@ -1,0 +1,106 @@
+"""Recordings written down call by call: one thread, operators one behind the other; times in whole ns.
+
+    with program.range("Optimizer.step#SGD.step"):
+        program.op("aten::add_", "optimizer", ("add kernel", 30))
+
+An operator takes 2 ns, a launch of 6 ns for each of its kernels, and 2 ns again; a kernel
+starts 4 ns after its launch began, or behind the one before on its stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from daydream import Graph, Trace
+from daydream.graph.build import build
+from daydream.trace import FIELDS
+
+HEAD, LAUNCH, LATENCY = 2, 6, 4
+
+
+class Program:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.now = 0
+        self.free = 0
+        self.open: list[int] = []
+        self.step = 0
+
+    def row(self, kind: str, name: str, start: int, duration: int, **columns: Any) -> int:
+        host = {"pid": 1, "tid": 1, "parent": self.open[-1] if self.open else -1} if "stream" not in columns else {}
+        self.rows.append(
+            {"kind": kind, "name": name, "start_ns": start, "duration_ns": duration, "rank": 0, "step": self.step,
+             **host, **columns}
+        )  # fmt: skip
+        return len(self.rows) - 1
+
+    @contextmanager
+    def range(self, name: str, kind: str = "annotation", **columns: Any) -> Iterator[None]:
+        number = self.row(kind, name, self.now, 0, **columns)
+        self.open.append(number)
+        yield
+        self.open.pop()
+        self.rows[number]["duration_ns"] = self.now - self.rows[number]["start_ns"]
+
+    def op(self, name: str, phase: str, *kernels: tuple[str, int], shapes: Any = None, dtype: str = "float32") -> None:
+        text = None if shapes is None else json.dumps(shapes)
+        with self.range(name, "operator", phase=phase, op=name, shapes=text, dtype=dtype):
+            self.now += HEAD
+            for kernel, duration in kernels:
+                call = self.row(
+                    "runtime", "cudaLaunchKernel", self.now, LAUNCH, correlation=len(self.rows), phase=phase, op=name
+                )
+                start = max(self.now + LATENCY, self.free)
+                kind = "memcpy" if kernel.startswith("Memcpy") else "kernel"
+                self.row(
+                    kind, kernel, start, duration, device=0, stream=7, correlation=self.rows[call]["correlation"],
+                    parent=call, phase=phase, op=name, dtype=dtype,
+                )  # fmt: skip
+                self.now += LAUNCH
+                self.free = start + duration
+            self.now += HEAD
+
+    def graph(self, **metadata: Any) -> Graph:
+        end = max(self.now, self.free)
+        steps = [{"name": "step 0", "rank": 0, "start_ns": 0, "end_ns": end, "covered": True, "measured_ns": end}]
+        columns, texts = {}, {}
+        for name in sorted({name for each in self.rows for name in each}):
+            values = [each.get(name) for each in self.rows]
+            if FIELDS[name].type == "text":
+                known = sorted({value for value in values if value is not None})
+                columns[name] = np.array([known.index(v) if v is not None else -1 for v in values], np.int32)
+                texts[name] = known
+            else:
+                columns[name] = np.array([FIELDS[name].null if v is None else v for v in values], np.int64)
+        graph = build(Trace(columns, texts, {"steps": steps, "vendor": "cuda", **metadata}))
+        # Queueing of some nanoseconds cannot be told from the latency of a launch: say which it is.
+        graph.select(on="gpu").set(latency_ns=LATENCY, gap_ns=0)
+        graph.facts.launch_latency_ns, graph.facts.launch_cost_ns, graph.facts.startup_ns = LATENCY, LAUNCH, 0
+        return graph
+
+
+def thread_and_stream(*work: tuple[str, int, str], latency: int = 4, cost: int = 6) -> Graph:
+    """Return a graph without a trace whose thread launches (name, duration, phase) kernels on stream 7."""
+    graph = Graph()
+    graph.facts.launch_latency_ns, graph.facts.launch_cost_ns = latency, cost
+    graph.insert("begin", kind="cpu", lane="thread 1", duration_ns=0, step=0, phase="other")
+    for name, duration, phase in work:
+        kind = "memcpy" if name.startswith("Memcpy") else "kernel"
+        graph.insert(
+            name, kind=kind, lane="stream 7", duration_ns=duration, step=0, phase=phase,
+            launch_after=graph.select(kind="cpu").last(),
+        )  # fmt: skip
+    return graph
+
+
+def wait_before(graph: Graph, call: Any, name: str = "sync", cost: int = 3, **columns: Any) -> int:
+    """Insert a call before a CPU task that waits for all device work launched before it; return its id."""
+    sync = graph.insert_before(call, name, duration_ns=cost, **columns)
+    graph.syncs.add(task=sync.ids[0], lane=-1, point=sync.ids[0], latency_ns=0)
+    graph.touch()
+    return int(sync.ids[0])

@@ -1,0 +1,185 @@
+"""CUDA graphs, removed synchronizations, compiled chains: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from recorded import Program, thread_and_stream, wait_before
+from shared import shared_replay
+
+import daydream
+from daydream import NotApplicableError, simulate
+from daydream.costs.fusion import fused_chain_ns
+from daydream.optimizations.compile import compile as compile_
+from daydream.optimizations.cuda_graphs import cuda_graphs
+from daydream.optimizations.remove_sync import remove_sync
+
+RELU = "vectorized_elementwise_kernel relu"
+
+
+def three_kernels(*, phase: str = "forward"):
+    #  thread    |launch 6|launch 6|launch 6|
+    #  stream 7     4|a 2|   10|b 2|  16|c 2|
+    graph = thread_and_stream(("a", 2, phase), ("b", 2, phase), ("c", 2, phase))
+    assert simulate(graph).makespan_ns == 6 + 6 + 4 + 2
+    return graph
+
+
+# CUDA graphs
+
+
+def test_one_call_launches_the_whole_step():
+    #  thread    |cudaGraphLaunch 10|        stream 7  4|a 2|b 2|c 2|
+    graph = three_kernels()
+    cuda_graphs(graph, launch_us=0.01)
+    assert graph.select(kind="cpu").name.tolist() == ["begin", "cudaGraphLaunch"]
+    assert simulate(graph).makespan_ns == max(10, 4 + 2 + 2 + 2)
+
+
+def test_nodes_are_no_further_apart_than_a_graph_has_them():
+    graph = three_kernels()
+    graph.select(kind="kernel").set(gap_ns=[5, 1, 0])
+    cuda_graphs(graph, launch_us=0.001, node_us=0.003)
+    assert simulate(graph).makespan_ns == 4 + 2 + 3 + 2 + 1 + 2
+
+
+def test_a_wait_parts_the_step_in_two_graphs():
+    #  thread    |graph 1|waits until 6, 3|graph 1|launched at 9      stream 7  4|a 2|   13|b 2|c 2|
+    graph = three_kernels()
+    wait_before(graph, graph.select(name="^b$").launches(), phase="forward")
+    cuda_graphs(graph, launch_us=0.001)
+    assert graph.select(name="cudaGraphLaunch").duration_ns.tolist() == [1, 1]
+    assert simulate(graph).makespan_ns == 4 + 2 + 3 + 4 + 2 + 2
+
+
+def test_copies_of_inputs_and_the_phases_around_stay_as_they_are():
+    graph = thread_and_stream(
+        ("Memcpy HtoD (Pinned -> Device)", 9, "forward"), ("a", 2, "forward"), ("b", 2, "backward"),
+        ("u", 2, "optimizer"), ("x", 2, "other"),
+    )  # fmt: skip
+    cuda_graphs(graph, optimizer=False)
+    #  copy, graph of a and b, u, x
+    assert graph.select(kind="cpu").name.tolist() == ["begin", "launch", "cudaGraphLaunch", "launch", "launch"]
+
+
+def test_waits_between_streams_hold_inside_a_graph():
+    #  thread    |launch a|launch b|launch c|        stream 7  |a|  |c|   stream 8  |b|
+    #  b waits for a, c waits for b
+    graph = three_kernels()
+    a, b, c = (graph.select(name=f"^{name}$") for name in "abc")
+    b.move("stream 8", follows=False, held_for=False)
+    for source, mark, target in ((a, b, b), (b, c, c)):
+        lanes = {"source": source, "target": target}
+        numbers = {name: graph.columns["lane"][tasks.ids[0]] for name, tasks in lanes.items()}
+        call = mark.launches().ids[0]
+        graph.waits.add(record=call, wait=call, latency_ns=0, **numbers)
+    graph.touch()
+    b.set(duration_ns=50)
+    assert simulate(graph).makespan_ns == 6 + 4 + 50 + 2
+    cuda_graphs(graph, launch_us=0.001)
+    assert simulate(graph).makespan_ns == 4 + 2 + 50 + 2
+
+
+def test_what_runs_in_graphs_or_not_on_a_device_is_refused():
+    graph = three_kernels()
+    cuda_graphs(graph)
+    with pytest.raises(NotApplicableError, match="graphs already"):
+        cuda_graphs(graph)
+    with pytest.raises(NotApplicableError, match="forward or backward"):
+        cuda_graphs(three_kernels(phase="other"))
+
+
+# Synchronization
+
+
+def test_a_removed_wait_lets_the_thread_run_ahead():
+    #  thread    |launch 6|waits until 34, 3|launch 6|     stream 7  4|a 30|  37+4|b 2|
+    graph = thread_and_stream(("a", 30, "forward"), ("b", 2, "forward"))
+    wait_before(graph, graph.select(name="^b$").launches(), "cudaStreamSynchronize", op="aten::item")
+    assert simulate(graph).makespan_ns == 4 + 30 + 3 + 4 + 2
+    remove_sync(graph, which="item")
+    assert simulate(graph).makespan_ns == 4 + 30 + 2
+    assert "aten::item 1" in graph.facts.notes[-1]
+
+
+def test_waits_that_are_not_there_are_refused():
+    graph = three_kernels()
+    with pytest.raises(NotApplicableError, match="wait for the device"):
+        remove_sync(graph)
+    wait_before(graph, graph.select(name="^b$").launches(), "cudaMalloc")
+    with pytest.raises(NotApplicableError, match="wait for the device"):
+        remove_sync(graph)  # memory is not allocated for being waited for
+    wait_before(graph, graph.select(name="^c$").launches(), "cudaDeviceSynchronize")
+    with pytest.raises(NotApplicableError, match="'item'"):
+        remove_sync(graph, which="item")
+
+
+# Compiled chains
+
+
+def test_a_chain_between_products_becomes_its_longest_part():
+    #  stream 7  4|gemm 50|relu 20|relu 30|gemm 50|relu 10|  ->  4|gemm 50|chain 30|gemm 50|relu 10|
+    graph = thread_and_stream(
+        ("gemm", 50, "forward"), (RELU, 20, "forward"), (RELU, 30, "forward"), ("gemm", 50, "forward"),
+        (RELU, 10, "forward"),
+    )  # fmt: skip
+    assert simulate(graph).makespan_ns == 4 + 50 + 20 + 30 + 50 + 10
+    compile_(graph)
+    assert simulate(graph).makespan_ns == 4 + 50 + 30 + 50 + 10
+    assert len(graph.select(name="^launch$")) == 4  # a launch went with the kernel
+
+
+def test_a_chain_of_known_shapes_loses_the_traffic_of_its_intermediates():
+    # relu reads and writes 1,000 floats: 8,000 B; add reads two of them and writes one: 12,000 B. Fused: relu's
+    # input, the other summand and the sum are left, 12,000 of 20,000 B, of 50 + 50 ns above the fixed cost, which
+    # is 5 ns: the smallest kernels of the trace take no longer.
+    program = Program()
+    program.op("aten::relu", "forward", (RELU, 55), shapes=[[1000]])
+    program.op("aten::add", "forward", ("vectorized_elementwise_kernel add", 55), shapes=[[1000], [1000], []])
+    for _ in range(40):
+        program.op("aten::empty_kernel", "other", ("tiny", 5))
+    graph = program.graph()
+    chains = graph.select(kind="kernel", phase="forward").stretches(graph.select(name="tiny"), on_lane=True)
+    assert fused_chain_ns(graph, chains).tolist() == pytest.approx([5 + 100 * 12_000 / 20_000])
+    compile_(graph)
+    assert graph.select(phase="forward", kind="kernel").duration_ns.tolist() == [65]
+    assert set(graph.select(kind="cpu", phase="forward").op) == {"aten::relu"}
+
+
+def test_a_chain_never_takes_longer_than_its_parts():
+    graph = thread_and_stream((RELU, 1, "forward"), (RELU, 1, "forward"))
+    chains = graph.select(kind="kernel").stretches(graph.select(name="none"), on_lane=True)
+    assert fused_chain_ns(graph, chains).tolist() == [1]
+
+
+def test_no_chain_and_no_device_are_refused():
+    with pytest.raises(NotApplicableError, match="follow each other"):
+        compile_(thread_and_stream(("gemm", 50, "forward"), (RELU, 20, "forward"), ("gemm", 50, "forward")))
+    with pytest.raises(NotApplicableError, match="on a CPU"):
+        compile_(thread_and_stream(("gemm", 50, "other")))
+    with pytest.raises(NotApplicableError, match="compiled kernels already"):
+        compile_(thread_and_stream(("triton_poi_fused_add_0", 50, "forward"), ("gemm", 9, "forward"), ("triton_x", 9, "loss")))
+
+
+def test_compiled_graphs_are_predicted_from_the_eager_passes():
+    # A 2.7 B parameter forward pass on an A100, recorded eager and compiled with CUDA graphs: 781.05 to 781.10 ms
+    # a pass. The device is busy all the time, so the gain is fused traffic.
+    replay = shared_replay("nsys/a100_gpt2.7b_forward_eager.sqlite.gz")
+    both = daydream.whatif(replay, "compile+cuda-graphs")
+    assert replay.measured_ns == pytest.approx(841e6, rel=0.001)
+    assert both.predicted_ns == pytest.approx(781e6, rel=0.02)
+    assert daydream.whatif(replay, "cuda-graphs").speedup == pytest.approx(1.0, abs=0.005)
+
+
+# The word both are written in
+
+
+def test_stretches_are_parted_by_other_work_and_by_steps():
+    graph = thread_and_stream(*[(name, 1, "forward") for name in "abxcd"])
+    graph.select(name="^d$").set(step=1)
+    letters = graph.select(name="^[a-d]$")
+    assert [each.name.tolist() for each in letters.stretches(graph.select(name="^x$"))] == [["a", "b"], ["c"], ["d"]]
+    graph.select(name="^x$").move("stream 8")
+    on_lane = letters.stretches(graph.select(name="^x$"), on_lane=True)
+    assert [each.name.tolist() for each in on_lane] == [["a", "b", "c"], ["d"]]
+    assert on_lane.by_group.name.tolist() == ["a", "b", "c", "d"]
+    assert [each.name.tolist() for each in on_lane.take(on_lane.sizes.argsort())] == [["d"], ["a", "b", "c"]]

@@ -1,0 +1,180 @@
+"""Data loader, pinned memory, prefetch: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from recorded import thread_and_stream, wait_before
+from shared import shared_replay
+
+import daydream
+from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
+from daydream.optimizations.dataloader import dataloader
+from daydream.optimizations.pinned_memory import pinned_memory
+from daydream.optimizations.prefetch import prefetch
+
+PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
+FETCH = 5e-6  # ms, so 5 ns
+
+
+def two_batches() -> Graph:
+    #  main  |load 50|compute 20|load 50|compute 20|
+    graph = Graph()
+    for step in (0, 1):
+        graph.insert("load", kind="cpu", lane="main", duration_ns=50, phase="data", step=step)
+        graph.insert("compute", kind="cpu", lane="main", duration_ns=20, phase="forward", step=step)
+    return graph
+
+
+def test_loading_is_hidden_but_for_fetching_the_batch():
+    graph = two_batches()
+    assert simulate(graph).makespan_ns == 2 * (50 + 20)
+    dataloader(graph, get_ms=FETCH)
+    assert simulate(graph).makespan_ns == 2 * (5 + 20)
+
+
+@pytest.mark.parametrize(
+    ("workers", "end"),
+    [
+        (1, 100 + 5 + 20),  # batches at 50 and 100; the second is what the second step waits for
+        (2, 25 + 5 + 20 + 5 + 20),  # batches at 25 and 50: the second is there at 50, when it is asked for
+        (5, 10 + 5 + 20 + 5 + 20),
+    ],
+)
+def test_too_few_workers_hold_up_the_step(workers, end):
+    graph = two_batches()
+    dataloader(graph, workers=workers, get_ms=FETCH)
+    assert simulate(graph).makespan_ns == end
+    assert set(graph.select(phase="data", name="load").lane) == {"loader workers"}
+
+
+def test_more_workers_are_never_slower():
+    times = []
+    for workers in (1, 2, 3, 4, 8):
+        graph = two_batches()
+        dataloader(graph, workers=workers, get_ms=FETCH)
+        times.append(simulate(graph).makespan_ns)
+    assert times == sorted(times, reverse=True)
+
+
+def test_device_work_of_the_loading_phase_stays_on_the_main_thread():
+    graph = thread_and_stream((PAGEABLE, 30, "data"), ("k", 10, "forward"))
+    graph.insert_before(graph.select(name="begin"), "read", duration_ns=100, phase="data")
+    dataloader(graph, get_ms=FETCH)
+    assert graph.select(kind="memcpy").launches().lane.tolist() == ["thread 1"]
+    assert simulate(graph).makespan_ns == 5 + 4 + 30 + 10
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"workers": 0}, GraphError, "1 or more"),
+        ({}, NotApplicableError, "no step more than"),  # 50 ns are less than the default of 1.5 ms
+    ],
+)
+def test_what_cannot_be_loaded_otherwise_is_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        dataloader(two_batches(), **options)
+
+
+def test_a_trace_without_loading_is_refused():
+    with pytest.raises(NotApplicableError, match="no loading of data"):
+        dataloader(thread_and_stream(("k", 10, "forward")))
+
+
+def test_workers_are_predicted_from_a_trace_without_any():
+    # Two recordings of one training run, with no worker and with four. Predicted from the first alone.
+    before = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
+    after = shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz")
+    for options in ({}, {"workers": 4}):
+        predicted = daydream.whatif(before, "dataloader", **options)
+        assert predicted.predicted_ns == pytest.approx(after.measured_ns, rel=0.12)
+    assert before.measured_ns > 1.2 * after.measured_ns
+
+
+def test_where_workers_load_already_their_cost_is_unknown():
+    replay = shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz")
+    with pytest.raises(NotApplicableError, match="not recorded"):
+        daydream.whatif(replay, "dataloader", workers=8)
+
+
+# Copies
+
+
+def a_blocking_copy() -> Graph:
+    #  thread  |copy 6|waits until 54, 3|launch 6|        stream  4|copy 50|      57+4 |k 20|
+    graph = thread_and_stream((PAGEABLE, 50, "forward"), ("k", 20, "forward"))
+    copy = graph.select(kind="memcpy").set(bytes=100_000)
+    wait = wait_before(graph, graph.select(name="^k$").launches(), "cudaStreamSynchronize", phase="forward")
+    # One operator does both: rows of one call, as a trace would have it.
+    graph.columns["row"][wait] = graph.columns["row"][copy.launches().ids[0]] = 0
+    graph.trace = recorded_copy()
+    assert simulate(graph).makespan_ns == 4 + 50 + 3 + 4 + 20
+    return graph
+
+
+def recorded_copy() -> Trace:
+    columns = {"kind": np.array([0]), "name": np.array([0]), "start_ns": np.array([0]), "duration_ns": np.array([1])}
+    return Trace({**columns, "parent": np.array([-1])}, {"kind": ["operator"], "name": ["aten::copy_"]})
+
+
+def test_a_pinned_copy_does_not_hold_up_the_thread():
+    #  thread  |copy 6|launch 6|      stream  4|copy 10|k 20|
+    graph = a_blocking_copy()
+    pinned_memory(graph, bandwidth=1e4)  # 100,000 B at 10,000 GB/s: 10 ns
+    assert simulate(graph).makespan_ns == 4 + 10 + 20
+    assert len(graph.select(kind="cpu").waiting()) == 0
+    assert graph.select(kind="memcpy").name.tolist() == ["Memcpy HtoD (Pinned -> Device)"]
+
+
+def test_more_bandwidth_is_never_slower():
+    times = []
+    for bandwidth in (1.0, 1e3, 1e4, 1e5):
+        graph = a_blocking_copy()
+        pinned_memory(graph, bandwidth=bandwidth)
+        times.append(simulate(graph).makespan_ns)
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_pinned_copy_is_never_slower_than_it_was():
+    graph = a_blocking_copy()
+    pinned_memory(graph, bandwidth=0.001)
+    assert graph.select(kind="memcpy").duration_ns.tolist() == [50]
+
+
+def test_copies_that_are_pinned_already_are_refused():
+    graph = a_blocking_copy()
+    pinned_memory(graph, bandwidth=10.0)
+    with pytest.raises(NotApplicableError, match="pinned memory already"):
+        pinned_memory(graph, bandwidth=10.0)
+    with pytest.raises(NotApplicableError, match="no copies to the device"):
+        pinned_memory(thread_and_stream(("k", 20, "forward")))
+    with pytest.raises(GraphError, match="above 0"):
+        pinned_memory(a_blocking_copy(), bandwidth=-1.0)
+
+
+def test_an_unknown_device_needs_a_bandwidth():
+    with pytest.raises(NotApplicableError, match="--bandwidth"):
+        pinned_memory(a_blocking_copy())
+
+
+def test_a_prefetched_batch_costs_the_step_nothing():
+    #  thread  |copy 6|launch 6|      stream 7  4+6 |k 20|      prefetch stream  4|copy 50|
+    graph = thread_and_stream(("Memcpy HtoD (Pinned -> Device)", 50, "forward"), ("k", 20, "forward"))
+    graph.select(kind="memcpy").set(bytes=100_000)
+    assert simulate(graph).makespan_ns == 4 + 50 + 20
+    prefetch(graph)
+    assert simulate(graph).makespan_ns == 4 + 50  # a copy longer than the step is what is left
+    graph.select(kind="memcpy").set(duration_ns=5)
+    assert simulate(graph).makespan_ns == 6 + 4 + 20
+
+
+def test_prefetch_refuses_small_copies_and_streams_of_their_own():
+    graph = thread_and_stream(("Memcpy HtoD (Pinned -> Device)", 50, "forward"), ("k", 20, "forward"))
+    graph.select(kind="memcpy").set(bytes=100)
+    with pytest.raises(NotApplicableError, match="64 KiB or more"):
+        prefetch(graph)
+    graph.select(kind="memcpy").set(bytes=100_000)
+    prefetch(graph)
+    with pytest.raises(NotApplicableError, match="stream of their own"):
+        prefetch(graph)

@@ -1,0 +1,279 @@
+"""Fused, foreach and offloaded optimizers, gradients set to None: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from recorded import Program, thread_and_stream
+
+from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
+from daydream.costs.achieved import link_bandwidth, memory_bandwidth
+from daydream.costs.optimizers import RULES, update_of
+from daydream.optimizations.foreach_optimizer import foreach_optimizer
+from daydream.optimizations.fused_adam import fused_adam
+from daydream.optimizations.fused_optimizer import fused_optimizer
+from daydream.optimizations.offload_optimizer import offload_optimizer
+from daydream.optimizations.zero_grad_none import zero_grad_none
+from daydream.transforms.compose import parse
+
+COPY = "Memcpy DtoD (Device -> Device)"
+ADAM_OF_1000 = {"optimizers": [{"name": "Adam", "groups": [{"tensors": 2, "elements": 1000}]}]}
+
+
+def per_parameter(*, tensors: int = 2, kernels: tuple[str, ...] = ("aten::mul_", "aten::add_"), **metadata) -> Graph:
+    """Backward 20 ns, then the kernels of 30 ns of each tensor in `Optimizer.step#SGD.step`."""
+    program = Program()
+    program.op("aten::mm", "backward", ("gemm", 20))
+    with program.range("Optimizer.step#SGD.step", phase="optimizer"):
+        for _ in range(tensors):
+            for kernel in kernels:
+                program.op(kernel, "optimizer", (kernel, 30))
+    return program.graph(**metadata)
+
+
+def cpu_ns(graph: Graph, phase: str) -> int:
+    tasks = graph.select(kind="cpu", phase=phase)
+    return int(tasks.duration_ns.sum() + tasks.gap_ns.sum())
+
+
+# What a trace tells
+
+
+def test_the_kind_and_the_parameters_come_from_the_run_where_it_describes_them():
+    update = update_of(per_parameter(**ADAM_OF_1000))
+    assert (update.kind, update.tensors, update.elements, update.width) == ("adam", 2, 1000, 4)
+    assert update.bytes_moved() == 28 * 1000
+    assert update.bytes_moved("momentum") == 20 * 1000
+    assert update.python_ns() == 2 * RULES["adam"].python_ns
+
+
+def test_the_kind_comes_from_the_range_and_its_operators_else():
+    assert update_of(per_parameter()).kind == "momentum"  # SGD that multiplies keeps a momentum
+    assert update_of(per_parameter(kernels=("aten::add_",))).kind == "sgd"
+    assert update_of(per_parameter()).elements == -1
+
+
+def test_the_number_of_parameters_comes_from_shapes_of_what_runs_once_for_each_gradient():
+    program = Program()
+    for _ in range(2):
+        with program.range("torch::autograd::AccumulateGrad", "operator", phase="backward"):
+            program.op("aten::detach", "backward")
+    with program.range("Optimizer.step#SGD.step", phase="optimizer"):
+        for shape in ([100, 10], [10]):
+            for name in ("aten::add_", "aten::mul_", "aten::add_"):  # add runs twice for each of them
+                program.op(name, "optimizer", (name, 30), shapes=[shape, shape, []])
+    update = update_of(program.graph())
+    assert (update.tensors, update.elements) == (2, 1010)
+
+
+@pytest.mark.parametrize(("kind", "nbytes"), [("sgd", 12), ("momentum", 20), ("adagrad", 20), ("adam", 28), ("lamb", 52)])
+def test_bytes_of_a_float32_parameter_by_kind(kind, nbytes):
+    assert RULES[kind].values * 4 == nbytes
+
+
+def test_bandwidths_are_those_of_the_trace():
+    graph = thread_and_stream((COPY, 1000, "forward"), ("Memcpy HtoD (Pinned -> Device)", 2**20, "forward"))
+    graph.select(kind="memcpy").set(bytes=[2**20, 12 * 2**20])
+    # Read and written: twice the bytes.
+    assert memory_bandwidth(graph) == pytest.approx(2 * 2**20 / 1000)
+    assert link_bandwidth(graph, "HtoD") == pytest.approx(12)
+    assert link_bandwidth(graph, "DtoH") is None
+
+
+# Fused
+
+
+def test_fused_takes_the_sum_of_the_kernels_and_one_launch_where_bytes_are_unknown():
+    #  thread  |mm 10|launch 6|        stream 7  2+4|gemm 20|fused 4 x 30|
+    graph = per_parameter()
+    fused_adam(graph)
+    assert graph.select(kind="kernel").duration_ns.tolist() == [20, 120]
+    assert cpu_ns(graph, "optimizer") <= 6 + 2
+    assert simulate(graph).makespan_ns == 2 + 4 + 20 + 120
+    assert "not Adam" in graph.facts.notes[-1]
+
+
+def test_fused_goes_by_bytes_where_the_parameters_are_known():
+    # 28 B for each of 1,000 parameters, at the rate of a copy of 2 x 1 MiB in 2**20 ns, 2 B/ns: 14,000 ns, but
+    # never more than the 120 ns of the separate kernels. With 100 B/ns: 280 ns; 40 kernels of 30 ns take 1,200.
+    for copy_ns, expected in ((2**20, 40 * 30), (2 * 2**20 / 100, 280)):
+        graph = per_parameter(tensors=20, **ADAM_OF_1000)
+        copied(graph, copy_ns)
+        fused_optimizer(graph)
+        assert graph.select(name="fused").duration_ns.tolist() == [pytest.approx(expected, rel=0.01)]
+        walk = graph.select(name="Python")
+        assert walk.duration_ns.tolist() == [2 * RULES["adam"].python_ns]
+
+
+def copied(graph: Graph, duration_ns: float) -> None:
+    graph.insert(
+        COPY, kind="memcpy", lane="stream 7", duration_ns=duration_ns, before=[graph.select(kind="kernel").first()],
+        phase="forward", bytes=2**20,
+    )  # fmt: skip
+
+
+def test_memory_speedup_divides_and_more_bandwidth_is_never_slower():
+    times = []
+    for factor in (0.5, 1.0, 2.0, 4.0):
+        graph = per_parameter()
+        fused_optimizer(graph, memory_speedup=factor)
+        times.append(simulate(graph).makespan_ns)
+    assert times == [26 + 240, 26 + 120, 26 + 60, 26 + 30]
+
+
+def test_on_a_cpu_the_operators_of_the_update_become_one():
+    # Two operators of 40 ns, 7 ns of Python: they take the sum where nothing is known of their bytes.
+    graph = Graph()
+    for name, phase, duration in (("mm", "backward", 100), ("add_", "optimizer", 40), ("mul_", "optimizer", 40)):
+        graph.insert(name, kind="cpu", lane="main", duration_ns=duration, gap_ns=7, phase=phase, op=name, step=0)
+    assert simulate(graph).makespan_ns == 100 + 7 + 40 + 7 + 40
+    fused_optimizer(graph)
+    assert simulate(graph).makespan_ns == 100 + 7 + 80
+    assert len(graph.select(phase="optimizer")) == 1
+
+
+def test_what_is_fused_already_or_no_optimizer_is_refused():
+    with pytest.raises(NotApplicableError, match="fused kernel already"):
+        fused_optimizer(per_parameter(kernels=("aten::_fused_adam_", "x")))
+    with pytest.raises(NotApplicableError, match="one kernel a step"):
+        fused_optimizer(per_parameter(tensors=1, kernels=("aten::add_",)))
+    with pytest.raises(NotApplicableError, match="no optimizer work"):
+        fused_adam(thread_and_stream(("k", 3, "forward")))
+
+
+@pytest.mark.parametrize("other", ["foreach-optimizer", "fused-optimizer", "offload-optimizer"])
+def test_optimizers_exclude_each_other(other):
+    with pytest.raises(GraphError, match="exclude each other"):
+        parse(f"fused-adam+{other}")
+
+
+# Foreach
+
+
+def test_foreach_keeps_an_operator_and_a_launch_for_each_kind_of_kernel():
+    # 5 tensors, 2 operators each: 10 kernels of 30 ns become 2 x 2 (4 tensors a kernel). 30 ns is what a kernel of
+    # this trace costs at least (its smallest): 20 ns, the 5th percentile of 20 and ten times 30, is 24.5.
+    graph = per_parameter(tensors=5)
+    foreach_optimizer(graph, tensors_per_kernel=4)
+    kernels = graph.select(kind="kernel", phase="optimizer")
+    assert len(kernels) == 4
+    assert int(kernels.duration_ns.sum()) == round(2 * (150 - 3 * 25.0))
+    # One operator of 2 + 6 + 2 for each kind, and a further launch of the trace's usual cost.
+    assert len(graph.select(kind="cpu", phase="optimizer").where(op="add_")) > 0
+    assert kernels.launches().ids.size == 4
+
+
+def test_foreach_with_one_tensor_a_kernel_saves_only_python():
+    graph = per_parameter(tensors=3)
+    before = graph.select(kind="kernel").duration_ns.sum()
+    foreach_optimizer(graph, tensors_per_kernel=1)
+    assert graph.select(kind="kernel").duration_ns.sum() == before
+    assert len(graph.select(kind="kernel", phase="optimizer")) == 6
+
+
+def test_foreach_on_a_cpu_leaves_the_operators_and_takes_pythons_time():
+    graph = Graph()
+    for name, duration in (("aten::add_", 40), (None, 25), ("aten::mul_", 40)):
+        graph.insert("x", kind="cpu", lane="main", duration_ns=duration, gap_ns=7, phase="optimizer", op=name, step=0)
+    foreach_optimizer(graph)
+    assert simulate(graph).makespan_ns == 80
+
+
+def test_foreach_refuses_what_is_multi_tensor_already():
+    with pytest.raises(NotApplicableError, match="multi-tensor operators already"):
+        foreach_optimizer(per_parameter(kernels=("aten::_foreach_add_",)))
+    with pytest.raises(GraphError, match="1 or more"):
+        foreach_optimizer(per_parameter(), tensors_per_kernel=0)
+
+
+# Offload
+
+
+def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
+    # 1,000 parameters of 4 B: to the CPU 4,000 B at 40 B/ns = 100 ns, behind the gemm that ends at 2 + 4 + 20 = 26;
+    # update 28,000 B at 100 B/ns = 280 ns, and Python 2 x 3,400; back 100 ns, launched before it.
+    graph = per_parameter(**ADAM_OF_1000)
+    graph.facts.launch_cost_ns, graph.facts.launch_latency_ns = 6, 4
+    offload_optimizer(graph, bandwidth=40.0, cpu_bandwidth=100.0)
+    assert simulate(graph).makespan_ns == pytest.approx(26 + 100 + 280 + 6800 + 4 + 100, abs=2)
+    assert set(graph.select(kind="kernel").phase) == {"backward"}
+    assert "8 MiB" not in graph.facts.notes[-1]
+
+
+def test_a_faster_link_or_cpu_is_never_slower():
+    times = []
+    for factor in (1, 2, 4, 8):
+        graph = per_parameter(**ADAM_OF_1000)
+        offload_optimizer(graph, bandwidth=5.0 * factor, cpu_bandwidth=20.0 * factor)
+        times.append(simulate(graph).makespan_ns)
+    assert times == sorted(times, reverse=True)
+
+
+def test_an_optimizer_without_state_or_of_unknown_size_is_not_offloaded():
+    sgd = {"optimizers": [{"name": "SGD", "groups": [{"tensors": 2, "elements": 1000, "settings": {}}]}]}
+    with pytest.raises(NotApplicableError, match="no state"):
+        offload_optimizer(per_parameter(kernels=("aten::add_",), **sgd))
+    with pytest.raises(NotApplicableError, match="how many parameters"):
+        offload_optimizer(per_parameter())
+    with pytest.raises(GraphError, match="above 0"):
+        offload_optimizer(per_parameter(**ADAM_OF_1000), cpu_bandwidth=0.0)
+
+
+# Gradients set to None
+
+
+def with_zero_grad(passes: int = 1) -> Graph:
+    """Two tensors: fills of 30 ns, then backward passes that add 30 ns to each gradient."""
+    program = Program()
+    with program.range("Optimizer.zero_grad#SGD.zero_grad", phase="other"):
+        for _ in range(2):
+            with program.range("aten::zero_", "operator", phase="other", op="aten::zero_"):
+                program.op("aten::fill_", "other", ("fill", 30))
+    for _ in range(passes):
+        for _ in range(2):
+            program.op("aten::mm", "backward", ("gemm", 50))
+            with program.range("torch::autograd::AccumulateGrad", "operator", phase="backward"):
+                program.op("aten::add_", "backward", ("add", 30))
+    return program.graph()
+
+
+def test_fills_and_first_additions_go_with_their_operators():
+    graph = with_zero_grad()
+    assert simulate(graph).makespan_ns == 2 + 4 + 2 * 30 + 2 * (50 + 30)
+    zero_grad_none(graph)
+    assert graph.select(kind="kernel").name.tolist() == ["gemm", "gemm"]
+    assert simulate(graph).makespan_ns == 2 + 4 + 2 * 50
+
+
+def test_additions_of_later_passes_stay():
+    graph = with_zero_grad(passes=3)
+    zero_grad_none(graph)
+    assert graph.select(kind="kernel").name.tolist() == ["gemm", "gemm", *["gemm", "add"] * 4]
+
+
+def test_gradients_that_are_none_already_are_refused():
+    with pytest.raises(NotApplicableError, match="None already"):
+        zero_grad_none(per_parameter())
+
+
+def test_real_changes_can_be_made_and_undone():
+    torch = pytest.importorskip("torch")
+    from daydream.optimizations import foreach_optimizer as foreach
+    from daydream.optimizations import fused_optimizer as fused
+    from daydream.optimizations import zero_grad_none as none
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight], foreach=False)
+    weight.grad = torch.ones(3)
+    with fused.apply(optimizer=optimizer):
+        assert optimizer.param_groups[0]["fused"] is True
+        optimizer.step()
+    with foreach.apply(optimizer=optimizer):
+        assert optimizer.param_groups[0]["foreach"] is True
+        optimizer.step()
+    assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (None, False)
+    with none.apply(optimizer=optimizer):
+        optimizer.zero_grad(set_to_none=False)
+    assert weight.grad is None

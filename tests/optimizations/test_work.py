@@ -1,0 +1,193 @@
+"""What is computed: batch size, accumulation, checkpointing, fewer layers, each answer worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from daydream.optimizations.batch_size import batch_size
+from daydream.optimizations.checkpointing import checkpointing
+from daydream.optimizations.gradient_accumulation import gradient_accumulation
+from daydream.optimizations.remove_layers import remove_layers
+from recorded import thread_and_stream
+
+from daydream import Graph, GraphError, NotApplicableError, simulate
+
+
+def cpu_step(steps: int = 1) -> Graph:
+    #  main  |load 5|a 10|b 20|loss 3|b' 40|a' 30|optimizer 7|
+    graph = Graph()
+    for step in range(steps):
+        for name, duration, phase, layer in (
+            ("load", 5, "data", None),
+            ("a forward", 10, "forward", "a"),
+            ("b forward", 20, "forward", "b"),
+            ("loss", 3, "loss", None),
+            ("b backward", 40, "backward", "b"),
+            ("a backward", 30, "backward", "a"),
+            ("optimizer", 7, "optimizer", None),
+        ):
+            graph.insert(
+                name, kind="cpu", lane="main", duration_ns=duration, phase=phase, layer=layer, step=step
+            )
+    return graph
+
+
+def training_on_a_stream() -> Graph:
+    #  thread  |launch 6|launch 6|launch 6|          (kernels start 4 after their launch began)
+    #  stream    4|forward 50|backward 80|optimizer 20|
+    return thread_and_stream(("f", 50, "forward"), ("b", 80, "backward"), ("o", 20, "optimizer"))
+
+
+PASSES = 10 + 20 + 3 + 40 + 30
+
+
+# Gradient accumulation
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_accumulation_repeats_all_but_the_optimizer(steps):
+    graph = cpu_step(2)
+    gradient_accumulation(graph, steps=steps)
+    assert simulate(graph).makespan_ns == 2 * (steps * (5 + PASSES) + 7)
+    assert len(graph.select(phase="optimizer")) == 2
+
+
+def test_accumulation_on_a_device_brings_launches():
+    graph = training_on_a_stream()
+    assert simulate(graph).makespan_ns == 4 + 50 + 80 + 20
+    gradient_accumulation(graph, steps=3)
+    assert simulate(graph).makespan_ns == 4 + 3 * (50 + 80) + 20
+    assert graph.select(kind="kernel").name.tolist() == ["f", "b", "f", "b", "f", "b", "o"]
+    assert len(graph.select(kind="kernel").launches()) == 7
+
+
+def test_accumulated_batches_follow_each_other_when_backward_has_a_thread_of_its_own():
+    #  main    |f 10|              |optimizer 7|
+    #  engine       |b 40|
+    graph = Graph()
+    forward = graph.insert("f", kind="cpu", lane="main", duration_ns=10, phase="forward", step=0)
+    backward = graph.insert(
+        "b", kind="cpu", lane="engine", duration_ns=40, phase="backward", step=0, after=[forward]
+    )
+    graph.insert("o", kind="cpu", lane="main", duration_ns=7, phase="optimizer", step=0, after=[backward])
+    gradient_accumulation(graph)
+    assert simulate(graph).makespan_ns == 2 * (10 + 40) + 7
+
+
+def test_gradients_are_reduced_once():
+    graph = cpu_step()
+    graph.insert(
+        "all-reduce", kind="collective", lane="link", duration_ns=100, phase="backward", step=0,
+        collective="all_reduce", after=[graph.select(name="b backward")], before=[graph.select(name="optimizer")],
+    )  # fmt: skip
+    gradient_accumulation(graph)
+    assert len(graph.select(kind="collective")) == 1
+    # The all-reduce of the last batch runs beside `a backward` (30) and ends 100 behind `b backward`.
+    assert simulate(graph).makespan_ns == 2 * 5 + PASSES + (10 + 20 + 3 + 40) + 100 + 7
+
+
+def test_accumulation_needs_a_training_step():
+    with pytest.raises(GraphError, match="1 or more"):
+        gradient_accumulation(cpu_step(), steps=0)
+    with pytest.raises(NotApplicableError, match="backward"):
+        gradient_accumulation(thread_and_stream(("f", 50, "forward")))
+    with pytest.raises(NotApplicableError, match="optimizer"):
+        gradient_accumulation(thread_and_stream(("b", 50, "backward")))
+
+
+# Checkpointing
+
+
+@pytest.mark.parametrize(("layers", "again"), [("*", 10 + 20), ("a", 10), ("b", 20)])
+def test_checkpointed_layers_run_forward_again(layers, again):
+    graph = cpu_step(2)
+    checkpointing(graph, layers=layers)
+    assert simulate(graph).makespan_ns == 2 * (5 + PASSES + 7 + again)
+
+
+def test_a_layer_is_computed_again_right_before_its_backward_work():
+    graph = cpu_step()
+    checkpointing(graph)
+    order = ["load", "a forward", "b forward", "loss", "b forward", "b backward", "a forward", "a backward"]
+    assert graph.select(kind="cpu").name.tolist() == [*order, "optimizer"]
+
+
+def test_checkpointing_on_a_device_brings_launches():
+    #  stream  4|f 50|f 50|b 80|o 20|
+    graph = training_on_a_stream()
+    graph.select(kind="kernel", phase=("forward", "backward")).set(layer="a")
+    checkpointing(graph, layers="a")
+    assert simulate(graph).makespan_ns == 4 + 50 + 50 + 80 + 20
+    assert len(graph.select(kind="kernel").launches()) == 4
+
+
+# Fewer layers
+
+
+@pytest.mark.parametrize(("layers", "gone"), [("a", 10 + 30), ("b", 20 + 40), ("[ab]", 10 + 30 + 20 + 40)])
+def test_all_work_of_removed_layers_goes(layers, gone):
+    graph = cpu_step(2)
+    remove_layers(graph, layers=layers)
+    assert simulate(graph).makespan_ns == 2 * (5 + PASSES + 7 - gone)
+
+
+def test_removed_layers_take_their_launches():
+    #  stream  4|f 50|o 20|
+    graph = training_on_a_stream()
+    graph.select(kind="kernel", phase="backward").set(layer="b")
+    remove_layers(graph, layers="b")
+    assert simulate(graph).makespan_ns == 4 + 50 + 20
+    assert len(graph.select(kind="kernel").launches()) == 2
+
+
+@pytest.mark.parametrize("what", [checkpointing, remove_layers])
+def test_layers_that_are_not_there_are_refused(what):
+    with pytest.raises(NotApplicableError, match="layers 'c'"):
+        what(cpu_step(), layers="c")
+
+
+def test_checkpointing_needs_a_backward_pass():
+    graph = cpu_step()
+    graph.select(phase="backward").remove()
+    with pytest.raises(NotApplicableError, match="both forward and backward"):
+        checkpointing(graph)
+
+
+# Batch size
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 2, 4])
+def test_kernels_copies_and_loading_grow_with_the_batch_and_the_optimizer_stays(factor):
+    #  thread  |load 100|launch 6|launch 6|launch 6|launch 6|
+    #  stream           4|copy 40|f 80,000|b 80,000|optimizer 80,000|
+    # All kernels are alike, so 5,000 of each, the most that can be, count as its fixed cost.
+    graph = thread_and_stream(
+        ("Memcpy HtoD", 40, "forward"), ("f", 80_000, "forward"), ("b", 80_000, "backward"),
+        ("o", 80_000, "optimizer"),
+    )  # fmt: skip
+    graph.insert_before(graph.select(name="begin"), "load", duration_ns=100, phase="data")
+    batch_size(graph, factor=factor)
+    assert (
+        simulate(graph).makespan_ns == 100 * factor + 4 + 40 * factor + 2 * (5_000 + 75_000 * factor) + 80_000
+    )
+
+
+def test_the_same_batch_takes_the_same_time():
+    graph = cpu_step()
+    batch_size(graph, factor=1)
+    assert simulate(graph).makespan_ns == 5 + PASSES + 7
+
+
+def test_a_larger_batch_is_never_faster():
+    times = []
+    for factor in (0.25, 0.5, 1, 2, 8):
+        graph = training_on_a_stream()
+        batch_size(graph, factor=factor)
+        times.append(simulate(graph).makespan_ns)
+    assert times == sorted(times)
+
+
+def test_a_batch_without_samples_or_work_is_refused():
+    with pytest.raises(GraphError, match="more than 0"):
+        batch_size(cpu_step(), factor=0)
+    with pytest.raises(NotApplicableError, match="forward or backward"):
+        batch_size(thread_and_stream(("o", 20, "optimizer")), factor=2)

@@ -1,0 +1,219 @@
+"""Ranking: optimizations in order of what they save, pairs, reasons; and curves, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from graph.small_traces import call, launched, op, trace
+
+import daydream
+from daydream import GraphError, NotApplicableError, Trace
+from daydream.sensitivity import family
+from daydream.transforms import stages
+from daydream.transforms.registry import describe, names
+
+#  thread 1  |long 5|short 5|sync ..................... 2|data 32 |     a step: 6 + 60 + 2 + 32 = 100
+#  stream 7     +6 |k long 60                          |
+#  stream 8           +6 |k short 40         |                          ends 15 before the other
+
+
+def steps(number: int = 4) -> Trace:
+    rows = []
+    for n in range(number):
+        at, one, two = 100 * n, 2 * n + 1, 2 * n + 2
+        rows += launched("long_kernel", at, at + 6, at + 66, one)
+        rows += launched("short_kernel", at + 5, at + 11, at + 51, two, stream=8)
+        rows += [call("cudaDeviceSynchronize", at + 10, at + 68), op("data", at + 68, at + 100, op="data")]
+    return trace(rows, steps=tuple(100.0 * n for n in range(number + 1)))
+
+
+def halve_long(graph):
+    """Halve the long kernel."""
+    graph.select(name="^long_kernel").scale(0.5)
+
+
+def halve_data(graph):
+    graph.select(name="data").scale(0.5)
+
+
+def slow_data(graph):
+    graph.select(name="data").scale(2)
+
+
+def nothing(graph):
+    raise NotApplicableError("this trace has no tasks of that kind")
+
+
+def broken(graph):
+    raise RuntimeError("a mistake")
+
+
+def asks(graph, *, factor: float, kind: str):
+    graph.select(kind=kind).scale(factor)
+
+
+ALL = [slow_data, nothing, halve_long, broken, asks, halve_data]
+
+
+@pytest.fixture(scope="module")
+def ranking():
+    return daydream.rank(steps(), ALL)
+
+
+def test_optimizations_are_sorted_by_what_they_save(ranking):
+    found = [(each.name, each.saving_ns, each.predicted_ns) for each in ranking.optimizations]
+
+    # The long kernel halved ends at 36, before the short one: 66 - 51 = 15 are saved.
+    assert found == [
+        ("halve-data", 16_000, 84_000), ("halve-long", 15_000, 85_000), ("slow-data", -32_000, 132_000)
+    ]  # fmt: skip
+    assert ranking.replayed_ns == 100_000
+    assert ranking.optimizations[0].speedup == 100 / 84
+
+
+def test_each_says_what_decides_then(ranking):
+    #                 the long kernel of 84; data, sync and two launches of 85; data, sync and a launch of 132
+    bounds = [("GPU", 60 / 84), ("CPU", (32 + 2 + 5 + 6) / 85), ("CPU", (64 + 2 + 6) / 132)]
+    assert [(each.bound, each.bound_share) for each in ranking.optimizations] == bounds
+    assert (ranking.bound, ranking.bound_share) == ("GPU", 0.6)
+
+
+def test_the_best_are_tried_together(ranking):
+    assert [(each.name, each.saving_ns) for each in ranking.pairs] == [("halve-data+halve-long", 31_000)]
+
+
+def test_what_does_not_apply_or_fails_is_named_with_the_reason(ranking):
+    assert ranking.left_out == {
+        "nothing": "this trace has no tasks of that kind",
+        "broken": "it failed: RuntimeError: a mistake",
+        "asks": "needs --factor and --kind",
+    }
+
+
+def test_a_ranked_optimization_predicts_what_whatif_predicts(ranking):
+    for function, each in zip((halve_data, halve_long, slow_data), ranking.optimizations, strict=True):
+        alone = daydream.whatif(ranking.replay, function)
+        assert (each.predicted_ns, each.predicted_low_ns) == (alone.predicted_ns, alone.predicted_low_ns)
+
+
+def test_pairs_and_curves_can_be_left_out():
+    ranking = daydream.rank(steps(), ALL, pairs=0, with_curves=False)
+
+    assert (ranking.pairs, ranking.curves) == ([], [])
+
+
+def test_curves_show_where_it_stops_paying(ranking):
+    curves = {(curve.sort, curve.name): curve for curve in ranking.curves}
+
+    data = curves["operator", "data"]
+    assert (data.own_ns, data.step_ns) == (32_000, (100_000, 92_000, 84_000, 76_000, 68_000))
+    assert (data.knee, data.saving_ns) == (0.0, 32_000)
+    long = curves["kernel", "long_kernel"]
+    assert (long.own_ns, long.step_ns) == (60_000, (100_000, 85_000, 85_000, 85_000, 85_000))
+    assert (long.knee, long.saving_ns) == (0.75, 15_000)
+    short = curves["kernel", "short_kernel"]
+    assert (short.own_ns, short.knee, short.saving_ns) == (40_000, None, 0)
+
+
+def test_curves_are_sorted_by_what_the_part_costs(ranking):
+    savings = [curve.saving_ns for curve in ranking.curves]
+
+    assert savings == sorted(savings, reverse=True)
+    assert ranking.curves == daydream.curves(ranking.replay)
+
+
+def test_a_point_of_a_curve_is_the_what_if_with_that_factor(ranking):
+    for curve in ranking.curves:
+        if curve.sort not in {"operator", "kernel"}:
+            continue
+        word = "op" if curve.sort == "operator" else "name"
+        for factor, step_ns in zip(curve.factors[1:], curve.step_ns[1:], strict=True):
+            asked = {word: f"^{curve.name}$", "factor": factor}
+            assert step_ns == daydream.whatif(ranking.replay, "scale", **asked).predicted_ns
+
+
+def test_what_takes_more_than_a_change_of_code_is_marked(ranking):
+    def faster(graph):
+        graph.select(on="gpu").scale(0.5)
+
+    def marked(stage):
+        optimization = replace(describe(faster), stage=stage)
+        return daydream.rank(ranking.replay, [optimization], with_curves=False).optimizations[0].needs
+
+    assert marked(stages.HARDWARE) == "other hardware"
+    assert marked(stages.WORK) == "other work"
+    assert marked(stages.FUSION) is None
+
+
+def test_other_hardware_is_not_tried_in_pairs(ranking):
+    chosen = [replace(describe(halve_long), stage=stages.HARDWARE), halve_data]
+
+    assert daydream.rank(ranking.replay, chosen, with_curves=False).pairs == []
+
+
+def test_two_that_exclude_each_other_are_no_pair(ranking):
+    chosen = [replace(describe(halve_long), excludes=frozenset({"halve-data"})), halve_data]
+    found = daydream.rank(ranking.replay, chosen, with_curves=False)
+
+    assert found.pairs == []
+    assert "exclude each other" in found.left_out["halve-data+halve-long"]
+
+
+def test_a_trace_to_which_nothing_applies():
+    on_cpu = trace([op("data", 100 * n, 100 * n + 90) for n in range(3)], steps=(0, 100, 200, 300))
+    ranking = daydream.rank(on_cpu, ["amp", "fused-adam"])
+
+    assert ranking.optimizations == ranking.pairs == []
+    assert set(ranking.left_out) == {"amp", "fused-adam"}
+    assert all(ranking.left_out.values())
+    assert repr(ranking) == "<Ranking of 0 optimizations>"
+    assert ranking.bound == "CPU"
+
+
+def test_a_trace_without_steps_is_refused():
+    with pytest.raises(GraphError, match="no step"):
+        daydream.rank(trace([op("data", 0, 90)]))
+
+
+def test_every_optimization_that_ships_is_ranked_or_has_a_reason(ranking):
+    complete = daydream.rank(ranking.replay, pairs=2, with_curves=False)
+
+    singles = {name for name in complete.left_out if "+" not in name}
+    assert sorted({each.name for each in complete.optimizations} | singles) == names()
+    assert not [reason for reason in complete.left_out.values() if reason.startswith("it failed")]
+    assert len(complete.pairs) <= 2
+
+
+def test_it_shows_itself(ranking):
+    assert repr(ranking) == "<Ranking of 3 optimizations, halve-data first (1.19x)>"
+    shown = ranking._repr_html_()
+    assert shown.startswith("<table><tr><th>optimization</th>")
+    assert shown.count("<tr>") == 1 + 3 + 1
+
+
+def test_it_becomes_a_data_frame(ranking):
+    pytest.importorskip("pandas")
+    frame = ranking.to_pandas()
+
+    assert frame.optimization.tolist()[:3] == ["halve-data", "halve-long", "slow-data"]
+    assert frame.saving_ns.tolist() == [16_000, 15_000, -32_000, 31_000]
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("volta_sgemm_128x64_nn", "volta_sgemm"),
+        ("volta_sgemm_64x64_nt", "volta_sgemm"),
+        ("void at::native::reduce_kernel<128, 4, at::native::Op<float> >(int)", "reduce_kernel"),
+        ("void at::native::(anonymous namespace)::softmax_forward<float>(int)", "softmax_forward"),
+        ("void <unnamed>::elementwise_kernel_with_index<int>(int)", "elementwise_kernel_with_index"),
+        ("triton_poi_fused_add_3", "triton_poi_fused_add"),
+        ("Cijk_Ailk_Bljk_SB_MT64x32x16_SE", "Cijk_Ailk_Bljk_SB"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclKernel_AllReduce_RING_LL_Sum_float"),
+        ("128x64", "128x64"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_family_of_a_kernel_is_its_name_without_types_and_tiles(name, short):
+    assert family(name) == short

@@ -1,0 +1,162 @@
+"""Fill the tables of docs/distributed.md: modelled against measured collectives, and traces of several ranks.
+
+    python validation/collectives.py --traces ../shared/traces --write docs/distributed.md
+
+What stands between the page's two marks is replaced; without `--write` the tables are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import daydream
+from daydream.collect.meetings import find_meetings
+from daydream.costs.calibration import Measurement, calibrate
+from daydream.costs.cluster_names import cluster
+from daydream.costs.clusters import Cluster
+from daydream.costs.nccl_tests import read_nccl_tests
+from daydream.costs.trace_collectives import fitted_to_trace, measured_in
+
+MARKS = ("<!-- tables: begin -->\n", "<!-- tables: end -->\n")
+MIB = 1 << 20
+SHOWN_MIB = (1, 2, 4, 8, 11, 16, 25, 64, 256, 1024)
+LONG_BYTES = 8_000_000
+GPUS = (2, 4, 8)
+MACHINE = "dgx-a100"
+RANKS = "kineto/v100_dlrm_4_of_8_ranks"
+FITTED = (("kineto/a100_resnet_ddp_rank0of2.json.gz", "dgx-a100"), (RANKS, "dgx-v100"),
+          ("kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz", "mi300x"))  # fmt: skip
+
+
+def main() -> None:
+    """Fill the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=Path, help="folder with collectives/ and kineto/ of public traces")
+    parser.add_argument("--write", type=Path, help="the page to fill; the tables are printed without it")
+    options = parser.parse_args()
+    folder = options.traces or Path(__file__).resolve().parents[2] / "shared" / "traces"
+    if not (folder / "collectives").exists():
+        parser.exit(1, "the public traces are not at hand; name their folder with --traces\n")
+    tables = "\n".join([*_all_reduces(folder), *_ranks(folder), *_fitted(folder)]) + "\n"
+    if options.write is None:
+        print(tables)
+        return
+    page = options.write.read_text(encoding="utf-8")
+    before, rest = page.split(MARKS[0])
+    options.write.write_text(
+        before + MARKS[0] + tables + MARKS[1] + rest.split(MARKS[1])[1], encoding="utf-8"
+    )
+
+
+def _all_reduces(folder: Path) -> Iterator[str]:
+    measured = {n: read_nccl_tests(folder / f"collectives/a100_allreduce_{n}gpus.csv") for n in GPUS}
+    mean = {n: _mean(found) for n, found in measured.items()}
+    described = cluster(MACHINE)
+    between = calibrate(described, measured[2] + measured[8], "the files of 2 and 8 GPUs")
+    yield "### All-reduce of 4 A100s, predicted"
+    yield ""
+    yield "Times in us, the mean of the two runs measured. *Fitted*: to the files of 2 and 8 GPUs. *Described*:"
+    yield f"`{MACHINE}` by name, nothing measured."
+    yield ""
+    yield "| MiB | measured | fitted | error | described | error |"
+    yield "|---|---|---|---|---|---|"
+    for size in SHOWN_MIB:
+        time = mean[4][size * MIB]
+        cells = [f"{size}", f"{time / 1e3:,.0f}"]
+        for model in (between, described):
+            predicted = model.all_reduce_ns(size * MIB, 4)
+            cells += [f"{predicted / 1e3:,.0f}", f"{predicted / time - 1:+.1%}"]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield "### All pairs of fit and prediction"
+    yield ""
+    yield "Errors over all sizes of 8 MB or more (1,017 of them), and over the seven shorter ones from 1 MiB."
+    yield ""
+    yield "| fitted to | predicts | median | worst | worst below 8 MB |"
+    yield "|---|---|---|---|---|"
+    for sources in ((2, 8), (2, 4), (4, 8), (8,), (2,), ()):
+        model = described
+        if sources:
+            model = calibrate(described, [one for n in sources for one in measured[n]], "a file")
+        for target in [n for n in GPUS if n not in sources]:
+            yield _summary(model, target, mean[target], sources)
+    yield ""
+
+
+def _mean(found: list[Measurement]) -> dict[int, float]:
+    times: dict[int, list[float]] = {}
+    for one in found:
+        times.setdefault(one.nbytes, []).append(one.time_ns)
+    return {nbytes: float(np.mean(runs)) for nbytes, runs in times.items()}
+
+
+def _summary(model: Cluster, target: int, measured: dict[int, float], sources: tuple[int, ...]) -> str:
+    errors = {size: abs(model.all_reduce_ns(size, target) / time - 1) for size, time in measured.items()}
+    long = [error for size, error in errors.items() if size >= LONG_BYTES]
+    short = [error for size, error in errors.items() if size < LONG_BYTES]
+    source = " and ".join(map(str, sources)) + " GPUs" if sources else "the description"
+    return f"| {source} | {target} GPUs | {np.median(long):.1%} | {max(long):.1%} | {max(short):.1%} |"
+
+
+def _ranks(folder: Path) -> Iterator[str]:
+    trace = daydream.load(folder / RANKS)
+    result = daydream.replay(trace)
+    yield f"### `{RANKS.rpartition('/')[2]}`: four of eight ranks, replayed"
+    yield ""
+    alignment = trace.metadata["alignment"]
+    moved = any(alignment["moved_ns"].values())
+    yield (
+        f"{alignment['collectives']} collectives matched, {sum(alignment['alone'].values())} left over. Ends within "
+        f"{alignment['residual_ns'] / 1e3:.1f} us of each other; {'clocks moved' if moved else 'no clock was moved'}."
+    )
+    yield ""
+    yield "| collective | bytes | arrivals over us | transfer at most us | ends apart us: measured | replayed |"
+    yield "|---|---|---|---|---|---|"
+    start, end = trace["start_ns"], trace["start_ns"] + trace["duration_ns"]
+    for rows, each in zip(find_meetings(trace).rows, result.to_json()["collectives"], strict=True):
+        spread = np.ptp(start[rows]) / 1e3
+        transfer = (end[rows].max() - start[rows].max()) / 1e3
+        apart = [each[f"{which}_end_spread_ns"] / 1e3 for which in ("measured", "replayed")]
+        yield (
+            f"| {trace.values('collective', rows[:1])[0]} | {each['bytes']:,} | {spread:,.0f} | {transfer:,.0f} "
+            f"| {apart[0]:.0f} | {apart[1]:.0f} |"
+        )
+    yield ""
+    yield "| rank | step measured ms | replayed ms | error | counted |"
+    yield "|---|---|---|---|---|"
+    timeline = result.timeline
+    for number, step in enumerate(trace.metadata["steps"]):
+        done = int(timeline.end_ns[timeline.last_of_steps[0, number]])
+        replayed = done - step["start_ns"]
+        counted = "yes" if step["covered"] else f"no: {step['why_not']}"
+        yield (
+            f"| {step['rank']} | {step['measured_ns'] / 1e6:.3f} | {replayed / 1e6:.3f} "
+            f"| {replayed / step['measured_ns'] - 1:+.2%} | {counted} |"
+        )
+    yield ""
+
+
+def _fitted(folder: Path) -> Iterator[str]:
+    yield "### Links fitted to the collectives of traces"
+    yield ""
+    yield "What a rank recorded holds waiting for the others, so the fit stays below all recorded times."
+    yield ""
+    yield "| trace | described as | GB/s described | GB/s fitted | collectives used |"
+    yield "|---|---|---|---|---|"
+    for name, machine in FITTED:
+        trace = daydream.load(folder / name)
+        described = cluster(machine)
+        fitted = fitted_to_trace(described, trace)
+        short = name.rpartition("/")[2].removesuffix(".json.gz")
+        yield (
+            f"| `{short}` | `{machine}` | {described.intra.bandwidth:.4g} | {fitted.intra.bandwidth:.4g} "
+            f"| {len(measured_in(trace))} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
