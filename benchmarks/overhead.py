@@ -88,7 +88,9 @@ def _measured(model: str, rounds: int) -> dict[str, str]:
     """Return the figures of a model, by what was switched on."""
     tries = _until_quiet(f"{model}: within one process", lambda: _within(model, rounds), _own_control)
     ratios = {way: _spread(tries[way], tries["nothing"]) for way in NAMES}
-    after, control = _until_quiet(f"{model}: after the capture", lambda: _after(model, rounds), itemgetter(1))
+    after, control = _until_quiet(
+        f"{model}: after the capture", lambda: _after(model, 2 * rounds), itemgetter(1)
+    )
     return {
         "nothing: ms a step": f"{median(tries['nothing']) * 1e3:.2f}",
         **{name: str(ratios[way]) + _mark(way, ratios[way].value) for way, name in NAMES.items()},

@@ -16,7 +16,8 @@ from daydream.transforms import stages
 STAGE = stages.FUSION
 
 FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "copy")
-FUSIBLE_KERNEL = r"(?i)elementwise|reduce_kernel|layer_?norm|softmax|batch_norm|bn_(fw|bw)|dropout"  # without shapes
+# Kernels whose work is not known, as the trace has no shapes.
+FUSIBLE_KERNEL = r"(?i)elementwise|reduce_kernel|layer_?norm|softmax|batch_norm|bn_(fw|bw)|dropout"
 ACCUMULATE = r"AccumulateGrad$"
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
 
@@ -44,8 +45,8 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
         graph.does_not_apply("forward and backward run compiled kernels already")
     kernels = device.where(kind="kernel") - compiled
     family = work(graph, kernels).family.astype(str)
-    by_name = kernels.where(lambda tasks: family == "None").where(name=FUSIBLE_KERNEL)
-    fusible = kernels.where(lambda tasks: np.isin(family, FUSIBLE)) | by_name
+    by_name = graph.tasks(kernels.ids[family == "None"]).where(name=FUSIBLE_KERNEL)
+    fusible = graph.tasks(kernels.ids[np.isin(family, FUSIBLE)]) | by_name
     chains = fusible.stretches(device - fusible, on_lane=True)
     chains = chains.where(chains.sizes > 1)
     if not len(chains):
@@ -59,8 +60,8 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     if len(still_there):
         still_there.remove()
     graph.note(
-        f"{count:,} kernels of {before.sum() / 1e6:,.1f} ms become {len(chains):,} of {after.sum() / 1e6:,.1f} ms; "
-        "compiled code also checks its guards before each call."
+        f"{count:,} kernels of {before.sum() / 1e6:,.1f} ms become {len(chains):,} of "
+        f"{after.sum() / 1e6:,.1f} ms; compiled code also checks its guards before each call."
     )
 
 

@@ -55,4 +55,5 @@ def cuda_graphs(
     if len(gone):
         gone.remove()
     count = len(calls) / max(len(captured.group_by("step")), 1)
-    graph.note(f"{counted(round(count), 'graph')} a step of {len(captured) / len(calls):,.0f} nodes in the mean.")
+    nodes = len(captured) / len(calls)
+    graph.note(f"{counted(round(count), 'graph')} a step of {nodes:,.0f} nodes in the mean.")

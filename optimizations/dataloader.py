@@ -42,7 +42,8 @@ def dataloader(graph: Graph, *, workers: int | None = None, get_ms: float = 1.5)
     if time.max() <= get_ms * 1e6:
         graph.does_not_apply(f"loading takes no step more than the {get_ms:g} ms that fetching a batch costs")
 
-    get = graph.insert_after(batches.last(), "fetch batch", duration_ns=[min(ns, get_ms * 1e6) for ns in time])
+    fetching = [min(ns, get_ms * 1e6) for ns in time]
+    get = graph.insert_after(batches.last(), "fetch batch", duration_ns=fetching)
     if workers is None:
         loading.remove()
         return

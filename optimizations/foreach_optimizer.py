@@ -35,8 +35,8 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
         raise GraphError(f"tensors_per_kernel must be 1 or more, not {tensors_per_kernel}")
     updates = graph.select(phase="optimizer", kind=("kernel", "cpu"))
     updates.need("optimizer work: no `Optimizer.step` range holds any")
-    several = updates.where(op=(MULTI_TENSOR, FUSED_OP)) | updates.where(name=(MULTI_TENSOR_KERNEL, FUSED_KERNEL))
-    if len(several):
+    by_name = updates.where(name=(MULTI_TENSOR_KERNEL, FUSED_KERNEL))
+    if len(updates.where(op=(MULTI_TENSOR, FUSED_OP)) | by_name):
         graph.does_not_apply("the optimizer runs multi-tensor operators already")
     walk_ns = update_of(graph).python_ns()
     operators = updates.where(lambda tasks: tasks.op != None).need("operators in the update")  # noqa: E711

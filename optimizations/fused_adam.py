@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from daydream.optimizations.fused_optimizer import apply, fused_optimizer
+
 from daydream import Graph
 from daydream.costs.optimizers import update_of
-from daydream.optimizations.fused_optimizer import apply as apply  # the real change is the same
-from daydream.optimizations.fused_optimizer import fused_optimizer
 from daydream.transforms import stages
+
+__all__ = ["apply", "fused_adam"]  # the real change is the same for all kinds
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-optimizer", "foreach-optimizer", "offload-optimizer"})
@@ -28,4 +30,4 @@ def fused_adam(
     kind = update_of(graph).kind
     fused_optimizer(graph, model=model, memory_speedup=memory_speedup)
     if kind not in ("adam", "adamw"):
-        graph.note(f"The trace's optimizer is {kind or 'of an unknown kind'}, not Adam; its own update is fused.")
+        graph.note(f"The trace's optimizer is {kind or 'unknown'}, not Adam; its own update is fused.")

@@ -14,10 +14,11 @@ STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-adam", "foreach-optimizer", "offload-optimizer"})
 
 Kind = Literal["auto", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop", "lamb"]
+Model = Literal["bytes", "sum"]
 
 
 def fused_optimizer(
-    graph: Graph, *, kind: Kind = "auto", model: Literal["bytes", "sum"] = "bytes", memory_speedup: float = 1.0
+    graph: Graph, *, kind: Kind = "auto", model: Model = "bytes", memory_speedup: float = 1.0
 ) -> None:
     """Predict an optimizer step that is one kernel.
 
@@ -25,9 +26,9 @@ def fused_optimizer(
     a float32 parameter of plain SGD, 20 B with momentum, Adagrad or RMSprop, 28 B of Adam and
     AdamW, 52 B of LAMB, at the bandwidth that the trace's own streaming work reaches. Where
     the number of parameters is not known, and with `model` sum, it takes as long as the
-    separate kernels together (Daydream, section 5.1). The CPU time of the optimizer goes, but for a launch and Python's
-    walk over the parameters (1 to 3.4 us a tensor, measured; see daydream/costs/optimizers.py).
-    On a CPU-only trace the operators become one.
+    separate kernels together (Daydream, section 5.1). The CPU time of the optimizer goes, but
+    for a launch and Python's walk over the parameters (1.1 to 3.4 us a tensor, measured; see
+    daydream/costs/optimizers.py). On a CPU-only trace the operators become one.
 
     `kind` is that of the trace; another one predicts the change of optimizer as well.
     `memory_speedup` divides the update's time. Not modelled: another course of training.
@@ -57,7 +58,7 @@ def fused_optimizer(
         graph.insert_before(walk, "parameters in Python", duration_ns=update.python_ns(chosen))
     graph.note(said)
     if chosen in RULES and chosen != update.kind:
-        graph.note(f"The trace's own optimizer is {update.kind or 'of an unknown kind'}, the predicted one {chosen}.")
+        graph.note(f"The trace's own optimizer is {update.kind or 'unknown'}, the predicted one {chosen}.")
 
 
 @contextmanager

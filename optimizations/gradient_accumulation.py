@@ -18,10 +18,10 @@ def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
     """Predict `steps` batches of the recorded size for each optimizer step.
 
     The forward pass, loss and backward pass of a step run `steps` times, and so does what the
-    trace shows of loading a batch; the optimizer runs once. Gradients are reduced with
-    the last batch only, as under `no_sync` of DistributedDataParallel; other collectives run with each batch.
-    The repeated backward work runs
-    on the thread of the forward pass, as `backward()` returns when it is done.
+    trace shows of loading a batch; the optimizer runs once. Gradients are reduced with the
+    last batch only, as under `no_sync` of DistributedDataParallel; other collectives run with
+    each batch. The repeated backward work runs on the thread of the forward pass, as
+    `backward()` returns when it is done.
 
     Not modelled: the addition of a gradient to the one that is there already (the trace has
     the first of a step, which is stored); memory; convergence with the larger batch.
@@ -29,12 +29,8 @@ def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
     if steps < 1:
         raise GraphError(f"steps must be 1 or more, not {steps}")
     passes = graph.select(phase=PASSES)
-    passes = (
-        passes
-        - passes.where(kind="collective")
-        - passes.where(kind="collective").launches()
-        - passes.where(name=WAIT)
-    )
+    reductions = passes.where(kind="collective", phase="backward", collective=REDUCTIONS)
+    passes = passes - reductions - reductions.launches() - passes.where(name=WAIT)
     backward = passes.where(phase="backward").need("work in the backward pass")
     optimizer = graph.select(phase="optimizer").need("optimizer step; gradients may be accumulated already")
     trained = set(backward.group_by("rank", "step").keys) & set(optimizer.group_by("rank", "step").keys)

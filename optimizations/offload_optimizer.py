@@ -13,6 +13,7 @@ STAGE = stages.MEMORY
 EXCLUDES = frozenset({"fused-adam", "fused-optimizer", "foreach-optimizer"})
 
 MIB = 2**20
+STREAM = "offload stream"
 STATE_BYTES = 4  # a value of the update on the CPU: float32, whatever the device trains in
 
 
@@ -38,7 +39,7 @@ def offload_optimizer(
     updates.need("optimizer work on the device")
     update = update_of(graph)
     if update.elements < 0 or update.kind is None:
-        graph.does_not_apply("the trace does not tell the kind of its optimizer or how many parameters it updates")
+        graph.does_not_apply("the trace does not tell which optimizer it has, or of how many parameters")
     state = (RULES[update.kind].reads - 2) * STATE_BYTES * update.elements
     if state <= 0:
         graph.does_not_apply(f"{update.kind} keeps no state that could be offloaded")
@@ -59,7 +60,7 @@ def offload_optimizer(
         last = backward.group_by("step").last()
         sizes = np.full(len(last), update.elements * update.width)
     gradients = graph.insert_after(
-        last, "gradients to the CPU", kind="memcpy", lane="offload stream", duration_ns=sizes / to_cpu, bytes=sizes
+        last, "gradients to the CPU", kind="memcpy", lane=STREAM, duration_ns=sizes / to_cpu, bytes=sizes
     )
     values = RULES[update.kind].values * STATE_BYTES
     time = update.elements * values / cpu_bandwidth + update.python_ns()
@@ -70,6 +71,6 @@ def offload_optimizer(
     graph.link(graph.tasks(by_step.ids[np.isin(by_step.step, on_cpu.step)]), graph.tasks(on_cpu.ids[both]))
     nbytes = update.elements * update.width
     graph.insert_after(
-        on_cpu, "parameters to the device", kind="memcpy", lane=lane, duration_ns=nbytes / to_device, bytes=nbytes
+        on_cpu, "parameters back", kind="memcpy", lane=lane, duration_ns=nbytes / to_device, bytes=nbytes
     )
     graph.note(f"The device's memory keeps {state / MIB:,.0f} MiB less of optimizer state.")

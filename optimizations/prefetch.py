@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations.pinned_memory import PAGEABLE, TO_DEVICE, pinned_memory
 
 from daydream import Graph
-from daydream.optimizations.pinned_memory import PAGEABLE, TO_DEVICE, pinned_memory
 from daydream.transforms import stages
 
 STAGE = stages.INPUT
@@ -35,4 +35,5 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
     if len(copies.where(name=PAGEABLE)):
         pinned_memory(graph)
     copies.move(STREAM, follows=False, held_for=False)
-    graph.note(f"{copies.total('bytes') / max(len(copies.group_by('step')), 1) / 1e6:,.3g} MB a step come ahead.")
+    megabytes = copies.total("bytes") / max(len(copies.group_by("step")), 1) / 1e6
+    graph.note(f"{megabytes:,.3g} MB a step come ahead.")

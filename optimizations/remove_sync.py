@@ -1,4 +1,4 @@
-"""Removed synchronization: the CPU no longer waits for the device at `.item()`, `.cpu()`, `nonzero`, synchronize."""
+"""Removed synchronization: `.item()`, `.cpu()`, `nonzero`, synchronize wait for the device no more."""
 
 from __future__ import annotations
 

@@ -14,7 +14,11 @@ from daydream.transforms import stages
 STAGE = stages.MEMORY
 
 CONVOLUTION = (r"^aten::conv(\dd|olution)$", r"[Cc]onv\w*Backward\d*$", "convolutions")
-PRODUCT = (r"^aten::(conv(\dd|olution)|linear|addmm)$", r"([Cc]onv\w*|Addmm|Linear)Backward\d*$", "convolutions or linear layers")
+PRODUCT = (
+    r"^aten::(conv(\dd|olution)|linear|addmm)$",
+    r"([Cc]onv\w*|Addmm|Linear)Backward\d*$",
+    "convolutions or linear layers",
+)
 OFFLOAD, PREFETCH = "vdnn offload", "vdnn prefetch"
 
 
@@ -57,7 +61,8 @@ def vdnn(
 
     graph.insert_after(
         graph.tasks(first.ids[offloaded]), "offload", kind="memcpy", lane=OFFLOAD,
-        duration_ns=nbytes[offloaded] / to_cpu, bytes=nbytes[offloaded], before=graph.tasks(first.ids[offloaded + 1]),
+        duration_ns=nbytes[offloaded] / to_cpu, bytes=nbytes[offloaded],
+        before=graph.tasks(first.ids[offloaded + 1]),
     )  # fmt: skip
     graph.insert_after(
         begins, "prefetch", kind="memcpy", lane=PREFETCH, duration_ns=nbytes[needed] / to_device,

@@ -1,4 +1,4 @@
-"""Gradients set to None instead of zeroed: no fills, and the first gradient is taken over instead of added."""
+"""Gradients set to None instead of zeroed: no fills, and first gradients are taken over, not added."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def zero_grad_none(graph: Graph) -> None:
     on = "gpu" if len(graph.select(on="gpu")) else "cpu"
     fills = graph.select(on=on, within=ZERO_GRAD, op=FILL)
     if not len(fills):
-        graph.does_not_apply("no gradients are filled with zeros: they are set to None already, or no range says so")
+        graph.does_not_apply("no zero_grad range fills gradients with zeros: they may be set to None already")
     additions = graph.select(on=on, phase="backward", within=ACCUMULATE, op=ADD)
     gone = fills.operators() | fills
     if len(additions):

@@ -58,6 +58,17 @@ def identities(count: int) -> Callable[[], Any]:
     return lambda: model(x)
 
 
+def annotation() -> Callable[[], Any]:
+    """Return a call that opens and closes a range, as an optimizer's step does."""
+    from torch.profiler import record_function
+
+    def call() -> None:
+        with record_function("daydream calibration"):
+            pass
+
+    return call
+
+
 def joined(tensors: int) -> Callable[[], Any]:
     """Return a call of one operator with a list of so many tensors."""
     import torch

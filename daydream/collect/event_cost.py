@@ -15,22 +15,28 @@ import numpy as np
 
 from daydream.trace import Trace
 
-CLASSES = ("forward", "backward", "optimizer")  # of operators and annotations
+CLASSES = ("forward", "backward", "optimizer")  # of operators
+RANGES = ("annotation", "module")  # ranges opened by Python code; each kind is a class of its own
 LONGEST_HEAD_NS = 10_000  # in a longer one the thread was interrupted
 
 
 def recorded_events(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of operators and annotations, and the class of each as a number.
+    """Return the rows of operators, and the class of each as a number.
 
     What is in neither the backward pass nor the optimizer (the loss, data, what has no phase)
     is recorded like the forward pass.
     """
-    rows = np.flatnonzero(trace.is_kind("operator", "annotation"))
+    rows = np.flatnonzero(trace.is_kind("operator"))
     phase = trace["phase"][rows]
     of_class = np.zeros(len(rows), np.int64)
     for number, name in enumerate(CLASSES):
         of_class[phase == trace.code("phase", name)] = number
     return rows, of_class
+
+
+def recorded_ranges(trace: Trace) -> dict[str, np.ndarray]:
+    """Return the rows of each kind of range that lies on a CPU thread."""
+    return {kind: np.flatnonzero(trace.is_kind(kind) & (trace["tid"] >= 0)) for kind in RANGES}
 
 
 def inputs_of(trace: Trace, rows: np.ndarray) -> np.ndarray:

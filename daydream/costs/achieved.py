@@ -11,7 +11,8 @@ from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
 STREAMING = ("element-wise", "optimizer", "copy")
-LARGE_ENOUGH = (4 * 2**20, 2**20, 64 * 2**10, 16 * 2**10)  # bytes; smaller work is fixed cost more than bandwidth
+# Bytes, the first size that the trace has; smaller work is fixed cost more than bandwidth.
+LARGE_ENOUGH = (4 * 2**20, 2**20, 64 * 2**10, 16 * 2**10)
 GOOD = 0.75  # quantile by bytes on a GPU: most of the traffic is no better than this
 COLD = 0.25  # on a CPU, where most operators find in a cache what the one before them left there
 # Pinned copies reach about 3/4 of PCIe's nominal rate: 6 of 8 GB/s on PCIe 2 ("How to Optimize Data
@@ -65,7 +66,11 @@ def _names(direction: str) -> str:
 
 
 def _rate(
-    nbytes: np.ndarray, duration_ns: np.ndarray, floor: float, quantile: float = GOOD, sizes: tuple[int, ...] = LARGE_ENOUGH
+    nbytes: np.ndarray,
+    duration_ns: np.ndarray,
+    floor: float,
+    quantile: float = GOOD,
+    sizes: tuple[int, ...] = LARGE_ENOUGH,
 ) -> float | None:
     """Return bytes/ns of the large tasks at a quantile by bytes, their fixed cost taken off."""
     body = duration_ns - np.minimum(floor, duration_ns / 2)

@@ -1,4 +1,4 @@
-"""Feature maps that a forward layer leaves for its backward pass: who made them, who needs them, their size."""
+"""Feature maps that a forward layer leaves for its backward pass: makers, users, sizes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def makers_and_users(work: Selection, forward: str, backward: str, what: str) ->
     there, needed = Counter(_steps(calls).tolist()), Counter(_steps(nodes).tolist())
     both = [step for step, count in there.items() if needed[step] == count]
     if not there:
-        raise NotApplicableError(f"this trace has no {what} in the forward pass, or does not record operators")
+        raise NotApplicableError(f"this trace has no {what} in the forward pass, or no operators at all")
     if not both:
         raise NotApplicableError(
-            f"this trace has {len(calls)} forward calls of {what} and {len(nodes)} backward nodes of them, so "
-            "which belongs to which is not known"
+            f"this trace has {len(calls)} forward calls of {what} and {len(nodes)} backward nodes of them, "
+            "so which belongs to which is not known"
         )
     calls = calls.where(np.isin(_steps(calls), both))
     nodes = nodes.where(np.isin(_steps(nodes), both))
@@ -42,7 +42,7 @@ def makers_and_users(work: Selection, forward: str, backward: str, what: str) ->
 
 
 def input_bytes(calls: Groups) -> np.ndarray:
-    """Return the bytes of the input of each call, the first argument with two dimensions or more; -1 if unknown."""
+    """Return the bytes of the first argument of each call with two dimensions or more; -1 if unknown."""
     first = calls.first()
     sizes = []
     for text, dtype in zip(first.shapes.tolist(), first.dtype.tolist(), strict=True):

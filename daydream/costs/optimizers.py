@@ -36,8 +36,8 @@ class Rule:
 
 
 # A fused step still walks over the parameters in Python: time a tensor of `step()` with `fused=True`, from
-# 10 to 300 tensors of one element, torch 2.13.0 on an x86 server CPU at one thread: Adam 3.4 us (it counts steps
-# a tensor), Adagrad 3.1, SGD 1.1. Kinds not measured have that of the kind that keeps the same state.
+# 10 to 300 tensors of one element, torch 2.13.0 on an x86 server CPU at one thread: Adam 3.4 us (it counts
+# steps a tensor), Adagrad 3.1, SGD 1.1. Kinds not measured have that of the kind that keeps the same state.
 RULES = {
     "sgd": Rule(2, 1, 1_100, "reads p, g; writes p"),
     "momentum": Rule(3, 2, 1_100, "reads p, g and its momentum; writes p and the momentum"),
@@ -56,13 +56,16 @@ BY_CLASS = {
 }  # fmt: skip
 CLASS_IN_RANGE = re.compile(r"Optimizer\.step#(\w+)\.step")
 FUSED_OP = r"_fused_(adam|sgd|adagrad|lamb)"
-FUSED_KERNEL = r"(?i)fused_?(adam|sgd|adagrad|lamb|optimizer)|multi_tensor_apply.*(Adam|LAMBStage\w*|SGD|Adagrad)Functor"
+FUSED_KERNEL = (
+    r"(?i)fused_?(adam|sgd|adagrad|lamb|optimizer)|"
+    r"multi_tensor_apply.*(Adam|LAMBStage\w*|SGD|Adagrad)Functor"
+)
 ACCUMULATE = r"AccumulateGrad$"
 
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer of a trace: kind (a key of `RULES`, None if unknown), tensors and parameters, -1 if unknown.
+    """The optimizer of a trace: kind (a key of `RULES`), tensors and parameters; None and -1 are unknown.
 
     `width` is the bytes of a parameter, `where` from what the number of parameters is known.
     """
@@ -79,7 +82,7 @@ class Update:
         return None if rule is None or self.elements < 0 else rule.values * self.width * self.elements
 
     def python_ns(self, kind: str | None = None) -> int:
-        """Return what Python takes on the CPU for walking over the parameters; 0 if their number is unknown."""
+        """Return what Python takes for walking over the parameters; 0 if their number is unknown."""
         rule = RULES.get(kind or self.kind or "")
         return 0 if rule is None else rule.python_ns * max(self.tensors, 0)
 
@@ -94,7 +97,7 @@ def update_of(graph: Graph) -> Update:
 def fused_ns(
     graph: Graph, steps: Groups, update: Update, *, kind: str | None, by_bytes: bool
 ) -> tuple[np.ndarray, str]:
-    """Return the time of a fused update in place of the tasks of each step, and a sentence on where it is from.
+    """Return the time of a fused update in place of each step's tasks, and a sentence on where it is from.
 
     Bytes at the bandwidth that the trace reaches, no more than the tasks take together;
     that sum where bytes or bandwidth are unknown, or without `by_bytes`.
@@ -103,9 +106,9 @@ def fused_ns(
     on = "cpu" if (steps.tasks.kind == "cpu").all() else "gpu"
     nbytes, rate = update.bytes_moved(kind), memory_bandwidth(graph, on)
     if not by_bytes:
-        return together, "The fused update takes as long as the separate ones together, as in the paper."
+        return together, "The fused update takes as long as its parts together, as in the paper."
     if nbytes is None or rate is None:
-        return together, "The fused update takes as long as the separate ones together: its bytes are not known."
+        return together, "The fused update takes as long as its parts together: its bytes are not known."
     per = RULES[kind or update.kind or ""].values * update.width
     said = (
         f"The fused update moves {per} B for each of {update.elements:,} parameters ({update.where}) at "
@@ -116,7 +119,7 @@ def fused_ns(
 
 def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:
     described = metadata.get("optimizers") or []
-    named = [(one.get("name"), _momentum(one)) for one in described]
+    named: list[tuple[str | None, bool | None]] = [(one.get("name"), _momentum(one)) for one in described]
     if not named and graph.trace is not None:
         ranges = [CLASS_IN_RANGE.search(text) for text in graph.trace.text("name")]
         used = {found.group(1) for found in ranges if found}
@@ -141,7 +144,7 @@ def _scales_state(graph: Graph) -> bool:
 
 
 def _kind_by_operators(graph: Graph) -> str | None:
-    """Return the kind that the update's operators spell: quotients of moments are Adam's, of sums Adagrad's."""
+    """Return the kind that the operators spell: quotients of moments are Adam's, of sums Adagrad's."""
     updates = graph.select(phase="optimizer")
     if not len(updates):
         return None
@@ -213,7 +216,7 @@ def _nodes_a_step(graph: Graph) -> int:
 
 
 def _width(graph: Graph, metadata: dict[str, Any]) -> int:
-    """Return the bytes of a parameter: as the run says, else the type of most of the update's time, else 4."""
+    """Return the bytes of a parameter: as the run says, else by most of the update's time, else 4."""
     types = [one.get("dtype") for one in metadata.get("parameters") or []]
     if not types:
         groups = graph.select(phase="optimizer").group_by("dtype")

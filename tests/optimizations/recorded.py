@@ -32,10 +32,14 @@ class Program:
         self.step = 0
 
     def row(self, kind: str, name: str, start: int, duration: int, **columns: Any) -> int:
-        host = {"pid": 1, "tid": 1, "parent": self.open[-1] if self.open else -1} if "stream" not in columns else {}
+        host = (
+            {"pid": 1, "tid": 1, "parent": self.open[-1] if self.open else -1}
+            if "stream" not in columns
+            else {}
+        )
         self.rows.append(
-            {"kind": kind, "name": name, "start_ns": start, "duration_ns": duration, "rank": 0, "step": self.step,
-             **host, **columns}
+            {"kind": kind, "name": name, "start_ns": start, "duration_ns": duration, "rank": 0,
+             "step": self.step, **host, **columns}
         )  # fmt: skip
         return len(self.rows) - 1
 
@@ -47,19 +51,28 @@ class Program:
         self.open.pop()
         self.rows[number]["duration_ns"] = self.now - self.rows[number]["start_ns"]
 
-    def op(self, name: str, phase: str, *kernels: tuple[str, int], shapes: Any = None, dtype: str = "float32") -> None:
+    def op(
+        self, name: str, phase: str, *kernels: tuple[str, int], shapes: Any = None, dtype: str = "float32"
+    ) -> None:
         text = None if shapes is None else json.dumps(shapes)
         with self.range(name, "operator", phase=phase, op=name, shapes=text, dtype=dtype):
             self.now += HEAD
             for kernel, duration in kernels:
                 call = self.row(
-                    "runtime", "cudaLaunchKernel", self.now, LAUNCH, correlation=len(self.rows), phase=phase, op=name
+                    "runtime",
+                    "cudaLaunchKernel",
+                    self.now,
+                    LAUNCH,
+                    correlation=len(self.rows),
+                    phase=phase,
+                    op=name,
                 )
                 start = max(self.now + LATENCY, self.free)
                 kind = "memcpy" if kernel.startswith("Memcpy") else "kernel"
                 self.row(
-                    kind, kernel, start, duration, device=0, stream=7, correlation=self.rows[call]["correlation"],
-                    parent=call, phase=phase, op=name, dtype=dtype,
+                    kind, kernel, start, duration, device=0, stream=7,
+                    correlation=self.rows[call]["correlation"], parent=call, phase=phase, op=name,
+                    dtype=dtype,
                 )  # fmt: skip
                 self.now += LAUNCH
                 self.free = start + duration
@@ -67,7 +80,9 @@ class Program:
 
     def graph(self, **metadata: Any) -> Graph:
         end = max(self.now, self.free)
-        steps = [{"name": "step 0", "rank": 0, "start_ns": 0, "end_ns": end, "covered": True, "measured_ns": end}]
+        steps = [
+            {"name": "step 0", "rank": 0, "start_ns": 0, "end_ns": end, "covered": True, "measured_ns": end}
+        ]
         columns, texts = {}, {}
         for name in sorted({name for each in self.rows for name in each}):
             values = [each.get(name) for each in self.rows]

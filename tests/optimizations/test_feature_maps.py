@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations.gist import gist
+from daydream.optimizations.vdnn import vdnn
 from recorded import Program, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.optimizations.gist import gist
-from daydream.optimizations.vdnn import vdnn
 
 INPUT = [[10, 100], [8, 100]]  # 1,000 floats, 4,000 B
 

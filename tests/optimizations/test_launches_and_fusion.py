@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations.compile import compile as compile_
+from daydream.optimizations.cuda_graphs import cuda_graphs
+from daydream.optimizations.remove_sync import remove_sync
 from recorded import Program, thread_and_stream, wait_before
 from shared import shared_replay
 
 import daydream
 from daydream import NotApplicableError, simulate
 from daydream.costs.fusion import fused_chain_ns
-from daydream.optimizations.compile import compile as compile_
-from daydream.optimizations.cuda_graphs import cuda_graphs
-from daydream.optimizations.remove_sync import remove_sync
 
 RELU = "vectorized_elementwise_kernel relu"
 
@@ -58,7 +58,13 @@ def test_copies_of_inputs_and_the_phases_around_stay_as_they_are():
     )  # fmt: skip
     cuda_graphs(graph, optimizer=False)
     #  copy, graph of a and b, u, x
-    assert graph.select(kind="cpu").name.tolist() == ["begin", "launch", "cudaGraphLaunch", "launch", "launch"]
+    assert graph.select(kind="cpu").name.tolist() == [
+        "begin",
+        "launch",
+        "cudaGraphLaunch",
+        "launch",
+        "launch",
+    ]
 
 
 def test_waits_between_streams_hold_inside_a_graph():
@@ -129,9 +135,9 @@ def test_a_chain_between_products_becomes_its_longest_part():
 
 
 def test_a_chain_of_known_shapes_loses_the_traffic_of_its_intermediates():
-    # relu reads and writes 1,000 floats: 8,000 B; add reads two of them and writes one: 12,000 B. Fused: relu's
-    # input, the other summand and the sum are left, 12,000 of 20,000 B, of 50 + 50 ns above the fixed cost, which
-    # is 5 ns: the smallest kernels of the trace take no longer.
+    # relu reads and writes 1,000 floats: 8,000 B; add reads two of them and writes one: 12,000 B. Fused:
+    # relu's input, the other summand and the sum are left, 12,000 of 20,000 B, of 50 + 50 ns above the
+    # fixed cost, which is 5 ns: the smallest kernels of the trace take no longer.
     program = Program()
     program.op("aten::relu", "forward", (RELU, 55), shapes=[[1000]])
     program.op("aten::add", "forward", ("vectorized_elementwise_kernel add", 55), shapes=[[1000], [1000], []])
@@ -157,12 +163,16 @@ def test_no_chain_and_no_device_are_refused():
     with pytest.raises(NotApplicableError, match="on a CPU"):
         compile_(thread_and_stream(("gemm", 50, "other")))
     with pytest.raises(NotApplicableError, match="compiled kernels already"):
-        compile_(thread_and_stream(("triton_poi_fused_add_0", 50, "forward"), ("gemm", 9, "forward"), ("triton_x", 9, "loss")))
+        compile_(
+            thread_and_stream(
+                ("triton_poi_fused_add_0", 50, "forward"), ("gemm", 9, "forward"), ("triton_x", 9, "loss")
+            )
+        )
 
 
 def test_compiled_graphs_are_predicted_from_the_eager_passes():
-    # A 2.7 B parameter forward pass on an A100, recorded eager and compiled with CUDA graphs: 781.05 to 781.10 ms
-    # a pass. The device is busy all the time, so the gain is fused traffic.
+    # A forward pass of 2.7 B parameters on an A100, recorded eager, and compiled with CUDA graphs: there
+    # 781.05 to 781.10 ms a pass. The device is busy all the time, so the gain is fused traffic.
     replay = shared_replay("nsys/a100_gpt2.7b_forward_eager.sqlite.gz")
     both = daydream.whatif(replay, "compile+cuda-graphs")
     assert replay.measured_ns == pytest.approx(841e6, rel=0.001)
@@ -177,7 +187,11 @@ def test_stretches_are_parted_by_other_work_and_by_steps():
     graph = thread_and_stream(*[(name, 1, "forward") for name in "abxcd"])
     graph.select(name="^d$").set(step=1)
     letters = graph.select(name="^[a-d]$")
-    assert [each.name.tolist() for each in letters.stretches(graph.select(name="^x$"))] == [["a", "b"], ["c"], ["d"]]
+    assert [each.name.tolist() for each in letters.stretches(graph.select(name="^x$"))] == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+    ]
     graph.select(name="^x$").move("stream 8")
     on_lane = letters.stretches(graph.select(name="^x$"), on_lane=True)
     assert [each.name.tolist() for each in on_lane] == [["a", "b", "c"], ["d"]]

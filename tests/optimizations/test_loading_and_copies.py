@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from daydream.optimizations.dataloader import dataloader
+from daydream.optimizations.pinned_memory import pinned_memory
+from daydream.optimizations.prefetch import prefetch
 from recorded import thread_and_stream, wait_before
 from shared import shared_replay
 
 import daydream
 from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
-from daydream.optimizations.dataloader import dataloader
-from daydream.optimizations.pinned_memory import pinned_memory
-from daydream.optimizations.prefetch import prefetch
 
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 FETCH = 5e-6  # ms, so 5 ns
@@ -114,7 +114,12 @@ def a_blocking_copy() -> Graph:
 
 
 def recorded_copy() -> Trace:
-    columns = {"kind": np.array([0]), "name": np.array([0]), "start_ns": np.array([0]), "duration_ns": np.array([1])}
+    columns = {
+        "kind": np.array([0]),
+        "name": np.array([0]),
+        "start_ns": np.array([0]),
+        "duration_ns": np.array([1]),
+    }
     return Trace({**columns, "parent": np.array([-1])}, {"kind": ["operator"], "name": ["aten::copy_"]})
 
 

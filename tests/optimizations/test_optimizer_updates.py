@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
-from recorded import Program, thread_and_stream
-
-from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
-from daydream.costs.achieved import link_bandwidth, memory_bandwidth
-from daydream.costs.optimizers import RULES, update_of
 from daydream.optimizations.foreach_optimizer import foreach_optimizer
 from daydream.optimizations.fused_adam import fused_adam
 from daydream.optimizations.fused_optimizer import fused_optimizer
 from daydream.optimizations.offload_optimizer import offload_optimizer
 from daydream.optimizations.zero_grad_none import zero_grad_none
+from recorded import Program, thread_and_stream
+
+from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.costs.achieved import link_bandwidth, memory_bandwidth
+from daydream.costs.optimizers import RULES, update_of
 from daydream.transforms.compose import parse
 
 COPY = "Memcpy DtoD (Device -> Device)"
 ADAM_OF_1000 = {"optimizers": [{"name": "Adam", "groups": [{"tensors": 2, "elements": 1000}]}]}
 
 
-def per_parameter(*, tensors: int = 2, kernels: tuple[str, ...] = ("aten::mul_", "aten::add_"), **metadata) -> Graph:
+def per_parameter(
+    *, tensors: int = 2, kernels: tuple[str, ...] = ("aten::mul_", "aten::add_"), **metadata
+) -> Graph:
     """Backward 20 ns, then the kernels of 30 ns of each tensor in `Optimizer.step#SGD.step`."""
     program = Program()
     program.op("aten::mm", "backward", ("gemm", 20))
@@ -68,7 +67,9 @@ def test_the_number_of_parameters_comes_from_shapes_of_what_runs_once_for_each_g
     assert (update.tensors, update.elements) == (2, 1010)
 
 
-@pytest.mark.parametrize(("kind", "nbytes"), [("sgd", 12), ("momentum", 20), ("adagrad", 20), ("adam", 28), ("lamb", 52)])
+@pytest.mark.parametrize(
+    ("kind", "nbytes"), [("sgd", 12), ("momentum", 20), ("adagrad", 20), ("adam", 28), ("lamb", 52)]
+)
 def test_bytes_of_a_float32_parameter_by_kind(kind, nbytes):
     assert RULES[kind].values * 4 == nbytes
 
@@ -96,21 +97,21 @@ def test_fused_takes_the_sum_of_the_kernels_and_one_launch_where_bytes_are_unkno
 
 
 def test_fused_goes_by_bytes_where_the_parameters_are_known():
-    # 28 B for each of 1,000 parameters, at the rate of a copy of 2 x 1 MiB in 2**20 ns, 2 B/ns: 14,000 ns, but
-    # never more than the 120 ns of the separate kernels. With 100 B/ns: 280 ns; 40 kernels of 30 ns take 1,200.
+    # 28 B for each of 1,000 parameters, at the rate of a copy of 2 x 1 MiB in 2**20 ns, 2 B/ns: 14,000 ns,
+    # but never more than the 40 separate kernels of 30 ns. At 100 B/ns: 280 ns.
     for copy_ns, expected in ((2**20, 40 * 30), (2 * 2**20 / 100, 280)):
         graph = per_parameter(tensors=20, **ADAM_OF_1000)
         copied(graph, copy_ns)
         fused_optimizer(graph)
-        assert graph.select(name="fused").duration_ns.tolist() == [pytest.approx(expected, rel=0.01)]
+        assert graph.select(name="fused").duration_ns.tolist() == [expected]
         walk = graph.select(name="Python")
         assert walk.duration_ns.tolist() == [2 * RULES["adam"].python_ns]
 
 
 def copied(graph: Graph, duration_ns: float) -> None:
     graph.insert(
-        COPY, kind="memcpy", lane="stream 7", duration_ns=duration_ns, before=[graph.select(kind="kernel").first()],
-        phase="forward", bytes=2**20,
+        COPY, kind="memcpy", lane="stream 7", duration_ns=duration_ns,
+        before=[graph.select(kind="kernel").first()], phase="forward", bytes=2**20,
     )  # fmt: skip
 
 
@@ -126,8 +127,14 @@ def test_memory_speedup_divides_and_more_bandwidth_is_never_slower():
 def test_on_a_cpu_the_operators_of_the_update_become_one():
     # Two operators of 40 ns, 7 ns of Python: they take the sum where nothing is known of their bytes.
     graph = Graph()
-    for name, phase, duration in (("mm", "backward", 100), ("add_", "optimizer", 40), ("mul_", "optimizer", 40)):
-        graph.insert(name, kind="cpu", lane="main", duration_ns=duration, gap_ns=7, phase=phase, op=name, step=0)
+    for name, phase, duration in (
+        ("mm", "backward", 100),
+        ("add_", "optimizer", 40),
+        ("mul_", "optimizer", 40),
+    ):
+        graph.insert(
+            name, kind="cpu", lane="main", duration_ns=duration, gap_ns=7, phase=phase, op=name, step=0
+        )
     assert simulate(graph).makespan_ns == 100 + 7 + 40 + 7 + 40
     fused_optimizer(graph)
     assert simulate(graph).makespan_ns == 100 + 7 + 80
@@ -153,13 +160,13 @@ def test_optimizers_exclude_each_other(other):
 
 
 def test_foreach_keeps_an_operator_and_a_launch_for_each_kind_of_kernel():
-    # 5 tensors, 2 operators each: 10 kernels of 30 ns become 2 x 2 (4 tensors a kernel). 30 ns is what a kernel of
-    # this trace costs at least (its smallest): 20 ns, the 5th percentile of 20 and ten times 30, is 24.5.
+    # 5 tensors, 2 operators each: 10 kernels of 30 ns become 2 x 2, of 4 tensors and of one. A kernel of this
+    # trace costs 25 ns at least, the 5th percentile of 20 and ten times 30: 3 of 5 go of each operator.
     graph = per_parameter(tensors=5)
     foreach_optimizer(graph, tensors_per_kernel=4)
     kernels = graph.select(kind="kernel", phase="optimizer")
     assert len(kernels) == 4
-    assert int(kernels.duration_ns.sum()) == round(2 * (150 - 3 * 25.0))
+    assert int(kernels.duration_ns.sum()) == 2 * (5 * 30 - 3 * 25)
     # One operator of 2 + 6 + 2 for each kind, and a further launch of the trace's usual cost.
     assert len(graph.select(kind="cpu", phase="optimizer").where(op="add_")) > 0
     assert kernels.launches().ids.size == 4
@@ -176,7 +183,9 @@ def test_foreach_with_one_tensor_a_kernel_saves_only_python():
 def test_foreach_on_a_cpu_leaves_the_operators_and_takes_pythons_time():
     graph = Graph()
     for name, duration in (("aten::add_", 40), (None, 25), ("aten::mul_", 40)):
-        graph.insert("x", kind="cpu", lane="main", duration_ns=duration, gap_ns=7, phase="optimizer", op=name, step=0)
+        graph.insert(
+            "x", kind="cpu", lane="main", duration_ns=duration, gap_ns=7, phase="optimizer", op=name, step=0
+        )
     foreach_optimizer(graph)
     assert simulate(graph).makespan_ns == 80
 
@@ -192,14 +201,13 @@ def test_foreach_refuses_what_is_multi_tensor_already():
 
 
 def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
-    # 1,000 parameters of 4 B: to the CPU 4,000 B at 40 B/ns = 100 ns, behind the gemm that ends at 2 + 4 + 20 = 26;
-    # update 28,000 B at 100 B/ns = 280 ns, and Python 2 x 3,400; back 100 ns, launched before it.
+    # 1,000 parameters of 4 B: to the CPU 4,000 B at 40 B/ns = 100 ns, behind the gemm that ends at
+    # 2 + 4 + 20 = 26; update 28,000 B at 100 B/ns = 280 ns, and Python 2 x 3,400; 4 ns to launch, back 100.
     graph = per_parameter(**ADAM_OF_1000)
     graph.facts.launch_cost_ns, graph.facts.launch_latency_ns = 6, 4
     offload_optimizer(graph, bandwidth=40.0, cpu_bandwidth=100.0)
-    assert simulate(graph).makespan_ns == pytest.approx(26 + 100 + 280 + 6800 + 4 + 100, abs=2)
+    assert simulate(graph).makespan_ns == 26 + 100 + 280 + 6800 + 4 + 100
     assert set(graph.select(kind="kernel").phase) == {"backward"}
-    assert "8 MiB" not in graph.facts.notes[-1]
 
 
 def test_a_faster_link_or_cpu_is_never_slower():

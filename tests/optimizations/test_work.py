@@ -77,7 +77,8 @@ def test_gradients_are_reduced_once():
     graph = cpu_step()
     graph.insert(
         "all-reduce", kind="collective", lane="link", duration_ns=100, phase="backward", step=0,
-        collective="all_reduce", after=[graph.select(name="b backward")], before=[graph.select(name="optimizer")],
+        collective="all_reduce", after=[graph.select(name="b backward")],
+        before=[graph.select(name="optimizer")],
     )  # fmt: skip
     gradient_accumulation(graph)
     assert len(graph.select(kind="collective")) == 1

@@ -1,0 +1,40 @@
+"""A faster or slower network: the transfers of the recorded collectives by a factor."""
+
+from __future__ import annotations
+
+from daydream import Graph, GraphError
+from daydream.transforms import stages
+
+STAGE = stages.COMMUNICATION
+
+ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
+
+
+def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 0.0) -> None:
+    """Predict the step time on a network of another bandwidth or latency.
+
+    The transfer of each collective takes 1/`bandwidth_factor` of its time, and `latency_ns`
+    more. Waiting for peers is not scaled where the ranks were recorded together: it comes out
+    of the simulation. In the trace of one rank it cannot be told from the transfer and is
+    scaled with it, so that the gain of a faster network is an upper bound there.
+
+    Assumes that collectives are bound by bandwidth: the latency that is in the recorded times
+    is scaled too. Not modelled: another algorithm that the library would choose.
+    """
+    if bandwidth_factor <= 0 or latency_ns < 0:
+        raise GraphError(
+            f"bandwidth_factor must be above 0 and latency_ns 0 or more, "
+            f"not {bandwidth_factor:g} and {latency_ns:g}"
+        )
+    collectives = graph.select(kind="collective")
+    collectives.need("collectives")
+    transfers = collectives - collectives.where(name=ARRIVAL)
+    transfers.need("transfers of collectives")
+    if bandwidth_factor == 1 and latency_ns == 0:
+        graph.does_not_apply("a bandwidth_factor of 1 and no latency leave the network as it is")
+    transfers.set(duration_ns=transfers.duration_ns / bandwidth_factor + latency_ns)
+    if len(set(collectives.rank.tolist())) == 1:
+        graph.note(
+            "One rank was recorded: its collectives hold the waiting for peers, "
+            "which is scaled like a transfer."
+        )
