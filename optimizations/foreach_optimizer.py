@@ -10,7 +10,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs.kernels import floor_ns
-from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, update_of
+from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, update_calls, update_of
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
@@ -33,7 +33,7 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
     """
     if tensors_per_kernel < 1:
         raise GraphError(f"tensors_per_kernel must be 1 or more, not {tensors_per_kernel}")
-    updates = graph.select(phase="optimizer", kind=("kernel", "cpu"))
+    updates = graph.select(phase="optimizer", kind="kernel") | update_calls(graph)
     updates.need("optimizer work: no `Optimizer.step` range holds any")
     by_name = updates.where(name=(MULTI_TENSOR_KERNEL, FUSED_KERNEL))
     if len(updates.where(op=(MULTI_TENSOR, FUSED_OP)) | by_name):
@@ -53,7 +53,9 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
             graph.tasks(fused.ids[parts == count]).split(count, launched=True)
         gone = (updates - kept).where(kind="cpu")
     else:
-        kept = operators.set(gap_ns=0)
+        kept = operators
+        inner = kept - kept.group_by("step").last()
+        inner.set(gap_ns=0)
         gone = updates - kept
     if walk_ns:
         graph.insert_before(kept.group_by("step").first(), "parameters in Python", duration_ns=walk_ns)

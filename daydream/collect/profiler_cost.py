@@ -14,15 +14,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from daydream.collect.calibration_programs import IDLE, Program, identities, joined, nothing, programs
+from daydream.collect.calibration_programs import (
+    IDLE,
+    Program,
+    annotation,
+    identities,
+    joined,
+    nothing,
+    programs,
+)
 from daydream.collect.derive import derive
-from daydream.collect.event_cost import CLASSES, heads, inputs_of, recorded_events
+from daydream.collect.event_cost import (
+    CLASSES,
+    RANGES,
+    heads,
+    inputs_of,
+    recorded_events,
+    recorded_ranges,
+)
 from daydream.collect.events import MARKER_NAME, read_events
 from daydream.collect.layer_hooks import LayerHooks
 from daydream.collect.torch_private import (
@@ -90,8 +105,8 @@ class _Calibration:
         import torch
 
         steps = programs()
-        calls = {"modules": identities(MODULES), "one": joined(1), "many": joined(TENSORS)}
-        calls["nothing"] = nothing()
+        calls = {"module": identities(MODULES), "annotation": annotation()}
+        calls |= {"one": joined(1), "many": joined(TENSORS), "nothing": nothing()}
         off: list[Times] = [_no_times() for _ in steps]
         on: list[Times] = [_no_times() for _ in steps]
         singles: dict[str, list[int]] = {name: [] for name in calls}
@@ -110,7 +125,8 @@ class _Calibration:
                 for number, step in enumerate(steps):
                     self._turn(number, step, off[number], on[number], rounds, control)
                 for name, call in calls.items():
-                    singles[name].append(self._single(call, with_hooks=name == "modules"))
+                    work = steps[-1] if name in RANGES else None
+                    singles[name].append(self._single(call, work, rounds))
                 rounds += 1
         finally:
             self._switch(True)
@@ -119,12 +135,13 @@ class _Calibration:
         del memory
         trace, markers = self._read(events_of(profiler))
         costs = {name: max(median(values), 0) for name, values in singles.items()}
+        costs["module"] /= MODULES + 1  # the one that holds them is called too
         input_ns = max(costs["many"] - costs["one"], 0) / (TENSORS - 1)
         inside, before = _where(trace)
         return {
-            "event_ns": self._per_event(trace, markers, off, on, input_ns),
+            "event_ns": self._per_event(trace, markers, off, on, {"input": input_ns, **costs}),
             "input_ns": round(input_ns, 1),
-            "module_ns": round(costs["modules"] / (MODULES + 1), 1),
+            **{f"{kind}_ns": round(costs[kind], 1) for kind in RANGES},
             "inside_ns": round(inside, 1),
             "before_share": round(before, 3),
             "heads": [
@@ -139,10 +156,13 @@ class _Calibration:
     def _turn(
         self, number: int, step: Program, off: Times, on: Times, rounds: int, control: list[float]
     ) -> None:
-        """Run a program without and with recording, every other time in the other order."""
+        """Run a program without and with recording, every other time in the other order.
+
+        What it takes is as in the script: with layer hooks where it is recorded.
+        """
         read = rounds % READ_EVERY == 0
         for recording in (False, True) if rounds % 2 else (True, False):
-            self._switch(recording)
+            self._set(recording=recording)
             _run(step)
             mark = len(self._windows)
             if recording and read:
@@ -158,25 +178,32 @@ class _Calibration:
             if not recording:
                 control.append(sum(_run(step).values()) / sum(times.values()))
 
-    def _single(self, call: Callable[[], Any], *, with_hooks: bool) -> int:
+    def _set(self, *, recording: bool) -> None:
+        """Record from now on, with layer hooks, or do not."""
+        self._switch(recording)
+        if recording and not self._hooks.installed:
+            self._hooks.install()
+        elif not recording:
+            self._hooks.remove()
+
+    def _single(self, call: Callable[[], Any], work: Program | None, rounds: int) -> int:
         """Return how much longer a call takes when it is recorded, in ns.
 
-        Layer hooks are Python: what they cost depends on what ran before, so they are called once,
-        behind other work, as in a training step.
+        With `work` it is called once, right behind that work, as in a training step: ranges are
+        opened by Python, and what they cost depends on what ran before.
         """
-        repeats = 1 if with_hooks else REPEATS
         taken = {}
-        for recording in (False, True):
-            self._switch(recording)
-            if with_hooks and recording:
-                self._hooks.install()
-            if not with_hooks:
+        repeats = REPEATS if work is None else 1
+        for recording in (False, True) if rounds % 2 else (True, False):
+            self._set(recording=recording)
+            if work is None:
                 call()
+            else:
+                _run(work)
             begin = time.perf_counter_ns()
             for _ in range(repeats):
                 call()
             taken[recording] = time.perf_counter_ns() - begin
-            self._hooks.remove()
         return (taken[True] - taken[False]) // repeats
 
     def _read(self, events: list[Any]) -> tuple[Trace, dict[int, int]]:
@@ -190,26 +217,35 @@ class _Calibration:
             inside = (at >= 0) & (starts <= windows[np.maximum(at, 0), 1])
             named = [event.name() == IDLE for event in events]
             kept = [event for event, keep, also in zip(events, inside, named, strict=True) if keep or also]
-        recording, markers = read_events(kept, {})
+        recording, markers = read_events(kept, dict.fromkeys(range(len(self._hooks.modules)), "calibration"))
         times = dict(markers)
         last = int(recording["start_ns"].max(initial=0)) + 1
         return derive(recording, ranges=([("calibration", 0, last)], "markers")), times
 
     def _per_event(
-        self, trace: Trace, markers: dict[int, int], off: list[Times], on: list[Times], input_ns: float
+        self,
+        trace: Trace,
+        markers: dict[int, int],
+        off: list[Times],
+        on: list[Times],
+        known: Mapping[str, float],
     ) -> dict[str, float]:
-        """Return the cost of an event without its inputs, by class."""
+        """Return the cost of an operator by class, without its inputs and without that of ranges."""
         rows, of_class = recorded_events(trace)
-        start = trace["start_ns"][rows]
+        start = trace["start_ns"]
         inputs = inputs_of(trace, rows)
+        ranges = recorded_ranges(trace)
         cost, events = dict.fromkeys(CLASSES, 0.0), dict.fromkeys(CLASSES, 0)
         for number, mark in self._windows[: len(off)]:
-            within = (start >= markers[2 * mark]) & (start <= markers[2 * mark + 1])
+            window = markers[2 * mark], markers[2 * mark + 1]
+            within = (start >= window[0]) & (start <= window[1])
             for which, name in enumerate(CLASSES):
-                mine = within & (of_class == which)
+                mine = within[rows] & (of_class == which)
                 longer = [a - b for a, b in zip(on[number][name], off[number][name], strict=True)]
-                cost[name] += median(longer) - input_ns * inputs[mine].sum()
+                cost[name] += median(longer) - known["input"] * inputs[mine].sum()
                 events[name] += int(mine.sum())
+            cost["forward"] -= known["module"] * within[ranges["module"]].sum()
+            cost["optimizer"] -= known["annotation"]  # around its step; the other one is not timed
         return {name: round(max(float(cost[name]), 0.0) / max(events[name], 1), 1) for name in CLASSES}
 
 

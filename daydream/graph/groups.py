@@ -87,6 +87,18 @@ class Groups:
         ordered = self.selection.of(self._ids, self.selection.words, ordered=True)
         return Groups(ordered, kept, self.keys)
 
+    def span(self, ends: Selection) -> Groups:
+        """Return each group from its first to its last task that is in `ends`; without one, nothing of it."""
+        here = np.flatnonzero(np.isin(self._ids, ends.ids))
+        number = np.repeat(np.arange(len(self)), self.sizes)
+        first = np.full(len(self), len(self._ids))
+        last = np.full(len(self), -1)
+        np.minimum.at(first, number[here], here)
+        np.maximum.at(last, number[here], here)
+        place = np.arange(len(self._ids))
+        kept = np.where((place >= first[number]) & (place <= last[number]), number, -1)
+        return Groups(self.by_group, kept, self.keys)
+
     def take(self, places: np.ndarray) -> Groups:
         """Return the groups at these places, in that order."""
         taken = copy.copy(self)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.event_cost import CLASSES, heads, inputs_of, recorded_events
+from daydream.collect.event_cost import CLASSES, heads, inputs_of, recorded_events, recorded_ranges
 from daydream.errors import GraphError
 from daydream.graph.draft import distinct_rows
 from daydream.graph.graph import Graph
@@ -78,12 +78,13 @@ def event_costs(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     factor = np.array([scale[name] for name in CLASSES], float)
     whole = (per_class[of_class] + cost["input_ns"] * inputs_of(trace, rows)) * factor[of_class]
     inside = np.minimum(cost["inside_ns"] * factor[of_class], whole)
-    modules = np.flatnonzero(trace.is_kind("module") & (trace["pid"] >= 0))
-    module = np.full(len(modules), cost["module_ns"] * scale["forward"], float)
-    whole, inside = np.append(whole, module), np.append(inside, np.zeros(len(modules)))
+    for kind, ranges in recorded_ranges(trace).items():
+        rows = np.append(rows, ranges)
+        whole = np.append(whole, np.full(len(ranges), cost[f"{kind}_ns"] * scale["forward"]))
+        inside = np.append(inside, np.zeros(len(ranges)))
     before = (whole - inside) * cost["before_share"]
     after = whole - inside - before
-    return np.append(rows, modules), *(np.rint(part).astype(np.int64) for part in (before, inside, after))
+    return rows, *(np.rint(part).astype(np.int64) for part in (before, inside, after))
 
 
 def dearness(trace: Trace) -> dict[str, float]:

@@ -19,7 +19,7 @@ from daydream.graph.unprofiled import dearness, without_profiler
 
 COST: dict[str, Any] = {
     "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000}, "input_ns": 0, "module_ns": 0,
-    "inside_ns": 200, "before_share": 0.75, "heads": [], "step_hooks_ns": 0,
+    "annotation_ns": 0,    "inside_ns": 200, "before_share": 0.75, "heads": [], "step_hooks_ns": 0,
 }  # fmt: skip
 
 
