@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from results import Aim, Part, Settings, Table, alone, control, say
 from timing import Seconds, take_turns, times_faster
 from traces import Source, largest, machine_trace, sources
 
+import daydream
 from daydream.collect.importers import import_trace
 from daydream.graph.build import build
 
@@ -23,7 +25,9 @@ METHOD = """\
 Whole processes, from start to exit, output thrown away, in turn; every process is run once beforehand,
 so that all modules have their bytecode. "bare" imports click, numpy and pyarrow.parquet and does
 nothing. The what-if reads a parquet trace, builds the graph, replays it, scales all device work by half,
-simulates until settled, and prints. A/A is the what-if against itself."""
+simulates until settled, and prints. A/A is the what-if against itself. `rank` predicts all optimizations that
+ship and pairs of the best, and draws its curves; its figure is process time (user and system), the median
+of all rounds."""
 
 HELP = {"what": "process", "ms": "ms", "beyond": "beyond click, ms"}
 WHATIF = {
@@ -33,6 +37,12 @@ WHATIF = {
     "whatif_ms": "whatif, ms",
     "ratio": "whatif / bare",
     "control": "A/A",
+}
+RANK = {
+    "trace": "trace",
+    "tasks": "tasks",
+    "applicable": "optimizations that apply",
+    "process_s": "process s",
 }
 BARE = "import click, numpy, pyarrow.parquet"
 LAYERS, STEPS = 120, 16  # of the machine model's trace: about 100,000 tasks
@@ -48,7 +58,35 @@ def measure(settings: Settings) -> Part:
         start = Start({**environment, **bytecode}, folder)
         _help(part, rounds, start)
         _whatif(part, rounds, start)
+        _rank(part, 2 if settings.quick else 5, start)
     return part
+
+
+def _rank(part: Part, rounds: int, start: Start) -> None:
+    table = Table("`daydream rank --trace`", RANK)
+    aim = Aim("`rank` on a parquet of about 100k tasks", 2, {}, least=False, unit="s of process time")
+    part.tables.append(table)
+    part.aims.append(aim)
+    with TemporaryDirectory(prefix="daydream-benchmark-") as folder, sources() as chosen:
+        made = machine_trace(Path(folder) / "machine.json.gz", LAYERS, STEPS)
+        for source in (Source("machine model", made), largest(chosen)):
+            say(f"rank on {source.name}")
+            parquet = Path(folder) / "trace.parquet"
+            trace = import_trace([source.path])
+            trace.save(parquet, force=True)
+            job = start.process_time("-m", "daydream", "rank", "--trace", str(parquet))
+            job()
+            seconds = [job() for _ in range(rounds)]
+            aim.cases[source.name] = median(seconds)
+            table.rows.append(
+                {
+                    "trace": source.name,
+                    "tasks": len(build(trace)),
+                    "applicable": len(daydream.rank(trace, pairs=0, with_curves=False).optimizations),
+                    "process_s": median(seconds),
+                    "seconds": {"rank": seconds},
+                }
+            )
 
 
 def _whatif(part: Part, rounds: int, start: Start) -> None:
@@ -146,6 +184,18 @@ class Start:
             if done.returncode:
                 raise RuntimeError(f"{' '.join(arguments)} failed: {done.stderr.decode().strip()}")
             return seconds
+
+        return job
+
+    def process_time(self, *arguments: str) -> Callable[[], float]:
+        """Return a job: the seconds that one process computes, its own and the system's for it."""
+        run = self.process(*arguments)
+
+        def job() -> float:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            run()
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
         return job
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from daydream.api import load, replay, whatif
     from daydream.collect import collect
     from daydream.comparison import Comparison
+    from daydream.difference import Difference, compare
     from daydream.errors import (
         DaydreamError,
         GraphError,
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
         TraceError,
         UnknownOptimizationError,
     )
+    from daydream.explanation import Explanation, explain
     from daydream.graph.build import build
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
     from daydream.ranking import Ranking, rank
+    from daydream.scaling import Scaling, scaling
     from daydream.sensitivity import curves
     from daydream.simulate import simulate
     from daydream.simulate.replay import Replay
@@ -42,6 +45,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Comparison": "daydream.comparison",
     "DaydreamError": "daydream.errors",
+    "Difference": "daydream.difference",
+    "Explanation": "daydream.explanation",
     "Graph": "daydream.graph.graph",
     "GraphError": "daydream.errors",
     "NoMatchError": "daydream.errors",
@@ -49,6 +54,7 @@ _HOMES = {
     "OutputError": "daydream.errors",
     "Ranking": "daydream.ranking",
     "Replay": "daydream.simulate.replay",
+    "Scaling": "daydream.scaling",
     "Selection": "daydream.graph.selection",
     "Timeline": "daydream.simulate.timeline",
     "Trace": "daydream.trace",
@@ -56,10 +62,13 @@ _HOMES = {
     "UnknownOptimizationError": "daydream.errors",
     "build": "daydream.graph.build",
     "collect": "daydream.collect",
+    "compare": "daydream.difference",
     "curves": "daydream.sensitivity",
+    "explain": "daydream.explanation",
     "load": "daydream.api",
     "rank": "daydream.ranking",
     "replay": "daydream.api",
+    "scaling": "daydream.scaling",
     "simulate": "daydream.simulate",
     "whatif": "daydream.api",
 }
@@ -67,6 +76,8 @@ _HOMES = {
 __all__ = [
     "Comparison",
     "DaydreamError",
+    "Difference",
+    "Explanation",
     "Graph",
     "GraphError",
     "NoMatchError",
@@ -74,6 +85,7 @@ __all__ = [
     "OutputError",
     "Ranking",
     "Replay",
+    "Scaling",
     "Selection",
     "Timeline",
     "Trace",
@@ -81,10 +93,13 @@ __all__ = [
     "UnknownOptimizationError",
     "build",
     "collect",
+    "compare",
     "curves",
+    "explain",
     "load",
     "rank",
     "replay",
+    "scaling",
     "simulate",
     "whatif",
 ]

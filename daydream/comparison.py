@@ -6,23 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.graph.lint import problems
+from daydream.shown import Shown
 from daydream.simulate.replay import Replay
-from daydream.simulate.steady import Settled, settle
+from daydream.simulate.steady import Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
 from daydream.wording import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OTHER_WORK = 0.1  # of the tasks of a typical step: more or fewer is another kind of step
 UNUSUAL = 0.25  # steps further than this from the median (a stalled loader, a warm-up) are not typical
 
 
 @dataclass(repr=False)
-class Comparison:
+class Comparison(Shown):
     """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
 
     `speedup = replayed / predicted`, so that a bias common to both cancels. Both are
@@ -83,6 +88,10 @@ class Comparison:
         warm-up) and is left out; one that does other work (the optimizer every fourth
         step) is part of the loop.
         """
+        return self._typical_steps
+
+    @cached_property
+    def _typical_steps(self) -> list[int]:
         times = _times(self.replay.settled)
         graph = self.replay.graph
         steps = graph.columns["step"][graph.alive]
@@ -166,6 +175,19 @@ class Comparison:
             after.timeline.breakdown(after.copy, step),
         )
 
+    def to_pandas(self) -> pd.DataFrame:
+        """Return where a typical step's time goes, before and after in ns: a row per cause and per phase."""
+        import pandas as pd
+
+        before, after = self.breakdowns()
+        rows = [
+            (key.removeprefix("by_"), name, before[key].get(name, 0), after[key].get(name, 0))
+            for key in ("by_cause", "by_phase")
+            for name in {**before[key], **after[key]}
+        ]
+        frame = pd.DataFrame(rows, columns=["by", "part", "before_ns", "after_ns"]).set_index(["by", "part"])
+        return frame.assign(change_ns=frame["after_ns"] - frame["before_ns"])
+
     def notes(self) -> list[str]:
         """Return what a reader should know before trusting the figures."""
         said = list(self.replay.notes)
@@ -236,16 +258,18 @@ def compare(
     optimization: str,
     options: Mapping[str, Any] | None = None,
     edit: Callable[[Graph], object] | None = None,
+    passes: int = 2,
 ) -> Comparison:
     """Return the comparison of a replay with a changed copy of its graph.
 
     `edit` makes the same change in another copy; with it the unprofiled step is predicted too.
+    `passes` are simulated at once; only the speed depends on it (see `settle`).
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
-    problems = graph.lint()
-    if problems:
-        raise GraphError(f"{optimization} left a broken graph: " + " ".join(problems))
+    wrong = problems(graph, cycles=False)
+    if wrong:
+        raise GraphError(f"{optimization} left a broken graph: " + " ".join(wrong))
     old = before.graph
     size = old.size
     kept = old.alive & graph.alive[:size]
@@ -256,12 +280,17 @@ def compare(
     removed = int((old.alive & ~graph.alive[:size]).sum())
     if not (changed or inserted or removed or graph.edits > old.edits):
         raise NotApplicableError(f"{optimization} found nothing to change in this trace")
+    need_steps(graph)
+    try:
+        after = settle(graph, passes=passes)
+    except GraphError as error:  # a cycle, or a lane whose key cannot be read
+        raise GraphError(f"{optimization} left a broken graph: {error}.") from None
     return Comparison(
         optimization=optimization,
         options=options or {},
         replay=before,
         graph=graph,
-        after=settle(graph),
+        after=after,
         changed=changed,
         inserted=inserted,
         removed=removed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -12,9 +11,10 @@ from daydream.comparison import Comparison, compare
 from daydream.errors import DaydreamError
 from daydream.graph.graph import Graph
 from daydream.sensitivity import Curve, curves
+from daydream.shown import Shown
 from daydream.simulate.replay import Replay
 from daydream.transforms import stages
-from daydream.transforms.compose import apply, parse
+from daydream.transforms.compose import apply, in_order, parse
 from daydream.transforms.registry import Optimization, describe, find, names
 
 if TYPE_CHECKING:
@@ -41,9 +41,10 @@ BOUND_BY = {  # what stands on the chain of causes, in a word
 NEEDS = {
     stages.HARDWARE: "other hardware",
     stages.WORK: "other work",
+    stages.PARALLEL: "more GPUs",
 }  # what else it takes than a change of code
 Named = str | Optimization | Callable[..., None]
-SMALLEST = 0.0005  # of a step: what saves less has no partner
+SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class Ranked:
         """Return replayed / predicted; infinite if nothing is left of the step."""
         return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the step stays as it was, but for less than anyone would notice."""
+        return abs(self.saving_ns) <= SMALLEST * self.replayed_ns
+
     def to_json(self) -> dict[str, Any]:
         """Return the entry as `rank --json` prints it."""
         return {
@@ -100,7 +106,7 @@ class Ranked:
 
 
 @dataclass(repr=False)
-class Ranking:
+class Ranking(Shown):
     """Optimizations by what they save, most first; the same for pairs; and what was left out, and why.
 
     `curves` tell how the step depends on each part of the work; see `daydream.sensitivity`.
@@ -119,23 +125,6 @@ class Ranking:
         best = self.optimizations[0] if self.optimizations else None
         first = f", {best.name} first ({best.speedup:.2f}x)" if best else ""
         return f"<Ranking of {len(self.optimizations)} optimizations{first}>"
-
-    def _repr_html_(self) -> str:
-        """Return a plain table for notebooks."""
-        head = ("optimization", "predicted, ms", "saves, ms", "speedup", "then bound by", "needs")
-        rows = [
-            (
-                each.name,
-                *(f"{ns / 1e6:,.3f}" for ns in (each.predicted_ns, each.saving_ns)),
-                f"{each.speedup:.2f}x",
-                f"{each.bound} ({each.bound_share:.0%})",
-                each.needs or "",
-            )
-            for each in [*self.optimizations, *self.pairs]
-        ]
-        lines = ["".join(f"<th>{cell}</th>" for cell in head)]
-        lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-        return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per optimization and pair, in this order."""
@@ -195,15 +184,18 @@ def rank(
     chosen: Sequence[Named] = names() if optimizations is None else optimizations
     left_out: dict[str, str] = {}
     found: list[tuple[Ranked, Optimization]] = []
+    edited: dict[str, Graph] = {}
     for number, each in enumerate(chosen):
         name = _name(each)
         say(f"predicting {name}", number / len(chosen))
-        parsed, result = _tried([each], before)
+        parsed, result = _tried([each], before, edited)
         if isinstance(result, Ranked):
             found.append((result, parsed[0]))
+            found.sort(key=lambda pair: (pair[0].predicted_ns, pair[0].name))
+            best = {optimization.name for _, optimization in found[: pairs + 1]}
+            edited = {name: graph for name, graph in edited.items() if name in best}
         else:
             left_out[name] = result
-    found.sort(key=lambda pair: (pair[0].predicted_ns, pair[0].name))
 
     together: list[Ranked] = []
     for number, couple in enumerate(_couples(found) if pairs > 0 else []):
@@ -211,7 +203,7 @@ def rank(
             break
         name = "+".join(each.name for each in couple)
         say(f"predicting {name}", -1.0)
-        _, result = _tried(couple, before)
+        _, result = _tried(couple, before, edited)
         if isinstance(result, Ranked):
             together.append(result)
         else:
@@ -219,7 +211,7 @@ def rank(
     together.sort(key=lambda ranked: (ranked.predicted_ns, ranked.name))
     say("drawing curves", -1.0)
     now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
-    bound, share = _bound(now)
+    bound, share = bound_by(now)
     return Ranking(
         replay=before,
         replayed_ns=now.replayed_ns,
@@ -237,7 +229,7 @@ def _couples(found: Sequence[tuple[Ranked, Optimization]]) -> list[tuple[Optimiz
     worth = [
         (ranked.saving_ns, optimization)
         for ranked, optimization in found
-        if ranked.saving_ns > SMALLEST * ranked.replayed_ns and ranked.needs != NEEDS[stages.HARDWARE]
+        if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != NEEDS[stages.HARDWARE]
     ]
     couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
     return [(one, other) for (_, one), (_, other) in couples]
@@ -249,26 +241,40 @@ def _name(each: Named) -> str:
     return each.name if isinstance(each, Optimization) else describe(each).name
 
 
-def _tried(chosen: Sequence[Named], before: Replay) -> tuple[list[Optimization], Ranked | str]:
-    """Return the optimizations, and what they would give together or the reason why they give nothing."""
+def _tried(
+    chosen: Sequence[Named], before: Replay, edited: dict[str, Graph]
+) -> tuple[list[Optimization], Ranked | str]:
+    """Return the optimizations, and what they would give together or the reason why they give nothing.
+
+    `edited` holds graphs by the one optimization that was applied to them; a new one is put in.
+    """
     parsed: list[Optimization] = []
     try:
         parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
         needed = [option.flag for each in parsed for option in each.options if option.required]
         if needed:
             return parsed, f"needs {' and '.join(needed)}"
-        changed = before.graph.copy()
-        used = apply(parsed, changed, {})
-        name = "+".join(each.name for each in parsed)
-        return parsed, _ranked(parsed, compare(before, changed, optimization=name, options=used))
+        return parsed, _predicted(parsed, before, edited)
     except DaydreamError as error:
         return parsed, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
         return parsed, f"it failed: {type(error).__name__}: {error}"
 
 
+def _predicted(parsed: Sequence[Optimization], before: Replay, edited: dict[str, Graph]) -> Ranked:
+    first, *others = in_order(parsed)
+    start = edited.get(first.name) if others else None
+    changed = (before.graph if start is None else start).copy()
+    apply(parsed if start is None else others, changed, {})
+    name, passes = "+".join(each.name for each in parsed), before.settled.passes
+    ranked = _ranked(parsed, compare(before, changed, optimization=name, passes=passes))
+    if not others:
+        edited[first.name] = changed
+    return ranked
+
+
 def _ranked(parsed: Sequence[Optimization], comparison: Comparison) -> Ranked:
-    bound, share = _bound(comparison)
+    bound, share = bound_by(comparison)
     known = set(comparison.replay.notes)
     needs = [NEEDS[each.stage] for each in parsed if each.stage in NEEDS]
     return Ranked(
@@ -288,7 +294,7 @@ def _ranked(parsed: Sequence[Optimization], comparison: Comparison) -> Ranked:
     )
 
 
-def _bound(comparison: Comparison) -> tuple[str, float]:
+def bound_by(comparison: Comparison) -> tuple[str, float]:
     """Return what most of a typical step waits for, and its share, from the chain of causes behind it."""
     after = comparison.after
     step, _ = comparison.replay.settled.typical()

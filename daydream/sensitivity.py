@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.graph.graph import KINDS, Graph
+from daydream.shown import Shown
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady_variants import Speedup, settle_all
 
 if TYPE_CHECKING:
     import os
+
+    import pandas as pd
 
     from daydream.trace import Trace
 
@@ -73,6 +76,16 @@ class Curve:
         }
 
 
+class Curves(Shown, list[Curve]):
+    """Curves in a list, those first whose absence would save most."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row per curve: the part, its own time, the step time at each factor, the knee."""
+        import pandas as pd
+
+        return pd.DataFrame([curve.to_json() for curve in self])
+
+
 @dataclass(frozen=True, eq=False)
 class _Part:
     sort: str
@@ -83,7 +96,7 @@ class _Part:
     durations: bool = True
 
 
-def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> list[Curve]:
+def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
     """Return the curves of everything that takes time, those first whose absence would save most.
 
     Raises `GraphError` if the trace covers no step.
@@ -93,7 +106,8 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> list[Curv
     before = source if isinstance(source, Replay) else replay(source)
     now, typical = _settled(before)
     parts = list(_parts(before.graph, now))
-    found = settle_all(before.graph, [Speedup(p.ids, FACTORS, p.gaps, p.durations) for p in parts])
+    speedups = [Speedup(p.ids, FACTORS, p.gaps, p.durations) for p in parts]
+    found = settle_all(before.graph, speedups, passes=before.settled.passes)
     columns = [column for column, step in enumerate(found.steps) if step in typical]
     times = found.step_ns[:, columns]
     work = np.array([typical[found.steps[column]] for column in columns])
@@ -104,7 +118,7 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> list[Curv
         Curve(part.sort, part.name, part.own_ns, (1.0, *FACTORS), (now, *row))
         for part, row in zip(parts, step.tolist(), strict=True)
     ]
-    return sorted(drawn, key=lambda curve: (-curve.saving_ns, -curve.own_ns, curve.sort, curve.name))
+    return Curves(sorted(drawn, key=lambda curve: (-curve.saving_ns, -curve.own_ns, curve.sort, curve.name)))
 
 
 def _settled(before: Replay) -> tuple[int, dict[int, int]]:

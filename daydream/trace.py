@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import OutputError, TraceError
+from daydream.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +89,7 @@ FIELDS: dict[str, Field] = {
 }
 
 
-class Trace:
+class Trace(Shown):
     """A recorded run: columns of equal length, the texts behind coded columns, and metadata.
 
     `columns` maps field names to integer arrays; text columns hold codes into

@@ -4,36 +4,54 @@ from __future__ import annotations
 
 from daydream import Graph, GraphError
 from daydream.costs import scaled_time
+from daydream.costs.input_sizes import is_feature_size, recorded_batch, resized_time
 from daydream.transforms import stages
 
 STAGE = stages.WORK
 
 
-def batch_size(graph: Graph, *, factor: float) -> None:
+def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> None:
     """Predict a batch with `factor` times as many samples.
 
-    The work of the forward pass, the loss and the backward pass grows by `factor`: kernels keep their
-    fixed cost and fill idle units of the device first; on a trace without device work, operator
-    calls keep their overhead (see `daydream.costs.scaled_time`). Copies of these phases and the
-    loading of data take `factor` times as long. The optimizer, the collectives of
-    gradients and the CPU work of launching stay, as the parameters do.
+    The work of the forward pass, the loss and the backward pass is computed again from the recorded
+    shapes with the new batch in them: parameters, and what is done with them alone, stay.
+    `recorded` is the size of the trace's batch, by default the one that most calls show.
+    Kernels keep their fixed cost and fill idle units of the device first; on a trace without device
+    work, operator calls keep their overhead. Where no shapes were recorded, all work of these
+    phases is taken to grow by `factor`, which over-predicts work on parameters.
 
-    Assumes that all work of these phases grows with the batch. Work on parameters alone (casts of
-    weights, accumulation of gradients) does not, and is over-predicted when the batch grows. Not modelled:
-    memory, other kernels that libraries pick for other sizes, convergence.
+    Assumes that the loading of data on the CPU and the copying of data take `factor` times as long.
+    The optimizer, collectives and the CPU work of launching stay. Not modelled: memory,
+    other kernels that libraries pick for other sizes, convergence.
     """
     if not factor > 0:
         raise GraphError(f"factor must be more than 0, not {factor:g}")
-    device = graph.select(on="gpu")
-    passes = graph.select(on="gpu" if len(device) else "cpu", phase=("forward", "loss", "backward"))
+    if factor == 1:
+        graph.does_not_apply("a factor of 1 leaves the batch as it is")
+    kernels = graph.select(kind="kernel")
+    passes = graph.select(on="gpu" if len(kernels) else "cpu", phase=("forward", "loss", "backward"))
     work = passes.where(kind=("kernel", "cpu"))
     work.need("work in the forward or backward pass")
+    copies = passes.where(kind=("memcpy", "memset"))
+    loaded = graph.select(kind=("memcpy", "memset"), phase="data")
     loading = graph.select(kind="cpu", phase="data")
-    copies = graph.select(kind=("memcpy", "memset"), phase=("data", "forward", "loss", "backward"))
+    size = recorded_batch(graph) if recorded is None else recorded
 
-    work.set(duration_ns=scaled_time(graph, work, factor).duration_ns)
-    if len(copies):
-        copies.scale(factor)
+    if size is None:
+        work.set(duration_ns=scaled_time(graph, work, factor).duration_ns)
+        loaded = loaded | copies
+        graph.note("The trace's shapes do not tell its batch: all work of the passes grows by the factor.")
+    else:
+        new = round(size * factor)
+        if new < 1 or abs(new - size * factor) > 1e-6 * new:
+            raise GraphError(f"{factor:g} times a batch of {size} is no whole number of samples")
+        work = work | copies
+        work.set(duration_ns=resized_time(graph, work, size, new).duration_ns)
+        graph.note(f"The batch goes from {size:,} to {new:,}, by the recorded shapes.")
+        if is_feature_size(graph, size):
+            graph.note(f"The model has features of size {size} too: shapes do not tell which of them grow.")
+    if len(loaded):
+        loaded.scale(factor)
     if len(loading):
         loading.scale(factor)
     graph.note(

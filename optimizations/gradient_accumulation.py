@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream import Graph, GraphError
+from daydream import Graph, GraphError, Selection
 from daydream.transforms import stages
 
 STAGE = stages.WORK
 
-PASSES = ("data", "forward", "loss", "backward")
+COMPUTING = ("forward", "loss", "backward")
+PASSES = ("data", *COMPUTING)
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others exchange activations
-WAIT = r"^wait for thread$"  # for another thread of the passes: needless where they run on one
 
 
 def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
@@ -20,17 +20,17 @@ def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
     The forward pass, loss and backward pass of a step run `steps` times, and so does what the
     trace shows of loading a batch; the optimizer runs once. Gradients are reduced with the
     last batch only, as under `no_sync` of DistributedDataParallel; other collectives run with
-    each batch. The repeated backward work runs on the thread of the forward pass, as
-    `backward()` returns when it is done.
+    each batch. The passes of a batch run on the threads they were recorded on, and the next batch
+    begins when all of them are done, as `backward()` returns then.
 
     Not modelled: the addition of a gradient to the one that is there already (the trace has
     the first of a step, which is stored); memory; convergence with the larger batch.
     """
-    if steps < 1:
-        raise GraphError(f"steps must be 1 or more, not {steps}")
+    if steps < 2:
+        raise GraphError(f"steps must be 2 or more, not {steps}: the trace has one batch a step already")
     passes = graph.select(phase=PASSES)
     reductions = passes.where(kind="collective", phase="backward", collective=REDUCTIONS)
-    passes = passes - reductions - reductions.launches() - passes.where(name=WAIT)
+    passes = passes - reductions - reductions.launches()
     backward = passes.where(phase="backward").need("work in the backward pass")
     optimizer = graph.select(phase="optimizer").need("optimizer step; gradients may be accumulated already")
     trained = set(backward.group_by("rank", "step").keys) & set(optimizer.group_by("rank", "step").keys)
@@ -38,11 +38,13 @@ def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
     groups = groups.where(np.array([key in trained for key in groups.keys], bool))
     if not len(groups):
         graph.does_not_apply("no step has both a backward pass and an optimizer step")
-    computing = groups.tasks.where(phase=("forward", "loss", "backward")).group_by("rank", "step")
+    computing = groups.tasks.where(phase=COMPUTING).group_by("rank", "step")
     place = {key: number for number, key in enumerate(computing.keys)}
     begin = computing.take(np.array([place[key] for key in groups.keys]))
 
-    groups.repeat(steps - 1, before=begin.first())
+    start = dict(zip(groups.keys, begin.first().ids.tolist(), strict=True))
+    passed = groups.repeat(steps - 1, before=begin.first(), stay=True)
+    _one_after_another(graph, passed, start)
     graph.note(
         f"A step now takes {steps} batches: for the throughput, compare its time with {steps} old steps."
     )
@@ -52,3 +54,18 @@ def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
         graph.note(
             "The trace shows no loading of data; if it holds up the steps, it does so for every batch."
         )
+
+
+def _one_after_another(graph: Graph, passed: Selection, begin: dict[tuple[int, int], int]) -> None:
+    """Let each pass begin when all threads are done with the one before; `begin` is the recorded one's."""
+    cpu = passed.where(kind="cpu")
+    if not len(cpu):
+        return
+    computing = passed.where(phase=COMPUTING).group_by("rank", "step", "repeat")
+    first = dict(zip(computing.keys, computing.first().ids.tolist(), strict=True))
+    done = cpu.group_by("rank", "step", "repeat", "lane").last()
+    which = zip(
+        done.rank.tolist(), done.step.tolist(), graph.columns["repeat"][done.ids].tolist(), strict=True
+    )
+    behind = [first.get((rank, step, number + 1), begin[rank, step]) for rank, step, number in which]
+    graph.link(done, graph.tasks(behind))

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.costs.parameters import joint_update, trained_parameters
 from daydream.transforms import stages
+from daydream.wording import listed
 
 STAGE = stages.WORK
 
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others exchange activations
+ARRIVAL = r"^arrival$"  # where a member of a collective waits for its peers
+
 
 def remove_layers(graph: Graph, *, layers: str) -> None:
-    """Predict a model without some layers, for example `layers="blocks.3*"`.
+    """Predict a model without some layers, for example `layers="blocks.[23]"`.
 
-    All work of the modules whose path matches goes: forward, backward and optimizer, on the
-    CPU and on the device, with the launches. Of an optimizer step that treats all parameters
-    in one call, and of collectives, no part can be told to be a layer's: these stay.
+    All work of the modules whose path matches, and of all inside them, goes: forward, backward
+    and optimizer, on the CPU and on the device, with the launches. An optimizer step that
+    treats all parameters in one call, and collectives that reduce gradients, shrink in
+    proportion to the parameters; other collectives stay.
 
-    Not modelled: whether the shapes of the remaining layers still fit, and convergence.
+    `*` stands for any text: `blocks.3*` is also `blocks.30`. Not modelled: whether the shapes of
+    the remaining layers still fit, and convergence.
     """
-    gone = graph.select(layer=layers)
-    gone.need(
+    blocks = graph.select().group_by(block=layers)
+    gone = blocks.tasks.need(
         f"work of layers {layers!r}; layers are recorded by `daydream collect`, and `*` stands for any text"
     )
-    gone = gone | gone.launched()
-    gone = gone - gone.where(kind="collective") - gone.where(kind="collective").launches()
-    shared = graph.select(phase="optimizer") - gone
     if not len(gone.where(phase=("forward", "backward"))):
         graph.does_not_apply(f"layers {layers!r} do no work in the forward or backward pass")
+    trained = trained_parameters(graph)
+    tensors, elements = trained.part(set(gone.layer.tolist()))
+    gone = gone | gone.launched()
+    gone = gone - gone.where(kind="collective") - gone.where(kind="collective").launches()
+    joint, time = joint_update(graph, 1 - tensors, 1 - elements)
+    reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)
+    reductions = reductions - reductions.where(name=ARRIVAL)
 
+    if len(joint):
+        joint.set(duration_ns=time)
+    if len(reductions):
+        reductions.scale(1 - elements)
+        graph.note("Reductions of gradients shrink with the gradients, waiting for peers included.")
     gone.remove()
-    if len(shared) and not len(gone.where(phase="optimizer")):
-        graph.note("The optimizer treats all parameters together, so its time stays.")
+    graph.note(f"Removed: {listed(blocks.keys)}.")
+    if len(joint) and not elements:
+        graph.note(
+            "The trace does not tell the parameters of layers: an update of all at once keeps its time."
+        )

@@ -16,20 +16,24 @@ def remove_sync(graph: Graph, *, which: str | None = None) -> None:
     """Predict a step whose blocking calls do not wait for the device.
 
     `which` is a regular expression on the operator or the call that waits: `item|local_scalar`,
-    `nonzero`, `DeviceSynchronize`, `aten::copy_`. Without it every wait of the steps goes, but
-    those of memory allocation: an upper bound. The copies themselves and what the calls cost
-    by themselves stay. Only times change: a value that the program reads (a loss that is
-    printed, a size that shapes the next operator) has to come later, or from the CPU.
+    `nonzero`, `DeviceSynchronize`, `aten::copy_`. Without it every wait of the steps goes: an
+    upper bound. Waits of memory allocation go only where `which` matches the call's own name.
+    The copies themselves and what the calls cost by themselves stay. Only times change: a value
+    that the program reads (a loss that is printed, a size that shapes the next operator) has to
+    come later, or from the CPU.
     A copy from pageable memory waits because the driver stages it; see pinned-memory.
     """
-    waits = graph.select(kind="cpu").waiting() - graph.select(kind="cpu", name=ALLOCATION)
+    waits = graph.select(kind="cpu").waiting()
+    allocation = graph.select(kind="cpu", name=ALLOCATION)
     last_launch = int(graph.select(on="gpu").need("device work to wait for").order.max())
     # The profiler's own wait ends the window, and watchdogs wait on threads that nothing waits for.
     background = [lane.name for lane in graph.lanes if lane.background]
     waits = waits.where(lambda tasks: tasks.order < last_launch) - waits.where(lane=background)
     waits.need("calls that wait for the device, but at the end of the window")
-    if which is not None:
-        waits = waits.where(op=which) | waits.where(name=which)
+    if which is None:
+        waits = (waits - allocation).need("calls that wait for the device, but for memory allocation")
+    else:
+        waits = (waits - allocation).where(op=which) | waits.where(name=which)
         waits.need(f"waiting call whose name or operator matches {which!r}")
     waits.stop_waiting()
     steps = max(len(waits.group_by("step")), 1)

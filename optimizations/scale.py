@@ -18,14 +18,21 @@ def scale(
     op: str | None = None,
     layer: str | None = None,
     phase: str | None = None,
+    only_gaps: bool | None = None,
 ) -> None:
     """Multiply the durations of the selected tasks by a factor; 0 removes their time.
 
     `on` is cpu or gpu; `kind` a kind of task (cpu, kernel, memcpy, memset, collective);
     `name` and `op` are regular expressions on task and operator names, `layer` a shell
     pattern, `phase` a phase. What all of them select is scaled. For CPU tasks selected as
-    such, the untraced time after them is scaled too; waits are never scaled: they come
-    out of the simulation.
+    such, the untraced time after them is scaled too, or with `only_gaps` nothing else; waits
+    are never scaled: they come out of the simulation.
     """
+    if factor == 1:
+        graph.does_not_apply("a factor of 1 leaves every task as it is")
     tasks = graph.select(on=on, kind=kind, name=name, op=op, layer=layer, phase=phase)
+    if only_gaps:
+        tasks = tasks.where(lambda each: each.gap_ns > 0).need("untraced time behind these tasks")
+        tasks.set(gap_ns=tasks.gap_ns * factor)
+        return
     tasks.scale(factor, gaps="cpu" in (on, kind))

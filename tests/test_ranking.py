@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from graph.small_traces import call, launched, op, trace
+from machine.programs import PROGRAMS
 
 import daydream
 from daydream import GraphError, NotApplicableError, Trace
+from daydream.ranking import bound_by
+from daydream.report.ranking import ranking_text
 from daydream.sensitivity import family
 from daydream.transforms import stages
 from daydream.transforms.registry import describe, names
@@ -185,11 +190,42 @@ def test_every_optimization_that_ships_is_ranked_or_has_a_reason(ranking):
     assert len(complete.pairs) <= 2
 
 
+def test_every_one_and_every_pair_of_a_real_program_is_what_whatif_says_one_by_one():
+    # A step with collectives, copies, waits and an optimizer, in a window that has to settle.
+    document = PROGRAMS["multi_stream"]().run(steps=6)
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = daydream.load(document.write(Path(folder) / "step.json.gz", 2, 5))
+    before = daydream.replay(recorded)
+    complete = daydream.rank(before, pairs=3, with_curves=False)
+
+    assert len(complete.optimizations) > 5
+    assert len(complete.pairs) == 3
+    for each in (*complete.optimizations, *complete.pairs):
+        alone = daydream.whatif(before, each.name)
+        for figure in ("predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
+            assert getattr(each, figure) == getattr(alone, figure), each.name
+        assert (each.changed, each.inserted, each.removed) == (alone.changed, alone.inserted, alone.removed)
+        assert (each.bound, each.bound_share) == bound_by(alone)
+        assert list(each.notes) == [note for note in alone.notes() if note not in before.notes]
+
+
+def test_what_hardly_changes_the_step_is_no_gain(ranking):
+    def hardly(graph):
+        graph.select(name="data").scale(0.999)
+
+    found = daydream.rank(ranking.replay, [hardly, halve_data, slow_data], with_curves=False)
+    assert [each.changes_nothing for each in found.optimizations] == [False, True, False]
+    assert found.pairs == []
+    screen = ranking_text(found, top=1)
+    assert "\n  slower: slow-data 0.76x\n  no gain: hardly\n" in screen
+
+
 def test_it_shows_itself(ranking):
     assert repr(ranking) == "<Ranking of 3 optimizations, halve-data first (1.19x)>"
     shown = ranking._repr_html_()
-    assert shown.startswith("<table><tr><th>optimization</th>")
-    assert shown.count("<tr>") == 1 + 3 + 1
+    optimizations = shown.partition("<table>")[2].partition("</table>")[0]
+    assert all(name in optimizations for name in ("halve-data", "halve-long", "slow-data"))
+    assert optimizations.count("<tr>") == 1 + 3 + 1 + 1  # head, single ones, a heading, the pair
 
 
 def test_it_becomes_a_data_frame(ranking):

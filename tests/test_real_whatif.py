@@ -113,27 +113,33 @@ def test_amp_refuses_a_trace_that_runs_in_16_bits_already():
 
 
 def optimizer_cpu_ns(replay: daydream.Replay) -> float:
-    """CPU time of the optimizer a step, from the recorded `Optimizer.step` ranges alone."""
+    """CPU time a step from the first operator of `Optimizer.step` ranges to the end of the last."""
     trace = replay.graph.trace
-    ranges = [
-        (row, trace["step"][row])
-        for row in np.flatnonzero(trace.is_kind("annotation")).tolist()
-        if trace.values("name", [row])[0].startswith("Optimizer.step#")
-    ]
-    steps = typical_steps(replay)
-    return float(np.mean([trace["duration_ns"][row] for row, step in ranges if step in steps]))
+    start, duration = trace["start_ns"], trace["duration_ns"]
+    operators = np.flatnonzero(trace.is_kind("operator"))
+    spans = []
+    for row in np.flatnonzero(trace.is_kind("annotation")).tolist():
+        if trace.values("name", [row])[0].startswith("Optimizer.step#") and trace["tid"][row] >= 0:
+            here = operators[(trace["tid"][operators] == trace["tid"][row])]
+            here = here[(start[here] >= start[row]) & (start[here] < start[row] + duration[row])]
+            if len(here) and trace["step"][row] in typical_steps(replay):
+                spans.append((start[here] + duration[here]).max() - start[here].min())
+    return float(np.sum(spans) / len(typical_steps(replay)))
 
 
 @pytest.mark.parametrize("name", [A100_DDP, RTX_LINEAR])
 def test_a_fused_optimizer_saves_its_cpu_time_where_the_cpu_is_the_limit(name):
-    # CPU-bound on an A100 and on an RTX 2080 Ti: what goes is the CPU time inside the optimizer's
-    # range; what stays is one launch and the gap that leads out of the range.
+    # CPU-bound on an A100 and on an RTX 2080 Ti: what goes is the CPU time from the optimizer's first
+    # operator to its last; what stays is one launch, and Python before, behind and for each tensor.
     replay = shared_replay(name)
 
     fused = daydream.whatif(replay, "fused-adam")
 
+    stays = fused.graph.select(on="gpu", phase="optimizer").launches().duration_ns
+    walks = fused.graph.select(name="parameters in Python").duration_ns
     saved = replay.replayed_ns - fused.predicted_ns
-    assert saved == pytest.approx(optimizer_cpu_ns(replay), rel=0.1)
+    expected = optimizer_cpu_ns(replay) - np.median(stays) - np.median(walks)
+    assert saved == pytest.approx(expected, rel=0.1)
 
 
 def test_a_fused_optimizer_hides_behind_the_gpu_where_the_gpu_is_the_limit():
@@ -151,9 +157,10 @@ def test_where_amp_gains_nothing_both_gain_what_the_optimizer_gains(name):
     replay = shared_replay(name)
 
     both = daydream.whatif(replay, "amp+fused-adam")
+    fused = daydream.whatif(replay, "fused-adam")
 
-    assert both.predicted_ns == pytest.approx(daydream.whatif(replay, "fused-adam").predicted_ns, rel=0.005)
-    assert both.speedup > 1.03
+    assert both.predicted_ns == pytest.approx(fused.predicted_ns, rel=0.005)
+    assert fused.speedup > (1.03 if name != RTX_LINEAR else 1.005)  # its update is a foreach one already
 
 
 # GPU-bound, with the launch queue full

@@ -237,7 +237,8 @@ def test_sdist_and_wheel_hold_the_whole_package(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
 
-    shipped = {"daydream/py.typed", *package, *(f"daydream/{name}" for name in optimizations)}
+    assets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream/report/assets").iterdir()}
+    shipped = {"daydream/py.typed", *assets, *package, *(f"daydream/{name}" for name in optimizations)}
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped
     assert any(name.endswith("licenses/LICENSE") for name in in_wheel)
     assert package | optimizations <= in_sdist

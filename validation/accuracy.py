@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+import ledger
 from machine import Machine
 from machine.harder import HARDER
 from machine.programs import PROGRAMS
@@ -77,6 +78,8 @@ def _page(traces: Path | None) -> Iterator[str]:
         yield HARDER_TITLE
         yield from _table(_machines(Path(folder), HARDER))
         yield from _ablation(loaded, machines)
+    yield ""
+    yield from ledger.page()
 
 
 WHY_LARGE = """Where a figure of the table is above 1 %:
@@ -109,7 +112,8 @@ Three questions, in the order in which they should be believed:
    and none contradicts another; by itself it proves little. The column *typical costs* is the harder test: all
    launch latencies and start-up costs are replaced by the trace's medians, so that no wait can hide in them.
 2. **Is the answer the same for every steady step?** A tool that keeps waits as work flips its answer with the step.
-3. **Does a prediction meet the truth?** The machine model is run again with the change, so the truth is exact."""
+3. **Does a prediction meet the truth?** The machine model is run again with the change, so the truth is exact; real
+   changes were made and measured, and are predicted again from the trace that was recorded before them."""
 
 
 def _load(traces: Path) -> Iterator[tuple[str, daydream.Trace]]:

@@ -24,6 +24,10 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "replay": "daydream.cli.replay",
     "whatif": "daydream.cli.whatif",
     "rank": "daydream.cli.rank",
+    "explain": "daydream.cli.explain",
+    "scaling": "daydream.cli.scaling",
+    "compare": "daydream.cli.compare",
+    "confirm": "daydream.cli.confirm",
 }
 
 

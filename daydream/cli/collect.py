@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from daydream.cli.output import help_of
 from daydream.cli.source import force_option, json_option
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _collect(
     from daydream.cli.output import check, quoted
     from daydream.collect.runner import Recording, collect, command_line
 
-    _check_target(target, module=module)
+    check_target(target, module=module)
     path = _output(target, output, module=module)
     check(path, force=force, sources=[])
     done = collect(
@@ -66,7 +67,8 @@ def _collect(
     return done.exit_code
 
 
-def _check_target(target: str, *, module: bool) -> None:
+def check_target(target: str, *, module: bool) -> None:
+    """Raise a usage error if the script is not there."""
     if module or Path(target).exists():
         return
     hint = ""
@@ -113,7 +115,7 @@ def _print_json(done: Collected) -> None:
 command = click.Command(
     "collect",
     callback=_collect,
-    help=_collect.__doc__,
+    help=help_of(_collect),
     short_help="Record a few steps of a training script, unmodified.",
     context_settings={"allow_interspersed_args": False},
     params=[

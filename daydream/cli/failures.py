@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -57,6 +58,19 @@ def message(text: str) -> str:
     """Return an error as it is printed: `error:` before the first line, the others indented below it."""
     first, *others = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown error"]
     return "\n".join([f"error: {first}", *(INDENT + line for line in others)])
+
+
+def in_own_file(error: Exception) -> DaydreamError | None:
+    """Return what to say of an error in a user's own optimization, and where; None if it is not there."""
+    own = {module.__file__ for name, module in sys.modules.items() if name.startswith("daydream_user_")}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
+    if not frames:
+        return None
+    place, said = frames[-1], "".join(traceback.format_exception_only(error)).strip()
+    return DaydreamError(
+        f"{place.filename}, line {place.lineno}: {said}\n{place.line}\n"
+        "In Python, daydream.whatif(trace, function) shows the whole traceback."
+    )
 
 
 def _say(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from daydream.errors import OutputError
@@ -31,6 +31,11 @@ def _stem(name: str) -> str:
         if name.endswith(suffix) and name != suffix:
             return name.removesuffix(suffix)
     return name
+
+
+def help_of(command: Callable[..., object]) -> str:
+    r"""Return a command's help: its docstring, where a line of `\b` keeps the lines of a paragraph."""
+    return (command.__doc__ or "").replace("\\b", "\b")
 
 
 def check(path: str | os.PathLike[str], *, force: bool, sources: Iterable[str]) -> None:

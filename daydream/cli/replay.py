@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import click
 
+from daydream.cli.html import check_html, html_option, write_html
 from daydream.cli.source import force_option, json_option, read, trace_options
 from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
 
 
 def _replay(
-    trace: str, step_marker: str | None, steps: str | None, output: str | None, force: bool, as_json: bool
+    trace: str,
+    step_marker: str | None,
+    steps: str | None,
+    output: str | None,
+    html: str | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Simulate a trace untouched and hold it against what was measured, step by step."""
     import daydream
@@ -19,6 +26,7 @@ def _replay(
     from daydream.report.terminal import replay_text
 
     check_timeline(output, force=force, trace=trace)
+    check_html(html, force=force, trace=trace)
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
@@ -26,13 +34,18 @@ def _replay(
         if output is not None:
             progress(f"writing {output}")
             write_timeline(output, result, None, force=force)
+        if html is not None:
+            progress(f"writing {html}")
+            write_html(html, result, None, force=force)
     if as_json:
         print_json({"trace": trace, **result.to_json()})
     else:
         click.echo(replay_text(result))
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
-    elif not as_json:
+    if html is not None:
+        click.echo(f"wrote {html}   open it in a browser", err=True)
+    if output is None and html is None and not as_json:
         click.echo(f"next: daydream whatif {next_question(result.graph)} --trace {quoted(trace)}", err=True)
 
 
@@ -41,5 +54,11 @@ command = click.Command(
     callback=_replay,
     help=_replay.__doc__,
     short_help="Simulate a trace untouched, and say how far off that is.",
-    params=[*trace_options(), timeline_option("measured and replayed"), force_option(), json_option()],
+    params=[
+        *trace_options(),
+        timeline_option("measured and replayed"),
+        html_option(),
+        force_option(),
+        json_option(),
+    ],
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.cli.html import check_html, html_option, write_html
 from daydream.cli.source import force_option, json_option, read, stdout_for_the_result, trace_options
 from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
 
@@ -135,6 +136,7 @@ def _whatif(
     step_marker: str | None,
     steps: str | None,
     output: str | None,
+    html: str | None,
     force: bool,
     as_json: bool,
     as_list: bool,
@@ -162,22 +164,28 @@ def _whatif(
     from daydream.report.terminal import whatif_text
 
     check_timeline(output, force=force, trace=trace)
+    check_html(html, force=force, trace=trace)
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
         replay = daydream.replay(recording)
         progress(f"predicting {name}")
-        comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options)
+        comparison = _predict_or_say_where(ctx, replay, ctx.meta[CHOSEN], options)
         if output is not None:
             progress(f"writing {output}")
             write_timeline(output, replay, comparison, force=force)
+        if html is not None:
+            progress(f"writing {html}")
+            write_html(html, replay, comparison, force=force)
     if as_json:
         print_json(comparison.to_json())
     else:
         click.echo(whatif_text(comparison))
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
-    elif not as_json:
+    if html is not None:
+        click.echo(f"wrote {html}   open it in a browser", err=True)
+    if output is None and html is None and not as_json:
         typed = " ".join(quoted(arg) for arg in ctx.meta[TYPED])
         example = quoted(f"{comparison.optimization}.json.gz")
         click.echo(f"next: daydream whatif {typed} -o {example}", err=True)
@@ -209,6 +217,24 @@ def _predict(
     )  # fmt: skip
 
 
+def _predict_or_say_where(
+    ctx: click.Context, replay: Replay, optimizations: list[Optimization], given: Mapping[str, Any]
+) -> Comparison:
+    """Return the prediction; an error in a user's own file becomes one message that names the line."""
+    from daydream.cli.failures import in_own_file
+    from daydream.errors import DaydreamError
+
+    try:
+        return _predict(ctx, replay, optimizations, given)
+    except (DaydreamError, click.ClickException):
+        raise
+    except Exception as error:
+        found = in_own_file(error)
+        if found is None:
+            raise
+        raise found from error
+
+
 def _parameters() -> list[click.Parameter]:
     trace, *steps = trace_options()
     trace.required = False  # not with --list; asked for in the command
@@ -217,6 +243,7 @@ def _parameters() -> list[click.Parameter]:
         trace,
         *steps,
         timeline_option("measured, replayed and predicted"),
+        html_option(),
         force_option(),
         json_option(),
         click.Option(["--list", "as_list"], is_flag=True, help="List the optimizations."),

@@ -42,6 +42,7 @@ class Child:
         self.session = Session(
             self._path(), steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
             on_fork=self._forked, on_holding=self._termination.switch,
+            alternate=_alternate(settings.get("change")),
         )  # fmt: skip
 
     def attach(self) -> None:
@@ -137,6 +138,23 @@ class Child:
         register_optimizer_step_post_hook(stop)
         # A script without torch.optim is recorded by its calls of backward.
         torch.autograd.backward = _then(torch.autograd.backward, stop)
+
+
+def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | None:
+    """Return what makes the change of `daydream confirm` in turns, once the optimizers are known."""
+    if change is None:
+        return None
+
+    def alternate(optimizers: list[Any]) -> Any:
+        from daydream.collect.alternating import Alternating
+        from daydream.collect.real_change import real_change
+
+        return Alternating(
+            lambda: real_change(change["names"], change["options"], optimizers),
+            rounds=change["rounds"], steps=change["steps"],
+        )  # fmt: skip
+
+    return alternate
 
 
 def _still_interrupted() -> None:

@@ -12,7 +12,7 @@ from daydream.wording import counted
 TIMES = "unprofiled_step_ns"
 # What ranks tell differently: parameters of a sharded or pipelined model, the GPU each one uses. The
 # plain name holds the lowest rank's, `..._by_rank` all of them, the latter only where they differ.
-OF_EACH_RANK = (TIMES, "profiler_cost", "parameters", "optimizers", "ddp", "devices")
+OF_EACH_RANK = (TIMES, "confirmed", "profiler_cost", "parameters", "optimizers", "ddp", "devices")
 
 
 def merge(

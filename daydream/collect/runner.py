@@ -39,11 +39,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Recording:
-    """What to record: steps to capture, after how many others, and whether the script then ends."""
+    """What to record: steps to capture, after how many others, and whether the script then ends.
+
+    `change` (names, options, rounds, steps of a block) is then made for real, in turns with
+    unchanged steps.
+    """
 
     steps: int = 3
     warmup: int = 5
     stop_after: bool = False
+    change: dict[str, Any] | None = None
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """One recording inside a training process: waits, warms up, captures steps, times more without a profiler.
 
     waiting ──warm-up steps──▶ capturing ──steps + 1──▶ timing ──20 steps──▶ done
-       ▲                           │
+       ▲                           │                      └─ blocks with a change and without ─▶ done
        └───────────────────────────┘ a profiler of the script starts: give way
 
 Everything happens in the hooks of `step_hooks`, on the thread that trains: a profiler must
@@ -15,11 +15,13 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from daydream.collect.alternating import Alternating
 from daydream.collect.capture import Capture, Captured, prepared_profiler
 from daydream.collect.periods_of_steps import DIFFERENT
 from daydream.collect.profiler_cost import measure_profiler_cost
@@ -44,7 +46,8 @@ class Session:
     Call `install()` once torch is imported and `finish()` when the process ends. `on_progress`
     gets a sentence now and then. `on_fork` is called at the steps of a forked child, which records
     nothing until `begin_anew`; `on_holding` when there begins to be something to lose, and when there
-    no longer is. Raises `OutputError` if `output` exists and `force` is not given.
+    no longer is. With `alternate`, called with the optimizers, blocks of steps with a real change
+    follow. Raises `OutputError` if `output` exists and `force` is not given.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Session:
         on_fork: Callable[[], None] | None = None,
         on_holding: Callable[[bool], None] | None = None,
         unprofiled: int = 20,
+        alternate: Callable[[list[Any]], Alternating] | None = None,
     ) -> None:
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
             if value < least:
@@ -69,6 +73,7 @@ class Session:
         self._tell = on_progress or (lambda _: None)
         self._on_fork = on_fork or (lambda: None)
         self._on_holding = on_holding or (lambda _: None)
+        self._alternate = alternate
         self._installed = False
         self._step_hooks = StepHooks(self._on_marker)
         self._unwatch: Callable[[], None] = lambda: None
@@ -92,6 +97,7 @@ class Session:
         self._skipped: set[str] = set()  # names of captured steps without an update
         self._anchor: int | None = None  # what ended the captured steps
         self._timed: UnprofiledSteps | None = None
+        self._alternating: Alternating | None = None
         self._first_step = 1  # number of the first captured step
         self._failure: BaseException | None = None
         self._hook_times: dict[tuple[int, int], list[int]] = {}  # ns, by state and what was marked
@@ -271,16 +277,34 @@ class Session:
             self._tell(f"timing {counted(self._unprofiled, 'step')} without the profiler")
 
     def _time(self, which: int, *, skipped: bool) -> None:
-        if self._timed is None:
+        running = self._alternating or self._timed
+        if running is None:
             return
         if skipped or self._others:  # the script's own profiler would be timed too
-            self._timed.leave_out()
+            running.leave_out()
         if which != self._anchor:
             return
-        self._timed.end_step()
-        if self._timed.enough:
-            self._measure_cost()
-            self.finish("the end")
+        with self._told_if_the_change_fails():
+            running.end_step()
+            if not running.enough:
+                return
+            if running is self._timed:
+                self._measure_cost()
+            if running is self._timed and self._alternate is not None:
+                self._tell("timing blocks of steps with and without the change")
+                self._alternating = self._alternate(self._step_hooks.optimizers)
+                return
+        self.finish("the end")
+
+    @contextmanager
+    def _told_if_the_change_fails(self) -> Iterator[None]:
+        """Keep in the trace why a change could not be made; the recording is worth keeping without it."""
+        try:
+            yield
+        except Exception as error:
+            if self._alternate is None or self._captured is None:
+                raise
+            self._captured.recording.metadata["confirmed"] = {"failed": f"{type(error).__name__}: {error}"}
 
     def _measure_cost(self) -> None:
         """Add to the trace what recording costs an event, in this process; where that fails, why."""
@@ -354,6 +378,9 @@ class Session:
             )
         if self._timed is not None and (times := self._timed.durations_ns()):
             metadata["unprofiled_step_ns"] = times
+        if self._alternating is not None:
+            self._alternating.close()
+            metadata.setdefault("confirmed", self._alternating.result())
         asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
         metadata.update(source=self._output.name, collected=asked)
         self.trace = captured.trace(self._ranges)
@@ -365,6 +392,8 @@ class Session:
     def _take_down(self) -> None:
         """Leave the process as it was."""
         self._state = DONE
+        if self._alternating is not None:
+            self._alternating.close()
         self._step_hooks.disable()
         self._capture = None
         self._unwatch()

@@ -29,6 +29,7 @@ from daydream.costs.work import (
     itemsize,
     operator_work,
 )
+from daydream.graph.numbering import distinct_rows
 from daydream.trace import UNKNOWN, Trace
 
 MATRIX_KERNEL = re.compile(
@@ -77,16 +78,16 @@ class Calls:
             return
         hints, hint_of = hints_of(trace, self.rows, rows)
         keys = np.stack([trace["name"][rows], trace["shapes"][rows], hint_of]).astype(np.int64)
-        distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
+        first, inverse = distinct_rows(keys)
         places = []
-        for name, shapes, hint in distinct.T.tolist():
+        for name, shapes, hint in keys[:, first].T.tolist():
             key = (names[name], trace.text("shapes")[shapes], hints[hint] if hint >= 0 else None)
             amount = operator_work(*key)
             places.append(len(self.amounts) if amount is not None else UNKNOWN)
             if amount is not None:
                 self.amounts.append(amount)
                 self.keys.append(key)
-        self.which[rows] = np.array(places, np.int64)[inverse.reshape(-1)]
+        self.which[rows] = np.array(places, np.int64)[inverse]
 
     # by distinct work -------------------------------------------------------------------------
 
@@ -163,8 +164,9 @@ class Calls:
         by_library = is_matrix_call & matrix[trace["name"][rows]]
         group = np.where(by_library, len(names), trace["name"][rows])  # all matrix kernels of a call together
         duration = np.maximum(np.asarray(trace["duration_ns"], np.float64)[rows], 1.0)
-        keys, which = np.unique(np.stack([self.owner[rows], group]), axis=1, return_inverse=True)
-        which = which.reshape(-1)
+        pairs = np.stack([self.owner[rows], group])
+        found, which = distinct_rows(pairs)
+        keys = pairs[:, found]
         total = np.bincount(which, duration)
         rank = total + np.where(keys[1] == len(names), 1e18, 0.0)
         first = np.lexsort([-rank, keys[0]])

@@ -13,6 +13,7 @@ from daydream.costs.work import MATRIX_FAMILIES
 from daydream.graph.columns import read_column
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.graph.tables import kind_code
 from daydream.trace import UNKNOWN
 
 TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm|s1688cudnn|s161616?gemm_f32|xf32", re.IGNORECASE)
@@ -61,11 +62,12 @@ def work(graph: Graph, selection: Selection) -> Work:
     there = np.flatnonzero(rows >= 0)
     flop[there], nbytes[there], family[there], call[there] = calls_of(trace).work_of_rows(rows[there])
     on_cpu = graph.columns["kind"][selection.ids] == 0
-    part = _part_of_row(graph, selection.ids)
-    for amounts in (flop, nbytes):
-        known = on_cpu & (amounts >= 0)
-        amounts[known] = np.rint(amounts[known] * part[known]).astype(np.int64)
-    moved = np.isin(read_column(graph, "kind", selection.ids).astype(str), ("memcpy", "memset"))
+    if on_cpu.any():
+        part = _part_of_row(graph, selection.ids)
+        for amounts in (flop, nbytes):
+            known = on_cpu & (amounts >= 0)
+            amounts[known] = np.rint(amounts[known] * part[known]).astype(np.int64)
+    moved = np.isin(graph.columns["kind"][selection.ids], (kind_code("memcpy"), kind_code("memset")))
     recorded = read_column(graph, "bytes", selection.ids)
     moved &= recorded >= 0
     flop[moved], nbytes[moved], family[moved] = 0, recorded[moved], "transfer"
@@ -100,9 +102,13 @@ def formats_of(dtypes: np.ndarray, names: np.ndarray, is_matrix: np.ndarray, dev
     found[known] = "float32"
     double = dtypes == "float64"
     found[double] = "float64"
-    for index in np.flatnonzero(is_matrix & known).tolist():
-        tf32 = bool(TF32_KERNEL.search(names[index] or ""))
-        found[index] = device.matrix_format(dtypes[index], tf32=tf32)
+    chosen = np.flatnonzero(is_matrix & known)
+    pairs = list(zip(dtypes[chosen].tolist(), names[chosen].tolist(), strict=True))
+    format_of = {  # many kernels, few names
+        (dtype, name): device.matrix_format(dtype, tf32=bool(TF32_KERNEL.search(name or "")))
+        for dtype, name in set(pairs)
+    }
+    found[chosen] = [format_of[pair] for pair in pairs]
     return found
 
 

@@ -10,6 +10,7 @@ with peak rates (matrix kernels) or with bytes and bandwidth (all others).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -46,12 +47,12 @@ REACHED_BY = 0.75  # "good kernels" are at this quantile of efficiency, by time
 
 def is_matrix_kernel(names: np.ndarray) -> np.ndarray:
     """Mask of the names of matrix libraries' kernels."""
-    return _fits(names, MATRIX_KERNEL.search)
+    return names_fit(names, MATRIX_KERNEL.search)
 
 
 def is_tf32_kernel(names: np.ndarray) -> np.ndarray:
     """Mask of the names of kernels that multiply in TF32."""
-    return _fits(names, TF32_KERNEL.search)
+    return names_fit(names, TF32_KERNEL.search)
 
 
 def device_or_none(graph: Graph) -> Device | None:
@@ -141,10 +142,10 @@ class Change:
         floor = self._new_floor(source, target)
         streaming = self.bytes_factor * source.bandwidth / new_bandwidth
         by_constant = self.typed & (self.narrower < 1) & ~self.tf32
-        arithmetic = self.flop_factor * np.where(by_constant, 1 / PAPER[0], slower)
+        arithmetic = self.flop_factor * np.where(by_constant, np.maximum(1 / PAPER[0], slower), slower)
         ratio = floor + self.body * np.where(self.matrix, arithmetic, streaming) * room
         new = np.where(known, np.maximum(floor + terms * room, at_peak), ratio)
-        over_link = np.array([_crosses_link(name) for name in self.names], bool)
+        over_link: np.ndarray = names_fit(self.names, _crosses_link)
         over_link &= self.work.family == "transfer"
         new = np.where(over_link, self.old * self.bytes_factor * source.pcie / target.pcie, new)
         return new, np.where(known & ~over_link, "roofline", "ratio").astype(object)
@@ -223,6 +224,13 @@ def _crosses_link(name: str | None) -> bool:
     return any(word in (name or "") for word in ("HtoD", "DtoH", "HostToDevice", "DeviceToHost"))
 
 
-def _fits(names: np.ndarray, search: Callable[[str], object]) -> np.ndarray:
-    known = {name: bool(search(name)) for name in set(names.tolist()) if name}
-    return np.array([known.get(name, False) for name in names.tolist()], bool)
+def names_fit(names: np.ndarray, search: Callable[[str], object]) -> np.ndarray:
+    """Mask of the names that fit; each distinct one is looked at once, as kernels are many and names few."""
+    listed = names.tolist()
+    known = {name: _fits(search, name) for name in set(listed)}
+    return np.array([known[name] for name in listed], bool)
+
+
+@lru_cache(maxsize=1 << 16)
+def _fits(search: Callable[[str], object], name: str | None) -> bool:
+    return bool(name and search(name))

@@ -22,7 +22,7 @@ def measured_in(trace: Trace) -> list[Measurement]:
     size is nearest to the transfer, and the one that `calibrate` takes. Where members are missing from
     the trace all of these are upper bounds.
     """
-    size_of = _group_sizes(trace)
+    size_of = group_sizes(trace)
     start, end = trace["start_ns"], trace["start_ns"] + trace["duration_ns"]
     meetings = find_meetings(trace)
     shared = {int(row): rows for rows in meetings.rows for row in rows}
@@ -57,7 +57,7 @@ def fitted_to_trace(cluster: Cluster, trace: Trace) -> Cluster:
     return calibrate(cluster, measured, "this trace", upper_bounds=True)
 
 
-def _group_sizes(trace: Trace) -> dict[Any, int]:
+def group_sizes(trace: Trace) -> dict[Any, int]:
     """Return the members of each process group by its name, and under None those of the whole job."""
     sizes: dict[Any, int] = {}
     for group in trace.metadata.get("groups", []):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.numbering import distinct
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -39,9 +40,9 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
             raise GraphError(f"{name!r} is not a regular expression ({error})") from None
         fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
         wanted = (wanted | trace.is_kind("annotation")) & fits[trace["name"]]
-    distinct, place = np.unique(rows, return_inverse=True)
-    found = _enclosing(np.asarray(trace["parent"], np.int64), wanted, distinct, inner=inner)
-    return found[place.reshape(-1)]
+    own, place = distinct(rows)
+    found = _enclosing(np.asarray(trace["parent"], np.int64), wanted, own, inner=inner)
+    return found[place]
 
 
 def _enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner: bool) -> np.ndarray:

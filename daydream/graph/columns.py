@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,9 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
         return DERIVED[name](graph, ids)
     if name in FIELDS:
         return _of_trace(graph, name, ids)
-    raise GraphError(f"tasks have no column {name!r}")
+    known = ("kind", "phase", "lane", "rank", "measured_duration_ns", *graph.columns, *DERIVED, *FIELDS)
+    near = difflib.get_close_matches(name, known, n=1)
+    raise GraphError(f"tasks have no column {name!r}" + (f". Did you mean {near[0]!r}?" if near else ""))
 
 
 def lanes_named(graph: Graph, name: str) -> list[int]:

@@ -51,16 +51,48 @@ def gradient_bytes(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """
     if "grad_bytes" not in graph._derived:
         found = np.zeros(graph.size, np.int64)
-        nodes, size = _nodes(graph)
-        if not len(nodes):
-            nodes, size = _last_of_layers(graph)
-        np.add.at(found, _producers(graph, nodes), size)
+        _, producers, size = gradients(graph)
+        np.add.at(found, producers, size)
         graph._derived["grad_bytes"] = found
     return graph._derived["grad_bytes"][ids]
 
 
+def gradients(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the parameter gradients one by one, in program order: node, maker, bytes.
+
+    The node is the task with which a gradient is complete, its maker the device work that
+    produced it (the node itself on a CPU); see `gradient_bytes`.
+    """
+    nodes, size = _nodes(graph)
+    if not len(nodes):
+        nodes, size = _last_of_layers(graph)
+    order = np.lexsort((nodes, graph.columns["order"][nodes]))
+    nodes, size = nodes[order], size[order]
+    return nodes, _producers(graph, nodes), size
+
+
+def accumulated(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last CPU task of each `AccumulateGrad` node, in program order, and its gradient's maker."""
+    nodes, _ = _accumulating(graph)
+    nodes = nodes[np.lexsort((nodes, graph.columns["order"][nodes]))]
+    return nodes, _producers(graph, nodes)
+
+
 def _nodes(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return the last CPU task of each `AccumulateGrad` node, and the bytes of its gradient."""
+    tasks, rows = _accumulating(graph)
+    if not len(tasks):
+        return tasks, rows
+    sizes = _recorded_sizes(graph, rows)
+    if (sizes < 0).any() and graph.columns["layer"][tasks].max(initial=-1) >= 0:
+        return _shared_out(graph, tasks)
+    if (sizes < 0).any() or not len(tasks):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    return tasks, sizes
+
+
+def _accumulating(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last CPU task and the row of each `AccumulateGrad` node."""
     trace = graph.trace
     if trace is None or not len(trace):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -70,14 +102,7 @@ def _nodes(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     call = instances(graph, cpu, ACCUMULATE.pattern)
     cpu, call = cpu[call >= 0], call[call >= 0]
     calls, last = np.unique(call[::-1], return_index=True)
-    tasks = cpu[::-1][last]
-    rows = calls % max(len(trace), 1)
-    sizes = _recorded_sizes(graph, rows)
-    if (sizes < 0).any() and graph.columns["layer"][tasks].max(initial=-1) >= 0:
-        return _shared_out(graph, tasks)
-    if (sizes < 0).any() or not len(tasks):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    return tasks, sizes
+    return cpu[::-1][last], calls % len(trace)
 
 
 def _recorded_sizes(graph: Graph, rows: np.ndarray) -> np.ndarray:

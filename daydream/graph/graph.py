@@ -45,6 +45,7 @@ from daydream.graph.tables import (
     Table,
     phase_code,
 )
+from daydream.shown import Shown
 from daydream.trace import FIELDS, Trace
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ __all__ = [
 ]
 
 
-class Graph:
+class Graph(Shown):
     """Tasks, their lanes and their causes. Edits keep task ids: a removed id is never used again."""
 
     def __init__(self, trace: Trace | None = None) -> None:
@@ -148,12 +149,10 @@ class Graph:
         twin.queue_depth = dict(self.queue_depth)
         twin.scheduled = dict(self.scheduled)
         twin.facts = copy.deepcopy(self.facts)
-        twin.steps = copy.deepcopy(self.steps)
+        twin.steps = [dict(step) for step in self.steps]
         twin._codes = {}
         twin._lane_ids = dict(self._lane_ids)
-        twin._lowered = dict(self._lowered)
-        twin._derived = dict(self._derived)
-        return twin
+        return twin  # what was derived is shared until one of the two is edited: see `touch`
 
     # lanes, codes, rows -----------------------------------------------------------------------
 

@@ -8,23 +8,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
+from daydream.graph.blocks import block_of_layers
 from daydream.graph.calls import instances
 from daydream.graph.columns import coded, is_text, read_column
 from daydream.graph.groups import Groups
+from daydream.graph.numbering import distinct, distinct_rows
 
 if TYPE_CHECKING:
     from daydream.graph.selection import Selection
 
 
-def group_by(tasks: Selection, columns: tuple[str, ...], within: str | None) -> Groups:
+def group_by(
+    tasks: Selection, columns: tuple[str, ...], within: str | None, block: str | Sequence[str] | None = None
+) -> Groups:
     """Return the tasks in groups of equal values; see `Selection.group_by`."""
     graph, ids = tasks.graph, tasks.ids
-    numbers, keys = [], []
+    numbers: list[np.ndarray] = []
+    keys: list[list[Any]] = []
     if within is not None:
         calls = instances(graph, ids, within)
-        values, number = np.unique(calls, return_inverse=True)
-        numbers.append(np.where(calls >= 0, number.reshape(-1), -1))
+        values, number = distinct(calls)
+        numbers.append(np.where(calls >= 0, number, -1))
         keys.append(values.tolist())
+    if block is not None:
+        by_layer, blocks = block_of_layers(graph, block)
+        numbers.append(by_layer[graph.columns["layer"][ids]])
+        keys.append(blocks)
     for name in columns:
         if is_text(name):
             number, texts = coded(graph, name, ids)
@@ -32,20 +41,21 @@ def group_by(tasks: Selection, columns: tuple[str, ...], within: str | None) -> 
             keys.append([*texts])
         else:
             column = read_column(graph, name, ids)
-            values, number = np.unique(column, return_inverse=True)
-            numbers.append(np.where(column >= 0, number.reshape(-1), -1))
+            values, number = distinct(column)
+            numbers.append(np.where(column >= 0, number, -1))
             keys.append(values.tolist())
     if not numbers:
-        raise GraphError("group by a column, such as layer, op or step, or within an operator")
+        raise GraphError("group by a column, such as layer, op or step, within an operator or by block")
     if len(numbers) == 1:
         return Groups(tasks, numbers[0], keys[0])
     known = np.all([number >= 0 for number in numbers], axis=0)
     table = np.stack(numbers)[:, known]
-    distinct, place = np.unique(table, axis=1, return_inverse=True)
+    first, place = distinct_rows(table)
     number = np.full(len(ids), -1)
-    number[known] = place.reshape(-1)
+    number[known] = place
     joined: list[Any] = [
-        tuple(key[code] for key, code in zip(keys, column, strict=True)) for column in distinct.T.tolist()
+        tuple(key[code] for key, code in zip(keys, column, strict=True))
+        for column in table[:, first].T.tolist()
     ]
     return Groups(tasks, number, joined)
 
@@ -87,5 +97,6 @@ def stretches(tasks: Selection, by: Selection, *, on_lane: bool) -> Groups:
     for one in np.unique(mine).tolist():
         here = mine == one
         before[here] = np.searchsorted(np.sort(place[by.ids[theirs == one]]), place[tasks.ids[here]])
-    keys, number = np.unique(np.stack([tasks.step, mine, before]), axis=1, return_inverse=True)
-    return Groups(tasks, number.reshape(-1), [tuple(key) for key in keys.T.tolist()])
+    table = np.stack([tasks.step, mine, before])
+    first, number = distinct_rows(table)
+    return Groups(tasks, number, [tuple(key) for key in table[:, first].T.tolist()])

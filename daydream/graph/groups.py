@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
+from daydream.graph.numbering import first_of
+from daydream.graph.plan import stable_order
+from daydream.shown import Shown
 
 if TYPE_CHECKING:
     from daydream.graph.selection import Selection
 
 
-class Groups:
+class Groups(Shown):
     """Selections of one graph, in the order of their first tasks.
 
     Iterating gives a Selection each; `items()` gives (key, Selection). `sizes`, `total(...)`
@@ -24,12 +27,13 @@ class Groups:
     def __init__(self, tasks: Selection, number: np.ndarray, keys: list[Any]) -> None:
         """Group tasks: `number[i]` is the place in `keys` of task i's group, -1 for none."""
         known = np.flatnonzero(number >= 0)
-        used, first = np.unique(number[known], return_index=True)
-        by_first = np.argsort(first, kind="stable")
+        first = first_of(number[known], len(keys))
+        used = np.flatnonzero(first >= 0)
+        by_first = np.argsort(first[used], kind="stable")
         place = np.full(len(keys) + 1, -1)
         place[used[by_first]] = np.arange(len(used))
         group = place[number[known]]
-        order = np.argsort(group, kind="stable")
+        order = stable_order(group, len(used))
         self.selection = tasks
         self.keys = [keys[number] for number in used[by_first].tolist()]
         self.sizes = np.bincount(group, minlength=len(used)).astype(np.int64)
@@ -129,16 +133,18 @@ class Groups:
 
         return share_launch(self, name)
 
-    def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:
+    def repeat(self, times: int = 1, *, before: Selection | None = None, stay: bool = False) -> Selection:
         """Do the work of each group again: `times` copies right behind its last task; return the copies.
 
         Device work brings its launches along, calls bring their waits, and links among the
         tasks of a group are copied with them. With `before` (one task a group) the copies
-        come right before that task in program order, and their CPU work runs on its thread.
+        come right before that task in program order, and their CPU work runs on its thread
+        unless it is to `stay` on those it was recorded on. Another thread's idle time behind its
+        last task of a group is not copied.
         """
         from daydream.graph.repeat import repeat
 
-        return repeat(self, times, before)
+        return repeat(self, times, before, stay=stay)
 
     def _group(self, number: int) -> Selection:
         ids = self._ids[self._starts[number] : self._starts[number + 1]]

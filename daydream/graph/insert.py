@@ -7,7 +7,7 @@ it runs between the task and its neighbour. On another lane an edge ties it to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def insert_beside(
     behind: bool,
     duration_ns: Any,
     kind: str | None = None,
-    lane: str | None = None,
+    lane: str | Sequence[str] | None = None,
     gap_ns: Any = None,
     launched: bool = True,
     after: Any = None,
@@ -84,7 +84,7 @@ def insert_beside(
     """Insert one task beside each of `tasks`; return the new ones, one for each, in the same order.
 
     A new task has its neighbour's kind and lane unless others are given (a lane that is new
-    is made, one for each rank), and takes over phase, layer, step and op. Durations, gaps
+    is made, one for each rank), and takes over phase, layer, step and op. Lanes, durations, gaps
     and other columns are one value or one for each.
 
     Device work brings its launch: a call of the graph's usual cost on the thread that
@@ -184,12 +184,17 @@ def _lanes(
     on_device: np.ndarray,
     beside_device: np.ndarray,
     call: np.ndarray,
-    name: str | None,
+    name: str | Sequence[str] | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lane of each new task, and whether it is another lane than its neighbour's."""
     own = graph.columns["lane"][tasks.ids].astype(np.int64)
     if name is not None:
-        lanes = lanes_for(graph, name, own, on_device=bool(on_device.all()))
+        names = np.array([name] if isinstance(name, str) else list(name), dtype=object)
+        names = _one_each(names, len(own), "lane")
+        lanes = own.copy()
+        for each in dict.fromkeys(names.tolist()):
+            here = names == each
+            lanes[here] = lanes_for(graph, each, own[here], on_device=bool(on_device.all()))
         return lanes, lanes != own
     if (on_device & ~beside_device).any():
         raise GraphError("device work beside CPU tasks needs its lane: name the stream")
@@ -239,8 +244,10 @@ def _anchors(
     use = launched & (call >= 0)
     if not use.any():
         return anchor
-    cpu = graph.ids[columns["kind"][graph.ids] == CPU]
-    cpu = cpu[columns["row"][cpu] >= 0]
+    wanted = np.zeros(int(columns["row"].max()) + 2, bool)
+    wanted[columns["row"][call[use]]] = True
+    wanted[-1] = False  # of no row
+    cpu = graph.ids[(columns["kind"][graph.ids] == CPU) & wanted[columns["row"][graph.ids]]]
     rows, repeat = columns["row"][cpu].astype(np.int64), columns["repeat"][cpu].astype(np.int64)
     piece = np.lexsort((np.arange(len(cpu)), rows, repeat))
     key = rows * (2**16) + repeat

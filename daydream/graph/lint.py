@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
 
-def problems(graph: Graph) -> list[str]:
-    """Return what is wrong: negative times, lost launches, work on the wrong kind of lane, cycles."""
+def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
+    """Return what is wrong: negative times, lost launches, work on the wrong kind of lane, cycles.
+
+    Whoever simulates the graph next meets its cycles anyway, and may leave them out.
+    """
     from daydream.graph.lower import lower
 
     columns = graph.columns
@@ -55,7 +58,7 @@ def problems(graph: Graph) -> list[str]:
     ]
     check(known & is_cpu & on_device, "CPU task", "on a lane of the device, {first} first.")
     check(known & ~is_cpu & ~on_device, "device task", "on a CPU thread, {first} first.")
-    if not found:
+    if cycles and not found:
         try:
             lower(graph)
         except GraphError as error:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
 
+Seams = tuple[np.ndarray, np.ndarray]  # the last task of each lane and copy, and the one whose gap it has
+
+
 @dataclass
 class Lowered:
     """A plan, and for each of its tasks the graph's task and which copy of the window it is in."""
@@ -34,6 +37,7 @@ class Lowered:
     plan: Plan
     task: np.ndarray
     copy: np.ndarray
+    seams: Seams
 
 
 @dataclass
@@ -46,6 +50,7 @@ class _Layout:
     at: np.ndarray
     shift: int  # program-order distance between copies
     by_lane: dict[int, np.ndarray]  # device lane -> plan ids in lane order
+    seams: Seams
 
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -63,8 +68,8 @@ def lower(graph: Graph, copies: int = 1, window: tuple[int, int] | None = None) 
     if lowered is None:
         lowered = graph._lowered[key] = _lower(graph, copies, window)
         return lowered
-    duration, gap = _costs(graph, lowered.task, lowered.copy, copies, window)
-    return Lowered(lowered.plan.with_costs(duration, gap), lowered.task, lowered.copy)
+    duration, gap = _costs(graph, lowered.task, lowered.seams)
+    return Lowered(lowered.plan.with_costs(duration, gap), lowered.task, lowered.copy, lowered.seams)
 
 
 def _lower(graph: Graph, copies: int, window: tuple[int, int] | None) -> Lowered:
@@ -77,12 +82,13 @@ def _lower(graph: Graph, copies: int, window: tuple[int, int] | None) -> Lowered
         _link_edges(graph, layout),
     ]
     src, dst, latency, from_start, cause = (np.concatenate(parts) for parts in zip(*edges, strict=True))
-    task, copy = layout.task, layout.copy
+    task, copy, seams = layout.task, layout.copy, layout.seams
     if (src >= dst).any():
         rank = _topological(graph, layout, src, dst, cause)
         sequence = np.argsort(rank)
         task, copy, src, dst = task[sequence], copy[sequence], rank[src], rank[dst]
-    duration, gap = _costs(graph, task, copy, copies, window)
+        seams = rank[seams[0]], rank[seams[1]]
+    duration, gap = _costs(graph, task, seams)
     release = np.where(copy == 0, graph.columns["release_ns"][task], 0)
     priority = None
     if graph.scheduled:
@@ -97,14 +103,15 @@ def _lower(graph: Graph, copies: int, window: tuple[int, int] | None) -> Lowered
         graph.columns["lane"][task], duration, gap, release, src, dst, latency,
         from_start.astype(bool), cause, scheduled=tuple(sorted(graph.scheduled)), priority=priority,
     )  # fmt: skip
-    return Lowered(plan, task, copy)
+    return Lowered(plan, task, copy, seams)
 
 
 def _lay_out(graph: Graph, copies: int, window: tuple[int, int] | None) -> _Layout:
     ids = graph.ids
     order = graph.columns["order"][ids]
     copy = np.zeros(len(ids), np.int32)
-    shift = 0
+    shift = begin = 0
+    block = ids[:0]
     if copies > 1:
         if window is None:
             raise GraphError("repeating needs a window")
@@ -122,24 +129,25 @@ def _lay_out(graph: Graph, copies: int, window: tuple[int, int] | None) -> _Layo
     by_lane = {
         number: np.flatnonzero(lanes == number) for number, lane in enumerate(graph.lanes) if lane.on_device
     }
-    return _Layout(ids, copy, order, at, shift, by_lane)
+    seams = _seams(lanes, len(graph.lanes), begin, len(block), copies)
+    return _Layout(ids, copy, order, at, shift, by_lane, seams)
 
 
-def _costs(
-    graph: Graph, task: np.ndarray, copy: np.ndarray, copies: int, window: tuple[int, int] | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _seams(lanes: np.ndarray, count: int, begin: int, block: int, copies: int) -> Seams:
+    """Return where lanes go from one copy of the window to the next, and what leads each into the first."""
+    before, last = np.full(count, -1), np.full(count, -1)
+    before[lanes[:begin]] = np.arange(begin)  # of what is assigned to one place, the last stays
+    last[lanes[begin : begin + block]] = np.arange(begin, begin + block)
+    led = np.flatnonzero((before >= 0) & (last >= 0))
+    ends = np.concatenate([last[led] + copy * block for copy in range(copies - 1)] or [led[:0]])
+    return ends, np.tile(before[led], copies - 1)
+
+
+def _costs(graph: Graph, task: np.ndarray, seams: Seams) -> tuple[np.ndarray, np.ndarray]:
     """Return durations and gaps; between copies stands the gap that led into the window."""
     duration, gap = graph.columns["duration_ns"][task], graph.columns["gap_ns"][task]
-    if copies == 1 or window is None:
-        return duration, gap
-    lanes, order = graph.columns["lane"][task], graph.columns["order"][task]
-    inside = (order >= window[0]) & (order < window[1])
-    for lane in np.unique(lanes[inside]).tolist():
-        here = np.flatnonzero(lanes == lane)
-        before = here[~inside[here]]
-        if len(before):
-            ends = np.flatnonzero(np.diff(copy[here]) > 0)
-            gap[here[ends]] = gap[before[-1]]
+    ends, leading = seams
+    gap[ends] = gap[leading]
     return duration, gap
 
 
@@ -221,7 +229,9 @@ def _queue_edges(graph: Graph, layout: _Layout) -> Edges:
         tasks = tasks[queued[layout.task[tasks]]]
         launch = graph.columns["launch"][layout.task[tasks]]
         calls = np.where(launch >= 0, layout.at[layout.copy[tasks], launch], -1)
-        last = np.append(calls[1:] != calls[:-1], True) | (calls < 0)  # a graph launch counts once
+        # A graph launch counts once, also where its call is removed and its work stays.
+        unit = np.where(launch >= 0, layout.copy[tasks] * graph.size + launch, -1)
+        last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)
         ends, calls = tasks[last], calls[last]
         src, dst = ends[:-depth], calls[depth:]
         known = (dst >= 0) & (src < dst)  # work inserted among the nodes of a graph launch parts them

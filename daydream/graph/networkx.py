@@ -67,7 +67,7 @@ def _in_fixed_order(lowered: Lowered) -> Lowered:
     from daydream.simulate.policy import fix_order
 
     plan, ran = fix_order(lowered.plan)
-    return Lowered(plan, lowered.task[ran], lowered.copy[ran])
+    return Lowered(plan, lowered.task[ran], lowered.copy[ran], lowered.seams)
 
 
 def from_networkx(digraph: nx.DiGraph[Any]) -> Graph:

@@ -54,7 +54,7 @@ def place_beside(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarr
     order given. Where there is no room, all that is behind moves on.
     """
     order = graph.columns["order"]
-    sequence = np.lexsort((np.arange(len(order)), order))
+    sequence = np.argsort(order, kind="stable")
     position = np.empty(len(order), np.int64)
     position[sequence] = np.arange(len(order))
     places = position[anchors]

@@ -146,7 +146,10 @@ class Plan:
     @property
     def edge_dst(self) -> np.ndarray:
         """The destination of each edge, int64."""
-        return np.repeat(np.arange(len(self)), np.diff(self.edge_ptr))
+        if "edge_dst" not in self.cache:
+            self.cache["edge_dst"] = np.repeat(np.arange(len(self)), np.diff(self.edge_ptr))
+        targets: np.ndarray = self.cache["edge_dst"]
+        return targets
 
     @property
     def edge_delay_ns(self) -> np.ndarray:
@@ -157,7 +160,10 @@ class Plan:
 
     def by_lane(self) -> np.ndarray:
         """Return the tasks ordered by (lane, id)."""
-        return stable_order(self.lane, self.lanes)
+        if "by_lane" not in self.cache:
+            self.cache["by_lane"] = stable_order(self.lane, self.lanes)
+        order: np.ndarray = self.cache["by_lane"]
+        return order
 
     def next_on_lane(self) -> np.ndarray:
         """Return the task after each one on its lane in id order, -1 for the last, int64."""

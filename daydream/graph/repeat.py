@@ -8,6 +8,7 @@ import numpy as np
 
 from daydream.errors import GraphError
 from daydream.graph.calls import pieces_of
+from daydream.graph.numbering import distinct_rows
 from daydream.graph.place import place_beside
 from daydream.graph.selection import Selection
 from daydream.graph.tables import COLUMNS
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 NEW = ("order", "launch", "release_ns", "measured_start_ns", "repeat", "lane")
 
 
-def repeat(groups: Groups, times: int, before: Selection | None) -> Selection:
+def repeat(groups: Groups, times: int, before: Selection | None, *, stay: bool = False) -> Selection:
     """Copy the work of each group; see `Groups.repeat`."""
     tasks = groups.tasks.need_some().need_all()
     graph = tasks.graph
@@ -51,8 +52,10 @@ def repeat(groups: Groups, times: int, before: Selection | None) -> Selection:
     highest = graph.columns["repeat"][graph.alive].astype(np.int64).max(initial=0)
     lane = columns["lane"][source].astype(np.int64)
     if before is not None:
-        cpu = columns["kind"][source] == 0
-        lane = np.where(cpu, columns["lane"][anchor][where], lane)
+        other = (columns["kind"][source] == 0) & (lane != columns["lane"][anchor][where])
+        # Behind a thread's last task of the group it idles, and that is not part of the work.
+        given["gap_ns"] = np.where(other & _last_on_lane(number, where, lane), 0, given["gap_ns"])
+        lane = lane if stay else np.where(other, columns["lane"][anchor][where], lane)
     new = graph.add(
         len(source), order=order, repeat=highest + 1 + number, measured_start_ns=-1, lane=lane, **given
     )
@@ -60,7 +63,9 @@ def repeat(groups: Groups, times: int, before: Selection | None) -> Selection:
     copies[number, source] = new
     launch = graph.columns["launch"][source]
     graph.columns["launch"][new] = np.where(launch >= 0, copies[number, launch], -1)
-    _copy_tables(graph, copies)
+    owner = np.full(graph.size, -1)
+    owner[ids] = group
+    _copy_tables(graph, copies, owner)
     graph.touch()
     return tasks.of(new, "repetitions", ordered=True)
 
@@ -82,6 +87,14 @@ def _with_launches(graph: Graph, groups: Groups) -> tuple[np.ndarray, np.ndarray
     return np.concatenate([ids, pieces[missing]]), np.concatenate([group, owner[missing]])
 
 
+def _last_on_lane(*keys: np.ndarray) -> np.ndarray:
+    """Return a mask of the last entry of each combination of keys."""
+    first, _ = distinct_rows([key[::-1] for key in keys])
+    mask = np.zeros(len(keys[0]), bool)
+    mask[len(mask) - 1 - first] = True
+    return mask
+
+
 def _thread_of(graph: Graph, anchor: np.ndarray) -> np.ndarray:
     """Return the CPU task on whose thread the work before each anchor runs: its launch, or itself."""
     launch = graph.columns["launch"][anchor]
@@ -89,14 +102,16 @@ def _thread_of(graph: Graph, anchor: np.ndarray) -> np.ndarray:
     return found
 
 
-def _copy_tables(graph: Graph, copies: np.ndarray) -> None:
-    """Copy the rows of each table whose tasks were all copied."""
+def _copy_tables(graph: Graph, copies: np.ndarray, group: np.ndarray) -> None:
+    """Copy the rows of each table whose tasks were all copied; links only within a group."""
     for table, names in (
         (graph.syncs, ("task", "point")), (graph.waits, ("record", "wait")), (graph.links, ("src", "dst")),
     ):  # fmt: skip
         for copy in copies:
             ends = [copy[table[name]] for name in names]
             both = np.all([end >= 0 for end in ends], axis=0) if len(table) else np.zeros(0, bool)
+            if table is graph.links:
+                both &= group[table["src"]] == group[table["dst"]]
             if both.any():
                 rows = {name: column[both] for name, column in table.columns.items()}
                 table.add(**{**rows, **{name: end[both] for name, end in zip(names, ends, strict=True)}})

@@ -12,6 +12,7 @@ from daydream.graph.insert import lanes_for
 from daydream.graph.place import place_beside
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection
+from daydream.graph.tables import ALL_LANES
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -239,3 +240,16 @@ def stop_waiting(tasks: Selection) -> Selection:
     graph.edits += 1
     graph.touch()
     return calls
+
+
+def start_waiting(tasks: Selection, lane: str | None) -> Selection:
+    """Let these calls wait for the device; see `Selection.start_waiting`."""
+    graph = tasks.graph
+    ids = tasks.need_some().need_all().ids
+    if (graph.columns["kind"][ids] != 0).any():
+        raise GraphError("only CPU tasks wait for the device; device work follows what it is linked to")
+    lanes = ALL_LANES if lane is None else lanes_for(graph, lane, graph.columns["lane"][ids], on_device=True)
+    graph.syncs.add(task=ids, lane=lanes, point=ids, latency_ns=0)
+    graph.edits += 1
+    graph.touch()
+    return tasks

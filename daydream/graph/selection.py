@@ -16,6 +16,7 @@ from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.columns import read_column
 from daydream.graph.matching import matching, no_match
 from daydream.graph.tables import CODED, LONGEST_NS, kind_code, nanoseconds
+from daydream.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
     from daydream.graph.groups import Groups
 
 TIMES = ("duration_ns", "gap_ns", "latency_ns", "release_ns")
+OWN = {"graph", "ids", "words"}
 SHOWN = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
 
 
-class Selection:
+class Selection(Shown):
     """Tasks of a graph, in program order. Attributes are columns: `kernels.duration_ns` is an array."""
 
     def __init__(self, graph: Graph, ids: np.ndarray, words: str = "") -> None:
@@ -54,6 +56,11 @@ class Selection:
             raise
         except GraphError as error:
             raise AttributeError(str(error)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in OWN:
+            raise GraphError(f"columns of a selection are copies; change them with .set({name}=...)")
+        object.__setattr__(self, name, value)
 
     def __or__(self, other: Selection) -> Selection:
         self._same_graph(other)
@@ -139,15 +146,18 @@ class Selection:
 
         return waiting(self)
 
-    def group_by(self, *columns: str, within: str | None = None) -> Groups:
+    def group_by(
+        self, *columns: str, within: str | None = None, block: str | Sequence[str] | None = None
+    ) -> Groups:
         """Return the tasks in groups of equal values; with several columns the key is a tuple.
 
-        `within` groups by the outermost call of an operator whose name matches. Tasks whose
-        value is unknown are in no group.
+        `within` groups by the outermost call of an operator whose name matches, `block` by the
+        outermost module whose path matches a shell pattern (or one of several), with all modules
+        inside it; their values come first in the key. Tasks whose value is unknown are in no group.
         """
         from daydream.graph.grouping import group_by
 
-        return group_by(self, columns, within)
+        return group_by(self, columns, within, block)
 
     def runs(self, size: float | Sequence[float], *, of: str) -> Groups:
         """Return consecutive tasks in groups that are full as soon as a column's sum reaches `size`.
@@ -299,6 +309,22 @@ class Selection:
         from daydream.graph.rewrite import stop_waiting
 
         return stop_waiting(self)
+
+    def wait_for(self, lane: str | Sequence[str], *, on: str | Sequence[str] | None = None) -> Selection:
+        """Let these calls return when what was launched on a lane before them has ended.
+
+        With `on` the calls return at once, and that lane's later work waits instead, as behind
+        `cudaStreamWaitEvent`. Lanes are one for all calls or one for each.
+        """
+        from daydream.graph.waits import wait_for
+
+        return wait_for(self, lane, on)
+
+    def start_waiting(self, lane: str | None = None) -> Selection:
+        """Let these calls wait for all device work launched before them, or for that of one lane."""
+        from daydream.graph.rewrite import start_waiting
+
+        return start_waiting(self, lane)
 
     def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:
         """Do this work again, right behind its last task or before another; see `Groups.repeat`."""

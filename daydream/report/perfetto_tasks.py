@@ -72,7 +72,7 @@ def simulated_slices(
     tid = (graph.columns["lane"][task] + first_lane).tolist()
     ts, dur = (timeline.start_ns[chosen] - origin).tolist(), plan.duration_ns[chosen].tolist()
     title, was, is_new = graph.columns["name"][task].tolist(), former.tolist(), new.tolist()
-    waited, why = _waits(timeline)[chosen].tolist(), _waits_for(timeline)[chosen].tolist()
+    waited, why = waits(timeline)[chosen].tolist(), waits_for(timeline)[chosen].tolist()
     for place, codes in enumerate(zip(*columns, strict=True)):
         thread_id, begin, args, wait = tid[place], ts[place], about(codes), waited[place]
         name, kind = titles[title[place]], kinds[codes[0]]
@@ -89,7 +89,7 @@ def simulated_slices(
         yield span(process, thread_id, begin, dur[place], name, kind, args)
 
 
-def _waits(timeline: Timeline) -> np.ndarray:
+def waits(timeline: Timeline) -> np.ndarray:
     """Return each task's wait; none before the first of a lane, which did not wait but was not recorded."""
     wait = timeline.wait_ns.copy()
     following = timeline.plan.next_on_lane()
@@ -99,7 +99,7 @@ def _waits(timeline: Timeline) -> np.ndarray:
     return wait
 
 
-def _waits_for(timeline: Timeline) -> np.ndarray:
+def waits_for(timeline: Timeline) -> np.ndarray:
     """Return the cause that bound each task's start, `RELEASE` where it was no edge."""
     plan, start = timeline.plan, timeline.start_ns
     cause = np.full(len(plan), int(Cause.RELEASE))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from daydream.report.layout import (
     MARGIN,
     UNITS,
     count,
-    facts,
     notes,
     percent,
     printable,
@@ -16,6 +16,7 @@ from daydream.report.layout import (
     speedup,
     table,
     time_text,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -30,14 +31,8 @@ FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 def ranking_text(ranking: Ranking, *, top: int) -> str:
     """Return the best optimizations, pairs and curves, and what was left out."""
-    error = percent(ranking.replay.error, signed=True)
-    headline = [
-        f"step time   measured {time_text(ranking.replay.measured_ns)}",
-        f"replayed {time_text(ranking.replayed_ns)} (error {error})",
-        f"now {_bound(ranking.bound, ranking.bound_share)}",
-    ]
     lines = [
-        MARGIN + "   ".join(headline),
+        MARGIN + ranking_headline(ranking),
         "",
         *_optimizations(ranking, top),
         *_curves(ranking, top),
@@ -47,9 +42,48 @@ def ranking_text(ranking: Ranking, *, top: int) -> str:
     return "\n".join(lines)
 
 
+def ranking_headline(ranking: Ranking) -> str:
+    """Return the measured and the replayed step, and what it is bound by."""
+    error = percent(ranking.replay.error, signed=True)
+    parts = [
+        f"step time   measured {time_text(ranking.replay.measured_ns)}",
+        f"replayed {time_text(ranking.replayed_ns)} (error {error})",
+        f"now {_bound(ranking.bound, ranking.bound_share)}",
+    ]
+    return "   ".join(parts)
+
+
 def _optimizations(ranking: Ranking, top: int) -> list[str]:
     if not ranking.optimizations:
         return [f"{MARGIN}no optimization applies to this trace"]
+    rows = optimization_rows(ranking, _effective(ranking)[:top])
+    lines = table(rows) if len(rows) > 1 else []
+    effective = len(_effective(ranking))
+    if effective > top:
+        lines.append(f"{MARGIN}{count(effective - top, 'more applies', 'more apply')}: --top {effective}")
+    slower, nothing = [], []
+    for each in ranking.optimizations:
+        times = _times(each)
+        if each.changes_nothing or (each.saving_ns < 0 and times == "1.00x"):
+            nothing.append(printable(each.name))
+        elif each.saving_ns < 0:
+            slower.append(f"{printable(each.name)} {times}")
+    for head, names in (("slower", slower), ("no gain", nothing)):
+        if names:
+            lines += wrapped(", ".join(names), f"{MARGIN}{head}: ", 2 * MARGIN)
+    return lines
+
+
+def _effective(ranking: Ranking) -> list[Ranked]:
+    return [each for each in ranking.optimizations if each.saving_ns > 0 and not each.changes_nothing]
+
+
+def _times(each: Ranked) -> str:
+    return speedup(each.replayed_ns, each.predicted_ns) if each.predicted_ns else "-"
+
+
+def optimization_rows(ranking: Ranking, shown: Sequence[Ranked]) -> list[list[str]]:
+    """Return a head, a row for each of the optimizations shown, and one for each pair."""
     unit, size, digits = _scale(ranking.replayed_ns)
     rows = [["optimization", f"predicted, {unit}", "saves", "speedup", "then", "needs"]]
 
@@ -58,50 +92,55 @@ def _optimizations(ranking: Ranking, top: int) -> list[str]:
             shortened(printable(each.name), NAME_WIDTH),
             f"{each.predicted_ns / size:,.{digits}f}",
             f"{each.saving_ns / size:,.{digits}f}",
-            speedup(each.replayed_ns, each.predicted_ns) if each.predicted_ns else "-",
+            _times(each),
             _bound(each.bound, each.bound_share),
             each.needs or "",
         ]
 
-    rows += [row(each) for each in ranking.optimizations[:top]]
+    rows += map(row, shown)
     if ranking.pairs:
         rows += [["pairs", *[""] * 5], *map(row, ranking.pairs)]
-    lines = table(rows)
-    more = len(ranking.optimizations) - top
-    if more > 0:
-        lines.append(
-            f"{MARGIN}{count(more, 'more applies', 'more apply')}: --top {len(ranking.optimizations)}"
-        )
-    return lines
+    return rows
 
 
 def _curves(ranking: Ranking, top: int) -> list[str]:
     shown = [curve for curve in ranking.curves if curve.saving_ns >= FLAT_SHARE * ranking.replayed_ns]
     if not shown:
         return []
-    unit, size, digits = _scale(ranking.replayed_ns)
+    lines = ["", *table(curve_rows(shown[:top]))]
+    more = len(ranking.curves) - min(top, len(shown))
+    return [*lines, f"{MARGIN}{count(more, 'other part')} in --json"] if more else lines
+
+
+def curve_rows(shown: Sequence[Curve]) -> list[list[str]]:
+    """Return a head and a row for each curve: the step time at every factor, and the knee."""
+    unit, size, digits = _scale(shown[0].step_ns[0])
     factors = shown[0].factors[1:]
     heads = [f"at {factor:.0%}" for factor in factors]
     rows = [[f"step time if a part took less, {unit}", "own time", *heads, "pays down to"]]
-    for curve in shown[:top]:
+    for curve in shown:
         times = [f"{ns / size:,.{digits}f}" for ns in (curve.own_ns, *curve.step_ns[1:])]
-        rows.append([f"{curve.sort} {shortened(printable(curve.name), NAME_WIDTH)}", *times, _knee(curve)])
-    lines = ["", *table(rows)]
-    more = len(ranking.curves) - min(top, len(shown))
-    return [*lines, f"{MARGIN}{count(more, 'other part')} in --json"] if more else lines
+        sort = "CPU" if curve.sort == "cpu" else curve.sort
+        rows.append([f"{sort} {shortened(printable(curve.name), NAME_WIDTH)}", *times, _knee(curve)])
+    return rows
 
 
 def _left_out(ranking: Ranking) -> list[str]:
     if not ranking.left_out:
         return []
-    reasons = list(ranking.left_out.items())
-    shown = facts(
-        (printable(name), shortened(printable(reason), REASON_WIDTH))
-        for name, reason in reasons[:MOST_REASONS]
-    )
-    more = len(reasons) - MOST_REASONS
-    rest = [f"{MARGIN}and {count(more, 'other')}; --json says why"] if more > 0 else []
-    return ["", "left out", *shown, *rest]
+    by_reason: dict[str, list[str]] = {}
+    needed = []
+    for name, reason in ranking.left_out.items():
+        if reason.startswith("needs --"):
+            needed.append(f"{printable(name)} {reason.removeprefix('needs ')}")
+        else:
+            by_reason.setdefault(shortened(printable(reason), REASON_WIDTH), []).append(printable(name))
+    reasons = sorted(by_reason.items(), key=lambda pair: -len(pair[1]))
+    shown = [f"{', '.join(names)}: {reason}" for reason, names in reasons[:MOST_REASONS]]
+    shown += [f"these need an option: {', '.join(needed)}"] if needed else []
+    more = sum(len(names) for _, names in reasons[MOST_REASONS:])
+    shown += [f"{count(more, 'other')}; --json says why"] if more else []
+    return ["", "left out", *(line for said in shown for line in wrapped(said, MARGIN, 2 * MARGIN))]
 
 
 def _bound(bound: str, share: float) -> str:

@@ -37,15 +37,13 @@ HIDDEN = 0.0005  # a row that is less than this part of the step before and afte
 def replay_text(replay: Replay) -> str:
     """Return the replay's error, per step too, and what the graph was made of."""
     said = replay.to_json()
-    error = f"error {percent(replay.error, signed=True)}, worst step {percent(replay.max_error)}"
-    replayed = f"replayed {time_text(replay.replayed_ns)} ({error})"
     lines = [
-        f"{MARGIN}step time   measured {time_text(replay.measured_ns)}   {replayed}",
-        *_unprofiled_replay(replay),
+        MARGIN + replay_headline(replay),
+        *(MARGIN + line for line in unprofiled_replay(replay)),
         "",
         *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
         "",
-        *facts(_graph_facts(replay, said)),
+        *facts(graph_facts(replay, said)),
         *notes(replay.notes),
     ]
     return "\n".join(lines)
@@ -60,13 +58,13 @@ def whatif_text(comparison: Comparison) -> str:
     ]  # fmt: skip
     lines = [
         *wrapped(", ".join(options), f"{printable(comparison.optimization)}   ", MARGIN * 2),
-        MARGIN + _headline(comparison),
-        f"{MARGIN}            {_range(comparison)}",
-        *_unprofiled_prediction(comparison),
+        MARGIN + whatif_headline(comparison),
+        f"{MARGIN}            {likely_text(comparison)}",
+        *(MARGIN + line for line in unprofiled_prediction(comparison)),
         "",
-        *_breakdown(before, after),
+        *table(breakdown_rows(before, after)),
         "",
-        f"{MARGIN}{_edits(comparison)}",
+        MARGIN + edits_text(comparison),
         *notes(comparison.notes()),
     ]
     return "\n".join(lines)
@@ -88,7 +86,16 @@ def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> str:
 
 
 def _steps(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[str]:
-    """Return a row for each step, or for the worst ones where there are many."""
+    """Return a line for each step, or for the worst ones where there are many."""
+    rows = step_rows(steps, several_ranks=several_ranks)
+    lines = table(rows)
+    if len(rows) - 1 < len(steps):
+        lines.append(f"{MARGIN}the {len(rows) - 1} worst of {len(steps)} steps; --json has them all")
+    return lines
+
+
+def step_rows(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[list[str]]:
+    """Return a head and a row for each step, or for the worst ones where there are many."""
     shown = list(steps)
     if len(steps) > MOST_STEPS:
         shown = sorted(steps, key=lambda step: -abs(step.error))[:WORST_STEPS]
@@ -103,13 +110,11 @@ def _steps(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[str]:
             f"{step.replayed_ns / size:,.{digits}f}",
             percent(step.error, signed=True),
         ])  # fmt: skip
-    lines = table(rows)
-    if len(shown) < len(steps):
-        lines.append(f"{MARGIN}the {len(shown)} worst of {len(steps)} steps; --json has them all")
-    return lines
+    return rows
 
 
-def _graph_facts(replay: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]:
+def graph_facts(replay: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (name, text) for what the graph was made of; `said` is the replay's JSON object."""
     off = said["start_error_ns"]
     rows = [
         (
@@ -145,8 +150,10 @@ def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def _breakdown(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return one table of the step's time by cause and by phase, before and after."""
+def breakdown_rows(
+    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
+) -> list[list[str]]:
+    """Return one table of the step's time by cause and by phase, before and after, its head first."""
     total = sum(before["by_cause"].values()), sum(after["by_cause"].values())
     unit, size = UNITS[0] if max(total) >= 1e6 else UNITS[1]
     digits = 1 if max(total) >= 100 * size else 2 if max(total) >= 10 * size else 3
@@ -160,13 +167,21 @@ def _breakdown(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapp
     rows = [[f"where a typical step's time goes, {unit}", "before", "after", "change"]]
     for title, key in (("by cause", "by_cause"), ("by phase", "by_phase")):
         rows.append([title, "", "", ""])
-        found = _merged(before[key], after[key], max(total))
+        found = merged_parts(before[key], after[key], max(total))
         rows += [row(MARGIN + name, old, new) for name, old, new in found]
     rows.append(row("that step", *total))
-    return table(rows)
+    return rows
 
 
-def _headline(comparison: Comparison) -> str:
+def replay_headline(replay: Replay) -> str:
+    """Return the measured and the replayed step with their difference."""
+    error = f"error {percent(replay.error, signed=True)}, worst step {percent(replay.max_error)}"
+    replayed = f"replayed {time_text(replay.replayed_ns)} ({error})"
+    return f"step time   measured {time_text(replay.measured_ns)}   {replayed}"
+
+
+def whatif_headline(comparison: Comparison) -> str:
+    """Return the measured, the replayed and the predicted step, and the speedup."""
     error = percent(comparison.replay_error, signed=True)
     parts = [
         f"step time   measured {time_text(comparison.measured_ns)}",
@@ -177,7 +192,7 @@ def _headline(comparison: Comparison) -> str:
     return "   ".join(parts)
 
 
-def _unprofiled_replay(replay: Replay) -> list[str]:
+def unprofiled_replay(replay: Replay) -> list[str]:
     """Return the line about the step without a profiler, if the trace knows anything of it."""
     measured, replayed = replay.unprofiled_measured_ns, replay.unprofiled_replayed_ns
     parts = [f"measured {time_text(measured)}"] if measured is not None else []
@@ -185,28 +200,31 @@ def _unprofiled_replay(replay: Replay) -> list[str]:
         error = replay.unprofiled_error
         told = "" if error is None else f" (error {percent(error, signed=True)})"
         parts.append(f"replayed {time_text(replayed)}{told}, the cost of recording taken out")
-    return [f"{MARGIN}unprofiled  {'   '.join(parts)}"] if parts else []
+    return [f"unprofiled  {'   '.join(parts)}"] if parts else []
 
 
-def _unprofiled_prediction(comparison: Comparison) -> list[str]:
+def unprofiled_prediction(comparison: Comparison) -> list[str]:
     """Return the line about the step without a profiler, if it is predicted."""
     without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
     if without is None:
         return []
     replayed, predicted = time_text(without.replayed_ns), time_text(without.predicted_ns)
-    line = f"{MARGIN}unprofiled  replayed {replayed}   predicted {predicted}"
+    line = f"unprofiled  replayed {replayed}   predicted {predicted}"
     if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
         measured = time_text(comparison.replay.unprofiled_measured_ns)
         line += f"   anchored to the measured {measured}: {time_text(anchored)}"
     return [line]
 
 
-def _range(comparison: Comparison) -> str:
+def likely_text(comparison: Comparison) -> str:
+    """Return the range of the prediction, and what it is made of."""
     likely = range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)
     return f"{likely}, by how steps vary, the replay error and what is untraced"
 
 
-def _merged(before: Mapping[str, int], after: Mapping[str, int], whole: int) -> list[tuple[str, int, int]]:
+def merged_parts(
+    before: Mapping[str, int], after: Mapping[str, int], whole: int
+) -> list[tuple[str, int, int]]:
     """Return (name, before, after), phases in their order, causes by size, what is too small summed up."""
     rows = [(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
     rows.sort(key=lambda row: (PHASES.index(row[0]) if row[0] in PHASES else len(PHASES), -max(row[1:])))
@@ -216,7 +234,8 @@ def _merged(before: Mapping[str, int], after: Mapping[str, int], whole: int) -> 
     return [*shown, rest] if max(abs(rest[1]), abs(rest[2])) >= HIDDEN * whole else shown
 
 
-def _edits(comparison: Comparison) -> str:
+def edits_text(comparison: Comparison) -> str:
+    """Return how many tasks were changed, inserted and removed."""
     parts = [
         f"{number:,} {what}"
         for number, what in (

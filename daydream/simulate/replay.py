@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,14 @@ from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.unprofiled import can_be_corrected, without_profiler
+from daydream.shown import Shown
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 from daydream.trace import Trace
 from daydream.wording import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def _relative(replayed: int, measured: int) -> float:
@@ -42,7 +46,7 @@ class StepReplay:
 
 
 @dataclass(repr=False)
-class Replay:
+class Replay(Shown):
     """How well the untouched graph reproduces the recording; `error` is relative, of the median step."""
 
     graph: Graph
@@ -61,6 +65,19 @@ class Replay:
     def timeline(self) -> Timeline:
         """The simulated timeline, window repeated where there is one."""
         return self.settled.timeline
+
+    def breakdown(self) -> dict[str, dict[str, int]]:
+        """Return where a typical step's time goes, `by_phase` and `by_cause`, in ns."""
+        step, _ = self.settled.typical()
+        return self.timeline.breakdown(self.settled.copy, step)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row per covered step: measured and replayed, in ns, and the relative error."""
+        import pandas as pd
+
+        columns = ["step", "rank", "measured_ns", "replayed_ns", "error"]
+        rows = [(each.name, each.rank, each.measured_ns, each.replayed_ns, each.error) for each in self.steps]
+        return pd.DataFrame(rows, columns=columns)
 
     @property
     def measured_ns(self) -> int:

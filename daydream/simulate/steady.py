@@ -50,28 +50,42 @@ class Settled:
         middle = median_low(times.values())
         return next(step for step, ns in times.items() if ns == middle), middle
 
+    @property
+    def passes(self) -> int:
+        """How often the window was simulated."""
+        return int(self.timeline.copy.max(initial=0)) + 1
+
     def first_pass(self) -> dict[int, int]:
         """Return the times of the covered steps as recorded, not repeated."""
         return {step: ns for (copy, step), ns in self.times.items() if copy == 0}
 
 
-def settle(graph: Graph) -> Settled:
-    """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none."""
+def settle(graph: Graph, *, passes: int = 2) -> Settled:
+    """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none.
+
+    `passes` are simulated at once. Where they are more than it takes, the first of them are
+    judged as if they stood alone: what comes later changes nothing before it. So only the
+    speed depends on this number; a change often takes as many as the untouched graph.
+    """
     need_steps(graph)
     window = repeatable(graph)
     if window is None:
         timeline = simulate(graph)
         return Settled(timeline, timeline.step_times(), 0, settled=True)
-    copies = 2
+    asked, copies = 2, 0
     while True:
-        timeline = simulate(graph, copies=copies, window=window)
-        times = timeline.step_times()
-        passes = _passes(times, copies)
-        more = passes_needed(copies, passes[-2], passes[-1], *_slowest_lane(timeline), len(graph))
+        if asked > copies:  # a lane with a policy may run a later pass ahead of an earlier one
+            copies = asked if graph.scheduled or copies else max(asked, passes)
+            timeline = simulate(graph, copies=copies, window=window)
+            times, ends = timeline.step_times(), _lane_ends(timeline)
+        times_of = {key: ns for key, ns in times.items() if key[0] < asked}
+        lengths = _passes(times_of, asked)
+        slowest = _slowest_lane(timeline, ends[:asked])
+        more = passes_needed(asked, lengths[-2], lengths[-1], *slowest, len(graph))
         if more <= 0:
-            first = next(c for c, ns in enumerate(passes) if abs(ns - passes[-1]) <= SETTLED * passes[-1])
-            return Settled(timeline, times, copies - 1 if more else first, settled=not more)
-        copies = more
+            first = next(c for c, ns in enumerate(lengths) if abs(ns - lengths[-1]) <= SETTLED * lengths[-1])
+            return Settled(timeline, times_of, asked - 1 if more else first, settled=not more)
+        asked = more
 
 
 def need_steps(graph: Graph) -> None:
@@ -115,22 +129,26 @@ def _passes(times: dict[tuple[int, int], int], copies: int) -> list[int]:
     return passes
 
 
-def _slowest_lane(timeline: Timeline) -> tuple[int, int]:
-    """Return how long the slowest lane takes for a pass, and how far ahead of the last completion it is.
-
-    Background threads do not count: nothing waits for them.
-    """
-    lanes = timeline.graph.lanes
-    last = int(timeline.copy.max())
-    ends = np.zeros((last + 1, len(lanes)), np.int64)
+def _lane_ends(timeline: Timeline) -> np.ndarray:
+    """Return when each lane ends with each pass, in ns: a row a pass."""
+    ends = np.zeros((int(timeline.copy.max()) + 1, len(timeline.graph.lanes)), np.int64)
     if timeline.plan.scheduled:
         np.maximum.at(ends, (timeline.copy, timeline.plan.lane), timeline.end_ns)
     else:  # a lane ends with its last task: of what is assigned to one place, the last stays
         ends[timeline.copy, timeline.plan.lane] = timeline.end_ns
-    counts = (ends[last] > 0) & ~np.array([lane.background for lane in lanes], bool)
-    taken = np.where(counts, ends[last] - ends[last - 1], 0)
+    return ends
+
+
+def _slowest_lane(timeline: Timeline, ends: np.ndarray) -> tuple[int, int]:
+    """Return how long the slowest lane takes for a pass, and how far ahead of the last completion it is.
+
+    Background threads do not count: nothing waits for them.
+    """
+    before, last = ends[-2:]
+    counts = (last > 0) & ~np.array([lane.background for lane in timeline.graph.lanes], bool)
+    taken = np.where(counts, last - before, 0)
     slowest = int(np.argmax(taken))
-    return int(taken[slowest]), int(ends[last][counts].max(initial=0) - ends[last][slowest])
+    return int(taken[slowest]), int(last[counts].max(initial=0) - last[slowest])
 
 
 def repeatable(graph: Graph) -> tuple[int, int] | None:

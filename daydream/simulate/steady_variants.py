@@ -51,8 +51,10 @@ class SettledVariants:
     settled: np.ndarray
 
 
-def settle_all(graph: Graph, speedups: Sequence[Speedup]) -> SettledVariants:
+def settle_all(graph: Graph, speedups: Sequence[Speedup], *, passes: int = 2) -> SettledVariants:
     """Return the settled steps of every variant, speed-ups in their order and factors in theirs.
+
+    `passes` are simulated at first; only speed depends on it, see `settle`.
 
     Raises `GraphError` as `settle` does.
     """
@@ -69,7 +71,9 @@ def settle_all(graph: Graph, speedups: Sequence[Speedup]) -> SettledVariants:
                 result.step_ns[variant, place[step]] = ns
 
     window = repeatable(graph)
-    waiting = {1 if window is None else 2: np.arange(count)}
+    copies = 1 if window is None else max(passes, 2)
+    asked = min(copies, 2)
+    waiting = {copies: np.arange(count)}
     while waiting:
         copies, variants = waiting.popitem()
         if len(variants) < LEAST_VARIANTS or graph.scheduled:
@@ -77,7 +81,8 @@ def settle_all(graph: Graph, speedups: Sequence[Speedup]) -> SettledVariants:
                 note(variant, settle(changed))
             continue
         run = _Run(simulate(graph, copies=copies, window=window))
-        needed = run.settle(_chosen(speedups, variants), result, variants, place)
+        needed = run.settle(_chosen(speedups, variants), result, variants, place, asked)
+        asked = 0
         for more in np.unique(needed[needed > 0]).tolist():
             waiting[more] = np.append(waiting.get(more, variants[:0]), variants[needed == more])
     return result
@@ -94,11 +99,9 @@ class _Run:
         step = timeline.graph.columns["step"][timeline.task[self.closing]]
         key = timeline.copy[self.closing] * np.int64(len(timeline.graph.steps) + 1) + step
         self.closing = self.closing[np.argsort(key, kind="stable")]
-        # The last entry of each lane in the last two passes; -1 for none.
-        self.lane_ends = np.full((2, len(lanes)), -1)
-        for row, copy in enumerate((self.copies - 2, self.copies - 1)):
-            here = np.flatnonzero(timeline.copy == copy)
-            self.lane_ends[row, timeline.plan.lane[here]] = here  # the last one stays
+        # The last entry of each lane in each pass, as the last assigned to a place stays; -1 for none.
+        self.lane_ends = np.full((self.copies, len(lanes)), -1)
+        self.lane_ends[timeline.copy, timeline.plan.lane] = np.arange(len(timeline.task))
         self.background = np.array([lane.background for lane in lanes], bool)
 
     def settle(
@@ -107,36 +110,46 @@ class _Run:
         result: SettledVariants,
         variants: np.ndarray,
         place: dict[int, int],
+        asked: int,
     ) -> np.ndarray:
-        """Note the variants that have settled; return how many passes the others need, 0 for the noted."""
+        """Note the variants that have settled; return how many passes the others need, 0 for the noted.
+
+        Judged are the first `asked` passes, then as many as those ask for; with 0 all of them.
+        """
         observed = np.append(self.closing, self.lane_ends[self.lane_ends >= 0])
         found = ends(self.timeline.plan, list(self._changes(speedups)), observed)
         times = self._times(found[:, : len(self.closing)])
-        graph = self.timeline.graph
         if self.copies == 1:
             copy, needed = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
-            done = np.ones(len(found), bool)
         else:
             repeated = {step for copy, step in times if copy}
             passes = np.zeros((self.copies, len(found)), np.int64)
             for (number, step), ns in times.items():
                 if step in repeated:
                     passes[number] += ns
-            lane_ns = np.zeros((2, len(graph.lanes), len(found)), np.int64)
+            lane_ns = np.zeros((*self.lane_ends.shape, len(found)), np.int64)
             lane_ns[self.lane_ends >= 0] = found[:, len(self.closing) :].T
-            taken, ahead = self._slowest_lane(lane_ns)
-            close = np.abs(passes - passes[-1]) <= SETTLED * passes[-1]
-            needed = np.array([
-                passes_needed(self.copies, int(a), int(b), int(c), int(d), len(graph))
-                for a, b, c, d in zip(passes[-2], passes[-1], taken, ahead, strict=True)
-            ])  # fmt: skip
-            done = needed == 0
-            copy = np.where(done, close.argmax(axis=0), self.copies - 1)
+            copy = np.zeros(len(found), np.int64)
+            needed = np.full(len(found), asked or self.copies)
+            while (open_ := (needed > 0) & (needed <= self.copies)).any():
+                count = int(needed[open_].min())
+                rows = np.flatnonzero(needed == count)
+                copy[rows], needed[rows] = self._judged(passes[:count, rows], lane_ns[:count, :, rows])
         for (number, step), ns in times.items():
             rows = (copy == number) & (needed <= 0)
             result.step_ns[variants[rows], place[step]] = ns[rows]
-        result.settled[variants] = done
+        result.settled[variants] = needed == 0
         return needed
+
+    def _judged(self, passes: np.ndarray, lane_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pass each variant is read from, and what `passes_needed` says of these passes."""
+        taken, ahead = self._slowest_lane(lane_ns[-2:])
+        close = np.abs(passes - passes[-1]) <= SETTLED * passes[-1]
+        needed = np.array([
+            passes_needed(len(passes), int(a), int(b), int(c), int(d), len(self.timeline.graph))
+            for a, b, c, d in zip(passes[-2], passes[-1], taken, ahead, strict=True)
+        ])  # fmt: skip
+        return np.where(needed == 0, close.argmax(axis=0), len(passes) - 1), needed
 
     def _times(self, closing_ns: np.ndarray) -> dict[tuple[int, int], np.ndarray]:
         """Return the time of each (copy, step), a variant an entry, as `Timeline.step_times` does for one."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.graph.plan import Cause
+from daydream.shown import Shown
 from daydream.simulate.critical_path import CriticalPath, critical_path, slack
 from daydream.trace import PHASES
 
@@ -30,7 +31,7 @@ WAITING_FOR = {
 }
 
 
-class Timeline:
+class Timeline(Shown):
     """Start and end of every task, in ns; `task` holds the graph's ids, `copy` the repetition of the window.
 
     `start_ns` is when a task's work proceeds. A blocking call is entered earlier and
@@ -172,6 +173,14 @@ class Timeline:
         total = np.zeros(len(names), np.int64)
         np.add.at(total, layer + 1, work + delay)
         return {names[code]: int(total[code]) for code in np.argsort(-total, kind="stable") if total[code]}
+
+    def path_to(self, copy: int, step: int) -> tuple[CriticalPath, np.ndarray, np.ndarray]:
+        """Return the chain of causes behind a step, and the work of each task on it and the delay before it.
+
+        Only what lies within the step counts: all work and delays add up to it.
+        """
+        path, begin = self._path_to(copy, step)
+        return path, *_shares(self, path, begin)
 
     def _path_to(self, copy: int, step: int) -> tuple[CriticalPath, int]:
         """Return the chain of causes that leads to a step's completion, and where the step begins."""

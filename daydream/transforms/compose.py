@@ -95,6 +95,27 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
     that none of them has, one that is missing, and one of the wrong type.
     """
     check(optimizations)
+    used, chosen = arguments(optimizations, options)
+    for optimization in in_order(optimizations):
+        own = chosen[optimization.name]
+        watch = _Watch(graph)
+        try:
+            optimization.function(graph, **own)
+        except ZeroDivisionError:
+            zero = ", ".join(name for name, value in own.items() if value == 0)
+            raise GraphError(f"{optimization.name} cannot work with {zero or 'these options'} = 0") from None
+        if not watch.edited(graph):
+            raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
+    return used
+
+
+def arguments(
+    optimizations: Sequence[Optimization], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the options used by the names they go by, and by optimization its own, defaults included.
+
+    Raises `GraphError` as `apply` does.
+    """
     named = option_names(optimizations)
     aliases = {qualified(owner, plain): name for name, (owner, plain) in named.items()}
     given: dict[str, Any] = {}
@@ -107,24 +128,14 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
             raise GraphError(f"option {known!r} is given twice")
         given[known] = value
     used: dict[str, Any] = {}
-    arguments: dict[str, dict[str, Any]] = {each.name: {} for each in optimizations}
+    own: dict[str, dict[str, Any]] = {each.name: {} for each in optimizations}
     for name, (owner, plain) in named.items():
         option = next(each for each in owner.options if each.name == plain)
         if option.required and name not in given:
             raise GraphError(f"{owner.name} needs {option.flag}")
         value = option.checked(given[name]) if name in given else option.default
-        arguments[owner.name][plain] = used[name] = value
-    for optimization in in_order(optimizations):
-        chosen = arguments[optimization.name]
-        watch = _Watch(graph)
-        try:
-            optimization.function(graph, **chosen)
-        except ZeroDivisionError:
-            zero = ", ".join(name for name, value in chosen.items() if value == 0)
-            raise GraphError(f"{optimization.name} cannot work with {zero or 'these options'} = 0") from None
-        if not watch.edited(graph):
-            raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
-    return used
+        own[owner.name][plain] = used[name] = value
+    return used, own
 
 
 def spelled(optimizations: Sequence[Optimization]) -> str:

@@ -15,8 +15,10 @@ import importlib.util
 import inspect
 import math
 import sys
+import types
 import typing
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -68,7 +70,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Optimization:
-    """A named change: the function, its options, its help, when it is applied and what it excludes."""
+    """A named change: the function, its options, its help, when it is applied and what it excludes.
+
+    `apply`, where the file has it, makes the change for real in a process that trains: a context
+    manager, called with (model, optimizer, **options).
+    """
 
     name: str
     function: Callable[..., None]
@@ -76,6 +82,7 @@ class Optimization:
     help: str
     stage: int = stages.OWN
     excludes: frozenset[str] = frozenset()
+    apply: Callable[..., AbstractContextManager[Any]] | None = None
 
     @property
     def summary(self) -> str:
@@ -114,10 +121,7 @@ def describe(function: Callable[..., None], name: str | None = None) -> Optimiza
     """Return the optimization a function is, its options read from its signature."""
     name = name or str(getattr(function, "__name__", "custom")).replace("_", "-")
     parameters = list(inspect.signature(function).parameters.values())
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):
-        hints = {}
+    hints = _hints(function)
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise GraphError(f"{name} is not an optimization: its first parameter must be the graph")
     options = tuple(
@@ -132,6 +136,14 @@ def describe(function: Callable[..., None], name: str | None = None) -> Optimiza
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     )
     return Optimization(name, function, options, inspect.getdoc(function) or "")
+
+
+def _hints(function: Callable[..., None]) -> dict[str, Any]:
+    """Return the annotations of a function, none if they name what is not there."""
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
 
 
 def _plain_type(hint: Any, default: Any) -> type:
@@ -154,14 +166,17 @@ def _of_module(module: ModuleType, stem: str, name: str) -> Optimization:
 
 
 def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
-    """Return the optimization with the `STAGE` and `EXCLUDES` of its file."""
+    """Return the optimization with the `STAGE`, `EXCLUDES` and `apply` of its file."""
     stage = getattr(module, "STAGE", stages.OWN)
     if stage not in stages.TITLES:
         raise GraphError(f"STAGE of {optimization.name} is {stage!r}; take one of daydream.transforms.stages")
     excludes: Any = getattr(module, "EXCLUDES", frozenset())
     if isinstance(excludes, str) or not all(isinstance(name, str) for name in excludes):
         raise GraphError(f"EXCLUDES of {optimization.name} must be a set of names, not {excludes!r}")
-    return replace(optimization, stage=stage, excludes=frozenset(excludes))
+    real: Any = getattr(module, "apply", None)
+    return replace(
+        optimization, stage=stage, excludes=frozenset(excludes), apply=real if callable(real) else None
+    )
 
 
 def _shipped() -> dict[str, str]:
@@ -180,10 +195,40 @@ def _entry_points() -> list[EntryPoint]:
 
 
 def _function_of(module: ModuleType, stem: str) -> Callable[..., None]:
-    function = getattr(module, stem, None)
+    wanted = stem.replace("-", "_")
+    function = getattr(module, wanted, None)
     if not callable(function):
-        raise GraphError(f"{module.__file__} should define a function {stem!r}, the optimization")
+        own = [
+            name
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        ]
+        there = f"it has {', '.join(own)}" if own else "it has no function"
+        raise GraphError(f"{module.__file__} should define a function {wanted!r}, the optimization; {there}")
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            raise GraphError(
+                f"{module.__file__}: {parameter.name!r} is no option, as it can be given by its place. "
+                f"Write a * before it: def {wanted}(graph, *, {parameter.name}=...)"
+            )
+    hints = _hints(function)
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints.get(parameter.name, Any)
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not _can_be_typed(hint):
+            raise GraphError(
+                f"{module.__file__}: option {parameter.name!r} is a {hint}, which cannot be typed on a "
+                "command line. Make it a float, int, bool, str or a Literal of texts, or one of these or None"
+            )
     return typing.cast("Callable[..., None]", function)
+
+
+def _can_be_typed(hint: Any) -> bool:
+    """Tell whether one word on the command line can give a value of this annotation."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in {typing.Union, types.UnionType} else (hint,)
+    return all(
+        kind in {int, float, bool, str, type(None), Any} or typing.get_origin(kind) is typing.Literal
+        for kind in kinds
+    )
 
 
 def _from_file(path: Path) -> Optimization:

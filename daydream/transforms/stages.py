@@ -12,6 +12,7 @@ last: so `amp+batch-size` and `batch-size+amp` ask the same question.
 | `MEMORY` | where data lives: offload, prefetch, compression of activations |
 | `LAUNCH` | how the CPU drives the device: CUDA graphs, removed synchronizations |
 | `INPUT` | loading and copying data in |
+| `PARALLEL` | spreading the work over several GPUs: what then has to be communicated |
 | `COMMUNICATION` | collectives, their cost and order |
 | `HARDWARE` | another GPU, CPU, link or network |
 | `OWN` | functions and files that name no stage, in the order they were given |
@@ -19,7 +20,7 @@ last: so `amp+batch-size` and `batch-size+amp` ask the same question.
 
 from __future__ import annotations
 
-WORK, PRECISION, FUSION, MEMORY, LAUNCH, INPUT, COMMUNICATION, HARDWARE, OWN = range(9)
+WORK, PRECISION, FUSION, MEMORY, LAUNCH, INPUT, PARALLEL, COMMUNICATION, HARDWARE, OWN = range(10)
 
 TITLES = {
     WORK: "what is computed",
@@ -28,6 +29,7 @@ TITLES = {
     MEMORY: "memory",
     LAUNCH: "launches and synchronization",
     INPUT: "input",
+    PARALLEL: "several GPUs",
     COMMUNICATION: "communication",
     HARDWARE: "hardware, and anything by a factor",
     OWN: "your own, and other packages'",

@@ -222,14 +222,60 @@ def test_a_users_file_that_cannot_be_loaded_is_named(run, folder):
     assert "should define a function 'other'" in other.err
 
 
-def test_a_bug_in_a_users_file_keeps_its_traceback(run, folder):
+def test_an_error_in_a_users_file_names_its_line(run, folder):
     (folder / "buggy.py").write_text("def buggy(graph):\n    raise KeyError('where it went wrong')\n")
+    (folder / "deep.py").write_text(
+        "def deep(graph):\n    work = graph.select(on='gpu')\n    work.where(lambda tasks: tasks.naem)\n"
+    )
+    (folder / "late.py").write_text(
+        "def late(graph):\n    graph.schedule(graph.lanes[0].name, key=key)\n\n\n"
+        "def key(tasks):\n    return tasks.order + None\n"
+    )
 
-    done = run("whatif", "./buggy.py", "--trace", "step.parquet")
+    buggy, deep, late = (
+        run("whatif", f"./{name}.py", "--trace", "step.parquet") for name in ("buggy", "deep", "late")
+    )
 
-    assert done.code == FAILED
-    assert "Traceback" in done.err
-    assert "buggy.py" in done.err
+    for done in (buggy, deep, late):
+        assert done.code == FAILED
+        assert_clear(done)
+    assert "buggy.py, line 2: KeyError: 'where it went wrong'" in buggy.err
+    assert "deep.py, line 3: AttributeError: tasks have no column 'naem'" in deep.err
+    assert "late.py, line 6: TypeError" in late.err
+
+
+def test_a_users_file_with_the_wrong_functions_says_what_it_needs(run, folder):
+    (folder / "empty.py").write_text("FACTOR = 2\n")
+    (folder / "two.py").write_text("def one(graph): ...\n\n\ndef other(graph): ...\n")
+    (folder / "placed.py").write_text("def placed(graph, factor=2.0):\n    graph.select().scale(factor)\n")
+
+    (folder / "listed.py").write_text("def listed(graph, *, sizes: list[int] | None = None): ...\n")
+
+    names = ("empty", "two", "placed", "listed")
+    empty, two, placed, listed = (run("whatif", f"./{n}.py", "--trace", "step.parquet") for n in names)
+
+    for done in (empty, two, placed, listed):
+        assert done.code == FAILED
+        assert_clear(done)
+    assert "should define a function 'empty', the optimization; it has no function" in empty.err
+    assert "should define a function 'two', the optimization; it has one, other" in two.err
+    assert "def placed(graph, *, factor=...)" in placed.err
+    assert "option 'sizes' is a list[int] | None, which cannot be typed on a command line" in listed.err
+
+
+def test_a_users_file_may_have_helpers_and_a_dash_in_its_name(ask, folder):
+    (folder / "half-time.py").write_text(
+        "def half_time(graph, *, factor: float = 0.5):\n    graph.select().scale(checked(factor))\n\n\n"
+        "def checked(factor):\n    return abs(factor)\n"
+    )
+
+    done = ask("whatif", "half-time.py", "--factor", "1", "--trace", "step.parquet")
+    wrong = ask("whatif", "half-time.py", "--factor", "half", "--trace", "step.parquet")
+
+    assert done.code == 0
+    assert done.out.startswith("half-time   factor 1.0")
+    assert wrong.code == USAGE
+    assert "'half' is not a valid float" in wrong.err
 
 
 def test_force_overwrites_and_only_force(run, folder):

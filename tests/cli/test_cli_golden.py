@@ -18,6 +18,7 @@ COMMANDS = {
     "info": "info step.parquet",
     "info_ranks": "info ranks",
     "replay": "replay --trace step.parquet",
+    "explain": "explain --trace step.parquet",
     "whatif_scale": "whatif scale --on gpu --factor 0.5 --trace step.parquet",
     "whatif_amp": "whatif amp --math-speedup 2.5 --trace step.parquet",
     "whatif_amp_fused": "whatif amp+fused-adam --fused-adam.memory-speedup 2 --trace step.parquet",

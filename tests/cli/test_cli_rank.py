@@ -50,7 +50,7 @@ def test_a_trace_to_which_nothing_applies_says_so_and_why():
     screen = ranking_text(daydream.rank(on_cpu, ["amp", "fused-adam"], with_curves=False), top=4)
 
     assert "no optimization applies to this trace" in screen
-    assert "\nleft out\n  amp " in screen
+    assert "\nleft out\n  amp: " in screen
     fits(screen)
 
 

@@ -81,6 +81,9 @@ class Folder:
     def collect(self, *args: str, **environment: str) -> Done:
         return self.finish(self.start("-m", "daydream", "collect", *args, **environment))
 
+    def confirm(self, *args: str) -> Done:
+        return self.finish(self.start("-m", "daydream", "confirm", *args))
+
     def interrupt(
         self, number: signal.Signals, *args: str, sign: str = "training", **environment: str
     ) -> Done:

@@ -51,7 +51,10 @@ def test_a_device_that_catches_up_has_not_settled_until_it_waits_for_the_threads
 
 
 def test_it_is_said_where_the_recorded_window_had_not_settled():
-    comparison = daydream.whatif(catching_up(), "scale", on="gpu", factor=1)
+    def unchanged(graph: daydream.Graph) -> None:
+        graph.select(on="gpu").scale(1)
+
+    comparison = daydream.whatif(catching_up(), unchanged)
 
     assert (comparison.replay.replayed_ns, comparison.replayed_ns, comparison.predicted_ns) == (
         21_000, 30_000, 30_000)  # fmt: skip

@@ -52,10 +52,16 @@ class Program:
         self.rows[number]["duration_ns"] = self.now - self.rows[number]["start_ns"]
 
     def op(
-        self, name: str, phase: str, *kernels: tuple[str, int], shapes: Any = None, dtype: str = "float32"
+        self,
+        name: str,
+        phase: str,
+        *kernels: tuple[str, int],
+        shapes: Any = None,
+        dtype: str = "float32",
+        layer: str | None = None,
     ) -> None:
         text = None if shapes is None else json.dumps(shapes)
-        with self.range(name, "operator", phase=phase, op=name, shapes=text, dtype=dtype):
+        with self.range(name, "operator", phase=phase, op=name, shapes=text, dtype=dtype, layer=layer):
             self.now += HEAD
             for kernel, duration in kernels:
                 call = self.row(
@@ -66,13 +72,14 @@ class Program:
                     correlation=len(self.rows),
                     phase=phase,
                     op=name,
+                    layer=layer,
                 )
                 start = max(self.now + LATENCY, self.free)
                 kind = "memcpy" if kernel.startswith("Memcpy") else "kernel"
                 self.row(
                     kind, kernel, start, duration, device=0, stream=7,
                     correlation=self.rows[call]["correlation"], parent=call, phase=phase, op=name,
-                    dtype=dtype,
+                    dtype=dtype, layer=layer,
                 )  # fmt: skip
                 self.now += LAUNCH
                 self.free = start + duration
@@ -94,7 +101,8 @@ class Program:
                 columns[name] = np.array([FIELDS[name].null if v is None else v for v in values], np.int64)
         graph = build(Trace(columns, texts, {"steps": steps, "vendor": "cuda", **metadata}))
         # Queueing of some nanoseconds cannot be told from the latency of a launch: say which it is.
-        graph.select(on="gpu").set(latency_ns=LATENCY, gap_ns=0)
+        if len(device := graph.select(on="gpu")):
+            device.set(latency_ns=LATENCY, gap_ns=0)
         graph.facts.launch_latency_ns, graph.facts.launch_cost_ns, graph.facts.startup_ns = LATENCY, LAUNCH, 0
         return graph
 

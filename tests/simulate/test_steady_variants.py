@@ -52,6 +52,22 @@ def speedups_of(graph):
     return [*found, Speedup(gpu, FACTORS), Speedup(cpu, FACTORS, gaps=True)]
 
 
+@pytest.mark.parametrize("passes", [4, 8])
+@pytest.mark.parametrize("program", ["synchronizing", "multi_stream", "queue_full_64"])
+def test_simulating_more_passes_at_once_changes_nothing(program, passes, tmp_path):
+    path = PROGRAMS[program]().run(steps=8).write(tmp_path / "trace.json", 3, 6)
+    graph = daydream.build(daydream.load(path))
+    speedups = speedups_of(graph)
+    usual, ahead = settle_all(graph, speedups), settle_all(graph, speedups, passes=passes)
+    assert np.array_equal(usual.step_ns, ahead.step_ns)
+    assert np.array_equal(usual.settled, ahead.settled)
+    for speedup in speedups[-2:]:
+        changed = graph.copy()
+        speedup.apply(changed, 0.5)
+        one, other = settle(changed), settle(changed, passes=passes)
+        assert (one.times, one.copy, one.settled) == (other.times, other.copy, other.settled)
+
+
 @pytest.mark.parametrize("program", ["synchronizing", "multi_stream"])
 def test_variants_settle_as_each_would_alone(program, tmp_path):
     path = PROGRAMS[program]().run(steps=8).write(tmp_path / "trace.json", 3, 6)

@@ -1,0 +1,187 @@
+"""`daydream confirm`: predict a change from a run, then make it in that run and compare."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.cli.output import help_of
+from daydream.cli.source import force_option, json_option, stdout_for_the_result
+
+if TYPE_CHECKING:
+    from daydream.collect.runner import Collected
+    from daydream.transforms.registry import Optimization
+
+CHOSEN = "daydream.optimizations"  # where a context keeps what was named
+
+
+class Confirm(click.Command):
+    """A command whose first word is an optimization, and which takes that one's options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the optimizations' name off the front, then parse with their options."""
+        named = bool(args) and not args[0].startswith("-")
+        # A word alone is the script: as an optimization's file it would be imported, and train.
+        if named and (len(args) > 1 or not args[0].endswith(".py")):
+            name, *args = args
+            with stdout_for_the_result():
+                ctx.meta[CHOSEN] = _found(ctx, name)
+            ctx.info_name = f"{ctx.info_name} {name}"
+        elif not {"--help", "-h"} & set(args):
+            raise click.UsageError("name an optimization first, as in: daydream confirm amp train.py", ctx)
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options and those of the optimizations."""
+        from daydream.cli.whatif_options import click_options
+
+        chosen = ctx.meta.get(CHOSEN)
+        own = super().get_params(ctx)
+        return [*click_options(chosen, own), *own] if chosen else own
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return what follows the command's name in its usage line."""
+        pieces = super().collect_usage_pieces(ctx)
+        return pieces if ctx.meta.get(CHOSEN) else ["NAME[+NAME...]", *pieces]
+
+
+def _found(ctx: click.Context, name: str) -> list[Optimization]:
+    from daydream.errors import GraphError
+    from daydream.transforms.compose import parse
+    from daydream.transforms.registry import find, names
+
+    try:
+        chosen = parse(name)
+    except GraphError as error:
+        raise click.UsageError(str(error), ctx) from None
+    for each in chosen:
+        if each.apply is None:
+            able = [known for known in names() if find(known).apply is not None]
+            raise click.UsageError(
+                f"{each.name} can be predicted, not confirmed: daydream cannot make that change in a "
+                f"running script. It can make {', '.join(able)}, and what your own file defines as `apply`.",
+                ctx,
+            )
+    return chosen
+
+
+def _confirm(
+    target: str,
+    args: tuple[str, ...],
+    output: str | None,
+    steps: int,
+    warmup: int,
+    rounds: int,
+    block_steps: int,
+    stop_after: bool,
+    nproc_per_node: int | None,
+    module: bool,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    r"""Predict a change for a training script, then make it for real and compare.
+
+    \b
+    daydream confirm fused-adam train.py --epochs 1
+    daydream confirm fused-adam --json -m package.train
+
+    The script runs once, as with `collect`: a few of its steps are recorded and the change is
+    predicted from them. Then the script goes on in blocks of steps with and without the
+    change, in turns, which are timed without a profiler. Options of `confirm` and of the optimization
+    stand before the script. The changed steps train on, with the change: what the script
+    saves behind them is not what it would have been.
+    """
+    from daydream.cli.collect import check_target
+    from daydream.cli.failures import message
+    from daydream.cli.output import check
+    from daydream.cli.whatif_options import option_values
+    from daydream.collect.runner import Recording, collect, command_line
+
+    check_target(target, module=module)
+    chosen: list[Optimization] = click.get_current_context().meta[CHOSEN]
+    values = option_values(chosen, options)
+    if output is not None:
+        check(Path(output), force=force, sources=[])
+    names = [str(Path(each).resolve()) if each.endswith(".py") else each for each in _names(chosen)]
+    change = {"names": names, "options": values, "rounds": rounds, "steps": block_steps}
+    with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
+        path = Path(output) if output is not None else Path(folder, "confirm.parquet")
+        done = collect(
+            command_line(target, args, module=module, nproc_per_node=nproc_per_node),
+            path,
+            Recording(steps=steps, warmup=warmup, stop_after=stop_after, change=change),
+            force=force,
+            say=lambda text: click.echo(f"daydream: {text}", err=True),
+            own_stdout=as_json,
+        )
+        for problem in done.problems:
+            click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
+        if done.path is None:
+            return done.exit_code or 1
+        _show(done, chosen, values, as_json=as_json)
+        if output is not None:
+            click.echo(f"wrote {path} ({path.stat().st_size:,} bytes)", err=True)
+        return done.exit_code
+
+
+def _show(done: Collected, chosen: list[Optimization], values: dict[str, Any], *, as_json: bool) -> None:
+    import daydream
+    from daydream.cli.results import print_json
+    from daydream.confirmation import Confirmation, blocks_of
+    from daydream.report.confirmation import confirmation_text
+
+    if done.path is None:
+        return
+    trace = daydream.Trace.load(done.path)
+    blocks = blocks_of(trace)
+    confirmation = Confirmation(daydream.whatif(trace, chosen, **values), blocks)
+    if as_json:
+        print_json(confirmation.to_json())
+    else:
+        click.echo(confirmation_text(confirmation))
+
+
+def _names(chosen: list[Optimization]) -> list[str]:
+    """Return the names, of a user's own file its path."""
+    import inspect
+
+    from daydream.transforms.registry import names
+
+    known = names()
+    return [each.name if each.name in known else str(inspect.getsourcefile(each.function)) for each in chosen]
+
+
+def _parameters() -> list[click.Parameter]:
+    from daydream.cli.collect import command as collect_command
+
+    shared = {param.name: param for param in collect_command.params}
+    kept = ("steps", "warmup", "stop_after", "nproc_per_node", "module", "target", "args")
+    return [
+        click.Option(["-o", "--output"], metavar="FILE", help="Keep the trace too, under this name."),
+        click.Option(
+            ["--rounds"], type=click.IntRange(min=3), default=5,
+            help="Rounds of three blocks: unchanged, unchanged again, changed; 5 by default.",
+        ),
+        click.Option(
+            ["--block-steps"], type=click.IntRange(min=1), default=5,
+            help="Steps of a block that count, behind one that does not; 5 by default.",
+        ),
+        *(shared[name] for name in kept[:5]),
+        force_option(),
+        json_option(),
+        *(shared[name] for name in kept[5:]),
+    ]  # fmt: skip
+
+
+command = Confirm(
+    "confirm",
+    callback=_confirm,
+    help=help_of(_confirm),
+    short_help="Predict a change, make it in the script for real, compare.",
+    context_settings={"allow_interspersed_args": False},
+    params=_parameters(),
+)

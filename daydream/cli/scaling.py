@@ -1,0 +1,173 @@
+"""`daydream scaling`: the trace of one worker on many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from daydream.cli.source import force_option, json_option, read, stdout_for_the_result, trace_options
+
+DEFAULT = "1,2,4,8,...,1024"
+PLOTS = (".png", ".svg", ".html")
+MOST = 10_000  # numbers of workers that one list may mean
+MOST_WORKERS = 1 << 20
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return the numbers of a list such as `1,2,4,...,64`: `...` goes on as the numbers before it do.
+
+    Raises `ValueError` with what is wrong.
+    """
+    found: list[int] = []
+    parts = [part.strip() for part in text.split(",")]
+    for place, part in enumerate(parts):
+        if part == "...":
+            if len(found) < 2 or place + 1 == len(parts):
+                raise ValueError(f"{text!r}: '...' stands behind two numbers and before another")
+        elif not (part.isascii() and part.isdigit()) or not 1 <= int(part) <= MOST_WORKERS:
+            raise ValueError(f"{part!r} is not a number of workers from 1 to {MOST_WORKERS:,}")
+        elif place and parts[place - 1] == "...":
+            found += _between(found, int(part))
+        else:
+            found.append(int(part))
+    return found
+
+
+def _between(found: list[int], last: int) -> list[int]:
+    """Return what `...` leaves out and the number behind it: equal steps if three show them, else factors."""
+    before, one = found[-2:]
+    by_steps = one % before > 0 or (len(found) > 2 and one - before == before - found[-3])
+    following: list[int] = []
+    while before < one < last and len(following) < MOST:
+        before, one = one, 2 * one - before if by_steps else one * (one // before)
+        following.append(one)
+    if not following or following[-1] != last:
+        raise ValueError(f"the numbers before '...' do not lead to {last}")
+    return following
+
+
+def _workers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    try:
+        return numbers_in(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+def _plot(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not value.endswith(PLOTS):
+        raise click.BadParameter(f"{value!r} ends in none of {', '.join(PLOTS)}", ctx, param)
+    return value
+
+
+class Scaling(click.Command):
+    """A command that takes the options of `ddp` but for the number of workers."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options and those of the optimization."""
+        from daydream.cli.whatif_options import click_options
+
+        own = super().get_params(ctx)
+        return [*own, *click_options([_ddp()], own)]
+
+
+def _ddp() -> Any:
+    from daydream.transforms.registry import find
+
+    ddp = find("ddp")
+    return replace(ddp, options=tuple(option for option in ddp.options if option.name != "workers"))
+
+
+def _scaling(
+    trace: str,
+    step_marker: str | None,
+    steps: str | None,
+    workers: list[int],
+    jitter: float,
+    straggler: float,
+    seed: int,
+    plot: str | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Predict throughput and efficiency on many GPUs from the trace of one.
+
+    Each worker trains on as much data as the one that was recorded, and gradients are exchanged
+    as by `whatif ddp`, whose options are this command's too. Throughput is that of all workers,
+    relative to the one; efficiency is its share of what as many times one would give. A trace
+    that one of several workers recorded has its collectives already: they are resized, and of
+    these options --cluster alone counts.
+
+    With --jitter and --straggler the workers are simulated side by side, each waiting for the
+    last in every collective.
+    """
+    import daydream
+    from daydream.cli.output import check, quoted
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json
+    from daydream.cli.whatif_options import option_values
+    from daydream.errors import GraphError
+    from daydream.report.scaling import scaling_text
+    from daydream.report.scaling_plot import check_plot, draw
+    from daydream.scaling import scaling
+
+    if plot is not None:
+        check_plot(plot)
+        check(plot, force=force, sources=[trace])
+    values = option_values([_ddp()], options)
+    with Progress() as progress, stdout_for_the_result():
+        recording = read([trace], step_marker, steps, progress)
+        progress("replaying")
+        replay = daydream.replay(recording)
+        try:
+            found = scaling(
+                replay, workers, jitter=jitter, straggler=straggler, seed=seed, progress=progress, **values
+            )
+        except GraphError as error:
+            if type(error) is not GraphError:
+                raise  # nothing to scale, with the reason
+            raise click.UsageError(str(error), click.get_current_context()) from error
+        if plot is not None:
+            progress(f"writing {plot}")
+            draw(found, plot)
+    if as_json:
+        print_json({"trace": trace, **found.to_json()})
+    else:
+        click.echo(scaling_text(found))
+    if plot is not None:
+        click.echo(f"wrote {plot}", err=True)
+    elif not as_json:
+        what = f"ddp --workers {max(*workers, 2)}" if found.recorded == 1 else "network --bandwidth-factor 2"
+        click.echo(f"next: daydream whatif {what} --trace {quoted(trace)}", err=True)
+
+
+command = Scaling(
+    "scaling",
+    callback=_scaling,
+    help=_scaling.__doc__,
+    short_help="Predict one GPU's trace on many: throughput, efficiency, what bounds it.",
+    params=[
+        *trace_options(),
+        click.Option(
+            ["--workers"], callback=_workers, default=DEFAULT, show_default=True, metavar="LIST",
+            help="Numbers of GPUs; ... continues the numbers before it.",
+        ),
+        click.Option(
+            ["--jitter"], type=click.FloatRange(0, 1, max_open=True), default=0.0, metavar="SHARE",
+            help="How much a worker's step varies: 0.02 is a standard deviation of 2 %.",
+        ),
+        click.Option(
+            ["--straggler"], type=click.FloatRange(1), default=1.0, metavar="FACTOR",
+            help="One of the workers takes so many times as long for everything but transfers.",
+        ),
+        click.Option(["--seed"], type=click.IntRange(0), default=0, metavar="N", help="Of the jitter."),
+        click.Option(
+            ["--plot"], metavar="FILE", callback=_plot,
+            help="Draw it too: .png, .svg or .html. Needs matplotlib.",
+        ),
+        force_option(),
+        json_option(),
+    ],
+)  # fmt: skip

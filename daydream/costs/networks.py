@@ -1,0 +1,94 @@
+"""What workers exchange gradients over: a cluster, or one bandwidth for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daydream.costs.cluster_names import cluster as named
+from daydream.costs.clusters import Cluster
+from daydream.costs.collectives import (
+    Link,
+    bytes_of_message,
+    ring_all_gather_ns,
+    ring_all_reduce_ns,
+    ring_reduce_scatter_ns,
+)
+from daydream.costs.devices import device_of
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.graph import Graph
+
+RINGS = {
+    "all_reduce": ring_all_reduce_ns,
+    "reduce_scatter": ring_reduce_scatter_ns,
+    "all_gather": ring_all_gather_ns,
+}
+# Machines that such GPUs come in, first match of the device's name; others stand on their PCIe.
+MACHINE_OF = {
+    "v100": "dgx-v100",
+    "a100": "dgx-a100",
+    "h100": "dgx-h100",
+    "b200": "dgx-b200",
+    "mi300": "mi300x",
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """Workers and what joins them: a `cluster`, or a `link` that every step of a ring goes over."""
+
+    workers: int
+    cluster: Cluster | None
+    link: Link | None
+
+    def time_ns(self, collective: str, input_bytes: float) -> int:
+        """Return how long a collective of all workers takes; bytes are those a worker puts in."""
+        nbytes = bytes_of_message(collective, round(input_bytes), self.workers)
+        if self.cluster is not None:
+            return self.cluster.time_ns(collective, nbytes, self.workers)
+        assert self.link is not None  # noqa: S101 - one of the two is there
+        return round(RINGS[collective](nbytes, self.workers, self.link))
+
+    def describe(self) -> str:
+        """Return one sentence on where the times come from."""
+        if self.cluster is not None:
+            return self.cluster.describe()
+        assert self.link is not None  # noqa: S101 - one of the two is there
+        return (
+            f"Collectives are rings of {self.workers} workers, each with {self.link.bandwidth:.4g} GB/s to "
+            f"the next and {self.link.latency_ns / 1e3:.4g} us a step, as given."
+        )
+
+
+def network_of(
+    graph: Graph, workers: int, *, cluster: str | None, bandwidth: float | None, latency_us: float = 0.0
+) -> Network:
+    """Return the network that the options of an optimization mean.
+
+    A `bandwidth` in GB/s (with `latency_us` a step) is that of each worker to the next in a ring;
+    else the `cluster` of this name, by default machines of the trace's GPU, with as many nodes as
+    the workers need. Raises `NotApplicableError` if neither is given nor known.
+    """
+    if bandwidth is not None and cluster is not None:
+        raise GraphError("cluster and bandwidth were both given; a network is one of the two")
+    if bandwidth is not None:
+        if bandwidth <= 0 or latency_us < 0:
+            raise GraphError(
+                f"bandwidth must be above 0 and latency_us 0 or more, not {bandwidth:g} and {latency_us:g}"
+            )
+        return Network(workers, None, Link(bandwidth, latency_us * 1e3))
+    if latency_us:
+        raise GraphError("latency_us goes with bandwidth; a cluster has its own latencies")
+    return Network(workers, named(cluster or machine_of(graph)).holding(workers), None)
+
+
+def machine_of(graph: Graph) -> str:
+    """Return the name of the cluster that the trace's GPU stands in as a rule."""
+    try:
+        device = device_of(graph)
+    except NotApplicableError:
+        raise NotApplicableError(
+            "which network the workers have is not known; give --cluster or --bandwidth in GB/s"
+        ) from None
+    name = device.name.lower()
+    known = [machine for pattern, machine in MACHINE_OF.items() if pattern in name]
+    return known[0] if known else ("pcie4" if device.pcie > 16 else "pcie3")

@@ -1,0 +1,115 @@
+"""What-ifs asked to explain a step: each one simulated, with its options and what it would save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from daydream.comparison import Comparison, compare
+from daydream.errors import DaydreamError
+from daydream.simulate.replay import Replay
+from daydream.transforms.compose import apply, parse
+from daydream.transforms.registry import find
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One what-if: what it predicts, or why it gives no answer.
+
+    `options` are the ones given; `saving_ns` is against the step that is explained.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    replayed_ns: int
+    predicted_ns: int | None
+    refused: str | None = None
+    notes: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def saving_ns(self) -> int | None:
+        """How much shorter the step gets; negative if it gets longer."""
+        return None if self.predicted_ns is None else self.replayed_ns - self.predicted_ns
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words of the command, without `--trace`."""
+        words = ["daydream", "whatif", self.name]
+        for name, value in self.options.items():
+            flag = "--" + name.replace("_", "-")
+            words += (
+                [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+            )
+        return tuple(words)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as `explain --json` prints it."""
+        return {
+            "whatif": self.name,
+            "options": dict(self.options),
+            "command": list(self.command),
+            "predicted_ns": self.predicted_ns,
+            "saving_ns": self.saving_ns,
+            "speedup": self.replayed_ns / self.predicted_ns if self.predicted_ns else None,
+            "refused": self.refused,
+            "notes": list(self.notes),
+        }
+
+
+class Asker:
+    """Asks what-ifs of one replay, each once, on top of a change that was made already (if any)."""
+
+    def __init__(
+        self, replay: Replay, after: Comparison | None = None, given: Mapping[str, Any] | None = None
+    ) -> None:
+        self.replay, self.after, self.given = replay, after, dict(given or {})
+        same = Comparison("", {}, replay, replay.graph, replay.settled, 0, 0, 0)
+        self.step_ns = same.replayed_ns if after is None else after.predicted_ns
+        self._answers: dict[Any, Asked] = {}
+
+    def ask(self, name: str, /, **options: Any) -> Asked:
+        """Return the answer to one what-if."""
+        key = (name, tuple(sorted(options.items())))
+        if key not in self._answers:
+            self._answers[key] = self._asked(name, options)
+        return self._answers[key]
+
+    def without(self, **where: Any) -> Asked:
+        """Return the answer to `scale --factor 0`: the step if some of its work took no time.
+
+        It comes behind the change that was made already, which may be a `scale` itself.
+        """
+        if self.after is None:
+            return self.ask("scale", **where, factor=0.0)
+        changed = self.after.graph.copy()
+        options = {**where, "factor": 0.0}
+        try:
+            apply(parse("scale"), changed, options)
+            comparison = compare(self.replay, changed, optimization="scale", options=options)
+        except DaydreamError as error:
+            return Asked("scale", options, self.step_ns, None, refused=" ".join(str(error).split()))
+        return Asked("scale", options, self.step_ns, comparison.predicted_ns)
+
+    def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Asked]:
+        """Return the answers, the one that saves most first; of equal ones the first asked."""
+        answers = [self.ask(name, **options) for name, options in asked]
+        return sorted(
+            answers, key=lambda answer: -(answer.saving_ns if answer.saving_ns is not None else -1e18)
+        )
+
+    def _asked(self, name: str, options: Mapping[str, Any]) -> Asked:
+        whole, values = name, dict(options)
+        if self.after is not None:
+            whole = f"{self.after.optimization}+{name}"
+            values = {**self.given, **options}
+        changed = self.replay.graph.copy()
+        try:
+            chosen = parse([find(part) for part in whole.split("+")])
+            apply(chosen, changed, values)
+            comparison = compare(self.replay, changed, optimization=whole, options=values)
+        except DaydreamError as error:
+            return Asked(whole, values, self.step_ns, None, refused=" ".join(str(error).split()))
+        known = set(self.replay.notes)
+        notes = tuple(note for note in comparison.notes() if note not in known)
+        return Asked(whole, values, self.step_ns, comparison.predicted_ns, notes=notes)

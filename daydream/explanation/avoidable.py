@@ -1,0 +1,293 @@
+"""Avoidable costs: what a step could do without, a rule a function, each with what-ifs that remove it.
+
+A rule looks for a general cause on the critical path or beside it and says what it costs a
+step now. What its absence would save is never derived from that: it is simulated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from daydream.explanation.asking import Asked, Asker
+from daydream.explanation.beside import Waits, waits
+from daydream.explanation.causes import (
+    BETWEEN,
+    COMMUNICATION,
+    COMPUTE,
+    COPIES,
+    CPU,
+    KERNELS,
+    LATENCY,
+    LOADING,
+    MEMORY,
+    SMALL,
+    UNTRACED,
+    Chain,
+)
+from daydream.explanation.places import Place, place_of
+from daydream.graph.graph import KINDS
+from daydream.graph.plan import Cause
+from daydream.graph.selection import Selection
+from daydream.trace import PHASES
+
+LEAST = 0.005  # of a step: what costs less is not worth a sentence
+LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself, if it is
+LONG_GAP_NS = 500_000  # more than Python takes between two operators
+MOST_WAITS = 4  # groups of waiting calls
+TO_DEVICE = re.compile(r"HtoD|HostToDevice")
+FROM_DEVICE = re.compile(r"DtoH|DeviceToHost")
+ALLOCATION = re.compile(r"(?i)malloc|free")
+MEMCPY = KINDS.index("memcpy")
+MODEL = [PHASES.index(name) for name in ("forward", "loss", "backward")]
+OPTIMIZER = PHASES.index("optimizer")
+
+
+@dataclass(frozen=True, eq=False)
+class Avoidable:
+    """One avoidable cost: what it is, where, what it costs a step, and the what-ifs that remove it.
+
+    `cost_ns` is what it takes a step: time on the critical path, or time that CPU calls stand
+    blocked. `answers` are simulated, the one that saves most first.
+    """
+
+    sort: str
+    place: Place
+    count: float  # tasks a step
+    cost_ns: int
+    tasks: Selection
+    answers: tuple[Asked, ...]
+
+    @property
+    def best(self) -> Asked | None:
+        """The what-if that saves most, None if none gives an answer."""
+        return next((answer for answer in self.answers if answer.saving_ns is not None), None)
+
+    @property
+    def saving_ns(self) -> int:
+        """What the best what-if would save; 0 if there is none."""
+        return 0 if self.best is None or self.best.saving_ns is None else self.best.saving_ns
+
+
+class Scene:
+    """What the rules look at: the critical paths, the waits beside them, and somebody to ask."""
+
+    def __init__(self, chain: Chain, asker: Asker) -> None:
+        self.chain, self.asker = chain, asker
+        self.graph = chain.graph
+        self.least_ns = LEAST * chain.step_ns
+
+    @cached_property
+    def phase(self) -> np.ndarray:
+        """Phase of each stretch of the critical path."""
+        return self.graph.columns["phase"][self.chain.task]
+
+    @cached_property
+    def idle(self) -> np.ndarray:
+        """Stretches in which a thread records nothing for long."""
+        chain = self.chain
+        return chain.of(UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
+
+    @cached_property
+    def syncs(self) -> Waits:
+        """Calls that stand blocked until device work is done."""
+        return waits(self.chain, Cause.SYNC)
+
+    def found(
+        self,
+        sort: str,
+        mask: np.ndarray,
+        whatifs: list[tuple[str, Mapping[str, Any]]],
+        words: str,
+    ) -> Iterator[Avoidable]:
+        """Yield stretches of the critical path as an avoidable cost, if they take long enough."""
+        chain = self.chain
+        cost = chain.per_step(mask)
+        if cost < max(self.least_ns, 1):
+            return
+        tasks = chain.tasks(mask, f"{words} on the critical path")
+        count = len(np.unique(np.stack([chain.window[mask], chain.task[mask]]), axis=1).T) / len(chain.steps)
+        place = place_of(self.graph, chain.task[mask], chain.ns[mask])
+        yield Avoidable(sort, place, count, cost, tasks, tuple(self.asker.best(whatifs)))
+
+
+def avoidable(chain: Chain, asker: Asker) -> list[Avoidable]:
+    """Return the avoidable costs, those first whose removal would save most.
+
+    One what-if may remove several costs; it is told with the largest of them.
+    """
+    scene = Scene(chain, asker)
+    found: list[Avoidable] = []
+    for each in sorted((each for rule in RULES for each in rule(scene)), key=lambda each: -each.cost_ns):
+        told = {answer.command for other in found for answer in other.answers}
+        answers = tuple(answer for answer in each.answers if answer.command not in told)
+        if answers:
+            found.append(replace(each, answers=answers))
+    return sorted(found, key=lambda each: (-each.saving_ns, -each.cost_ns, each.sort))
+
+
+def blocking_calls(scene: Scene) -> Iterator[Avoidable]:
+    """A call that waits for the device holds up its thread, and the device runs dry behind it.
+
+    Calls are told apart by their operator and by what they copy. A copy that blocks shows its
+    wait in the copy itself or in the synchronization of the same operator call.
+    """
+    graph, found = scene.graph, scene.syncs
+    tasks = Selection(graph, found.task)
+    direction = _copied(graph, tasks)
+    op, name = tasks.op, tasks.name
+    allocates = np.array([bool(ALLOCATION.search(text)) for text in name.tolist()], bool)
+    label = np.where((op != None) & ~allocates, op, name).astype(str)  # noqa: E711 - a column of texts and None
+    keys, group = np.unique(np.char.add(np.char.add(direction.astype(str), "|"), label), return_inverse=True)
+    group = group.reshape(-1)
+    total = np.bincount(group, weights=found.ns, minlength=len(keys))
+    for number in np.argsort(-total, kind="stable")[:MOST_WAITS].tolist():
+        mine = group == number
+        cost = found.per_step(mine)
+        if cost < max(scene.least_ns, 1):
+            continue
+        copied = str(direction[mine][0])
+        which = {"which": _exactly(str(label[mine][0]))}
+        asked: list[tuple[str, Mapping[str, Any]]] = [("remove-sync", which)]
+        if copied == "to the device":
+            asked = [("pinned-memory", {}), ("prefetch", {}), *asked]
+        sort = f"blocking copies {copied}" if copied else "synchronization"
+        yield Avoidable(
+            sort,
+            replace(place_of(graph, found.task[mine], found.ns[mine]), label=str(label[mine][0])),
+            int(mine.sum()) / found.steps,
+            cost,
+            tasks.of(np.unique(found.task[mine]), f"{sort}: waits of {label[mine][0]}"),
+            tuple(scene.asker.best(asked)),
+        )
+
+
+def data_loading(scene: Scene) -> Iterator[Avoidable]:
+    """The step waits for its batch where loading is on the critical path."""
+    yield from scene.found("data loading", scene.chain.of(LOADING), [("dataloader", {})], "data loading")
+
+
+def exposed_communication(scene: Scene) -> Iterator[Avoidable]:
+    """A collective costs what nothing else hides; a network without limits shows how much that is."""
+    asked: list[tuple[str, Mapping[str, Any]]] = [("scale", {"kind": "collective", "factor": 0.0})]
+    yield from scene.found("exposed communication", scene.chain.of(COMMUNICATION), asked, "collectives")
+
+
+def stragglers(scene: Scene) -> Iterator[Avoidable]:
+    """Where the critical path of a rank's step runs on another rank, it waits for that one."""
+    chain = scene.chain
+    ranks = chain.column("rank")
+    elsewhere = ranks != chain.windows[chain.window, 2]
+    for cost in scene.found("stragglers", elsewhere, [("no-stragglers", {})], "work of other ranks"):
+        total = np.bincount(ranks[elsewhere], weights=chain.ns[elsewhere])
+        slowest = int(np.argmax(total))
+        place = Place(f"rank {slowest}", float(total[slowest] / total.sum()))
+        yield replace(cost, place=place)
+
+
+def copies(scene: Scene) -> Iterator[Avoidable]:
+    """A copy on the stream of the kernels holds them up for as long as it takes."""
+    chain = scene.chain
+    names = np.array([bool(TO_DEVICE.search(text)) for text in scene.graph.texts["name"]], bool)
+    fits = names[scene.graph.columns["name"][chain.task]]
+    on_path = chain.of(COPIES)
+    asked: list[tuple[str, Mapping[str, Any]]] = [("prefetch", {}), ("pinned-memory", {})]
+    yield from scene.found("copies to the device", on_path & fits, asked, "copies to the device")
+    rest: list[tuple[str, Mapping[str, Any]]] = [("scale", {"kind": "memcpy", "factor": 0.0})]
+    yield from scene.found("other copies", on_path & ~fits, rest, "copies")
+
+
+def launching_by_the_cpu(scene: Scene) -> Iterator[Avoidable]:
+    """Where the CPU is on the critical path of the model, it launches more slowly than the device works."""
+    if not (scene.graph.columns["kind"][scene.graph.alive] > 0).any():
+        return
+    mask = scene.chain.of(CPU, UNTRACED, LATENCY) & np.isin(scene.phase, [*MODEL, OPTIMIZER]) & ~scene.idle
+    asked: list[tuple[str, Mapping[str, Any]]] = [("cuda-graphs", {}), ("compile", {})]
+    yield from scene.found("launch-bound CPU", mask, asked, "CPU work of forward, backward and optimizer")
+
+
+def small_kernels(scene: Scene) -> Iterator[Avoidable]:
+    """Each small kernel costs its fixed part and the pause behind it: fused, they cost that once."""
+    mask = scene.chain.of(SMALL, BETWEEN) & np.isin(scene.phase, MODEL)
+    yield from scene.found("small-kernel chains", mask, [("compile", {})], "small kernels")
+
+
+def memory_bound_kernels(scene: Scene) -> Iterator[Avoidable]:
+    """Element-wise kernels in a row read and write what one kernel would keep in registers."""
+    mask = scene.chain.of(MEMORY) & np.isin(scene.phase, MODEL)
+    yield from scene.found("memory-bound kernels", mask, [("compile", {})], "memory-bound kernels")
+
+
+def updates(scene: Scene) -> Iterator[Avoidable]:
+    """An update that goes parameter by parameter launches a kernel or more for each of them."""
+    mask = scene.phase == OPTIMIZER
+    asked: list[tuple[str, Mapping[str, Any]]] = [("fused-optimizer", {}), ("foreach-optimizer", {})]
+    yield from scene.found("optimizer", mask, asked, "the optimizer's work")
+
+
+def full_precision(scene: Scene) -> Iterator[Avoidable]:
+    """Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle."""
+    chain = scene.chain
+    mask = chain.of(COMPUTE, MEMORY, SMALL, KERNELS) & np.isin(scene.phase, MODEL)
+    mask &= chain.column("dtype") == "float32"
+    yield from scene.found("32-bit kernels", mask, [("amp", {})], "32-bit kernels")
+
+
+def idle_gaps(scene: Scene) -> Iterator[Avoidable]:
+    """Time in one piece in which a thread records nothing while the step waits for it."""
+    code, texts = scene.graph.columns["name"][scene.chain.task], scene.graph.texts["name"]
+    for number in np.unique(code[scene.idle]).tolist():
+        name = texts[number]
+        whatif = ("scale", {"on": "cpu", "name": _exactly(name), "only_gaps": True, "factor": 0.0})
+        yield from scene.found(
+            "idle gap", scene.idle & (code == number), [whatif], f"untraced time behind {name}"
+        )
+
+
+RULES: tuple[Callable[[Scene], Iterator[Avoidable]], ...] = (
+    blocking_calls,
+    data_loading,
+    exposed_communication,
+    stragglers,
+    copies,
+    launching_by_the_cpu,
+    small_kernels,
+    memory_bound_kernels,
+    updates,
+    full_precision,
+    idle_gaps,
+)
+
+
+def _exactly(name: str) -> str:
+    """Return the regular expression that only this name matches."""
+    return "^" + re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", name) + "$"
+
+
+def _copied(graph: Any, tasks: Selection) -> np.ndarray:
+    """Return for each waiting call what it copies: `to the device`, `from the device`, or an empty text."""
+    columns = graph.columns
+    moved = np.flatnonzero(graph.alive & (columns["kind"] == MEMCPY) & (columns["launch"] >= 0))
+    texts = graph.texts["name"]
+    words = np.array([
+        "to the device" if TO_DEVICE.search(text) else "from the device" if FROM_DEVICE.search(text) else ""
+        for text in texts
+    ])  # fmt: skip
+    found = np.full(len(tasks), "", dtype="<U16")
+    if not len(moved) or not len(tasks):
+        return found
+    word = words[columns["name"][moved]]
+    calls = Selection(graph, columns["launch"][moved].astype(np.int64))
+    for column in ("call", "row"):  # the same operator call, else the very call; the latter is surer
+        known = getattr(calls, column)
+        order = np.argsort(known, kind="stable")
+        mine = getattr(tasks, column)
+        at = np.minimum(np.searchsorted(known[order], mine), len(order) - 1)
+        same = (known[order][at] == mine) & (mine >= 0)
+        found[same] = word[order][at][same]
+    return found

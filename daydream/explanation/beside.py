@@ -1,0 +1,178 @@
+"""What happens beside the critical path: waits of CPU calls, the device's idle time, hidden communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daydream.explanation.causes import CODES, COMMUNICATION, NAMES, Chain, untraced_device_work
+from daydream.graph.graph import KINDS
+from daydream.graph.plan import Cause
+from daydream.graph.selection import Selection
+
+COLLECTIVE = KINDS.index("collective")
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """CPU calls that stand blocked within the steps: the task, the time of each, per call."""
+
+    task: np.ndarray
+    ns: np.ndarray
+    steps: int
+
+    def per_step(self, mask: np.ndarray | slice = slice(None)) -> int:
+        """Return the time some of them stand blocked, per step."""
+        return round(float(self.ns[mask].sum()) / self.steps)
+
+
+@dataclass(frozen=True, eq=False)
+class Launching:
+    """Time in launch calls per step, and how much of it is waiting for room in the launch queue."""
+
+    calls: float
+    total_ns: int
+    queue_wait_ns: int
+    tasks: Selection
+
+
+@dataclass(frozen=True, eq=False)
+class Communication:
+    """Collectives per step: how long at least one runs, how much of that is on the critical path.
+
+    `behind` is what the critical path does meanwhile, longest first: why the rest is hidden.
+    """
+
+    total_ns: int
+    exposed_ns: int
+    behind: tuple[tuple[str, int], ...]
+    tasks: Selection
+
+    @property
+    def hidden_ns(self) -> int:
+        """What runs beside the critical path."""
+        return max(self.total_ns - self.exposed_ns, 0)
+
+
+def waits(chain: Chain, cause: Cause) -> Waits:
+    """Return the CPU calls that stand blocked for a cause within the steps, clipped to them.
+
+    The profiler's own wait, behind all launches of the window and like no wait before, is left out.
+    """
+    graph, timeline = chain.graph, chain.timeline
+    plan, start = timeline.plan, timeline.start_ns
+    edges = np.flatnonzero(plan.edge_cause == cause)
+    src, dst = plan.edge_src[edges], plan.edge_dst[edges]
+    held = np.zeros(len(plan), bool)
+    held[dst[start[src] + plan.edge_delay_ns[edges] == start[dst]]] = True
+    held &= (graph.columns["kind"][timeline.task] == 0) & (timeline.wait_ns > 0)
+    on_device = graph.alive & (graph.columns["kind"] > 0)
+    last_launch = graph.columns["order"][on_device].max(initial=0)
+    at_end = graph.columns["order"][timeline.task] > last_launch
+    names = graph.columns["name"][timeline.task]
+    held &= ~at_end | np.isin(names, names[held & ~at_end])
+    found = list(_within(chain, held, waiting=True))
+    task = timeline.task[np.concatenate([entries for entries, _ in found])]
+    return Waits(task, np.concatenate([inside for _, inside in found]), len(chain.steps))
+
+
+def launching(chain: Chain) -> Launching | None:
+    """Return what launch calls take within the steps; None if nothing is launched."""
+    graph, timeline = chain.graph, chain.timeline
+    calls = np.zeros(graph.size, bool)
+    launch = graph.columns["launch"][graph.alive]
+    calls[launch[launch >= 0]] = True
+    found = list(_within(chain, calls[timeline.task]))
+    tasks = np.unique(timeline.task[np.concatenate([entries for entries, _ in found])])
+    if not len(tasks):
+        return None
+    queue = waits(chain, Cause.QUEUE)
+    waited = queue.per_step(calls[queue.task])
+    steps = len(chain.steps)
+    work = sum(int(inside.sum()) for _, inside in found)
+    number = sum(len(inside) for _, inside in found) / steps
+    selection = Selection(graph, tasks[:0]).of(tasks, "launch calls of the steps")
+    return Launching(number, round(work / steps) + waited, waited, selection)
+
+
+def busy_share(chain: Chain) -> float | None:
+    """Return the share of the steps in which their device runs recorded work; None without a device."""
+    timeline = chain.timeline
+    on_device = (timeline.graph.columns["kind"] > 0) & ~untraced_device_work(timeline.graph)
+    on_device = on_device[timeline.task]
+    if not on_device.any():
+        return None
+    busy = 0.0
+    for (entries, _), (begin, end, _) in zip(_within(chain, on_device), chain.windows.tolist(), strict=True):
+        busy += float(_Cover(timeline.start_ns[entries], timeline.end_ns[entries]).between(begin, end))
+    return busy / max(float(chain.ns.sum()), 1)
+
+
+def communication(chain: Chain) -> Communication | None:
+    """Return what collectives take and what hides them; None if the steps have none."""
+    graph, timeline = chain.graph, chain.timeline
+    transfers = graph.columns["kind"][timeline.task] == COLLECTIVE
+    total, tasks, behind = 0.0, [], np.zeros(len(NAMES))
+    for number, (entries, _) in enumerate(_within(chain, transfers)):
+        begin, end, _ = chain.windows[number].tolist()
+        cover = _Cover(timeline.start_ns[entries], timeline.end_ns[entries])
+        total += float(cover.between(begin, end))
+        tasks.append(timeline.task[entries])
+        mine = chain.window == number
+        covered = cover.between(chain.begin_ns[mine], chain.begin_ns[mine] + chain.ns[mine])
+        behind += np.bincount(chain.cause[mine], weights=covered, minlength=len(NAMES))
+    found = np.unique(np.concatenate(tasks))
+    if not len(found):
+        return None
+    steps = len(chain.steps)
+    behind[CODES[COMMUNICATION]] = 0
+    order = [code for code in np.argsort(-behind, kind="stable").tolist() if behind[code] > 0]
+    return Communication(
+        round(total / steps),
+        chain.per_step(chain.of(COMMUNICATION)),
+        tuple((NAMES[code], round(behind[code] / steps)) for code in order),
+        Selection(graph, found[:0]).of(found, "collectives of the steps"),
+    )
+
+
+class _Cover:
+    """The union of some intervals, to ask how much of another interval it covers."""
+
+    def __init__(self, start: np.ndarray, end: np.ndarray) -> None:
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        reach = np.maximum.accumulate(end) if len(end) else end
+        opens = np.append(True, start[1:] > reach[:-1])[: len(start)]
+        begins = start[opens]
+        ends = reach[np.append(opens[1:], True)[: len(start)]] if len(start) else reach
+        self.points = np.stack([begins, ends], axis=1).reshape(-1).astype(np.float64)
+        lengths = np.stack([np.zeros(len(begins)), ends - begins], axis=1).reshape(-1)
+        self.covered = np.cumsum(lengths)
+
+    def between(self, begin: Any, end: Any) -> np.ndarray:
+        """Return how much of begin to end is covered."""
+        if not len(self.points):
+            return np.zeros(np.shape(begin))
+        upto = [np.interp(at, self.points, self.covered) for at in (begin, end)]
+        return np.asarray(upto[1] - upto[0])
+
+
+def _within(
+    chain: Chain, chosen: np.ndarray, *, waiting: bool = False
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield, for each step, its rank's chosen entries that run (or stand waiting) in it, and for how long."""
+    timeline = chain.timeline
+    lanes = timeline.graph.lanes
+    ranks = np.array([-1 if lane.background else lane.rank for lane in lanes], np.int64)
+    entries = np.flatnonzero(chosen)
+    rank = ranks[timeline.graph.columns["lane"][timeline.task[entries]]]
+    start = timeline.start_ns[entries]
+    begin = start - timeline.wait_ns[entries] if waiting else start
+    end = start if waiting else timeline.end_ns[entries]
+    for opens, closes, own in chain.windows.tolist():
+        inside = np.minimum(end, closes) - np.maximum(begin, opens)
+        there = (inside > 0) & (rank == own)
+        yield entries[there], inside[there]

@@ -1,0 +1,242 @@
+"""Explanation: what a step's time is spent on, what bounds it, and what it could do without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from daydream.comparison import Comparison
+from daydream.errors import GraphError
+from daydream.explanation.asking import Asked, Asker
+from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
+from daydream.explanation.beside import (
+    Communication,
+    Launching,
+    busy_share,
+    communication,
+    launching,
+    waits,
+)
+from daydream.explanation.causes import LOADING, RECORDING, UNTRACED_DEVICE, Share, shares, trace_back
+from daydream.graph.graph import Graph
+from daydream.graph.plan import Cause
+from daydream.simulate.replay import Replay
+
+if TYPE_CHECKING:
+    import os
+
+    from daydream.trace import Trace
+
+BOUND = 0.9  # of the step: what alone would still take this long bounds it
+UNRECORDED = (UNTRACED_DEVICE, RECORDING)
+MOST = 0.5  # of the step: a cause that bounds it by itself
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Explanation:
+    """Why a typical step takes its time. Times are ns per step, means over the typical steps.
+
+    `causes` are the critical path and add up to `step_ns`. `bound` is GPU, CPU, copies,
+    communication, data loading, turns where CPU and device wait for each other, or
+    unrecorded where most of the step is device work that is not in the trace. It rests on
+    three simulations: the step without any CPU cost, without any time on the device, and
+    without collectives.
+
+    `avoidable` is sorted by what its best what-if would save.
+    """
+
+    replay: Replay
+    after: Comparison | None  # the change that is explained, if any
+    steps: tuple[str, ...]
+    step_ns: int
+    replayed_ns: int  # the settled step, which savings are counted from
+    causes: tuple[Share, ...]
+    bound: str
+    without_cpu: Asked
+    without_device: Asked | None
+    without_communication: Asked | None
+    busy_share: float | None  # of the step, in which the device runs something
+    launching: Launching | None
+    communication: Communication | None
+    sync_wait_ns: int
+    avoidable: tuple[Avoidable, ...]
+    found_notes: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        first = f", {self.causes[0].cause} {self.causes[0].share:.0%}" if self.causes else ""
+        return f"<Explanation of a step of {self.step_ns / 1e6:,.3f} ms: {self.bound}-bound{first}>"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is explained."""
+        return self.replay.graph if self.after is None else self.after.graph
+
+    def share(self, cause: str) -> float:
+        """Return a cause's share of the step."""
+        return sum(each.share for each in self.causes if each.cause == cause)
+
+    def group_share(self, group: str) -> float:
+        """Return the share of the step that waits for GPU, CPU, copies or communication."""
+        return sum(each.share for each in self.causes if each.group == group)
+
+    @property
+    def worth_it(self) -> tuple[Avoidable, ...]:
+        """The avoidable costs whose removal would save half a percent of the step or more."""
+        return tuple(each for each in self.avoidable if each.saving_ns >= LEAST * self.replayed_ns)
+
+    def notes(self) -> list[str]:
+        """Return what a reader should know before trusting the figures."""
+        return list(self.found_notes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `explain --json` prints, without the trace's name and the sentences."""
+        return {
+            "whatif": None if self.after is None else self.after.optimization,
+            "measured_ns": self.replay.measured_ns,
+            "replayed_ns": self.replayed_ns,
+            "replay_error": self.replay.error,
+            "steps": list(self.steps),
+            "step_ns": self.step_ns,
+            "bound": self.bound,
+            "causes": [_share_json(each) for each in self.causes],
+            "device_busy_share": self.busy_share,
+            "launch_calls": None if self.launching is None else {
+                "calls_per_step": self.launching.calls,
+                "total_ns": self.launching.total_ns,
+                "queue_wait_ns": self.launching.queue_wait_ns,
+                **_selected(self.launching),
+            },
+            "synchronization_wait_ns": self.sync_wait_ns,
+            "communication": None if self.communication is None else {
+                "total_ns": self.communication.total_ns,
+                "exposed_ns": self.communication.exposed_ns,
+                "hidden_ns": self.communication.hidden_ns,
+                "behind": [{"cause": name, "ns": ns} for name, ns in self.communication.behind],
+                **_selected(self.communication),
+            },
+            "without_cpu": self.without_cpu.to_json(),
+            "without_device": None if self.without_device is None else self.without_device.to_json(),
+            "without_communication": (
+                None if self.without_communication is None else self.without_communication.to_json()
+            ),
+            "avoidable": [
+                {
+                    "sort": each.sort,
+                    **each.place.to_json(),
+                    "count_per_step": each.count,
+                    "cost_ns": each.cost_ns,
+                    **_selected(each),
+                    "saving_ns": each.saving_ns if each.best is not None else None,
+                    "whatifs": [answer.to_json() for answer in each.answers],
+                }
+                for each in self.avoidable
+            ],
+            "notes": self.notes(),
+        }  # fmt: skip
+
+
+def explain(
+    source: Replay | Graph | Trace | str | os.PathLike[str],
+    whatif: str | Callable[..., None] | Sequence[Any] | None = None,
+    *,
+    progress: Callable[[str, float], None] | None = None,
+    **options: Any,
+) -> Explanation:
+    """Return why a step takes its time: as it was recorded, or after a what-if with its options.
+
+    Every saving is simulated, on top of the what-if if there is one. Raises `GraphError` if
+    the trace covers no step.
+    """
+    from daydream import api
+
+    say = progress or (lambda _what, _share: None)
+    before = source if isinstance(source, Replay) else api.replay(source)
+    if whatif is None and options:
+        raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
+    after = None if whatif is None else api.whatif(before, whatif, **options)
+    asker = Asker(before, after, options)
+    settled = before.settled if after is None else after.after
+    same = after or Comparison("", {}, before, before.graph, settled, 0, 0, 0)
+    typical = [(settled.copy, step) for step in same.typical_steps()]
+    chosen = [each for each in typical if each in settled.times] or [(settled.copy, settled.typical()[0])]
+    say("following the critical path", -1.0)
+    chain = trace_back(settled.timeline, chosen)
+    say("asking what would save time", -1.0)
+    on_device = bool((chain.graph.columns["kind"][chain.graph.alive] > 0).any())
+    beside = communication(chain)
+    without_cpu = asker.without(on="cpu")
+    without_device = asker.without(on="gpu") if on_device else None
+    without_communication = asker.without(kind="collective") if beside else None
+    causes = tuple(shares(chain))
+    known = same.notes()
+    return Explanation(
+        replay=before,
+        after=after,
+        steps=tuple(_name(chain.graph, step) for _, step in chosen),
+        step_ns=round(chain.step_ns),
+        replayed_ns=asker.step_ns,
+        causes=causes,
+        bound=_bound(causes, without_cpu, without_device, without_communication),
+        without_cpu=without_cpu,
+        without_device=without_device,
+        without_communication=without_communication,
+        busy_share=busy_share(chain),
+        launching=launching(chain),
+        communication=beside,
+        sync_wait_ns=waits(chain, Cause.SYNC).per_step(),
+        avoidable=tuple(avoidable(chain, asker)),
+        found_notes=tuple(known),
+    )
+
+
+def _bound(
+    causes: Sequence[Share],
+    without_cpu: Asked,
+    without_device: Asked | None,
+    without_collectives: Asked | None,
+) -> str:
+    """Return what bounds the step: the side that alone takes nearly as long, and what most of it is."""
+    if without_device is None:
+        return "CPU"
+    alone_ns = {
+        "device": without_cpu.predicted_ns or 0,  # what the device takes if the CPU costs nothing
+        "CPU": without_device.predicted_ns or 0,
+    }
+    if sum(each.share for each in causes if each.cause in UNRECORDED) >= MOST:
+        return "unrecorded"
+    side = max(alone_ns, key=lambda name: alone_ns[name])
+    if alone_ns[side] < BOUND * without_cpu.replayed_ns:
+        return "turns"
+    groups: dict[str, float] = {}
+    for each in causes:
+        name = each.cause if each.cause == LOADING else each.group
+        groups[name] = groups.get(name, 0.0) + each.share
+    if side == "CPU":
+        return LOADING if groups.get(LOADING, 0.0) >= MOST else "CPU"
+    if (
+        without_collectives is not None
+        and (without_collectives.saving_ns or 0) >= MOST * without_cpu.replayed_ns
+    ):
+        return "communication"
+    return "copies" if groups.get("copies", 0.0) >= MOST else "GPU"
+
+
+def _share_json(share: Share) -> dict[str, Any]:
+    return {
+        "cause": share.cause,
+        "group": share.group,
+        "ns": share.ns,
+        "share": share.share,
+        "largest": [{"name": part.name, "ns": part.ns} for part in share.largest],
+        **_selected(share),
+    }
+
+
+def _selected(figure: Share | Avoidable | Launching | Communication) -> dict[str, Any]:
+    """Return the selection that a figure is read from."""
+    return {"selection": figure.tasks.words, "tasks": len(figure.tasks)}
+
+
+def _name(graph: Graph, step: int) -> str:
+    return str(graph.steps[step]["name"])

@@ -1,0 +1,328 @@
+"""An explanation as text: `daydream explain`. Sentences, each figure beside what it was read from."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from daydream.report.layout import (
+    MARGIN,
+    UNITS,
+    WIDTH,
+    count,
+    listed,
+    notes,
+    number,
+    percent,
+    printable,
+    shortened,
+    speedup,
+    table,
+    time_text,
+    wrapped,
+)
+
+if TYPE_CHECKING:
+    from daydream.explanation import Asked, Avoidable, Explanation, Share
+
+SMALLEST = 0.002  # of the step: causes below it are summed up
+MOST = 6  # avoidable costs
+MOST_IDLE = 3  # costs whose removal would gain nothing
+LABEL = 34
+PATH = 50
+PARTS = 2
+HALF = 0.5
+MANY = 10
+WORTH_A_WORD = 0.05  # of the critical path
+NEARLY_ALL = 0.9
+# Work that has to be done somehow: a what-if removes a part of it, and one that does not apply says nothing.
+IN_PART = ("launch-bound CPU", "memory-bound kernels", "small-kernel chains", "optimizer", "32-bit kernels")
+MORE = 1.2  # a what-if that saves so many times what its cause costs removes other work too
+
+
+def explain_text(explanation: Explanation) -> str:
+    """Return what bounds the step, its causes, what goes on beside them, and what could be avoided."""
+    lines = [
+        *wrapped(_headline(explanation), MARGIN, MARGIN * 2),
+        "",
+        *wrapped(verdict(explanation), "", ""),
+        "",
+        *_causes(explanation),
+        *_section("beside the critical path", beside(explanation)),
+        *_avoidable(explanation),
+        *notes(explanation.notes()),
+    ]
+    return "\n".join(lines)
+
+
+def explain_json(explanation: Explanation) -> dict[str, Any]:
+    """Return the object `explain --json` prints: the figures, and the sentences that tell them."""
+    found = explanation.to_json()
+    for entry, cost in zip(found["avoidable"], explanation.avoidable, strict=True):
+        entry["sentence"] = sentence(cost)
+    return {"verdict": verdict(explanation), **found, "beside": beside(explanation)}
+
+
+def verdict(explanation: Explanation) -> str:
+    """Return what bounds the step, in one sentence."""
+    step = explanation.replayed_ns
+    if explanation.without_device is None:
+        return (
+            f"CPU only: nothing is launched to a device, and all of {time_text(step)} is work of CPU threads."
+        )
+    without_cpu = _predicted(explanation.without_cpu)
+    without_device = _predicted(explanation.without_device)
+    still = "still " if (explanation.without_cpu.saving_ns or 0) < SMALLEST * step else ""
+    floor = f"without any CPU cost the step would {still}take {without_cpu} of {time_text(step)}"
+    if explanation.bound == "unrecorded":
+        missing = explanation.share("untraced device work") + explanation.share("before the recording")
+        return f"What bounds the step cannot be told: {percent(missing)} of it is work that was not recorded."
+    if explanation.bound == "GPU":
+        told = queue_wait(explanation) or _beside_communication(explanation)
+        return f"GPU-bound; {told + ', and ' if told else ''}{floor}."
+    if explanation.bound in {"communication", "copies"}:
+        share = percent(explanation.group_share(explanation.bound))
+        what = f"Bound by {explanation.bound}, {share} of the critical path"
+        none = explanation.without_communication
+        if explanation.bound == "communication" and none is not None:
+            what += f": without it the step would take {_predicted(none)}"
+        return f"{what}; {floor}."
+    if explanation.bound == "turns":
+        return (
+            f"CPU and device take turns: with no CPU cost at all the step would take {without_cpu}, with an "
+            f"infinitely fast device {without_device}, and now it takes {time_text(step)}"
+            f"{_waiting(explanation)}."
+        )
+    return _bound_by_cpu(explanation, without_device, floor)
+
+
+def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> str:
+    step = time_text(explanation.replayed_ns)
+    infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
+    busy = f"the device is busy {percent(explanation.busy_share or 0)} of the time"
+    if explanation.group_share("CPU") < HALF:
+        return f"CPU-bound, with a device that is nearly as slow: {infinite}; {floor}."
+    mine = [each for each in explanation.causes if each.group == "CPU"]
+    mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
+    said = [f"{each.cause} is {percent(each.share)}" for each in mine]
+    by = f"{listed(said)} of the critical path"
+    what = "Bound by data loading" if explanation.bound == "data loading" else "CPU-bound"
+    return f"{what}: {by}; {infinite}, and {busy}."
+
+
+def _beside_communication(explanation: Explanation) -> str:
+    """Return that other work takes nearly as long as the communication that is most of the critical path."""
+    share, without = explanation.group_share("communication"), explanation.without_communication
+    if share < HALF or without is None:
+        return ""
+    return (
+        f"communication is {percent(share)} of the critical path, but beside it runs work that would "
+        f"still take {_predicted(without)}"
+    )
+
+
+def queue_wait(explanation: Explanation) -> str:
+    """Return that most of the time in launch calls is queue wait, if it is; else an empty text."""
+    launching = explanation.launching
+    if launching is None or launching.queue_wait_ns < HALF * max(launching.total_ns, 1):
+        return ""
+    waited, total = time_text(launching.queue_wait_ns), time_text(launching.total_ns)
+    return f"most of the time in launch calls ({waited} of {total} a step) is queue wait"
+
+
+def beside(explanation: Explanation) -> list[str]:
+    """Return what goes on beside the critical path, a sentence each."""
+    said = []
+    launching = explanation.launching
+    if explanation.busy_share is not None:
+        said.append(f"The device is busy {percent(explanation.busy_share)} of the step.")
+    if launching is not None:
+        number_of = count(round(launching.calls), "launch call")
+        calls = f"Launching takes {time_text(launching.total_ns)} in {number_of} a step"
+        if launching.queue_wait_ns:
+            depth = explanation.graph.facts.queue_depth
+            calls += f", {time_text(launching.queue_wait_ns)} of it waiting for room in the launch queue"
+            calls += f" ({count(depth, 'launch', 'launches')} deep)" if depth else ""
+        said.append(f"{calls}.")
+    if explanation.sync_wait_ns:
+        said.append(f"CPU calls stand {time_text(explanation.sync_wait_ns)} a step waiting for device work.")
+    return [*said, *_communication(explanation)]
+
+
+def sentence(cost: Avoidable) -> str:
+    """Return an avoidable cost in a sentence."""
+    takes, where = time_text(cost.cost_ns), _where(cost)
+    one = cost.count == 1
+    calls = f"{cost.count:,.3g} call{'' if one else 's'} a step"
+    many = f"{cost.count:,.3g} a step" if cost.count < MANY else f"{round(cost.count):,} a step"
+    told = {
+        "synchronization": f"{calls} of {_label(cost)} wait{'s' * one} {takes} for the device{where}",
+        "data loading": f"The step waits {takes} for its data{_most(cost)}",
+        "exposed communication": f"Communication takes {takes} on the critical path{_most(cost)}",
+        "stragglers": f"Other ranks are waited for: the critical path runs {takes} on them{_most(cost)}",
+        "copies to the device": f"Copies to the device hold up the kernels' stream for {takes}{where}",
+        "other copies": f"Copies hold up the kernels' stream for {takes}{_most(cost)}",
+        "launch-bound CPU": f"Operators, launches and the time between them take {takes}{_most(cost)}",
+        "small-kernel chains": f"Small kernels and pauses between kernels ({many}) take {takes}{_most(cost)}",
+        "memory-bound kernels": f"Kernels bound by memory ({many}) take {takes}{_most(cost)}",
+        "optimizer": f"The optimizer takes {takes} of the critical path{_most(cost)}",
+        "32-bit kernels": f"Kernels in 32 bits ({many}) take {takes}{_most(cost)}",
+        "idle gap": f"Nothing is recorded for {takes} a step behind {_label(cost)}{where}",
+    }
+    if cost.sort.startswith("blocking copies"):
+        direction = cost.sort.removeprefix("blocking copies ")
+        return f"{calls} of {_label(cost)} block{'s' * one} {takes}, copying {direction}{where}."
+    return f"{told[cost.sort]}."
+
+
+def command(asked: Asked) -> str:
+    """Return the words to type, without the trace."""
+    return " ".join(shlex.quote(word) for word in asked.command)
+
+
+def _headline(explanation: Explanation) -> str:
+    replay, after = explanation.replay, explanation.after
+    error = percent(replay.error, signed=True)
+    if after is None:
+        times = f"measured {time_text(replay.measured_ns)}   replayed {time_text(explanation.replayed_ns)}"
+        return f"step time   {times} (error {error})"
+    times = f"replayed {time_text(after.replayed_ns)}   predicted {time_text(after.predicted_ns)}"
+    name = shortened(printable(after.optimization), LABEL)
+    return f"step time   {times} after {name} (replay error {error})"
+
+
+def _causes(explanation: Explanation) -> list[str]:
+    unit, size = UNITS[0] if explanation.step_ns >= 1e6 else UNITS[1]
+    large = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
+    rest = [each for each in explanation.causes if each not in large]
+    steps = len(explanation.steps)
+    rows = [["critical path of a step" if steps == 1 else f"critical path, mean of {steps}", unit, "share"]]
+    rows += [[each.cause, number(each.ns / size), percent(each.share)] for each in large]
+    if rest:
+        ns = sum(each.ns for each in rest)
+        rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
+    head, *lines = table(rows)
+    width = max(map(len, (head, *lines))) + 3
+    parts = ["mostly", *[_parts(each, size, WIDTH - width) for each in large], *[""] * bool(rest)]
+    return [(line.ljust(width) + part).rstrip() for line, part in zip([head, *lines], parts, strict=True)]
+
+
+def _parts(share: Share, size: int, room: int) -> str:
+    """Return the largest part of a cause and, if it fits, another that is nearly as large."""
+    large = [part for part in share.largest[:PARTS] if part.ns >= HALF * share.largest[0].ns]
+    told = [f"{shortened(printable(part.name), LABEL)} {number(part.ns / size)}" for part in large]
+    return ", ".join(told) if len(", ".join(told)) <= room else told[0]
+
+
+def _communication(explanation: Explanation) -> list[str]:
+    found, without = explanation.communication, explanation.without_communication
+    if found is None:
+        return []
+    total = f"Collectives run {time_text(found.total_ns)} a step"
+    if found.exposed_ns <= SMALLEST * explanation.step_ns:
+        total += ", all of it hidden: "
+    else:
+        total += f", {time_text(found.exposed_ns)} of it on the critical path; "
+    hiding = [
+        f"{time_text(ns)} run beside {name}"
+        for name, ns in found.behind[:2]
+        if ns > SMALLEST * found.total_ns
+    ]
+    said = (total + listed(hiding)).rstrip(" :;") + "."
+    if without is not None and without.predicted_ns is not None:
+        as_now = abs(without.saving_ns or 0) < SMALLEST * explanation.step_ns
+        said += f" Without them the step would take {_predicted(without)}{', as now' * as_now}."
+    return [said]
+
+
+def _avoidable(explanation: Explanation) -> list[str]:
+    step = explanation.replayed_ns
+    worth = explanation.worth_it[:MOST]
+    lines = ["", "what could be avoided, each simulated (add --trace to the command)"] if worth else []
+    for place, cost in enumerate(worth, 1):
+        head = f"{MARGIN}{place}. "
+        hanging = " " * len(head)
+        lines += wrapped(sentence(cost), head, hanging)
+        best = cost.best
+        if best is None or best.predicted_ns is None:
+            continue
+        saved = f"saves {time_text(cost.saving_ns)}, {speedup(step, best.predicted_ns)}"
+        if cost.saving_ns > MORE * cost.cost_ns:
+            saved += "; it removes other work as well"
+        elif cost.saving_ns < HALF * cost.cost_ns and cost.sort not in IN_PART:
+            saved += "; what runs beside it takes over"
+        lines += wrapped(f"{command(best)}   {saved}{_others(cost)}", hanging, hanging + MARGIN)
+    idle = [
+        cost
+        for cost in explanation.avoidable
+        if cost not in explanation.worth_it and (cost.best is not None or cost.sort not in IN_PART)
+    ]
+    said = [f"{sentence(cost)} {_why_not(explanation, cost)}" for cost in idle[:MOST_IDLE]]
+    title = "costs whose removal would gain next to nothing, or that no what-if removes"
+    return [*lines, *_section(title, said)]
+
+
+def _why_not(explanation: Explanation, cost: Avoidable) -> str:
+    best = cost.best
+    if best is None:
+        reasons = list(dict.fromkeys(f"{each.name}: {each.refused}" for each in cost.answers))
+        return f"{listed(reasons)}."
+    if cost.saving_ns < 0:
+        return f"`{command(best)}` would make the step {time_text(-cost.saving_ns)} longer."
+    gain = f"only {time_text(cost.saving_ns)}" if cost.saving_ns else "nothing"
+    busy = {"GPU": "device", "CPU": "CPU", "data loading": "loader"}.get(explanation.bound)
+    reason = f": the {busy} has work meanwhile" if busy and cost.saving_ns < HALF * cost.cost_ns else ""
+    return f"`{command(best)}` saves {gain}{reason}."
+
+
+def _others(cost: Avoidable) -> str:
+    others = [
+        f"{each.name} {time_text(each.saving_ns)}"
+        for each in cost.answers[1:] if each.saving_ns is not None and each.saving_ns > 0
+    ]  # fmt: skip
+    return f"   (or {listed(others)})" if others else ""
+
+
+def _section(title: str, sentences: list[str]) -> list[str]:
+    if not sentences:
+        return []
+    lines = ["", title]
+    for each in sentences:
+        lines += wrapped(each, MARGIN + "- ", MARGIN + "  ")
+    return lines
+
+
+def _label(cost: Avoidable) -> str:
+    return shortened(printable(cost.place.label or "a call without a name"), 2 * LABEL)
+
+
+def _most(cost: Avoidable) -> str:
+    """Return where the largest part of a cost lies."""
+    if cost.place.label is None:
+        return ""
+    part = "most of it" if cost.place.share > HALF else time_text(cost.place.share * cost.cost_ns) + " of it"
+    return f", {part} in {_label(cost)}{_where(cost)}"
+
+
+def _where(cost: Avoidable) -> str:
+    """Return layer, phase and source line of a cost, as far as they are known."""
+    place = cost.place
+    parts = [f"layer {_tail(printable(place.layer))}"] if place.layer else []
+    parts += [place.phase] if place.phase and place.phase != "other" else []
+    parts += [_tail(printable(place.source))] if place.source else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _tail(text: str) -> str:
+    """Return the end of a long path, which tells more than its beginning."""
+    return text if len(text) <= PATH else "..." + text[3 - PATH :]
+
+
+def _waiting(explanation: Explanation) -> str:
+    if not explanation.sync_wait_ns:
+        return ""
+    return f", {time_text(explanation.sync_wait_ns)} of which CPU calls stand waiting for the device"
+
+
+def _predicted(asked: Asked) -> str:
+    return "an unknown time" if asked.predicted_ns is None else time_text(asked.predicted_ns)

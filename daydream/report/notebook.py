@@ -1,0 +1,249 @@
+"""Nouns and results as HTML for notebooks: the rows of the text reports, in the notebook's own colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import singledispatch
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from daydream.comparison import Comparison
+from daydream.difference import Difference
+from daydream.graph.graph import Graph
+from daydream.graph.groups import Groups
+from daydream.graph.selection import Selection
+from daydream.graph.tables import KINDS
+from daydream.ranking import Ranking
+from daydream.report.difference import difference_headline, side_text, unchanged, work_rows
+from daydream.report.difference import step_rows as difference_rows
+from daydream.report.layout import MARGIN, count, printable, shortened, time_text
+from daydream.report.overview import rows_by_kind, span_ns
+from daydream.report.ranking import curve_rows, optimization_rows, ranking_headline
+from daydream.report.terminal import (
+    breakdown_rows,
+    edits_text,
+    likely_text,
+    replay_headline,
+    step_rows,
+    unprofiled_prediction,
+    unprofiled_replay,
+    whatif_headline,
+)
+from daydream.sensitivity import Curves
+from daydream.simulate.replay import Replay
+from daydream.simulate.timeline import Timeline
+from daydream.trace import Trace
+
+MOST_ROWS = 12
+CELL_WIDTH = 110
+
+Rows = Sequence[Sequence[str]]
+
+
+@singledispatch
+def html(thing: object) -> str:
+    """Return a noun or a result as HTML: no styles but alignment, every name escaped."""
+    raise TypeError(f"there is no HTML for a {type(thing).__name__}")
+
+
+@html.register
+def _trace(trace: Trace) -> str:
+    steps = trace.metadata.get("steps", [])
+    rows = [["step", "measured, ms", "covered"]]
+    for step in steps[:MOST_ROWS]:
+        measured = step.get("measured_ns")
+        rows.append([
+            _step_name(steps, step),
+            "" if measured is None else f"{measured / 1e6:,.3f}",
+            "yes" if step.get("covered") else str(step.get("why_not") or "no"),
+        ])  # fmt: skip
+    kinds = [["rows of kind", "number"], *([k, f"{n:,}"] for k, n in rows_by_kind(trace).items())]
+    title = f"Trace: {trace.metadata.get('source', 'unnamed')}"
+    said = f"{count(len(trace), 'row')} over {time_text(span_ns(trace))}, {count(len(steps), 'step')}"
+    return _together(title, said, _table(kinds), _table(rows, len(steps)) if steps else "")
+
+
+@html.register
+def _graph(graph: Graph) -> str:
+    kind, lane = graph.columns["kind"][graph.alive], graph.columns["lane"][graph.alive]
+    time = graph.columns["duration_ns"][graph.alive]
+    return _together(
+        f"Graph of {count(len(graph), 'task')} on {count(len(graph.lanes), 'lane')}",
+        _table(_sums("kind", list(KINDS), kind, time)),
+        _table(_sums("lane", [each.name for each in graph.lanes], lane, time)),
+    )
+
+
+@html.register
+def _selection(tasks: Selection) -> str:
+    shown = Selection(tasks.graph, tasks.ids[:MOST_ROWS])
+    columns = ("name", "kind", "lane", "phase", "layer")
+    rows = [[*columns, "duration, us"]]
+    texts = [getattr(shown, name).tolist() for name in columns]
+    for *words, ns in zip(*texts, shown.duration_ns.tolist(), strict=True):
+        rows.append([*("" if word is None else str(word) for word in words), f"{ns / 1e3:,.3f}"])
+    title = f"Selection of {count(len(tasks), 'task')}, {time_text(tasks.total('duration_ns'))} in all"
+    table = _table(rows, len(tasks), texts=len(columns)) if len(tasks) else ""
+    return _together(title, tasks.words, table)
+
+
+@html.register
+def _groups(groups: Groups) -> str:
+    rows = [["group", "tasks", "time, ms"]]
+    time = groups.total("duration_ns")
+    for key, size, ns in zip(groups.keys[:MOST_ROWS], groups.sizes.tolist(), time.tolist(), strict=False):
+        name = " / ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+        rows.append([name, f"{size:,}", f"{ns / 1e6:,.3f}"])
+    title = f"{count(len(groups), 'group')} of {count(int(groups.sizes.sum()), 'task')}"
+    return _together(title, groups.selection.words, _table(rows, len(groups)))
+
+
+@html.register
+def _timeline(timeline: Timeline) -> str:
+    steps = timeline.graph.steps
+    times = list(timeline.step_times().items())
+    rows = [["step", "time, ms"]]
+    for (copy, step), ns in times[:MOST_ROWS]:
+        name = _step_name(steps, steps[step])
+        rows.append([f"{name}, pass {copy + 1}" if copy else name, f"{ns / 1e6:,.3f}"])
+    lanes = [lane.name for lane in timeline.graph.lanes]
+    return _together(
+        f"Timeline of {count(len(timeline.task), 'task')}, {time_text(timeline.makespan_ns)}",
+        _table(rows, len(times)) if times else "",
+        _table(_sums("lane", lanes, timeline.plan.lane, timeline.plan.duration_ns)),
+    )
+
+
+@html.register
+def _replay(replay: Replay) -> str:
+    several = len({step.rank for step in replay.steps}) > 1
+    rows = step_rows(replay.steps, several_ranks=several)
+    shown = len(rows) - 1
+    return _together(
+        replay_headline(replay),
+        *unprofiled_replay(replay),
+        _table(rows),
+        f"the {shown} worst of {len(replay.steps)} steps" if shown < len(replay.steps) else "",
+        _notes(replay.notes),
+    )
+
+
+@html.register
+def _comparison(comparison: Comparison) -> str:
+    return _together(
+        f"{comparison.optimization}: {whatif_headline(comparison)}",
+        likely_text(comparison),
+        *unprofiled_prediction(comparison),
+        _table(breakdown_rows(*comparison.breakdowns())),
+        edits_text(comparison),
+        _notes(comparison.notes()),
+    )
+
+
+@html.register
+def _difference(difference: Difference) -> str:
+    return _together(
+        f"{side_text(difference.before)}; {side_text(difference.after)}",
+        *difference_headline(difference),
+        _table(difference_rows(difference)),
+        _table(work_rows(difference)),
+        *unchanged(difference),
+        _notes(difference.notes()),
+    )
+
+
+@html.register
+def _ranking(ranking: Ranking) -> str:
+    optimizations = optimization_rows(ranking, ranking.optimizations)
+    left_out = [["left out", "why"], *([name, why] for name, why in ranking.left_out.items())]
+    reasons = _table(left_out, texts=2) if ranking.left_out else ""
+    return _together(
+        ranking_headline(ranking),
+        _table(optimizations) if ranking.optimizations else "no optimization applies to this trace",
+        html(Curves(ranking.curves)) if ranking.curves else "",
+        reasons,
+        _notes(ranking.notes()),
+    )
+
+
+@html.register
+def _curves(curves: Curves) -> str:
+    if not curves:
+        return _together("no curves")
+    return _table(curve_rows(curves[:MOST_ROWS]), len(curves))
+
+
+def _step_name(steps: Sequence[Mapping[str, Any]], step: Mapping[str, Any]) -> str:
+    """Return a step's name, behind its rank where there are several."""
+    several = len({each.get("rank", 0) for each in steps}) > 1
+    return f"rank {step.get('rank', 0)} {step['name']}" if several else str(step["name"])
+
+
+class _Html(str):
+    """HTML that is finished; any other text still has to be escaped."""
+
+    __slots__ = ()
+
+
+def _together(title: str, *parts: str) -> _Html:
+    """Return a title, texts and tables below each other, empty ones left out."""
+    lines = [f"<p><strong>{_escaped(title)}</strong></p>"]
+    lines += [part if isinstance(part, _Html) else f"<p>{_escaped(part)}</p>" for part in parts if part]
+    return _Html("<div>" + "".join(lines) + "</div>")
+
+
+def _table(rows: Rows, there: int | None = None, *, texts: int = 1) -> _Html:
+    """Return a table: the first row is the head, the first `texts` columns stand to the left.
+
+    `there` is how many rows there are, if more than shown.
+    """
+    width = len(rows[0])
+
+    def line(tag: str, row: Sequence[str]) -> str:
+        cells = (_cell(tag, text, left=place < texts) for place, text in enumerate(row))
+        return "<tr>" + "".join(cells) + "</tr>"
+
+    lines = ["<thead>" + line("th", rows[0]) + "</thead><tbody>"]
+    for row in rows[1:]:
+        if any(row[1:]):
+            lines.append(line("td", row))
+        else:  # a heading among the rows
+            text = _escaped(row[0])
+            lines.append(f'<tr><th colspan="{width}" style="text-align:left">{text}</th></tr>')
+    more = 0 if there is None else there - (len(rows) - 1)
+    if more > 0:
+        lines.append(f'<tr><td colspan="{width}" style="text-align:left">and {more:,} more</td></tr>')
+    return _Html("<table>" + "".join(lines) + "</tbody></table>")
+
+
+def _cell(tag: str, text: str, *, left: bool) -> str:
+    """Return a cell, indented as the text report indents it."""
+    side = "left" if left else "right"
+    indent = "&emsp;" if text.startswith(MARGIN) else ""
+    shown = _escaped(shortened(text.strip(), CELL_WIDTH))
+    return f'<{tag} style="text-align:{side}">{indent}{shown}</{tag}>'
+
+
+def _escaped(text: str) -> str:
+    return escape(printable(text))
+
+
+def _notes(sentences: Sequence[str]) -> _Html:
+    unique = dict.fromkeys(sentences)
+    items = "".join(f"<li>{_escaped(sentence)}</li>" for sentence in unique)
+    return _Html(f"<ul>{items}</ul>" if unique else "")
+
+
+def _sums(what: str, names: Sequence[str], code: np.ndarray, time: np.ndarray) -> list[list[str]]:
+    """Return a row for each name that occurs: how many tasks, and their time together."""
+    tasks = np.bincount(code, minlength=len(names))
+    total = np.zeros(len(names), np.int64)
+    np.add.at(total, code, time)
+    found = [
+        [name, f"{number:,}", f"{ns / 1e6:,.3f}"]
+        for name, number, ns in zip(names, tasks.tolist(), total.tolist(), strict=True)
+        if number
+    ]
+    return [[what, "tasks", "time, ms"], *found]

@@ -1,0 +1,63 @@
+"""How a trace scales, as text and as a table for notebooks: `daydream scaling`."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+from daydream.report.layout import MARGIN, UNITS, count, notes, percent, table, time_text, wrapped
+
+if TYPE_CHECKING:
+    from daydream.scaling import Scaling
+    from daydream.scaling_model import Scaled
+
+
+def scaling_text(scaling: Scaling) -> str:
+    """Return a line on the one worker that was recorded, and a row for each number of workers."""
+    error = percent(scaling.replay.error, signed=True)
+    headline = [
+        f"step time   measured {time_text(scaling.replay.measured_ns)}",
+        f"replayed {time_text(scaling.replay.replayed_ns)} (error {error})",
+        *([f"recorded with {count(scaling.recorded, 'worker')}"] if scaling.recorded > 1 else []),
+    ]
+    lines = [MARGIN + "   ".join(headline), "", *table(_rows(scaling))]
+    waits = scaling.waits
+    said = (
+        "overhead: what exchanging gradients costs besides transfers. exposed: transfers that nothing hides."
+    )
+    if waits:
+        said += " waiting: for workers that are slower."
+    lines += ["", *wrapped(said, MARGIN, MARGIN)]
+    return "\n".join([*lines, *notes(scaling.notes())])
+
+
+def scaling_html(scaling: Scaling) -> str:
+    """Return the table for notebooks."""
+    head, *rows = _rows(scaling)
+    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _rows(scaling: Scaling) -> list[list[str]]:
+    unit, size = UNITS[0] if scaling.alone_ns >= 1e6 else UNITS[1]
+    digits = 1 if scaling.alone_ns >= 100 * size else 2 if scaling.alone_ns >= 10 * size else 3
+    names = ["overhead", "exposed", *(["waiting"] if scaling.waits else [])]
+
+    def times(row: Scaled) -> list[str]:
+        shown = [row.step_ns, row.overhead_ns, row.exposed_ns, *([row.waiting_ns] if scaling.waits else [])]
+        return [f"{ns / size:,.{digits}f}" for ns in shown]
+
+    head = ["workers", "throughput", "efficiency", f"step, {unit}", *names, "bound by, lost to"]
+    rows = [
+        [
+            f"{row.workers:>7,}",
+            f"{row.throughput:,.2f}x",
+            percent(row.efficiency),
+            *times(row),
+            # If a loss is what bounds a step, it is the largest one too.
+            row.bound if row.lost_to in {row.bound, None} else f"{row.bound}, {row.lost_to}",
+        ]
+        for row in scaling.rows
+    ]
+    return [head, *rows]

@@ -1,0 +1,111 @@
+"""Another bucket size for a trace that was recorded with DistributedDataParallel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream import Graph, GraphError
+from daydream.costs.buckets import MIB, Gradients, compute_lane, gradients_of
+from daydream.costs.cluster_names import cluster as named
+from daydream.costs.members import workers_of
+from daydream.costs.networks import machine_of
+from daydream.errors import NotApplicableError
+from daydream.graph.selection import Selection
+from daydream.transforms import stages
+from daydream.wording import counted
+
+STAGE = stages.COMMUNICATION
+EXCLUDES = frozenset({"ddp", "p3", "blueconnect"})
+
+NODE = r"evaluate_function: (torch::autograd::)?AccumulateGrad$"  # DDP's hook runs inside
+
+
+def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = None) -> None:
+    """Predict another `bucket_cap_mb` of DistributedDataParallel.
+
+    The all-reduces of the backward pass are replaced by those of buckets that are full at `bucket_mb`
+    MiB, in the order in which gradients are ready. Each begins when the work launched before its last
+    gradient's hook has ended, and what runs behind the backward pass waits for the last. They take as
+    long as the recorded ones together: a gradient takes its share of the bucket that it was recorded in,
+    and each all-reduce the fixed cost of a short one on `cluster` (machines of the trace's GPU if not
+    given).
+
+    Where the trace does not tell how large each gradient is, those of a recorded bucket share its bytes
+    equally: exact for buckets of several recorded ones, a guess for parts of one. What recorded times
+    hold of waiting for peers is kept in proportion. Several DistributedDataParallel modules of one
+    program are taken for one.
+    """
+    if bucket_mb <= 0:
+        raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
+    old = graph.select(kind="collective", collective="all_reduce", phase="backward")
+    old = old.where(lambda tasks: (tasks.bytes > 0) & (tasks.launch >= 0) & (tasks.step >= 0))
+    old.need("all-reduce of known size in the backward pass, with its launch")
+    if not len(old.launches().where(within=NODE)):
+        graph.does_not_apply("no hook of a gradient launched its all-reduces: they are not of DDP's buckets")
+    if len(set(old.rank.tolist())) > 1:
+        graph.does_not_apply("several ranks were recorded together, and their collectives meet as they are")
+    lane, stream = compute_lane(graph), str(old.lane[0])
+    if lane is None or lane == stream:
+        graph.does_not_apply("its collectives have no stream of their own")
+    gradients, within = _recorded(graph, old)
+    buckets = gradients.buckets(bucket_mb)
+    if buckets.nbytes.tolist() == old.bytes.tolist():
+        graph.does_not_apply(f"its buckets are those of {bucket_mb:g} MiB already")
+    members = workers_of(graph, None)
+    fixed = named(cluster or machine_of(graph)).holding(members).all_reduce_ns(1, members)
+    held = np.bincount(within, gradients.nbytes, len(old))
+    share = np.maximum(old.duration_ns - fixed, 0)[within] * gradients.nbytes / held[within]
+    time = fixed + np.bincount(buckets.number, share, len(buckets))
+    steps = len(np.unique(old.step))
+    was = counted(round(len(old) / steps), "bucket")
+    said = f"{old.total('bytes') / steps / 1e6:,.1f} MB a step in {was} as recorded"
+
+    old.remove()
+    hooks = _ends_of_hooks(graph, gradients.nodes)[1]
+    last = np.append(gradients.nodes.step[1:] != gradients.nodes.step[:-1], True)
+    awaited = graph.insert_after(
+        graph.tasks(hooks[last]), "wait for all-reduces", kind="kernel", lane=lane, duration_ns=0, gap_ns=0,
+        launched=False,
+    )  # fmt: skip
+    new = graph.insert_after(
+        graph.tasks(hooks[buckets.last]), "all-reduce", kind="collective", lane=stream, gap_ns=0,
+        duration_ns=time, collective="all_reduce", bytes=buckets.nbytes,
+    )  # fmt: skip
+    new.launches().wait_for(lane, on=stream)
+    graph.link(new.group_by("step").last(), awaited)
+    graph.note(f"{said}, {round(len(buckets) / steps)} now.")
+
+
+def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, np.ndarray]:
+    """Return the gradients of the steps that were reduced, and the recorded bucket each was in.
+
+    A bucket is launched by the hook of its last gradient. Where sizes are unknown its gradients
+    share the bucket's bytes.
+    """
+    try:
+        found, known = gradients_of(graph), True
+    except NotApplicableError:
+        found, known = gradients_of(graph, old.total("bytes") / MIB), False
+    kept = np.isin(found.nodes.step, old.step)
+    nodes, makers = (graph.tasks(tasks.ids[kept]) for tasks in (found.nodes, found.makers))
+    order = graph.columns["order"]
+    within = np.searchsorted(order[old.launch], order[_ends_of_hooks(graph, nodes)[0]])
+    within = np.minimum(within, len(old) - 1)
+    within -= old.step[within] > nodes.step  # behind the last launch of its step
+    nbytes = found.nbytes[kept]
+    if not known:
+        nbytes = np.rint(old.bytes / np.maximum(np.bincount(within, minlength=len(old)), 1))[within]
+    return Gradients(nodes, makers, nbytes.astype(np.int64)), within
+
+
+def _ends_of_hooks(graph: Graph, nodes: Selection) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and last CPU task of each gradient's node, with the hooks that run inside it."""
+    order = graph.columns["order"]
+    calls = graph.select(kind="cpu", phase="backward").group_by(within=NODE)
+    first, last = nodes.ids.copy(), nodes.ids.copy()
+    begin, end = (ends.ids for ends in (calls.first(), calls.last()))
+    place = np.searchsorted(order[begin], order[nodes.ids], side="right") - 1
+    inside = np.flatnonzero(place >= 0)
+    inside = inside[order[nodes.ids[inside]] <= order[end[place[inside]]]]
+    first[inside], last[inside] = begin[place[inside]], end[place[inside]]
+    return first, last

@@ -1,0 +1,84 @@
+"""Data-parallel training: gradients are all-reduced in buckets while the backward pass runs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream import Graph, GraphError
+from daydream.costs.achieved import memory_bandwidth
+from daydream.costs.buckets import compute_lane, gradients_of
+from daydream.costs.kernels import floor_ns
+from daydream.costs.networks import network_of
+from daydream.transforms import stages
+from daydream.wording import counted
+
+STAGE = stages.PARALLEL
+EXCLUDES = frozenset({"p3"})
+
+LANE = "all-reduce"
+
+
+def ddp(
+    graph: Graph, *, workers: int = 8, cluster: str | None = None, bandwidth: float | None = None,
+    latency_us: float = 0.0, bucket_mb: float | None = None, gradient_as_bucket_view: bool = False,
+    gradient_mb: float | None = None,
+) -> None:  # fmt: skip
+    """Predict one of `workers` data-parallel workers from the trace of a single one.
+
+    As DistributedDataParallel does it: each gradient is copied into its bucket (and back behind the
+    backward pass, unless `gradient_as_bucket_view`); a bucket is full at `bucket_mb` MiB, by default
+    at 1 MiB the first and 25 the others, and is then all-reduced on a stream of its own while the
+    backward pass goes on. What runs behind the backward pass waits for all of them. Copies and
+    collectives bring their launches; a copy reads and writes the gradient at the trace's own
+    memory bandwidth.
+
+    The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
+    `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
+    size of all gradients, for a trace that does not tell.
+
+    Assumes workers that are equally fast, each with the batch of this trace. Not modelled: what
+    else DDP does on the CPU, broadcasts of buffers, kernels that a transfer beside them slows.
+    """
+    if workers < 1:
+        raise GraphError(f"workers must be 1 or more, not {workers}")
+    if workers == 1:
+        graph.does_not_apply("one worker has no gradients to exchange")
+    if len(graph.select(kind="collective")):
+        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    gradients = gradients_of(graph, gradient_mb)
+    network = network_of(graph, workers, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
+    buckets = gradients.buckets(bucket_mb)
+    lane = compute_lane(graph)
+    rate = memory_bandwidth(graph, "gpu" if lane else "cpu")
+    floor = floor_ns(graph) if lane else 0.0
+    how = {"kind": "cpu"} if lane is None else {"kind": "kernel", "lane": lane}
+    copies = None if rate is None else floor + 2 * gradients.nbytes / rate
+
+    behind, number = np.unique(gradients.ends().ids, return_inverse=True)
+    end = graph.insert_after(graph.tasks(behind), "wait for all-reduces", kind="cpu", duration_ns=0)
+    ready, makers = buckets.nodes, buckets.makers
+    if copies is not None:
+        into = graph.insert_after(gradients.nodes, "copy into bucket", duration_ns=copies, **how)
+        ready = makers = graph.tasks(into.ids[buckets.last])
+    times = [network.time_ns("all_reduce", nbytes) for nbytes in buckets.nbytes.tolist()]
+    reduced = graph.insert_after(
+        ready, "all-reduce", kind="collective", lane=LANE, duration_ns=times, gap_ns=0, after=makers,
+        collective="all_reduce", bytes=buckets.nbytes, launched=lane is not None,
+    )  # fmt: skip
+    if lane is None:
+        end.wait_for(LANE)
+    else:
+        for stream in dict.fromkeys(graph.select(on="gpu", phase=("backward", "optimizer")).lane.tolist()):
+            if stream not in set(reduced.lane.tolist()):
+                end.wait_for(LANE, on=stream)
+    if copies is not None and not gradient_as_bucket_view:
+        ends = graph.tasks(end.ids[number.reshape(-1)])
+        graph.insert_after(ends, "copy from bucket", duration_ns=copies, **how)
+    graph.note(network.describe())
+    steps = len(np.unique(gradients.nodes.step))
+    graph.note(
+        f"{gradients.nbytes.sum() / steps / 1e6:,.1f} MB of gradients a step in "
+        f"{counted(round(len(buckets) / steps), 'bucket')}."
+    )
+    if copies is None:
+        graph.note("Copies into and out of the buckets are left out: the trace shows no memory bandwidth.")

@@ -1,0 +1,101 @@
+"""Freeze layers: their parameters are no longer trained."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream import Graph
+from daydream.costs.parameters import joint_update, trained_parameters
+from daydream.costs.weight_gradients import gradient_parts
+from daydream.transforms import stages
+from daydream.wording import counted, listed
+
+STAGE = stages.WORK
+
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients
+ARRIVAL = r"^arrival$"  # where a member of a collective waits for its peers
+NODES = r"AccumulateGrad"
+
+
+def freeze(graph: Graph, *, layers: str) -> None:
+    """Predict training with the parameters of some layers frozen, for example `layers="blocks.[0-3]"`.
+
+    Of the modules whose path matches, and of all inside them, the gradients of parameters are
+    no longer computed, accumulated or applied. Gradients of inputs stay as long as a layer
+    that ran earlier in the forward pass is trained. What ran before the first layer that is
+    still trained has no backward pass at all, and that layer computes no gradient of its input.
+
+    A product is told from its shapes, a convolution from its kernels' names or as half of
+    its call (see `daydream.costs.weight_gradients`); norms keep their one backward kernel. An
+    update of all parameters at once, and gradients reduced between ranks, shrink in
+    proportion. Branches count as if they ran one after the other. Not modelled: memory, the
+    forward pass that keeps nothing for a backward pass, norms in evaluation mode, convergence.
+    """
+    chosen = graph.select().group_by(block=layers)
+    frozen = chosen.tasks.where(phase="backward").need(
+        f"backward work of layers {layers!r}; layers are recorded by `daydream collect`, and `*` is any text"
+    )
+    trained = trained_parameters(graph)
+    names = set(chosen.tasks.layer.tolist())
+    still = set(trained.tensors) - names
+    if trained.tensors and not set(trained.tensors) & names:
+        graph.does_not_apply(f"layers {layers!r} have no parameters that are trained")
+    backward = graph.select(phase="backward")
+    if not trained.tensors:  # all layers with a backward pass count as trained
+        still = {layer for layer in backward.layer.tolist() if layer is not None} - names
+    idle, first = _ahead_of(graph, still)
+    if first is None:
+        graph.does_not_apply(f"with layers {layers!r} frozen nothing is left to train")
+
+    before = backward.where(lambda tasks: np.isin(tasks.layer.astype(str), sorted(idle)))
+    before = before - before.where(kind="collective") - before.where(kind="collective").launches()
+    on_gpu = len(graph.select(kind="kernel")) > 0
+    work = backward.where(kind=("kernel", "memcpy", "memset") if on_gpu else "cpu") - before
+    parts = gradient_parts(graph, work)
+    is_frozen = np.isin(work.ids, frozen.ids)
+    goes = np.where(is_frozen, parts.weights, 0) + np.where(work.layer == first, parts.inputs, 0)
+    partly = graph.tasks(work.ids[(goes > 0) & (goes < 1)])
+    stays = 1 - goes[(goes > 0) & (goes < 1)]
+    gone = graph.tasks(work.ids[goes >= 1])
+    calls = frozen.where(kind="cpu", within=NODES) | before
+    if on_gpu and len(gone):
+        calls = calls | gone.operators()
+    updates = chosen.tasks.where(phase="optimizer")
+    if not len(gone) + len(partly) + len(calls) + len(updates):
+        graph.does_not_apply("the trace does not tell which backward work computes gradients of parameters")
+    tensors, elements = (1 - part for part in trained.part(names))
+    joint, time = joint_update(graph, tensors, elements)
+    reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)
+    reductions = reductions - reductions.where(name=ARRIVAL)
+
+    if len(partly):
+        partly.scale(stays)
+    if len(joint):
+        joint.set(duration_ns=time)
+    if len(reductions):
+        reductions.scale(elements)
+        graph.note("Reductions of gradients shrink with the gradients, waiting for peers included.")
+    for tasks in (gone, calls | calls.launched(), updates | updates.launched()):
+        if len(tasks):
+            tasks.remove()
+    graph.note(f"Frozen: {listed(chosen.keys)}; {1 - elements:.0%} of the parameters.")
+    if len(before):
+        ahead = counted(len(set(before.layer.tolist())), "layer")
+        graph.note(f"No backward pass is left of {ahead} ahead of the first trained one.")
+
+
+def _ahead_of(graph: Graph, trained: set[str]) -> tuple[set[str], str | None]:
+    """Return the layers that are done, in a forward pass, before the first trained one begins, and that."""
+    step = graph.select(phase="backward").group_by("rank", "step").first().first()
+    passes = graph.select(rank=int(step.rank[0]), step=int(step.step[0]))
+    place = np.empty(graph.size, np.int64)
+    place[graph.ids] = np.arange(len(graph.ids))
+    begun = place[passes.where(phase="backward").first().ids[0]]
+    forward = passes.where(lambda tasks: place[tasks.ids] < begun, phase=("forward", "loss"))
+    by_layer = forward.group_by("layer")
+    first = [name for name in by_layer.keys if name in trained][:1]  # in the order of their first tasks
+    if not first:
+        return set(), None
+    begins = place[by_layer[first[0]].ids[0]]
+    ends = place[by_layer.last().ids]
+    return {name for name, end in zip(by_layer.keys, ends.tolist(), strict=True) if end < begins}, first[0]

@@ -1,0 +1,48 @@
+"""Another GPU: every kernel's time on a device of the table, or by a factor."""
+
+from __future__ import annotations
+
+from daydream import Graph, GraphError
+from daydream.costs import device_of, find_device, retime, work
+from daydream.transforms import stages
+
+STAGE = stages.HARDWARE
+
+OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"
+
+
+def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) -> None:
+    """Predict the step on another GPU, for example `to="h100"`.
+
+    Kernels are retimed by the roofline: each keeps its share of the peak that bounds it, in
+    arithmetic or in bandwidth, and its fixed cost becomes the other device's. Copies to and from
+    the CPU go with the peak rate of PCIe, others with the memory's bandwidth. Peaks are the
+    vendors' (`daydream/costs/devices.py` names its sources); how well this does between
+    two GPUs is in docs/costs.md. With `speedup` all kernels and copies within the device take
+    1/speedup of their time instead.
+
+    CPU work, launch latencies and collectives stay. Not modelled: other kernels that libraries
+    pick for the device, formats that only it has, memory size, clocks under load.
+    """
+    if (to is None) == (speedup is None):
+        raise GraphError("name a GPU by to, such as h100, or give a speedup: one of them")
+    kernels = graph.select(kind=("kernel", "memcpy", "memset"))
+    kernels.where(kind="kernel").need("kernels on a GPU: it was recorded on a CPU")
+    if speedup is not None:
+        if speedup <= 0:
+            raise GraphError(f"speedup must be more than 0, not {speedup:g}")
+        if speedup == 1:
+            graph.does_not_apply("a speedup of 1 leaves the GPU as it is")
+        (kernels - kernels.where(kind="memcpy", name=OVER_LINK)).scale(1 / speedup)
+    elif to is not None:
+        old, new = device_of(graph), find_device(to)
+        if old == new:
+            graph.does_not_apply(f"the trace was recorded on a {old.name} already")
+        products = kernels.where(lambda tasks: work(graph, tasks).is_matrix)
+        for dtype in sorted({dtype for dtype in products.dtype.tolist() if dtype}):
+            new.peak(new.matrix_format(dtype))  # refuses a type that it has no units for
+        retimed = retime(graph, kernels, device=new)
+        kernels.set(duration_ns=retimed.duration_ns)
+        graph.note(f"From a {old.name} to a {new.name}. {retimed.words()}")
+    if len(graph.select(kind="collective")):
+        graph.note("Collectives keep their time; `network` predicts a faster link.")

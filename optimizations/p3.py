@@ -1,0 +1,127 @@
+"""P3: gradients travel in slices, and those that the next forward pass needs first go first."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from daydream import Graph, GraphError
+from daydream.costs.buckets import MIB, gradients_of
+from daydream.costs.first_uses import first_uses
+from daydream.costs.optimizers import update_calls
+from daydream.transforms import stages
+from daydream.wording import counted
+
+STAGE = stages.PARALLEL
+EXCLUDES = frozenset({"ddp"})
+
+PUSH, PULL = "network", "network, back"  # one lane where every worker is a server too
+PULLED = "parameters {}"  # a lane for the parameters of each forward operator: when they have come
+
+
+def p3(
+    graph: Graph, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25, latency_us: float = 14.0,
+    slice_mb: float = 0.19, update: Literal["worker", "server"] = "worker", gradient_mb: float | None = None,
+) -> None:  # fmt: skip
+    """Predict priority-based parameter propagation (Daydream, section 5.1).
+
+    One of `workers` data-parallel workers is predicted from the trace of a single one. Each gradient is
+    divided into slices of `slice_mb` MiB. A slice is pushed to a parameter server as soon as the
+    gradient is there and pulled back `latency_us` later. Among the slices that are ready those whose
+    parameters the forward pass reads first go first, and the next step's forward operator waits for its
+    own parameters only. The worker's optimizer keeps its cost and its place, though each parameter
+    would be updated when its gradient has come; with `update` by the server it goes.
+
+    Every worker is a server too, and its link of `bandwidth` GB/s carries (workers - 1)/workers of
+    all gradients once as pushes and once as pulls. With `servers` machines of their own a slice takes
+    workers/servers times as long where that is more than one, and pulls do not hold up pushes.
+
+    Defaults: 4 workers and slices of 50,000 float32 values are those of the P3 paper (Jayarajan et
+    al., 2019); 1.25 GB/s are 10 Gbit/s; 14 us is what NCCL reckons with for a step over a network. Not
+    modelled: copies to and from the CPU's memory, the servers' own time.
+    """
+    if workers < 1 or servers < 0 or min(bandwidth, slice_mb) <= 0 or latency_us < 0:
+        raise GraphError(
+            "workers must be 1 or more, servers and latency_us 0 or more, bandwidth and slice_mb above 0"
+        )
+    if workers == 1:
+        graph.does_not_apply("one worker has no gradients to exchange")
+    if len(graph.select(kind="collective")):
+        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    gradients = gradients_of(graph, gradient_mb)
+    users = first_uses(graph, gradients)
+    place = _places(graph, gradients.step_and_rank, users.ids)
+    updates = graph.select(on="gpu", phase="optimizer")
+    calls = update_calls(graph)
+
+    slices = np.maximum(np.ceil(gradients.nbytes / (slice_mb * MIB)), 1).astype(np.int64)
+    of = np.repeat(np.arange(len(gradients)), slices)
+    share = (workers - 1) / workers if not servers else max(1.0, workers / servers)
+    time = (gradients.nbytes / slices)[of] * share / bandwidth
+    nbytes = np.rint((gradients.nbytes / slices)[of]).astype(np.int64)
+    pushed = graph.insert_after(
+        graph.tasks(gradients.nodes.ids[of]), "push", kind="collective", lane=PUSH, duration_ns=time,
+        gap_ns=0, after=graph.tasks(gradients.makers.ids[of]), bytes=nbytes, launched=False,
+    )  # fmt: skip
+    pulled = graph.insert_after(
+        pushed,
+        "pull",
+        lane=PULL if servers else PUSH,
+        duration_ns=time,
+        gap_ns=0,
+        bytes=nbytes,
+        launched=False,
+    )
+    graph.link(pushed, pulled, latency_ns=latency_us * 1e3)
+    urgency = np.zeros(graph.size, np.int64)
+    urgency[pushed.ids] = urgency[pulled.ids] = place[of]
+    for lane in (PUSH, PULL) if servers else (PUSH,):
+        graph.schedule(lane, key=lambda tasks: urgency[tasks.ids])
+
+    # The parameters of one operator have come with the last of their slices.
+    keys = np.stack([gradients.nodes.step[of], gradients.nodes.rank[of], place[of]])
+    _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    last = np.zeros(len(first), np.int64)
+    np.maximum.at(last, group.reshape(-1), np.arange(len(of)))
+    come = graph.insert_after(
+        graph.tasks(pulled.ids[last]), "parameters are there", duration_ns=0, gap_ns=0, launched=False,
+        lane=[PULLED.format(number) for number in place[of[first]].tolist()],
+    )  # fmt: skip
+    graph.link(pulled, graph.tasks(come.ids[group.reshape(-1)]))
+    _wait(graph, users.ids[of[first]], [PULLED.format(number) for number in place[of[first]].tolist()])
+    for gone in (updates, calls) if update == "server" else ():
+        if len(gone):
+            gone.remove()
+    steps = len(set(gradients.nodes.step.tolist()))
+    graph.note(
+        f"{gradients.nbytes.sum() / steps / 1e6:,.1f} MB of gradients a step in {len(of) / steps:,.0f} "
+        f"slices; {counted(workers, 'worker')}, "
+        f"{counted(servers, 'server') if servers else 'each of them a server too'}."
+    )
+
+
+def _places(graph: Graph, steps: list[tuple[int, int]], users: np.ndarray) -> np.ndarray:
+    """Return the place of each operator among those of its step, in the order of the forward pass."""
+    order = graph.columns["order"][users]
+    places = np.zeros(len(users), np.int64)
+    counts = set()
+    for step in set(steps):
+        here = np.array([one == step for one in steps])
+        distinct, places[here] = np.unique(order[here], return_inverse=True)
+        counts.add(len(distinct))
+    if len(counts) > 1:
+        graph.does_not_apply("its steps train different parameters, so what waits for which is not known")
+    return places
+
+
+def _wait(graph: Graph, users: np.ndarray, lanes: list[str]) -> None:
+    """Let each forward task wait for the parameters that came on a lane in the step before."""
+    if (graph.columns["kind"][users] == 0).all():
+        graph.tasks(users).wait_for(lanes)
+        return
+    calls = graph.columns["launch"][users]
+    known = calls >= 0  # what was launched before the window follows no step of it
+    streams = graph.tasks(users[known]).lane.tolist()
+    names = [lane for lane, there in zip(lanes, known.tolist(), strict=True) if there]
+    graph.tasks(calls[known]).wait_for(names, on=streams)

@@ -1,0 +1,49 @@
+"""Sequence length: every sample of a transformer holds more or fewer tokens."""
+
+from __future__ import annotations
+
+from daydream import Graph, GraphError
+from daydream.costs.input_sizes import is_feature_size, need_size, recorded_length, resized_time
+from daydream.transforms import stages
+
+STAGE = stages.WORK
+
+
+def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -> None:
+    """Predict the step with sequences of `length` tokens.
+
+    The work of the forward pass, the loss and the backward pass is computed again from the recorded
+    shapes with the new length in them: work by token grows in proportion, attention scores
+    and what is done with them as the square. Parameters and their update stay.
+    `recorded` is the length in the trace, by default the one that most calls of attention,
+    softmax and embedding show. Kernels keep their fixed cost and fill idle units first; on a trace
+    without device work, operator calls keep their overhead.
+
+    Assumes that loading and copying of data, and kernels of unknown work, grow in proportion.
+    Collectives and the CPU work of launching stay. Not modelled: positions that a learned table
+    does not hold, packing, memory, other kernels that libraries pick, convergence.
+    """
+    if length < 1:
+        raise GraphError(f"length must be 1 or more, not {length}")
+    kernels = graph.select(kind="kernel")
+    passes = graph.select(on="gpu" if len(kernels) else "cpu", phase=("forward", "loss", "backward"))
+    work = passes - passes.where(kind="collective")
+    work.need("work in the forward or backward pass")
+    old = need_size(recorded_length(graph) if recorded is None else recorded, "sequence length")
+    if length == old:
+        graph.does_not_apply(f"the trace was recorded with sequences of {old:,} tokens already")
+    if is_feature_size(graph, old):
+        graph.does_not_apply(
+            f"the model has features or heads of size {old} too, which shapes cannot tell from the length.\n"
+            "       Record it with a length that occurs nowhere else."
+        )
+    loading = graph.select(kind="cpu", phase="data")
+    copies = graph.select(kind=("memcpy", "memset"), phase="data")
+
+    work.set(duration_ns=resized_time(graph, work, old, length, every=True).duration_ns)
+    for tasks in (loading, copies):
+        if len(tasks):
+            tasks.scale(length / old)
+    graph.note(f"Sequences go from {old:,} to {length:,} tokens, by the recorded shapes.")
+    if len(graph.select(kind="collective", phase=("forward", "loss"))):
+        graph.note("Collectives keep their time, those that exchange activations too.")

@@ -1,0 +1,82 @@
+"""TF32: float32 matrix products and convolutions run on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from daydream import Graph, GraphError
+from daydream.costs import bound, device_of, retime, work
+from daydream.costs.precision import tasks_in_matrix_units
+from daydream.costs.roofline import is_tf32_kernel
+from daydream.transforms import stages
+
+STAGE = stages.PRECISION
+EXCLUDES = frozenset({"amp", "autocast", "fp8"})  # they take the same kernels to 16 or 8 bits
+
+AMD = ("MI", "Radeon")
+
+
+def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
+    """Predict float32 products and convolutions rounded to TF32 (`set_float32_matmul_precision("high")`).
+
+    Matrix kernels of float32 that do not run in TF32 yet and that are bound by arithmetic move to the
+    tensor cores: they keep 0.63 of the share of the peak that each reaches today (docs/costs.md), of a
+    higher peak, until memory bounds them. What is bound by memory or by its launch stays: TF32
+    moves as many bytes. Kernels whose shapes are not recorded gain `unknown_speedup`, no more than the
+    ratio of the peaks: the factor of Daydream (section 5.1) for tensor cores.
+
+    Not modelled: products of 10 mantissa bits and what they do to convergence, the layout changes
+    that TF32 convolutions of NCHW tensors bring (see channels-last).
+    """
+    if unknown_speedup < 1:
+        raise GraphError(f"unknown_speedup must be 1 or more, not {unknown_speedup:g}")
+    kernels = graph.select(kind="kernel")
+    kernels.need("kernels: TF32 is a format of GPUs' tensor cores")
+    device = device_of(graph)
+    if device.name.startswith(AMD):
+        graph.does_not_apply(f"torch's TF32 switch is for NVIDIA GPUs; this is a {device.name}")
+    if "tf32" not in device.tflops:
+        graph.does_not_apply(f"a {device.name} has no TF32 units; NVIDIA GPUs since the A100 have them")
+    ratio = device.peak("tf32") / device.peak("float32")
+    if ratio <= 1:
+        graph.does_not_apply(
+            f"a {device.name} computes {device.tflops['float32']:g} TFLOP/s in float32 and in TF32 alike"
+        )
+    matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+    wide = matrix.where(dtype="float32").need("float32 matrix products or convolutions")
+    exact = wide - wide.where(lambda tasks: is_tf32_kernel(tasks.name))
+    exact.need("float32 matrix kernels outside of TF32: all run in TF32 already")
+    products = exact.where(
+        lambda tasks: np.isin(bound(graph, tasks).kind.astype(str), ("compute", "unknown"))
+    )
+    products.need("float32 matrix kernels bound by arithmetic: memory or launches bound all of them")
+
+    old = products.duration_ns
+    known = work(graph, products).flop > 0
+    new = np.minimum(retime(graph, products, dtype="tf32").duration_ns, old)
+    new = np.where(known, new, old / min(unknown_speedup, ratio))
+    products.set(duration_ns=new, name=[f"{name} in tf32" for name in products.name])
+    graph.note(
+        f"{len(products):,} of {len(matrix):,} matrix kernels move to TF32: {old.sum() / 1e6:,.2f} ms become "
+        f"{new.sum() / 1e6:,.2f} ms; {int((~known).sum()):,} by the constant, as their shapes are unknown."
+    )
+
+
+@contextmanager
+def apply(model: Any = None, optimizer: Any = None, **options: Any) -> Iterator[None]:
+    """Make the change for real: products and convolutions of float32 may use TF32."""
+    import torch
+
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = True
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value

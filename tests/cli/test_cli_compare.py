@@ -1,0 +1,104 @@
+"""`daydream compare` as typed: the screens as reviewed, the JSON object, errors in one line.
+
+After a change that is meant, write the screens again with `DAYDREAM_GOLDEN=write` and read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from machine.programs import PROGRAMS
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+SCREENS = {
+    "compare": "compare step.json.gz faster.json.gz",
+    "compare_whatif": "compare step.json.gz faster.json.gz --whatif scale --on gpu --factor 0.5",
+}
+
+
+@pytest.fixture
+def pair(folder):
+    """A folder in which `faster.json.gz` is the same program on a GPU that is twice as fast."""
+    PROGRAMS["synchronizing"]().run(steps=30, gpu=0.5).write(folder / "faster.json.gz", 24, 27)
+    return folder
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_the_screen_is_as_reviewed(pair, ask, name):
+    done = ask(*shlex.split(SCREENS[name]))
+
+    assert done.code == 0, done.err
+    golden = GOLDEN / f"{name}.txt"
+    screen = f"$ daydream {SCREENS[name]}\n{done.out}"
+    if os.environ.get("DAYDREAM_GOLDEN") == "write":
+        golden.write_text(screen, encoding="utf-8")
+    assert screen == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_the_screen_is_plain_and_fits_a_terminal(name):
+    lines = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+
+    assert "".join(lines).isascii()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 45
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_json_is_one_object_with_units_in_its_keys(pair, ask):
+    found = json.loads(ask("compare", "step.json.gz", "faster.json.gz", "--json").out)
+    both = found["before"], found["after"]
+
+    assert found["schema"] == 1
+    assert [side["name"] for side in both] == ["step.json.gz", "faster.json.gz"]
+    assert found["change_ns"] == both[1]["step_ns"] - both[0]["step_ns"] < 0
+    assert found["error"] is None
+    for side, total in zip(both, ("before_ns", "after_ns"), strict=True):
+        assert sum(side["by_phase"].values()) == sum(side["by_cause"].values())
+        work = [sum(each[total] for each in found[part]) for part in ("layers", "operators", "kernels")]
+        assert max(work) - min(work) <= len(found["kernels"])  # each is rounded to whole ns
+
+
+def test_a_prediction_is_held_against_what_came_of_it(pair, ask):
+    question = ["--on", "gpu", "--factor", "0.5", "--json"]
+    asked = json.loads(ask("whatif", "scale", "--trace", "step.json.gz", *question).out)
+    found = json.loads(ask("compare", "step.json.gz", "faster.json.gz", "--whatif", "scale", *question).out)
+
+    assert found["before"]["prediction"] == "scale"
+    assert found["before"]["step_ns"] == asked["predicted_ns"]
+    assert found["started_from_ns"] == asked["measured_ns"]
+    assert found["error"] == asked["predicted_ns"] / found["after"]["step_ns"] - 1
+    assert abs(found["error"]) < 0.01
+
+
+def test_more_rows_can_be_shown(pair, ask):
+    short, long = (ask("compare", "step.json.gz", "faster.json.gz", "--top", n).out for n in ("1", "9"))
+
+    assert len(short.splitlines()) < len(long.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["step.json.gz", "nothing.parquet"], 1, "nothing.parquet"),
+        (["step.json.gz"], 2, "missing argument 'AFTER'"),
+        (["step.parquet", "step.parquet", "--whatif", "apm"], 1, "Did you mean 'amp'?"),
+        (["step.parquet", "step.parquet", "--whatif", "amp+"], 2, "amp+"),
+        (["step.parquet", "step.parquet", "--whatif"], 2, "--whatif"),
+        (["step.parquet", "step.parquet", "--factor", "0.5"], 2, "--factor"),
+        (["step.parquet", "step.parquet", "--whatif", "scale", "--factor", "-1"], 2, "factor"),
+        (["step.parquet", "step.parquet", "--whatif", "amp", "--math-speedup", "x"], 2, "--math-speedup"),
+        (["step.parquet", "step.parquet", "--steps", "auto"], 1, "step.parquet"),
+        (["step.parquet", "step.parquet", "--top", "0"], 2, "--top"),
+    ],
+)
+def test_errors_take_a_line(ask, arguments, code, said):
+    done = ask("compare", *arguments)
+
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert "Traceback" not in done.err

@@ -1,0 +1,54 @@
+"""`daydream explain` as typed: the text, the JSON object, a change explained, errors in one line."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_json_is_one_object_with_units_and_sentences(run):
+    done = run("explain", "--trace", "step.parquet", "--json")
+    found = json.loads(done.out)
+
+    assert done.code == 0
+    assert found["schema"] == 1
+    assert found["trace"] == "step.parquet"
+    assert found["verdict"].endswith(".")
+    assert abs(sum(each["ns"] for each in found["causes"]) - found["step_ns"]) <= len(found["causes"])
+    assert all(each["tasks"] and each["selection"] for each in found["causes"])
+    for cost in found["avoidable"]:
+        assert cost["sentence"].endswith(".")
+        assert cost["whatifs"][0]["command"][:2] == ["daydream", "whatif"]
+
+
+def test_a_saving_is_what_the_named_what_if_predicts(run):
+    found = json.loads(run("explain", "--trace", "step.parquet", "--json").out)
+    answers = [cost["whatifs"][0] for cost in found["avoidable"] if cost["saving_ns"] is not None]
+    best = answers[0]
+    asked = json.loads(run(*best["command"][1:], "--trace", "step.parquet", "--json").out)
+
+    assert asked["predicted_ns"] == best["predicted_ns"]
+    assert asked["replayed_ns"] - asked["predicted_ns"] == best["saving_ns"]
+
+
+def test_a_change_can_be_explained(ask):
+    done = ask("explain", "--whatif", "amp", "--trace", "step.parquet")
+
+    assert done.code == 0
+    assert "after amp" in done.out.splitlines()[0]
+
+
+def test_the_next_command_comes_last_and_not_on_stdout(ask):
+    done = ask("explain", "--trace", "step.parquet")
+
+    assert done.err.splitlines()[-1].startswith("next: daydream whatif ")
+    assert "next:" not in done.out
+
+
+def test_errors_take_a_line(ask):
+    missing = ask("explain", "--trace", "nothing.parquet")
+    unknown = ask("explain", "--whatif", "apm", "--trace", "step.parquet")
+
+    assert (missing.code, missing.out) == (1, "")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "Did you mean 'amp'?" in unknown.err
+    assert "Traceback" not in missing.err + unknown.err

@@ -1,0 +1,352 @@
+"""`daydream scaling`: the table, `--json`, plots, wrong options; and what the numbers must obey."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from graph.small_traces import call, launched, op, trace
+from test_cli_json import parsed
+from test_cli_startup import HEAVY, modules_after
+
+import daydream
+from daydream import GraphError, NotApplicableError
+from daydream.cli.scaling import numbers_in
+from daydream.costs.cluster_names import cluster
+from daydream.costs.trace_collectives import fitted_to_trace
+from daydream.report.scaling import scaling_text
+from daydream.simulate.many_ranks import factors_of, job, node_groups
+
+TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
+KEYS = [
+    "schema", "trace", "measured_ns", "replayed_ns", "replay_error", "recorded_workers", "alone_ns",
+    "network", "options", "workers", "notes",
+]  # fmt: skip
+ROW = [
+    "workers", "nodes", "step_ns", "throughput", "efficiency", "communication_ns", "overhead_ns",
+    "exposed_ns", "waiting_ns", "bound", "bound_share", "lost_to",
+]  # fmt: skip
+
+
+def one_gpu(steps=6):
+    #  thread 1  |launch 5|launch 5|AccumulateGrad|  ...   |optimizer|
+    #  stream 7     |forward 30|backward 50        |          |update 10|     a step of 100
+    rows = []
+    for n in range(steps):
+        at, first = 100 * n, 10 * n
+        rows += [op("aten::mm", at, at + 8, phase="forward", op="aten::mm")]
+        rows += launched("forward", at + 1, at + 6, at + 36, first + 1, phase="forward", op="aten::mm")
+        rows += [op("MmBackward0", at + 10, at + 18, phase="backward", op="MmBackward0")]
+        rows += launched("backward", at + 11, at + 37, at + 80, first + 2, phase="backward", op="MmBackward0")
+        rows += [op(
+            "torch::autograd::AccumulateGrad", at + 20, at + 22, phase="backward",
+            op="torch::autograd::AccumulateGrad", shapes="[[1024, 1024]]", dtype="float32",
+        )]  # fmt: skip
+        rows += [op("Optimizer.step", at + 30, at + 40, phase="optimizer", op="Optimizer.step")]
+        rows += launched(
+            "update", at + 31, at + 82, at + 92, first + 3, phase="optimizer", op="Optimizer.step"
+        )
+    return trace(rows, steps=tuple(100.0 * n for n in range(steps + 1)), device_name="NVIDIA A100-SXM4-40GB")
+
+
+def one_of_four(steps=6, **metadata):
+    #  thread 1  |launch 5|launch 5|sync ..................... 2|data 12|
+    #  stream 7       |work 50           |all-reduce 30        |             a step of 100
+    rows = []
+    for n in range(steps):
+        at, first = 100 * n, 10 * n
+        rows += launched("work", at, at + 6, at + 56, first + 1, phase="backward")
+        rows += launched(
+            "ncclAllReduce", at + 5, at + 56, at + 86, first + 2, phase="backward", kind="collective",
+            collective="all_reduce", bytes=4_000_000, stream=7,
+        )  # fmt: skip
+        rows += [call("cudaDeviceSynchronize", at + 10, at + 88, first + 3), op("data", at + 88, at + 100)]
+    return trace(rows, steps=tuple(100.0 * n for n in range(steps + 1)), **metadata)
+
+
+@pytest.fixture(scope="module")
+def replay():
+    return daydream.replay(one_gpu())
+
+
+def test_a_step_is_that_of_ddp_and_its_parts_add_up(replay):
+    found = daydream.scaling(replay, [1, 2, 8, 64], cluster="dgx-a100")
+
+    for row in found.rows[1:]:
+        alone = daydream.whatif(replay, "ddp", workers=row.workers, cluster="dgx-a100")
+        assert row.step_ns == alone.predicted_ns
+        assert row.step_ns == found.alone_ns + row.overhead_ns + row.exposed_ns + row.waiting_ns
+        transfer = cluster("dgx-a100").holding(row.workers).all_reduce_ns(4 * 1024**2, row.workers)
+        assert row.communication_ns == transfer
+        assert row.throughput == row.workers * row.efficiency
+    one = found.rows[0]
+    assert (one.step_ns, one.efficiency, one.lost_to) == (found.alone_ns, 1.0, None)
+    assert [row.nodes for row in found.rows] == [None, 1, 1, 8]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"jitter": 0.05}, {"straggler": 1.5}, {"jitter": 0.02, "straggler": 1.1}]
+)
+def test_efficiency_is_at_most_1_and_more_workers_of_a_node_are_not_more_efficient(replay, options):
+    found = daydream.scaling(replay, [1, 2, 4, 8, 16, 256], cluster="dgx-a100", **options)
+
+    efficiency = [row.efficiency for row in found.rows]
+    assert max(efficiency) == efficiency[0] == 1
+    assert min(efficiency) > 0
+    if "jitter" not in options:  # drawn numbers may differ a little in what they come to
+        assert efficiency == sorted(efficiency, reverse=True)
+
+
+def test_an_endless_network_leaves_the_copies_only(replay):
+    found = daydream.scaling(replay, [2, 1024], bandwidth=1e12)
+
+    assert [row.exposed_ns for row in found.rows] == [0, 0]
+    assert found.rows[0].step_ns == found.rows[1].step_ns
+    assert found.rows[1].lost_to in {"copies and launches", None}
+
+
+def test_what_bounds_a_slow_network_is_told_apart(replay):
+    slow = daydream.scaling(replay, [8], bandwidth=0.01).rows[0]
+    far = daydream.scaling(replay, [8], bandwidth=1e6, latency_us=1e4).rows[0]
+
+    assert (slow.bound, slow.lost_to) == ("bandwidth", "bandwidth")
+    assert (far.bound, far.lost_to) == ("network latency", "network latency")
+
+
+def test_one_straggler_is_what_all_wait_for(replay):
+    found = daydream.scaling(replay, [1, 2, 1024], bandwidth=1e12, straggler=2.0)
+
+    assert found.rows[0].waiting_ns == 0
+    for row in found.rows[1:]:  # everything takes twice as long but the transfer, which takes nothing
+        without_waiting = row.step_ns - row.waiting_ns
+        assert row.step_ns == pytest.approx(2 * without_waiting, rel=0.02)
+        assert row.lost_to == "slower workers"
+
+
+def test_the_same_seed_gives_the_same_answer(replay):
+    def steps(seed):
+        found = daydream.scaling(replay, [4, 64], cluster="dgx-a100", jitter=0.1, seed=seed)
+        return [row.step_ns for row in found.rows]
+
+    assert steps(1) == steps(1) != steps(2)
+
+
+def test_a_rank_keeps_its_factors_whatever_the_number_of_others():
+    few, many = (factors_of(count, 12, jitter=0.1, stragglers={1: 3.0}, seed=5) for count in (2, 50))
+
+    assert np.array_equal(few, many[:, :2])
+    assert many.mean(axis=0) == pytest.approx(np.where(np.arange(50) == 1, 3, 1))
+    assert many[:, 2:].std() == pytest.approx(0.1, rel=0.1)
+
+
+def test_ranks_that_are_all_alike_are_one_lane(replay):
+    found = job(replay.graph, 16_384)
+
+    assert (found.ranks, found.classes, found.slowdown) == (16_384, 1, 1.0)
+
+
+def test_a_group_of_a_node_waits_for_its_own_straggler_only(replay):
+    graph = replay.graph.copy()
+    daydream.transforms.registry.find("ddp").function(graph, workers=16, cluster="dgx-a100")
+    graph.select(kind="collective").set(group="node")
+    node, _ = node_groups(16, 8)
+    world = job(graph, 16, stragglers={3: 1.5})
+    nodes = job(graph, 16, stragglers={3: 1.5}, groups={"node": node})
+
+    assert (world.classes, nodes.classes) == (2, 3)
+    assert nodes.slowdown == world.slowdown > 1  # the job is as slow as its slowest node
+
+
+def test_recorded_collectives_are_resized():
+    before = daydream.replay(one_of_four(world_size=4))
+    found = daydream.scaling(before, [1, 2, 4, 8, 64], cluster="dgx-a100")
+    rows = {row.workers: row for row in found.rows}
+
+    assert found.recorded == 4
+    # All of the 30 us is exposed: with one worker there is no transfer, with four it is as recorded.
+    assert rows[1].step_ns == found.alone_ns == before.replayed_ns - 30_000
+    assert (rows[4].step_ns, rows[4].exposed_ns) == (before.replayed_ns, 30_000)
+    fitted = fitted_to_trace(cluster("dgx-a100"), before.graph.trace).with_nodes(8)
+    for workers, row in rows.items():
+        if workers > 1:
+            more = fitted.all_reduce_ns(4_000_000, workers) - fitted.all_reduce_ns(4_000_000, 4)
+            assert row.exposed_ns == pytest.approx(30_000 + more, rel=0.001)
+    efficiency = [row.efficiency for row in found.rows]
+    assert efficiency == sorted(efficiency, reverse=True)
+    assert found.rows[-1].lost_to in {"network latency", "intra-node bandwidth", "inter-node bandwidth"}
+
+
+def test_one_recorded_worker_and_slower_others():
+    found = daydream.scaling(one_of_four(world_size=4), [4, 32], cluster="dgx-a100", straggler=1.5)
+
+    assert all(row.waiting_ns > 0 for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"bandwidth": 10.0}, GraphError, "bandwidth has no meaning"),
+        ({"bucket_mb": 1.0}, GraphError, "bucket_mb has no meaning"),
+    ],
+)
+def test_options_of_ddp_mean_nothing_to_recorded_collectives(options, error, said):
+    with pytest.raises(error, match=said):
+        daydream.scaling(one_of_four(world_size=4), [2], **options)
+
+
+def test_collectives_of_an_unknown_number_of_workers():
+    with pytest.raises(NotApplicableError, match="does not tell of how many workers"):
+        daydream.scaling(one_of_four(), [2], cluster="p3")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"workers": []}, "workers are whole numbers"),
+        ({"workers": [0]}, "workers are whole numbers"),
+        ({"workers": [2.5]}, "workers are whole numbers"),
+        ({"workers": [2], "jitter": -0.1}, "jitter"),
+        ({"workers": [2], "straggler": 0.5}, "straggler"),
+        ({"workers": [2], "bandwidth": -1.0}, "bandwidth must be above 0"),
+        ({"workers": [2], "buckets": 3}, "no option 'buckets'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(replay, wrong, said):
+    with pytest.raises(GraphError, match=said):
+        daydream.scaling(replay, **wrong)
+
+
+def test_a_trace_without_gradients_says_so():
+    on_cpu = trace([op("data", 100 * n, 100 * n + 90) for n in range(3)], steps=(0, 100, 200, 300))
+
+    with pytest.raises(NotApplicableError):
+        daydream.scaling(on_cpu, [2], bandwidth=1.0)
+
+
+def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
+    found = daydream.scaling(replay, [1, 2, 1024], cluster="p3:2", jitter=0.02)
+    screen = scaling_text(found)
+
+    lines = screen.splitlines()
+    assert lines[0].startswith("  step time   measured 100.0 us   replayed 100.0 us")
+    heads = "workers  throughput  efficiency  step, us  overhead  exposed  waiting  bound by, lost to"
+    assert lines[2].split() == heads.split()
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "1,024"]
+    assert "p3:2 has 16 GPUs; for more workers, more such nodes are assumed." in " ".join(screen.split())
+    assert screen.isascii()
+    assert max(map(len, lines)) <= 100
+    assert found._repr_html_().count("<tr>") == 4
+    assert "1,024 workers" in repr(found)
+
+
+def test_the_rows_as_a_table_of_pandas(replay):
+    pytest.importorskip("pandas")
+
+    assert daydream.scaling(replay, [1, 2], cluster="p3").to_pandas()["workers"].tolist() == [1, 2]
+
+
+def test_the_command_prints_the_table_and_what_to_type_next(run):
+    done = run("scaling", *TRACE, "--workers", "1,2,4,...,64", "--bandwidth", "10")
+
+    assert done.code == 0, done.err
+    rows = [line.split()[0] for line in done.out.splitlines()[3:10]]
+    assert rows == ["1", "2", "4", "8", "16", "32", "64"]
+    assert done.err == "next: daydream whatif ddp --workers 64 --trace step.parquet\n"
+
+
+def test_json_has_the_keys_of_the_contract(ask):
+    result = parsed(ask("scaling", *TRACE, "--workers", "1,4", "--bandwidth", "10", "--json"))
+
+    assert list(result) == KEYS
+    assert [list(row) for row in result["workers"]] == [ROW, ROW]
+    assert [row["workers"] for row in result["workers"]] == [1, 4]
+    assert result["options"]["bandwidth"] == 10
+    assert "rings of 4 workers" in result["network"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--workers", "1,,2"],
+        ["--workers", "0"],
+        ["--workers", "1,...,8"],
+        ["--workers", "1,2,..."],
+        ["--workers", "1,2,...,9"],
+        ["--workers", "many"],
+        ["--jitter", "1.5"],
+        ["--jitter", "nan"],
+        ["--straggler", "0.5"],
+        ["--plot", "scaling.txt"],
+        ["--bandwidth", "0"],
+        ["--bandwidth", "10", "--cluster", "p3"],
+    ],
+)
+def test_wrong_options_are_usage_errors(ask, wrong):
+    done = ask("scaling", *TRACE, *wrong)
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--trace", "missing.json"],
+        [*TRACE, "--cluster", "dgx-a1000"],
+        ["--trace", "step.parquet", "--cluster", "p3"],
+    ],
+)
+def test_what_cannot_be_answered_is_said_in_a_line(ask, wrong):
+    done = ask("scaling", *wrong)
+
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("1", [1]),
+        ("8,1", [8, 1]),
+        ("1,2,...,8", [1, 2, 4, 8]),
+        ("1,2,4,8,...,64", [1, 2, 4, 8, 16, 32, 64]),
+        ("1,2,3,...,6", [1, 2, 3, 4, 5, 6]),
+        ("8,16,24,...,40,64", [8, 16, 24, 32, 40, 64]),
+        ("4,6,...,10", [4, 6, 8, 10]),
+    ],
+)
+def test_dots_go_on_as_the_numbers_before_them(text, numbers):
+    assert numbers_in(text) == numbers
+
+
+@pytest.mark.parametrize("name", ["scaling.png", "scaling.svg", "scaling.html"])
+def test_a_plot_is_written_and_not_over_another(ask, folder, name):
+    pytest.importorskip("matplotlib")
+    asked = ("scaling", *TRACE, "--workers", "1,8", "--bandwidth", "10", "--plot", name)
+
+    assert ask(*asked).err == f"wrote {name}\n"
+    content = (folder / name).read_bytes()
+    assert {"png": b"PNG", "svg": b"<svg", "html": b"<svg"}[name.rpartition(".")[2]] in content
+    again = ask(*asked)
+    assert (again.code, again.out) == (1, "")
+    assert "--force" in again.err
+    assert ask(*asked, "--force").code == 0
+    assert (folder / name).read_bytes() == content
+
+
+def test_nothing_heavy_is_imported(folder):
+    loaded = modules_after("scaling", *TRACE, "--workers", "1,4", "--bandwidth", "10", folder=folder)
+
+    assert not loaded & (HEAVY | {"msgspec", "matplotlib"})
+
+
+def test_the_verb_and_its_module_have_one_name():
+    module_first = "import daydream.scaling; import daydream; daydream.scaling.scaling; daydream.scaling"
+    for program in (module_first, "from daydream import Scaling; import daydream; daydream.scaling"):
+        called = f"{program}([], workers=[])"
+        done = subprocess.run([sys.executable, "-c", called], capture_output=True, text=True, check=False)
+
+        assert "GraphError: workers are whole numbers" in done.stderr

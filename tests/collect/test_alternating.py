@@ -1,0 +1,102 @@
+"""Blocks of steps with and without a change: who takes turns when, what counts, and what is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daydream.collect.alternating import WARM_UP, Alternating
+from daydream.confirmation import Blocks, blocks_of
+from daydream.errors import DaydreamError
+
+
+class Script:
+    """A script whose steps take 10 ns, 7 with the change; time stands still otherwise."""
+
+    def __init__(self) -> None:
+        self.now, self.changed = 0, False
+        self.log: list[bool] = []
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        self.changed = True
+        yield
+        self.changed = False
+
+    def step(self) -> None:
+        self.log.append(self.changed)
+        self.now += 7 if self.changed else 10
+
+    def blocks(self, *, rounds: int, steps: int) -> Alternating:
+        return Alternating(self.change, rounds=rounds, steps=steps, clock=lambda: self.now)
+
+
+def test_blocks_take_turns_every_other_round_backwards():
+    script = Script()
+    blocks = script.blocks(rounds=2, steps=2)
+    while not blocks.enough:
+        script.step()
+        blocks.end_step()
+
+    assert blocks.result() == {"base": [10, 10], "again": [10, 10], "changed": [7, 7]}
+    assert not script.changed
+    one = 1 + 2  # a block: a step that does not count, and two that do
+    warm = 1 + WARM_UP
+    expected = [True] * warm + [False] * 2 * one + [True] * 2 * one + [False] * 2 * one
+    assert script.log == expected
+    assert sum(a != b for a, b in pairwise(script.log)) == 3
+
+
+def test_a_step_that_is_left_out_is_made_up_for():
+    script = Script()
+    blocks = script.blocks(rounds=1, steps=1)
+    for _ in range(1 + WARM_UP + 1):
+        script.step()
+        blocks.end_step()
+    script.now += 1_000  # the script saves a checkpoint
+    blocks.leave_out()
+    for _ in range(1 + 1 + 1 + 1 + 2):
+        assert not blocks.enough
+        script.step()
+        blocks.end_step()
+    assert blocks.enough
+    assert blocks.result()["base"] == [10]
+
+
+def test_a_script_that_ends_early_leaves_its_whole_rounds_and_no_change():
+    script = Script()
+    blocks = script.blocks(rounds=5, steps=1)
+    for _ in range(1 + WARM_UP + 3 * 2 + 1):
+        script.step()
+        blocks.end_step()
+    assert (blocks.rounds, script.changed) == (1, True)
+    blocks.close()
+    assert not script.changed
+    assert {kind: len(times) for kind, times in blocks.result().items()} == dict.fromkeys(
+        ("base", "again", "changed"), 1
+    )
+
+
+def test_ratios_are_taken_within_rounds():
+    # The machine slows down by half in the second round: 5, 7.5, 5 are half of 10, 15, 10 each time.
+    blocks = Blocks(base=[10.0, 15.0, 10.0], again=[10.0, 16.5, 10.0], changed=[5.0, 7.5, 5.0])
+    assert (blocks.baseline_ns, blocks.confirmed_ns, blocks.speedup, blocks.control) == (10, 5, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "ended before the change"),
+        ({"failed": "ValueError: no"}, "could not be made in the script: ValueError: no"),
+        ({"base": [1.0], "again": [1.0], "changed": [1.0]}, "after 1 round"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(found: dict | None, said: str):
+    trace: Any = SimpleNamespace(metadata={"confirmed": found} if found else {})
+    with pytest.raises(DaydreamError, match=said):
+        blocks_of(trace)

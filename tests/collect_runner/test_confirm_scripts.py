@@ -1,0 +1,122 @@
+"""`daydream confirm` on real scripts: the change is made in the run, undone again, and compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="confirms changes in real training scripts")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FEW = ("--rounds", "3", "--block-steps", "2")
+LONG_ENOUGH = 5 + 1 + 4 + 21 + 4 + 3 * 3 * 3 + 10  # warm-up, capture, timing, the change's warm-up, blocks
+
+
+def confirmed(folder, *args: str) -> dict:
+    done = folder.confirm(*args)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train_gpt.py", "fused-adam"),
+        ("train_cnn.py", "foreach-optimizer"),
+        ("train_gpt.py", "foreach-optimizer"),
+    ],
+)
+def test_an_example_is_confirmed(folder, script: str, name: str):
+    shutil.copy(EXAMPLES / script, folder.path)
+    small = ("--width", "32", "--layers", "2") if script == "train_gpt.py" else ("--batch", "2")
+    found = confirmed(folder, name, *FEW, "--json", script, "--steps", str(LONG_ENOUGH), *small)
+
+    assert found["rounds"] == 3
+    assert found["baseline_ns"] / found["confirmed_ns"] == pytest.approx(found["confirmed_speedup"], rel=1e-3)
+    assert found["baseline_ns"] / found["predicted_ns"] == pytest.approx(found["predicted_speedup"], rel=1e-3)
+    ratio = found["confirmed_speedup"] / found["predicted_speedup"]
+    assert found["error"] == pytest.approx(ratio - 1, rel=1e-3)
+    if abs(found["control"] - 1) < 0.05:  # on a machine at rest
+        assert abs(found["error"]) < 0.3
+
+
+def test_an_own_file_is_made_and_undone(folder):
+    folder.script(
+        """
+        from contextlib import contextmanager
+
+        def twice(graph, *, factor: float = 0.5):
+            graph.select(kind="cpu").scale(factor)
+
+        @contextmanager
+        def apply(model, optimizer, factor):
+            print("made", type(model).__name__, type(optimizer).__name__, factor, flush=True)
+            yield
+            print("undone", flush=True)
+        """,
+        "twice.py",
+        begin="",
+    )
+    folder.script(
+        f"""
+        for _ in range({LONG_ENOUGH}):
+            step()
+        """
+    )
+    done = folder.confirm("twice.py", *FEW, "--factor", "0.25", "-o", "kept.parquet", "train.py")
+
+    assert done.code == 0, done.err
+    assert "made Linear SGD 0.25\nundone\n" in done.out
+    made = [line for line in done.out.splitlines() if line.startswith(("made ", "undone"))]
+    assert made == ["made Linear SGD 0.25", "undone"] * 3  # warm-up; where rounds 1 and 2 meet; round 3
+    assert "confirmed" in done.out
+    assert (folder.path / "kept.parquet").exists()
+
+
+def test_a_change_that_fails_is_told_and_the_script_goes_on(folder):
+    folder.script(
+        """
+        def broken(graph):
+            graph.select(kind="cpu").scale(0.5)
+
+        def apply(model, optimizer):
+            raise ValueError("no such kernel")
+        """,
+        "broken.py",
+        begin="",
+    )
+    folder.script(
+        f"""
+        for _ in range({LONG_ENOUGH}):
+            step()
+        print("trained to the end")
+        """
+    )
+    done = folder.confirm("broken.py", *FEW, "train.py")
+
+    assert done.code == 1
+    assert "trained to the end" in done.out
+    assert "error: the change could not be made in the script: ValueError: no such kernel" in done.err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("train.py",), 2, "name an optimization first"),
+        (("nothing-known", "train.py"), 1, "unknown optimization"),
+        (("vdnn", "train.py"), 2, "vdnn can be predicted, not confirmed"),
+        (("fused-adam", "nowhere.py"), 2, "'nowhere.py' is no file"),
+        (("fused-adam", "train.py"), 1, "ended before the change could be made"),
+        ((), 2, "name an optimization first"),
+    ],
+)
+def test_what_cannot_be_confirmed_is_said_in_a_line(folder, args, code, said):
+    folder.script("for _ in range(12): step()")
+    done = folder.confirm(*args)
+
+    assert said in done.err
+    assert done.code == code
+    assert "Traceback" not in done.err

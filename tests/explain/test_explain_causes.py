@@ -1,0 +1,266 @@
+"""Causes of small steps, worked out by hand: shares, waits beside them, and what avoids them."""
+
+from __future__ import annotations
+
+import pytest
+from graph.small_traces import call, kernel, launched, op, trace
+from machine.programs import PROGRAMS
+
+import daydream
+from daydream import GraphError
+from daydream.report.explain import beside, explain_text, sentence, verdict
+
+STEPS = 4
+
+
+def repeated(rows_of_step, length: float):
+    """Return a trace of steps of this length in us; `rows_of_step` gets the start and a first number."""
+    rows = [rows_of_step(length * n, 10 * n + 1) for n in range(STEPS)]
+    return trace(rows, steps=tuple(length * n for n in range(STEPS + 1)))
+
+
+def causes(explanation) -> dict[str, int]:
+    return {each.cause: each.ns for each in explanation.causes}
+
+
+def found(explanation, sort: str):
+    return next(each for each in explanation.avoidable if each.sort == sort)
+
+
+#  thread 1  |launch 5|launch 5|sync ................ 2|load 32|      a step: 6 + 60 + 2 + 32 = 100
+#  stream 7     +6 |k 60                              |
+#  stream 8           +6 |side 40       |
+def two_streams(at, number, side="kernel", side_ends=51.0, ends=66.0):
+    sync_ends = max(side_ends, ends) + 2
+    return [
+        launched("k", at, at + 6, at + ends, number, phase="forward"),
+        launched("side", at + 5, at + 11, at + side_ends, number + 1, stream=8, kind=side, phase="forward"),
+        call("cudaDeviceSynchronize", at + 10, at + sync_ends),
+        op("load", at + sync_ends, at + sync_ends + 32, op="load", phase="data"),
+    ]
+
+
+def test_the_critical_path_adds_up_to_the_step():
+    explanation = daydream.explain(repeated(two_streams, 100))
+
+    assert causes(explanation) == {
+        "kernels": 60_000, "data loading": 32_000, "latency between lanes": 6_000, "synchronization": 2_000
+    }  # fmt: skip
+    assert explanation.step_ns == explanation.replayed_ns == 100_000
+    assert [each.share for each in explanation.causes] == [0.6, 0.32, 0.06, 0.02]
+
+
+def test_a_figure_names_the_tasks_it_was_read_from():
+    explanation = daydream.explain(repeated(two_streams, 100))
+    shares = {each.cause: each for each in explanation.causes}
+
+    assert shares["kernels"].tasks.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
+    assert shares["data loading"].tasks.name.tolist() == ["load"] * (STEPS - 1)
+    assert shares["kernels"].tasks.words == "kernels on the critical path"
+
+
+def test_cpu_and_device_that_wait_for_each_other_take_turns():
+    explanation = daydream.explain(repeated(two_streams, 100))
+
+    # Without CPU: 6 + 60. The calls stand from 10, when they are entered, to 66.
+    assert explanation.bound == "turns"
+    assert explanation.without_cpu.predicted_ns == 66_000
+    assert verdict(explanation).startswith("CPU and device take turns: with no CPU cost at all")
+    wait = found(explanation, "synchronization")
+    assert wait.count == 1
+    assert wait.place.label == "cudaDeviceSynchronize"
+    assert explanation.sync_wait_ns == wait.cost_ns
+    assert wait.best.options == {"which": "^cudaDeviceSynchronize$"}
+
+
+def test_hidden_communication_is_said_to_be_hidden_and_by_what():
+    explanation = daydream.explain(repeated(lambda at, n: two_streams(at, n, side="collective"), 100))
+    communication = explanation.communication
+
+    assert (communication.total_ns, communication.exposed_ns, communication.hidden_ns) == (40_000, 0, 40_000)
+    assert communication.behind == (("kernels", 40_000),)
+    assert explanation.without_communication.saving_ns == 0
+    assert "all of it hidden: 40.00 us run beside kernels" in " ".join(beside(explanation))
+    assert not [each for each in explanation.avoidable if each.sort == "exposed communication"]
+
+
+def test_exposed_communication_saves_what_nothing_else_hides():
+    def step(at, number):
+        return two_streams(at, number, side="collective", side_ends=91.0)
+
+    explanation = daydream.explain(repeated(step, 125))
+
+    # The collective runs from 11 to 91, 25 longer than the kernel beside it.
+    assert causes(explanation)["exposed communication"] == 80_000
+    assert explanation.communication.hidden_ns == 0
+    cost = found(explanation, "exposed communication")
+    assert (cost.cost_ns, cost.saving_ns) == (80_000, 25_000)
+    assert cost.best.command == ("daydream", "whatif", "scale", "--kind", "collective", "--factor", "0")
+
+
+#  thread 1  |launch 5|.5.|2 copy_ |5 copy call (waits 33) 4|1|python 45|    6 + 40 + 1 + 3 + 4 + 1 + 45 = 100
+#  stream 7      +6 |k 40              |1|copy 3|
+def blocking_copy(at, number):
+    names = {"op": "aten::copy_", "phase": "forward"}
+    return [
+        launched("k", at, at + 6, at + 46, number, phase="forward"),
+        op("aten::copy_", at + 10, at + 55, layer="head", **names),
+        call("cudaMemcpyAsync", at + 12, at + 54, number + 1, layer="head", **names),
+        kernel("Memcpy DtoH (Device -> Pageable)", at + 47, at + 50, number + 1, kind="memcpy", bytes=4),
+        op("python", at + 55, at + 100, op="python", phase="other"),
+    ]
+
+
+def test_a_blocking_copy_is_named_with_operator_layer_and_what_it_would_save():
+    explanation = daydream.explain(repeated(blocking_copy, 100))
+
+    assert causes(explanation) == {
+        "launch-bound CPU": 46_000, "kernels": 40_000, "latency between lanes": 6_000,
+        "synchronization": 4_000, "copies": 3_000, "between device tasks": 1_000,
+    }  # fmt: skip
+    cost = found(explanation, "blocking copies from the device")
+    assert (cost.count, cost.cost_ns) == (1, 33_000)
+    assert (cost.place.label, cost.place.layer) == ("aten::copy_", "head")
+    # All waits go but that of the last step: behind it the window has no more work to run ahead to.
+    assert cost.saving_ns == 33_000 * (STEPS - 2) // (STEPS - 1)
+    assert sentence(cost) == (
+        "1 call a step of aten::copy_ blocks 33.00 us, copying from the device (layer head, forward)."
+    )
+
+
+def test_loading_that_is_waited_for_saves_what_workers_would_hide():
+    def step(at, number):
+        return [
+            op("next", at, at + 5000, op="next", phase="data"),
+            launched("k", at + 5000, at + 5006, at + 8000, number, phase="forward"),
+            call("cudaDeviceSynchronize", at + 5010, at + 8002),
+            op("rest", at + 8002, at + 10_000, op="rest", phase="other"),
+        ]
+
+    explanation = daydream.explain(repeated(step, 10_000))
+
+    assert causes(explanation)["data loading"] == 5_000_000
+    cost = found(explanation, "data loading")
+    assert cost.place.label == "next"
+    assert cost.saving_ns == 5_000_000 - 1_500_000  # a batch is still fetched, in 1.5 ms
+    assert daydream.explain(repeated(step, 10_000), "dataloader").share("data loading") == 1.5 / 6.5
+
+
+def test_a_full_launch_queue_is_told_as_queue_wait_not_as_cpu_work():
+    #  thread 1  |1|1|1 .. wait for room ..|1 .. wait ..|     4 launches of 1, 4 kernels of 10 a step
+    #  stream 7     +6 |k 10|k 10|k 10|k 10|
+    def step(at, number):
+        return [
+            [call("cudaLaunchKernel", at + i, at + i + 1, number + i),
+             kernel("k", at + 6 + 10 * i, at + 16 + 10 * i, number + i)]
+            for i in range(4)
+        ]  # fmt: skip
+
+    graph = daydream.build(repeated(step, 40))
+    graph.select(kind="cpu").set(gap_ns=0)
+    graph.queue_depth = {number: 8 for number, lane in enumerate(graph.lanes) if lane.on_device}
+    graph.touch()
+    explanation = daydream.explain(graph)
+
+    assert explanation.bound == "GPU"
+    assert causes(explanation) == {"kernels": 40_000}
+    launching = explanation.launching
+    assert (launching.calls, launching.total_ns, launching.queue_wait_ns) == (4, 40_000, 36_000)
+    assert explanation.without_cpu.saving_ns == 0
+    assert verdict(explanation) == (
+        "GPU-bound; most of the time in launch calls (36.00 us of 40.00 us a step) is queue wait, and "
+        "without any CPU cost the step would still take 40.00 us of 40.00 us."
+    )
+    faster = daydream.explain(graph, "scale", on="gpu", factor=0.0)
+    assert faster.launching.queue_wait_ns == 0
+
+
+def test_a_cpu_that_launches_slowly_is_launch_bound():
+    def step(at, number):
+        return [
+            [op("aten::add", at + 20 * i, at + 18 + 20 * i, op="aten::add", phase="forward"),
+             launched("k", at + 20 * i + 3, at + 20 * i + 9, at + 20 * i + 11, number + i, phase="forward",
+                      op="aten::add")]
+            for i in range(5)
+        ]  # fmt: skip
+
+    explanation = daydream.explain(repeated(step, 100))
+
+    assert explanation.bound == "CPU"
+    assert explanation.busy_share == pytest.approx(0.1)
+    assert explanation.share("launch-bound CPU") + explanation.share("untraced CPU time") == pytest.approx(1)
+    cost = found(explanation, "launch-bound CPU")
+    alone = daydream.whatif(explanation.replay, cost.best.name)
+    assert cost.saving_ns == alone.replayed_ns - alone.predicted_ns > 0.5 * explanation.replayed_ns
+
+
+def test_a_long_pause_is_told_with_the_what_if_that_removes_it():
+    def step(at, number):
+        return [
+            op("aten::add", at, at + 1000, op="aten::add", phase="forward"),
+            launched("k", at + 4000, at + 4006, at + 4010, number, phase="forward"),
+            op("rest", at + 4005, at + 5000, op="rest", phase="other"),
+        ]
+
+    explanation = daydream.explain(repeated(step, 5000))
+
+    cost = found(explanation, "idle gap")
+    assert (cost.cost_ns, cost.saving_ns) == (3_000_000, 3_000_000)
+    assert cost.best.options == {"on": "cpu", "name": "^aten::add$", "only_gaps": True, "factor": 0.0}
+
+
+def test_without_a_device_the_operators_are_the_causes():
+    def step(at, number):
+        return [
+            op("aten::mm", at, at + 90, op="aten::mm"),
+            op("aten::add", at + 90, at + 100, op="aten::add"),
+        ]
+
+    explanation = daydream.explain(repeated(step, 100))
+
+    assert causes(explanation) == {"CPU operators": 100_000}
+    assert [(part.name, part.ns) for part in explanation.causes[0].largest] == [
+        ("aten::mm", 90_000), ("aten::add", 10_000)
+    ]  # fmt: skip
+    assert (explanation.bound, explanation.busy_share, explanation.launching) == ("CPU", None, None)
+    assert verdict(explanation).startswith("CPU only")
+
+
+def test_a_change_is_explained_on_top_of_itself():
+    recorded = repeated(two_streams, 100)
+    explanation = daydream.explain(recorded, "scale", on="gpu", factor=0.5)
+
+    # The kernels take 30 and 20, each behind its launch: 6 + 30 + 2 + 32.
+    assert explanation.replayed_ns == explanation.step_ns == 70_000
+    assert causes(explanation)["kernels"] == 30_000
+    assert explanation.after.optimization == "scale"
+    wait = found(explanation, "synchronization")
+    both = daydream.whatif(
+        recorded, "scale+remove-sync", on="gpu", factor=0.5, which="^cudaDeviceSynchronize$"
+    )
+    assert wait.best.name == "scale+remove-sync"
+    assert wait.saving_ns == 70_000 - both.predicted_ns
+
+
+def test_options_without_a_what_if_are_refused():
+    with pytest.raises(GraphError, match="belong to a what-if"):
+        daydream.explain(repeated(two_streams, 100), factor=0.5)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_on_the_machine_shares_add_up_and_every_saving_is_a_what_if(name, tmp_path):
+    PROGRAMS[name]().run(steps=12).write(tmp_path / "trace.json", 6, 10)
+    replay = daydream.replay(tmp_path / "trace.json")
+    explanation = daydream.explain(replay)
+
+    assert abs(sum(each.ns for each in explanation.causes) - explanation.step_ns) <= len(explanation.causes)
+    for cost in explanation.avoidable:
+        for answer in cost.answers:
+            if answer.predicted_ns is not None:
+                asked = daydream.whatif(replay, answer.name, **answer.options)
+                assert answer.predicted_ns == asked.predicted_ns
+            else:
+                assert answer.refused
+    text = explain_text(explanation)
+    assert text.isascii()
+    assert "None" not in text

@@ -1,0 +1,158 @@
+"""What public traces suffer from, as `explain` tells it, each claim held against a what-if."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+from shared import shared_replay, shared_trace
+
+import daydream
+from daydream.report.explain import beside, explain_text, verdict
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+TRACES = (
+    "kineto/a100_resnet_ddp_rank0of2.json.gz",
+    "kineto/v100_recsys_rank1of2_copy_waits.json.gz",
+    "kineto/v100_resnet50_loader_workers_0.json.gz",
+    "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz",
+    "kineto/v100_dlrm_4_of_8_ranks",
+    "kineto/h100_bert_small_inference.json.gz",
+    "odd/cpu_only.json.gz",
+)
+
+
+@cache
+def explained(name: str) -> daydream.Explanation:
+    return daydream.explain(shared_replay(name))
+
+
+def found(explanation, sort):
+    return next(each for each in explanation.avoidable if each.sort == sort)
+
+
+@pytest.fixture(scope="module")
+def forward_passes(tmp_path_factory):
+    """The explained trace of a GPU-bound model that a fast CPU launches."""
+    packed = shared_trace("nsys/a100_gpt2.7b_forward_eager.sqlite.gz")
+    path = tmp_path_factory.mktemp("nsys") / "trace.sqlite"
+    with gzip.open(packed) as source, path.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    return daydream.explain(path)
+
+
+def test_launch_calls_of_a_gpu_bound_model_are_queue_wait(forward_passes):
+    launching = forward_passes.launching
+
+    assert forward_passes.bound == "GPU"
+    assert launching.queue_wait_ns > 0.9 * launching.total_ns
+    assert verdict(forward_passes).startswith("GPU-bound; most of the time in launch calls (")
+    # The launches are no work: without any CPU cost nothing is saved, and with a device that
+    # takes no time the waiting is gone.
+    assert forward_passes.without_cpu.saving_ns < 0.001 * forward_passes.replayed_ns
+    alone = daydream.explain(forward_passes.replay, "scale", on="gpu", factor=0.0)
+    assert alone.launching.queue_wait_ns < 0.01 * launching.queue_wait_ns
+    assert alone.bound == "CPU"
+
+
+def test_the_recommender_blocks_in_copies_from_the_device():
+    explanation = explained("kineto/v100_recsys_rank1of2_copy_waits.json.gz")
+    copies = [each for each in explanation.avoidable if each.sort == "blocking copies from the device"]
+
+    assert {each.place.label for each in copies} == {"aten::copy_", "aten::_local_scalar_dense"}
+    blocked = sum(each.cost_ns for each in copies)
+    assert blocked > 0.2 * explanation.replayed_ns
+    # Without these waits the calls stand no more; the device was busy meanwhile, so the step gains little.
+    which = "aten::copy_|_local_scalar_dense"
+    free = daydream.explain(explanation.replay, "remove-sync", which=which)
+    assert free.sync_wait_ns < 0.05 * blocked
+    assert sum(each.saving_ns for each in copies) < 0.05 * explanation.replayed_ns
+    assert explanation.bound == "GPU"
+
+
+def test_loading_without_workers_is_on_the_critical_path():
+    explanation = explained("kineto/v100_resnet50_loader_workers_0.json.gz")
+    loading = found(explanation, "data loading")
+
+    assert "DataLoader" in loading.place.label
+    assert loading.cost_ns > 0.15 * explanation.replayed_ns
+    assert "data loading is 21" in verdict(explanation)
+    hidden = daydream.whatif(explanation.replay, "dataloader")
+    assert loading.saving_ns == hidden.replayed_ns - hidden.predicted_ns > 0.9 * loading.cost_ns
+    after = daydream.explain(explanation.replay, "dataloader")
+    assert after.share("data loading") < 0.1 * explanation.share("data loading")
+
+
+def test_the_all_reduce_of_a_cpu_bound_step_is_hidden_behind_the_cpu():
+    explanation = explained("kineto/a100_resnet_ddp_rank0of2.json.gz")
+    communication = explanation.communication
+
+    assert communication.total_ns > 10_000_000
+    assert communication.exposed_ns == 0
+    assert communication.behind[0][0] == "launch-bound CPU"
+    assert "all of it hidden" in " ".join(beside(explanation))
+    assert daydream.whatif(explanation.replay, "scale", kind="collective", factor=0.0).speedup == 1
+    # Once the CPU no longer launches each kernel, the collectives are on the critical path.
+    graphs = daydream.explain(explanation.replay, "cuda-graphs")
+    assert graphs.communication.exposed_ns > 0
+
+
+def test_small_batches_on_a_fast_gpu_are_launch_bound():
+    explanation = explained("kineto/h100_bert_small_inference.json.gz")
+    launch = found(explanation, "launch-bound CPU")
+
+    assert explanation.bound == "CPU"
+    assert explanation.busy_share < 0.1
+    assert launch.cost_ns > 0.9 * explanation.replayed_ns
+    assert launch.best.name == "cuda-graphs"
+    after = daydream.whatif(explanation.replay, "cuda-graphs")
+    assert launch.saving_ns == after.replayed_ns - after.predicted_ns > 0.5 * explanation.replayed_ns
+    assert explanation.without_device.saving_ns < 0.05 * explanation.replayed_ns
+
+
+def test_communication_beside_kernels_saves_less_than_its_share():
+    explanation = explained("kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz")
+
+    assert explanation.share("exposed communication") > 0.5
+    assert explanation.without_communication.saving_ns < 0.5 * explanation.communication.exposed_ns
+    assert explanation.bound == "GPU"
+    assert "what runs beside it takes over" in " ".join(explain_text(explanation).split())
+
+
+def test_a_rank_that_the_others_wait_for_is_named():
+    explanation = explained("kineto/v100_dlrm_4_of_8_ranks")
+    waited = found(explanation, "stragglers")
+
+    assert waited.place.label == "rank 2"
+    assert set(waited.tasks.rank.tolist()) <= {0, 1, 2, 3}
+    alone = daydream.whatif(explanation.replay, "no-stragglers")
+    assert waited.saving_ns == alone.replayed_ns - alone.predicted_ns
+    after = daydream.explain(explanation.replay, "no-stragglers")
+    assert not [each for each in after.avoidable if each.sort == "stragglers"]
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_what_bounds_the_step_reads_as_reviewed(name):
+    # What could be saved is left out: it changes with every optimization that gets better.
+    explanation = explained(name)
+    screen = explain_text(explanation).split("\nwhat could be avoided")[0].split("\nnotes")[0].rstrip() + "\n"
+    golden = GOLDEN / f"explain_{name.split('/')[-1].split('.')[0]}.txt"
+    if os.environ.get("DAYDREAM_GOLDEN") == "write":
+        golden.write_text(screen, encoding="utf-8")
+    assert screen == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_shares_add_up_and_the_text_fits_a_terminal(name):
+    explanation = explained(name)
+    text = explain_text(explanation)
+
+    assert abs(sum(each.ns for each in explanation.causes) - explanation.step_ns) <= len(explanation.causes)
+    assert all(len(each.tasks) for each in explanation.causes)
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 100
+    assert "None" not in text

@@ -1,0 +1,305 @@
+"""Fused norm, softmax, cross entropy, bias and activation: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from daydream.optimizations.fused_bias_act import fused_bias_act
+from daydream.optimizations.fused_cross_entropy import fused_cross_entropy
+from daydream.optimizations.fused_norm import fused_norm
+from daydream.optimizations.fused_softmax import fused_softmax
+from recorded import Program, thread_and_stream
+from shared import shared_trace
+
+import daydream
+from daydream import Graph, NotApplicableError, simulate
+from daydream.costs.chains import backward_of, find_chains, one_pass_ns
+from daydream.graph.build import build
+
+FLOOR = 5  # ns: what the tiny kernels below take
+ROWS = [[256, 1024]]  # 262,144 floats: 1 MiB
+MIB = 2**20
+
+
+def calls(program: Program, *work: tuple[str, int], phase: str = "forward", shapes=None, sequence=None):
+    """Record an operator with one kernel for each (name, time); forward calls are numbered."""
+    for number, (name, time) in enumerate(work):
+        program.op(f"aten::{name}", phase, (f"{name} kernel", time), shapes=shapes)
+        if sequence is not None:
+            program.rows[-3]["sequence"] = sequence + number  # the operator, before its launch and kernel
+
+
+def node(program: Program, name: str, sequence: int, *work: tuple[str, int], shapes=None) -> None:
+    with program.range(name, "operator", phase="backward", sequence=sequence):
+        calls(program, *work, phase="backward", shapes=shapes)
+
+
+def with_bandwidth(program: Program) -> Graph:
+    """Return the graph, after 8 MiB moved at 64 B/ns, which says how this device streams, and tiny work."""
+    calls(program, ("relu", FLOOR + 8 * MIB // 64), phase="other", shapes=[[MIB]])
+    calls(program, *[("nothing", FLOOR)] * 60, phase="other")
+    return program.graph()
+
+
+def cpu_graph(*work: tuple[str, int, int], phase: str = "forward") -> Graph:
+    """Return a graph of operators on one thread: (name, time, untraced time behind)."""
+    program = Program()
+    for name, time, gap in work:
+        program.row("operator", f"aten::{name}", program.now, time, phase=phase, op=f"aten::{name}", tid=1)
+        program.now += time + gap
+    return program.graph()
+
+
+RMS = [("pow", 20), ("mean", 30), ("add", 10), ("rsqrt", 10), ("mul", 20), ("mul", 25)]
+
+
+# Norms
+
+
+def test_a_norm_of_unknown_size_takes_as_long_as_its_longest_part():
+    #  stream 7  4|mm 50|pow 20|mean 30|add 10|rsqrt 10|mul 20|mul 25|mm 50|  ->  4|mm 50|norm 30|mm 50|
+    program = Program()
+    calls(program, ("mm", 50), *RMS, ("mm", 50))
+    graph = program.graph()
+    assert simulate(graph).makespan_ns == 2 + 4 + 50 + 115 + 50
+    fused_norm(graph)
+    kernels = graph.select(kind="kernel")
+    assert kernels.name.tolist() == ["mm kernel", "fused norm", "mm kernel"]
+    assert kernels.duration_ns.tolist() == [50, 30, 50]
+    assert simulate(graph).makespan_ns == 2 + 4 + 50 + 30 + 50
+    # Five calls of 2 + 6 + 2 ns went with their kernels, the first one stays.
+    assert graph.select(kind="cpu").total("duration_ns") == 3 * 10
+
+
+def test_a_norm_of_known_size_moves_its_input_and_output_once():
+    # 1 MiB read and 1 MiB written at 64 B/ns: 2 * 16,384 ns, behind the fixed cost of 5. The mean reads
+    # 1 MiB in 5 + 16,384 ns: as fast as all streaming work.
+    program = Program()
+    times = [(name, FLOOR + MIB // 64 * (1 if name == "mean" else 2)) for name, _ in RMS]
+    calls(program, *times, shapes=ROWS)
+    graph = with_bandwidth(program)
+    fused_norm(graph)
+    assert graph.select(name="^fused norm$").duration_ns.tolist() == [FLOOR + 2 * MIB // 64]
+
+
+def test_a_slow_reduction_stays_as_slow():
+    # The mean reads its MiB in 5 + 65,536 ns, 16 B/ns: so does the fused kernel, 2 MiB in 131,072.
+    program = Program()
+    times = [(name, FLOOR + 4 * MIB // 64 if name == "mean" else FLOOR + 2 * MIB // 64) for name, _ in RMS]
+    calls(program, *times, shapes=ROWS)
+    graph = with_bandwidth(program)
+    fused_norm(graph)
+    assert graph.select(name="^fused norm$").duration_ns.tolist() == [FLOOR + 2 * MIB // 16]
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        "_to_copy pow mean add rsqrt mul _to_copy mul",  # in 32 bits, Llama's
+        "mul mean add rsqrt mul mul",
+        "mean sub pow mean add sqrt div mul add",  # layer norm as it is defined
+        "mean sub pow mean sub add sqrt div mul add",  # the difference again
+        "mean var sub add sqrt div mul add",
+        "mean std sub mul add div add",
+    ],
+)
+def test_norms_are_recognized_as_people_write_them(operators):
+    program = Program()
+    calls(program, ("mm", 9), *[(name, 10) for name in operators.split()], ("mm", 9))
+    graph = program.graph()
+    fused_norm(graph)
+    assert graph.select(kind="kernel").name.tolist() == ["mm kernel", "fused norm", "mm kernel"]
+
+
+def test_the_residual_before_a_norm_is_no_part_of_it():
+    program = Program()
+    calls(program, ("add", 9), *RMS)
+    graph = program.graph()
+    fused_norm(graph)
+    assert graph.select(kind="kernel").name.tolist() == ["add kernel", "fused norm"]
+
+
+def test_backward_nodes_are_found_by_their_sequence_numbers():
+    # forward pow 10 .. mul 15; their nodes run backwards, and one of another call stays as it is.
+    program = Program()
+    calls(program, ("mm", 9), sequence=9)
+    calls(program, *RMS, sequence=10)
+    node(program, "MulBackward0", 15, ("mul", 20), ("sum", 30))
+    node(program, "MulBackward0", 14, ("mul", 20))
+    node(program, "MmBackward0", 9, ("mm", 18))
+    graph = program.graph()
+    chains = find_chains(graph, {"P": "pow|mean|add|rsqrt|mul"}, "P+")
+    assert [group.name.tolist() for group in backward_of(chains)] == [
+        ["mul kernel", "sum kernel", "mul kernel"]
+    ]
+    fused_norm(graph)
+    assert graph.select(kind="kernel", phase="backward").name.tolist() == ["fused norm backward", "mm kernel"]
+    assert graph.select(name="^fused norm backward$").duration_ns.tolist() == [30]
+
+
+def test_without_sequence_numbers_the_backward_pass_stays_and_that_is_said():
+    program = Program()
+    calls(program, *RMS)
+    with program.range("MulBackward0", "operator", phase="backward"):
+        calls(program, ("mul", 20), ("sum", 30), phase="backward")
+    graph = program.graph()
+    fused_norm(graph)
+    assert len(graph.select(kind="kernel", phase="backward")) == 2
+    assert "no sequence numbers" in graph.facts.notes[-1]
+
+
+def test_a_forward_pass_run_again_by_a_checkpoint_is_fused_too():
+    program = Program()
+    with program.range("CheckpointFunctionBackward", "operator", phase="backward", sequence=3):
+        calls(program, *RMS, phase="backward", sequence=10)
+        node(program, "MulBackward0", 15, ("mul", 20), ("sum", 30))
+    graph = program.graph()
+    fused_norm(graph)
+    assert graph.select(kind="kernel").name.tolist() == ["fused norm", "fused norm backward"]
+
+
+def test_on_a_cpu_operators_are_the_tasks():
+    #  thread 1  |pow 20|3|mean 30|3|add 10|3|rsqrt 10|3|mul 20|3|mul 25|7|mm 50|  ->  |norm 30|7|mm 50|
+    graph = cpu_graph(*[(name, time, 3) for name, time in RMS[:-1]], ("mul", 25, 7), ("mm", 50, 0))
+    assert simulate(graph).makespan_ns == 115 + 5 * 3 + 7 + 50
+    fused_norm(graph)
+    assert simulate(graph).makespan_ns == 30 + 7 + 50
+
+
+def test_a_cast_that_does_nothing_parts_no_chain_on_a_cpu():
+    graph = cpu_graph(
+        ("pow", 20, 0), ("mean", 30, 0), ("to", 1, 0), ("add", 9, 0), ("rsqrt", 9, 0), ("mul", 9, 0)
+    )
+    fused_norm(graph)
+    assert graph.select(kind="cpu").duration_ns.tolist() == [30]
+
+
+def test_the_norms_of_a_public_model_are_found():
+    # Two in each of 24 layers, and one behind them; pow, mean, add, rsqrt, two products and two casts each.
+    graph = build(daydream.load(shared_trace("kineto/h100_qwen_0.5b_inference.json.gz")))
+    before = graph.select(kind="kernel")
+    fused_norm(graph)
+    fused = graph.select(name="^fused norm$")
+    assert len(fused) == 49
+    assert len(before) - len(graph.select(kind="kernel")) == 49 * 7
+    assert len(fused.launches()) == 49
+
+
+# Softmax
+
+
+def test_scale_mask_and_softmax_become_one_kernel():
+    #  stream 7  4|bmm 50|div 20|add 20|softmax 40|bmm 50|  ->  4|bmm 50|fused softmax 40|bmm 50|
+    program = Program()
+    calls(program, ("bmm", 50), ("div", 20), ("add", 20), ("_softmax", 40), ("bmm", 50))
+    graph = program.graph()
+    fused_softmax(graph)
+    assert graph.select(kind="kernel").duration_ns.tolist() == [50, 40, 50]
+    assert simulate(graph).makespan_ns == 2 + 4 + 50 + 40 + 50
+
+
+def test_a_softmax_that_stands_alone_is_refused():
+    for work, words in (
+        ([("bmm", 50), ("_softmax", 40)], "right before or behind"),
+        ([("_scaled_dot_product_flash_attention", 50)], "one operator already"),
+        ([("mm", 50)], "no softmax"),
+    ):
+        program = Program()
+        calls(program, *work)
+        with pytest.raises(NotApplicableError, match=words):
+            fused_softmax(program.graph())
+
+
+def test_a_layout_copy_behind_a_softmax_is_no_part_of_it():
+    program = Program()
+    calls(program, ("div", 20), ("_softmax", 40), ("copy_", 30))
+    graph = program.graph()
+    fused_softmax(graph)
+    assert graph.select(kind="kernel").name.tolist() == ["fused softmax", "copy_ kernel"]
+
+
+# Cross entropy
+
+
+def test_a_loss_reads_its_logits_once_forward_and_once_backward():
+    # Logits of 1 MiB. Forward they are read: 16,384 ns behind 5; backward read, and a gradient written.
+    # The softmax moves 2 MiB in 5 + 32,768 ns, its gradient 3 in 5 + 49,152: 64 B/ns both.
+    program = Program()
+    one = MIB // 64
+    calls(program, ("_log_softmax", FLOOR + 2 * one), sequence=5, shapes=ROWS)
+    calls(program, ("nll_loss_forward", 100), sequence=6, shapes=[*ROWS, [256]])
+    node(program, "NllLossBackward0", 6, ("nll_loss_backward", FLOOR + one), shapes=[[], *ROWS, [256]])
+    node(program, "LogSoftmaxBackward0", 5, ("_log_softmax_backward_data", FLOOR + 3 * one), shapes=ROWS * 2)
+    graph = with_bandwidth(program)
+    fused_cross_entropy(graph)
+    fused = graph.select(name="^fused")
+    assert fused.name.tolist() == ["fused cross entropy", "fused cross entropy backward"]
+    assert fused.duration_ns.tolist() == [FLOOR + one, FLOOR + 2 * one]
+    assert len(fused.launches()) == 2
+
+
+def test_losses_of_another_kind_are_refused():
+    program = Program()
+    calls(program, ("_log_softmax", 9), ("mul", 9), ("sum", 9))
+    with pytest.raises(NotApplicableError, match="no log-softmax"):
+        fused_cross_entropy(program.graph())
+    with pytest.raises(NotApplicableError, match="no operators"):
+        fused_cross_entropy(thread_and_stream(("softmax", 5, "forward")))
+
+
+# Bias and activation
+
+
+def test_bias_and_activation_behind_a_product_become_one_kernel():
+    #  stream 7  4|mm 50|add 20|relu 15|add 20|relu 15|  ->  4|mm 50|fused 20|add 20|relu 15|
+    program = Program()
+    calls(program, ("mm", 50), ("add", 20), ("relu", 15), ("add", 20), ("relu", 15))
+    graph = program.graph()
+    fused_bias_act(graph)
+    assert graph.select(kind="kernel").duration_ns.tolist() == [50, 20, 20, 15]
+    assert simulate(graph).makespan_ns == 2 + 4 + 50 + 20 + 20 + 15
+
+
+def test_an_activation_written_out_is_fused_without_a_bias_too():
+    program = Program()
+    gelu = "mul pow mul add mul tanh add mul"
+    calls(program, ("addmm", 50), *[(name, 10) for name in gelu.split()])
+    graph = program.graph()
+    fused_bias_act(graph)
+    assert graph.select(kind="kernel").duration_ns.tolist() == [50, 10]
+
+
+def test_an_activation_behind_a_product_that_adds_the_bias_stays():
+    program = Program()
+    calls(program, ("addmm", 50), ("relu", 15))
+    with pytest.raises(NotApplicableError, match="no separate bias"):
+        fused_bias_act(program.graph())
+    program = Program()
+    calls(program, ("_addmm_activation", 50))
+    with pytest.raises(NotApplicableError, match="already"):
+        fused_bias_act(program.graph())
+
+
+# Laws
+
+
+@pytest.mark.parametrize("optimization", [fused_norm, fused_softmax, fused_cross_entropy, fused_bias_act])
+def test_what_is_fused_is_not_fused_again(optimization):
+    program = Program()
+    calls(program, ("mm", 50), ("add", 20), ("relu", 15), *RMS, ("mm", 9), ("mul", 9), ("_softmax", 9))
+    calls(program, ("mm", 9), ("_log_softmax", 9), ("nll_loss_forward", 9))
+    graph = program.graph()
+    whole = simulate(graph).makespan_ns
+    optimization(graph)
+    assert simulate(graph).makespan_ns < whole
+    with pytest.raises(NotApplicableError):
+        optimization(graph)
+
+
+def test_more_tensors_never_take_less_and_never_more_than_the_parts():
+    program = Program()
+    calls(program, *[(name, FLOOR + 2 * MIB // 64) for name, _ in RMS], shapes=ROWS)
+    graph = with_bandwidth(program)
+    chains = find_chains(graph, {"P": "pow|mean|add|rsqrt|mul"}, "P+")
+    times = [float(one_pass_ns(graph, chains, tensors)[0]) for tensors in (1, 2, 3, 50)]
+    assert times == sorted(times)
+    assert times[-1] == chains.total("duration_ns")[0]

@@ -1,0 +1,181 @@
+"""Another GPU, CPU or host link: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from daydream.optimizations.cpu import cpu
+from daydream.optimizations.gpu import gpu
+from daydream.optimizations.pcie import pcie
+from recorded import Program, thread_and_stream, wait_before
+
+from daydream import Graph, GraphError, NotApplicableError, simulate
+
+MIB = 2**20
+V100 = [{"id": 0, "name": "Tesla V100-SXM2-16GB", "multiprocessors": 80}]
+BEGIN = 2 + 4
+
+
+# CPU
+
+
+def test_a_faster_cpu_shortens_work_and_pauses_but_no_waits():
+    #  thread  |begin 0|launch 6|        sync 4, waits for the kernel|work 20|gap 10|work 20|
+    #  stream           4|kernel 100|
+    graph = thread_and_stream(("k", 100, "forward"))
+    graph.insert("work", kind="cpu", lane="thread 1", duration_ns=20, gap_ns=10)
+    graph.insert("work", kind="cpu", lane="thread 1", duration_ns=20)
+    wait_before(graph, graph.select(name="work").first(), cost=4)
+    assert simulate(graph).makespan_ns == 4 + 100 + 4 + 20 + 10 + 20
+    cpu(graph, speedup=2)
+    assert simulate(graph).makespan_ns == 4 + 100 + (4 + 20 + 10 + 20) / 2
+
+
+@pytest.mark.parametrize("speedup", [0.5, 2, 5])
+def test_without_device_work_the_step_takes_its_share(speedup):
+    graph = Graph()
+    for _ in range(3):
+        graph.insert("work", kind="cpu", lane="main", duration_ns=100, gap_ns=50)
+    cpu(graph, speedup=speedup)
+    assert simulate(graph).makespan_ns == (3 * 100 + 2 * 50) / speedup
+
+
+def test_a_faster_cpu_is_never_slower():
+    times = []
+    for speedup in (4, 2, 1.5, 0.5):
+        graph = thread_and_stream(("a", 5, "forward"), ("b", 5, "forward"), ("c", 5, "forward"))
+        cpu(graph, speedup=speedup)
+        times.append(simulate(graph).makespan_ns)
+    assert times == sorted(times)
+
+
+def test_cpus_that_are_no_question_are_refused():
+    with pytest.raises(GraphError, match="more than 0"):
+        cpu(Graph(), speedup=0)
+    with pytest.raises(NotApplicableError, match="as it is"):
+        cpu(thread_and_stream(("k", 5, "forward")), speedup=1)
+    with pytest.raises(NotApplicableError, match="work on the CPU"):
+        cpu(Graph(), speedup=2)
+
+
+# GPU
+
+
+def v100_program() -> Program:
+    p = Program()
+    p.op("aten::to", "data", ("Memcpy HtoD (Pinned -> Device)", 6_400))
+    p.op("my::op", "forward", ("streaming", 905_000))
+    p.op("my::op", "forward", ("sgemm", 905_000))
+    return p
+
+
+def test_kernels_of_unknown_work_go_with_the_bandwidth_or_the_peak():
+    graph = v100_program().graph(devices=V100)
+    graph.select(kind="memcpy").set(bytes=6_400 * 12)
+    gpu(graph, to="h100")
+    # 5,000 of each kernel are its fixed cost. V100 to H100: 900 to 3352 GB/s of memory, 16 to 64 GB/s
+    # of PCIe, 15.7 to 66.9 TFLOP/s in 32 bits.
+    streaming = round(5_000 + 900_000 * 900 / 3352)
+    product = round(5_000 + 900_000 * 15.7 / 66.9)
+    assert graph.select(on="gpu").duration_ns.tolist() == [6_400 * 16 / 64, streaming, product]
+    assert simulate(graph).makespan_ns == BEGIN + 1_600 + streaming + product
+    assert any("From a V100 SXM2 to a H100 SXM" in note for note in graph.facts.notes)
+
+
+def test_a_gpu_by_a_factor_leaves_the_link_alone():
+    graph = v100_program().graph()
+    gpu(graph, speedup=2)
+    assert simulate(graph).makespan_ns == BEGIN + 6_400 + 905_000
+
+
+def test_a_faster_gpu_is_never_slower():
+    times = []
+    for speedup in (8, 4, 2, 0.5):
+        graph = v100_program().graph()
+        gpu(graph, speedup=speedup)
+        times.append(simulate(graph).makespan_ns)
+    assert times == sorted(times)
+
+
+def test_gpus_that_cannot_be_asked_for_are_refused():
+    graph = v100_program().graph(devices=V100)
+    with pytest.raises(GraphError, match="one of them"):
+        gpu(graph)
+    with pytest.raises(GraphError, match="one of them"):
+        gpu(graph, to="h100", speedup=2)
+    with pytest.raises(NotApplicableError, match="V100 SXM2 already"):
+        gpu(graph, to="v100")
+    with pytest.raises(NotApplicableError, match="unknown GPU"):
+        gpu(graph, to="z9")
+    with pytest.raises(NotApplicableError, match="as it is"):
+        gpu(graph, speedup=1)
+    with pytest.raises(GraphError, match="more than 0"):
+        gpu(graph, speedup=0)
+    with pytest.raises(NotApplicableError, match="does not name its GPU"):
+        gpu(v100_program().graph(), to="h100")
+    on_cpu = Program()
+    on_cpu.op("aten::mm", "forward")
+    with pytest.raises(NotApplicableError, match="recorded on a CPU"):
+        gpu(on_cpu.graph(), to="h100")
+
+
+def test_a_gpu_without_units_for_the_trace_s_type_is_refused():
+    p = Program()
+    p.op("aten::mm", "forward", ("gemm", 10_000), shapes=[[8, 8], [8, 8]], dtype="bfloat16")
+    with pytest.raises(NotApplicableError, match="no bfloat16 units"):
+        gpu(p.graph(devices=[{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]), to="v100")
+
+
+# Host link
+
+
+def copies(*given: tuple[str, int, int]) -> Graph:
+    #  stream 4|copy|copy|kernel 1,000|
+    work = [(name, ns, "forward") for name, _, ns in given]
+    graph = thread_and_stream(*work, ("k", 1_000, "forward"))
+    graph.select(kind="memcpy").set(bytes=[nbytes for _, nbytes, _ in given])
+    return graph
+
+
+PINNED, PAGEABLE = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
+BACK = "Memcpy DtoH (Device -> Pinned)"
+
+
+def test_the_part_of_a_copy_that_is_on_the_link_changes():
+    # The pinned copy goes at 8 GB/s; the pageable one takes twice its time on the link: half is staging.
+    graph = copies((PINNED, 4 * MIB, 4 * MIB // 8), (PAGEABLE, 2 * MIB, 2 * MIB // 4))
+    assert simulate(graph).makespan_ns == 4 + 4 * MIB / 8 + 2 * MIB / 4 + 1_000
+    pcie(graph, bandwidth=16)
+    assert simulate(graph).makespan_ns == 4 + 4 * MIB / 16 + (2 * MIB / 8 + 2 * MIB / 16) + 1_000
+
+
+def test_each_direction_goes_from_its_own_rate():
+    graph = copies((PINNED, 4 * MIB, 4 * MIB // 8), (BACK, 4 * MIB, 4 * MIB // 4))
+    pcie(graph, bandwidth=16)
+    assert graph.select(kind="memcpy").duration_ns.tolist() == [4 * MIB / 16, 4 * MIB / 16]
+
+
+def test_the_recorded_rate_can_be_given():
+    graph = copies((PAGEABLE, 2 * MIB, 2 * MIB // 4))
+    pcie(graph, bandwidth=32, recorded=8)
+    assert graph.select(kind="memcpy").duration_ns.tolist() == [2 * MIB / 8 + 2 * MIB / 32]
+
+
+def test_a_faster_link_is_never_slower():
+    times = []
+    for bandwidth in (64, 32, 16, 4, 1):
+        graph = copies((PINNED, 4 * MIB, 4 * MIB // 8), (PAGEABLE, 2 * MIB, 2 * MIB // 4))
+        pcie(graph, bandwidth=bandwidth)
+        times.append(simulate(graph).makespan_ns)
+    assert times == sorted(times)
+
+
+def test_links_that_are_no_question_are_refused():
+    graph = copies((PINNED, 4 * MIB, 4 * MIB // 8))
+    with pytest.raises(NotApplicableError, match="8 GB/s already"):
+        pcie(graph, bandwidth=8)
+    with pytest.raises(GraphError, match="more than 0"):
+        pcie(graph, bandwidth=0)
+    with pytest.raises(NotApplicableError, match="not known; give --recorded"):
+        pcie(copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16)
+    with pytest.raises(NotApplicableError, match="copies between CPU and device"):
+        pcie(thread_and_stream(("k", 5, "forward")), bandwidth=16)

@@ -1,0 +1,241 @@
+"""Many ranks as lanes of one plan: every time equals that of the same ranks written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graph.random_graphs import graphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import Edge, Task, drawn, plans
+
+from daydream import Graph, simulate
+from daydream.errors import GraphError
+from daydream.graph.lower import lower
+from daydream.simulate import rank_lanes, reference, scan
+from daydream.simulate.explicit_ranks import explicit
+from daydream.simulate.many_ranks import factors_of
+from daydream.simulate.ranks import Ranks, ends
+
+FACTORS = st.sampled_from([0.0, 0.5, 0.75, 1.0, 1.0, 1.0, 1.3, 2.0])
+
+
+@st.composite
+def ranks_of(draw, plan, *, most=6):
+    """Return ranks of a plan: few distinct factors, any tasks as collectives, any groups."""
+    count, rows, patterns = draw(st.integers(1, most)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+
+    def table(values, height, width):
+        row = st.lists(values, min_size=width, max_size=width)
+        return draw(st.lists(row, min_size=height, max_size=height))
+
+    return Ranks.of(
+        plan,
+        table(FACTORS, rows, count),
+        scale=table(st.integers(-1, rows - 1), 1, len(plan))[0],
+        meets=table(st.integers(-1, patterns - 1), 1, len(plan))[0],
+        groups=table(st.integers(0, 2), patterns, count),
+    )
+
+
+def written_out(plan, ranks, run=reference.run):
+    whole, place = explicit(plan, ranks)
+    return run(whole)[1][place].tolist()
+
+
+@given(st.data())
+def test_every_task_ends_on_every_rank_as_if_all_ranks_were_written_out(data):
+    plan = data.draw(plans())
+    ranks = data.draw(ranks_of(plan))
+
+    tasks = np.arange(len(plan))
+    found = rank_lanes.ends(plan, ranks, tasks).tolist()
+
+    assert found == written_out(plan, ranks) == written_out(plan, ranks, scan.run)
+    assert found == ends(plan, ranks, tasks).tolist()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_what_is_asked_of_a_few_tasks_is_what_they_say_among_all(data):
+    plan = data.draw(plans(max_tasks=24, max_time=40, least_latency=-20))
+    ranks = data.draw(ranks_of(plan))
+    tasks = np.array(data.draw(st.lists(st.integers(0, len(plan) - 1), max_size=4)), np.int64)
+
+    found = rank_lanes.ends(plan, ranks, tasks)
+
+    assert found.tolist() == np.array(written_out(plan, ranks))[tasks].tolist()
+
+
+@given(st.data())
+def test_programs_with_launches_waits_and_queues(data):
+    plan = lower(data.draw(graphs())).plan
+    ranks = data.draw(ranks_of(plan, most=4))
+
+    assert ends(plan, ranks, np.arange(len(plan))).tolist() == written_out(plan, ranks)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_ranks_of_one_class_end_at_the_same_times(data):
+    plan = data.draw(plans())
+    ranks = data.draw(ranks_of(plan, most=12))
+    times = np.array(written_out(plan, ranks))
+
+    for number in np.unique(ranks.classes()).tolist():
+        mates = times[:, ranks.classes() == number]
+        assert (mates == mates[:, :1]).all()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_equal_ranks_are_one_rank_alone(data):
+    plan = data.draw(plans())
+    one = data.draw(ranks_of(plan, most=1))
+    factors, groups = (np.repeat(row, 64, axis=1) for row in (one.factors, one.groups))
+    many = Ranks.of(plan, factors, scale=one.scale, meets=one.meets, groups=groups)
+
+    found = ends(plan, many, np.arange(len(plan)))
+
+    assert many.classes().tolist() == [0] * 64
+    assert (found == ends(plan, one, np.arange(len(plan)))).all()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_many_ranks_of_several_classes(data):
+    plan = data.draw(plans(max_tasks=8))
+    few = data.draw(ranks_of(plan, most=4))
+    which = data.draw(st.lists(st.integers(0, few.count - 1), min_size=20, max_size=40))
+    group = np.arange(len(which)) // data.draw(st.integers(1, 40))
+    factors = few.factors[:, which] * (1 + np.arange(len(which)) // 2)
+    ranks = Ranks.of(plan, factors, scale=few.scale, meets=np.minimum(few.meets, 0), groups=group)
+
+    assert ends(plan, ranks, np.arange(len(plan))).tolist() == written_out(plan, ranks)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_slower_rank_makes_no_rank_faster(data):
+    plan = data.draw(plans())
+    ranks = data.draw(ranks_of(plan))
+    slower = ranks.factors.copy()
+    slower[:, data.draw(st.integers(0, ranks.count - 1))] *= 1.5
+    after = Ranks.of(plan, slower, scale=ranks.scale, meets=ranks.meets, groups=ranks.groups)
+
+    tasks = np.arange(len(plan))
+    assert (ends(plan, after, tasks) >= ends(plan, ranks, tasks)).all()
+
+
+def step():
+    #  thread   |backward 8|gap 2|optimizer 4|       the optimizer waits for the all-reduce
+    #  link              |all-reduce 5|
+    return drawn([Task(0, 8, gap=2), Task(1, 5), Task(0, 4)], [Edge(0, 1, latency=1), Edge(1, 2)])
+
+
+def test_a_collective_begins_with_the_last_of_its_members():
+    plan = step()
+    world = Ranks.of(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1])
+
+    found = ends(plan, world, [0, 1, 2])
+
+    # Rank 1 takes 12 for its backward pass and 6 for its optimizer; all of them reduce from 12 + 1 on.
+    assert found.tolist() == [[8, 12, 8, 8], [18] * 4, [18 + 4, 18 + 6, 18 + 4, 18 + 4]]
+    assert sorted(np.bincount(world.classes()).tolist()) == [1, 3]
+
+
+def test_a_group_waits_for_its_own_members_only():
+    plan = step()
+    nodes = Ranks.of(plan, [1.0, 1.5, 1.0, 1.0], scale=[0, -1, 0], meets=[-1, 0, -1], groups=[[0, 0, 7, 7]])
+
+    assert ends(plan, nodes, [1]).tolist() == [[18, 18, 14, 14]]
+    assert sorted(np.bincount(nodes.classes()).tolist()) == [1, 1, 2]
+
+
+def test_a_straggler_is_felt_one_group_further_with_each_meeting():
+    #  link  |inside the node 1|across the nodes 1|inside 1|
+    plan = drawn([Task(0, 10), Task(0, 1), Task(0, 1), Task(0, 1)], [])
+    rank = np.arange(16)
+    ranks = Ranks.of(
+        plan, np.where(rank == 5, 2.0, 1.0), scale=[0, -1, -1, -1], meets=[-1, 0, 1, 0],
+        groups=[rank // 4, rank % 4],
+    )  # fmt: skip
+
+    inside, across, back = ends(plan, ranks, [1, 2, 3])
+
+    assert inside.tolist() == [21 if r // 4 == 1 else 11 for r in range(16)]
+    assert across.tolist() == [22] * 16  # each rank of node 1 has a mate in every other node
+    assert back.tolist() == [23] * 16
+    # The straggler, its node, those across from it, the rest: four classes instead of sixteen ranks.
+    assert len(set(ranks.classes().tolist())) <= 4
+
+
+def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
+    steps, ranks = 12, 1_000
+    plan = drawn([task for _ in range(steps) for task in (Task(0, 100_000), Task(0, 30))], [])
+    factors = factors_of(ranks, steps, jitter=0.1, seed=3)
+    reduces = np.arange(2 * steps) % 2 == 1
+    job = Ranks.of(
+        plan, factors, scale=np.where(reduces, -1, np.arange(2 * steps) // 2),
+        meets=np.where(reduces, 0, -1),
+    )  # fmt: skip
+
+    found = ends(plan, job, [2 * steps - 1])
+
+    slowest = np.floor(100_000 * factors.max(axis=1) + 0.5).astype(int) + 30
+    assert found.tolist() == [[slowest.sum()] * ranks]
+    assert len(set(job.classes().tolist())) == ranks
+
+
+def test_the_same_job_as_a_graph_of_several_ranks():
+    slow = [1.0, 1.2, 0.5]
+    one, job = Graph(), Graph()
+    work = [one.insert("work", kind="kernel", lane="compute", duration_ns=101 + 7 * n) for n in range(4)]
+    reduces = [one.insert("reduce", kind="collective", lane="link", duration_ns=30, after=[w]) for w in work]
+    one.insert("update", kind="kernel", lane="compute", duration_ns=55, after=[reduces[-1]])
+    for n in range(4):
+        members = [
+            job.insert("work", kind="kernel", lane=f"compute {r}", duration_ns=int((101 + 7 * n) * by + 0.5))
+            for r, by in enumerate(slow)
+        ]
+        reduces = [
+            job.insert("reduce", kind="collective", lane=f"link {r}", duration_ns=30, after=members)
+            for r in range(3)
+        ]
+    for r, by in enumerate(slow):
+        job.insert(
+            "update", kind="kernel", lane=f"compute {r}", duration_ns=int(55 * by + 0.5), after=[reduces[r]]
+        )
+    lowered = lower(one)
+    is_reduce = one.columns["kind"][lowered.task] == 4
+
+    ranks = Ranks.of(lowered.plan, slow, scale=np.where(is_reduce, -1, 0), meets=np.where(is_reduce, 0, -1))
+
+    found = ends(lowered.plan, ranks, np.arange(len(lowered.plan)))
+    assert found.max() == simulate(job).makespan_ns
+
+
+def test_a_lane_with_a_policy_is_refused_for_several_ranks():
+    plan = drawn([Task(0, 5), Task(0, 3)], [], priority={0: [1, 0]})
+
+    assert ends(plan, Ranks.of(plan, [1.0]), [0, 1]).tolist() == [[8], [3]]
+    for answer in (ends, lambda *given: explicit(*given[:2])):
+        with pytest.raises(GraphError, match="scheduled by priority"):
+            answer(plan, Ranks.of(plan, [1.0, 2.0]), [0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"factors": [-1.0]},
+        {"factors": [float("nan")]},
+        {"factors": []},
+        {"factors": [1.0], "scale": [0]},
+        {"factors": [1.0], "scale": [0, 1, 0]},
+        {"factors": [1.0], "meets": [0, 1, 0]},
+        {"factors": [1.0, 1.0], "groups": [[0]]},
+    ],
+)
+def test_what_does_not_fit_together_is_refused(wrong):
+    with pytest.raises(GraphError):
+        Ranks.of(step(), wrong.pop("factors"), **wrong)

@@ -1,0 +1,172 @@
+"""The tutorial runs from top to bottom, and what is stored in it is what it prints.
+
+After a change that is meant, `DAYDREAM_GOLDEN=write pytest tests/test_tutorial.py` stores the new
+outputs; read the difference.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="needs nbclient, one of the test extra")
+nbformat = pytest.importorskip("nbformat", reason="needs nbformat, one of the test extra")
+pytest.importorskip("ipykernel", reason="needs ipykernel, one of the test extra")
+pytest.importorskip("matplotlib", reason="needs matplotlib, one of the test extra")
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+NOTEBOOK = EXAMPLES / "tutorial.ipynb"
+TRACE = "synthetic_gpt_gpu.json.gz"
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the trace, in which the notebook runs."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    shutil.copy(EXAMPLES / TRACE, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def executed(stored, folder):
+    """The notebook after a run in a kernel of its own, as a reader would run it."""
+    notebook = copy.deepcopy(stored)
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "IPYTHONDIR": str(folder / "ipython"),  # nothing of the reader's own set-up
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "COLUMNS": "96",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the kernel's client are not ours
+        client = nbclient.NotebookClient(
+            notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        )
+        client.execute(env=environment)
+    notebook.metadata = stored.metadata
+    for cell in notebook.cells:
+        cell.metadata = {}  # when it ran
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
+    if os.environ.get("DAYDREAM_GOLDEN") == "write":
+        nbformat.write(notebook, NOTEBOOK)
+    return notebook
+
+
+def joined(outputs):
+    """Return outputs with what was printed in one piece; a kernel sends it in as many as it likes."""
+    kept = []
+    for output in outputs:
+        if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    for output in kept:
+        if output.output_type == "stream":
+            output.text = without_terminal(output.text)
+    return kept
+
+
+def without_terminal(text):
+    """Return what a command printed to the notebook's terminal, without its line ends and progress."""
+    return re.sub(r"^[^\n]*\x1b\[K", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
+
+
+def printed(notebook):
+    """Return what each cell printed, and its result if that is one of ours.
+
+    Data frames and figures depend on other packages' versions, a ranking on how many
+    optimizations there are.
+    """
+    return [
+        [shown for output in cell.outputs if (shown := of_ours(output))]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+def of_ours(output):
+    if output.output_type == "stream":
+        return output.text
+    plain, html = (output.data.get(f"text/{kind}", "") for kind in ("plain", "html"))
+    return [plain, html] if re.match("<(?!Figure|Ranking)", plain) else None
+
+
+def source_of(stored, word):
+    (source,) = (
+        cell.source
+        for cell in stored.cells
+        if cell.cell_type == "code" and word in cell.source.split("\n")[0]
+    )
+    return source.partition("\n")[2]
+
+
+def test_it_prints_what_is_stored_in_it(stored, executed):
+    assert printed(executed) == printed(stored)
+
+
+def test_every_cell_was_run_in_order(stored):
+    counts = [cell.execution_count for cell in stored.cells if cell.cell_type == "code"]
+
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def test_it_shows_tables_and_plots(executed):
+    shown = [
+        output.data
+        for cell in executed.cells if cell.cell_type == "code"
+        for output in cell.outputs if output.output_type in {"display_data", "execute_result"}
+    ]  # fmt: skip
+
+    assert sum("image/png" in data for data in shown) == 2
+    tables = "".join(data.get("text/html", "") for data in shown)
+    for word in ("rows of kind", "worst step", "by cause", "then", "pays down to", "left out"):
+        assert word in tables
+
+
+def test_its_links_lead_somewhere(stored):
+    text = "\n".join(cell.source for cell in stored.cells if cell.cell_type == "markdown")
+    links = re.findall(r"\]\((?!https?://)([^)]+)\)", text)
+
+    assert links
+    assert [link for link in links if not (EXAMPLES / link).exists()] == []
+
+
+def test_its_optimization_is_short_and_runs_from_the_command_line(stored, folder):
+    source = source_of(stored, "%%writefile adam8bit.py")
+    file = folder / "mine" / "adam8bit.py"
+    file.parent.mkdir()
+    file.write_text(source + "\n")
+
+    command = ["whatif", "./mine/adam8bit.py", "--trace", TRACE, "--json"]
+    answers = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-m", "daydream", *command, "--parameters", str(millions)],
+                cwd=folder, capture_output=True, check=True, text=True,
+            ).stdout
+        )
+        for millions in (55, 110)
+    ]  # fmt: skip
+
+    code = source.split('"""')[-1].strip().splitlines()
+    assert len(code) <= 10
+    assert answers[0]["options"] == {"parameters": 55.0, "bandwidth": 1200.0}
+    # The step is GPU-bound: so many more nanoseconds for so many more bytes at 1200 GB/s.
+    more = answers[1]["predicted_ns"] - answers[0]["predicted_ns"]
+    assert more == pytest.approx(55e6 * 16 / 1200, rel=0.01)

@@ -1,0 +1,166 @@
+"""The ledger: every change that was measured, predicted again from the trace that was recorded before it.
+
+    python validation/ledger.py                             the tables, as Markdown on stdout
+    python validation/ledger.py --write docs/accuracy.md    puts them between their markers there
+
+`validation/<device>/measured.json` holds what was measured, the traces beside it are all that a
+prediction may know. `benchmarks/before_after.py` records a CPU's. No number in daydream is
+fitted to these pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import daydream
+
+HERE = Path(__file__).parent
+BEGIN, END = "<!-- begin: ledger -->", "<!-- end: ledger -->"
+CLOSE = 0.05  # ratios nearer than this are no ranking that a measurement of this noise can tell
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One change in one recording: ratios of the step after to the step before."""
+
+    model: str
+    recording: str
+    title: str
+    measured: float
+    predicted: float | None
+    low: float = 0.0
+    high: float = 0.0
+    refused: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative error of the predicted step time."""
+        return (self.predicted or np.nan) / self.measured - 1
+
+    @property
+    def in_range(self) -> bool:
+        """Whether the measured ratio lies in the range that was printed with the prediction."""
+        return self.low <= self.measured <= self.high
+
+
+def main() -> None:
+    """Predict everything; print or write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    options = parser.parse_args()
+    text = "\n".join(page())
+    if options.write is None:
+        print(text)
+        return
+    whole = options.write.read_text(encoding="utf-8")
+    if BEGIN in whole:
+        head, rest = whole.split(BEGIN)
+        whole = head + text + rest.split(END)[1]
+    else:
+        whole = f"{whole.rstrip()}\n\n{text}\n"
+    options.write.write_text(whole, encoding="utf-8")
+
+
+def entries(folder: Path) -> Iterator[Entry]:
+    """Yield every measured change of a device, predicted from its trace alone."""
+    document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+    for model, recordings in document["recordings"].items():
+        for recording in recordings:
+            replay = daydream.replay(folder / recording["trace"])
+            for title, change in recording["changes"].items():
+                yield _entry(replay, model, recording["trace"], title, change)
+
+
+def _entry(replay: daydream.Replay, model: str, name: str, title: str, change: dict[str, Any]) -> Entry:
+    try:
+        comparison = daydream.whatif(replay, change["optimization"], **change["options"])
+    except daydream.DaydreamError as error:
+        return Entry(model, name, title, change["measured"], None, refused=str(error))
+    known = comparison.unprofiled or comparison  # without the profiler's cost, where the trace can say it
+    low, high = known.predicted_low_ns, known.predicted_high_ns
+    before = known.replayed_ns
+    return Entry(
+        model, name, title, change["measured"], known.predicted_ns / before, low / before, high / before
+    )
+
+
+def page() -> Iterator[str]:
+    """Yield the lines of the section."""
+    yield BEGIN
+    yield "## Real changes, measured"
+    for folder in sorted(path.parent for path in HERE.glob("*/measured.json")):
+        document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+        found = list(entries(folder))
+        yield ""
+        yield (
+            f"`validation/{folder.name}`: {document['machine']}. {len({one.recording for one in found})} recordings, "
+            "each in a process of its own; before and after in blocks that take turns. Ratios of the step after to the "
+            "step before, the median of the recordings; errors of the predicted step, the least and the most in brackets. "
+            f"Recordings left out because the unchanged step differed from itself by more than 5 %: "
+            f"{sum(document['left_out'].values())}."
+        )
+        yield ""
+        yield "| model | change | measured | predicted | error |"
+        yield "|---|---|---:|---:|---:|"
+        for model in document["recordings"]:
+            for title in dict.fromkeys(one.title for one in found if one.model == model):
+                yield _row([one for one in found if (one.model, one.title) == (model, title)])
+        yield ""
+        yield from _summary(found)
+    yield END
+
+
+def _row(found: list[Entry]) -> str:
+    first = found[0]
+    measured = median(one.measured for one in found)
+    head = f"| {first.model} | {first.title} | {measured:.3f} "
+    known = [one for one in found if one.predicted is not None]
+    if not known:
+        return f"{head}| refused: {first.refused} | |"
+    errors = [one.error for one in known]
+    return (
+        f"{head}| {median(one.predicted or 0 for one in known):.3f} "
+        f"| {median(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%}) |"
+    )
+
+
+def _summary(found: list[Entry]) -> Iterator[str]:
+    known = [one for one in found if one.predicted is not None]
+    rows: dict[tuple[str, str], list[float]] = {}
+    for one in known:
+        rows.setdefault((one.model, one.title), []).append(one.error)
+    of_rows = sorted(abs(median(errors)) for errors in rows.values())
+    (worst_model, worst_title), worst = max(rows.items(), key=lambda item: abs(median(item[1])))
+    right, pairs = _ranked(known)
+    yield (
+        f"Over the {len(of_rows)} rows: median error {median(of_rows):.1%}, 90th percentile "
+        f"{np.quantile(of_rows, 0.9):.1%}, worst {median(worst):+.1%} ({worst_model}, {worst_title}). "
+        f"The right one of two changes of a model is predicted to be faster in {right} of {pairs} pairs that are "
+        f"measured more than {CLOSE:.0%} apart. The printed range holds the measured ratio in "
+        f"{sum(one.in_range for one in known)} of {len(known)} recorded changes."
+    )
+
+
+def _ranked(known: list[Entry]) -> tuple[int, int]:
+    """Return in how many pairs of a recording's changes the faster one is predicted, and how many there are."""
+    right = pairs = 0
+    for recording in {one.recording for one in known}:
+        for a, b in combinations([one for one in known if one.recording == recording], 2):
+            if abs(a.measured / b.measured - 1) > CLOSE:
+                pairs += 1
+                right += (a.measured < b.measured) == ((a.predicted or 0) < (b.predicted or 0))
+    return right, pairs
+
+
+if __name__ == "__main__":
+    sys.exit(main())
