@@ -13,7 +13,7 @@ import numpy as np
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
-from daydream.shown import Shown
+from daydream.shown import Drawn
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady import Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
@@ -27,7 +27,7 @@ UNUSUAL = 0.25  # steps further than this from the median (a stalled loader, a w
 
 
 @dataclass(repr=False)
-class Comparison(Shown):
+class Comparison(Drawn):
     """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
 
     `speedup = replayed / predicted`, so that a bias common to both cancels. Both are

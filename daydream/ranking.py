@@ -11,7 +11,7 @@ from daydream.comparison import Comparison, compare
 from daydream.errors import DaydreamError
 from daydream.graph.graph import Graph
 from daydream.sensitivity import Curve, curves
-from daydream.shown import Shown
+from daydream.shown import Drawn
 from daydream.simulate.replay import Replay
 from daydream.transforms import stages
 from daydream.transforms.compose import apply, in_order, parse
@@ -106,7 +106,7 @@ class Ranked:
 
 
 @dataclass(repr=False)
-class Ranking(Shown):
+class Ranking(Drawn):
     """Optimizations by what they save, most first; the same for pairs; and what was left out, and why.
 
     `curves` tell how the step depends on each part of the work; see `daydream.sensitivity`.

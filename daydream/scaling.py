@@ -57,6 +57,15 @@ class Scaling:
 
         return scaling_html(self)
 
+    def plot(self) -> Any:
+        """Return a `matplotlib.figure.Figure`: throughput, and where a step's time goes, by workers.
+
+        Raises `DaydreamError` if matplotlib is not installed: it comes with `daydream[notebook]`.
+        """
+        from daydream.report.figures import plot
+
+        return plot(self)
+
     def to_pandas(self) -> pd.DataFrame:
         """Return a row for each number of workers."""
         import pandas as pd

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.graph.graph import KINDS, Graph
-from daydream.shown import Shown
+from daydream.shown import Drawn
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady_variants import Speedup, settle_all
 
@@ -76,7 +76,7 @@ class Curve:
         }
 
 
-class Curves(Shown, list[Curve]):
+class Curves(Drawn, list[Curve]):
     """Curves in a list, those first whose absence would save most."""
 
     def to_pandas(self) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Shown:
     """Something that a notebook draws as HTML tables."""
@@ -11,3 +13,16 @@ class Shown:
         from daydream.report.notebook import html
 
         return html(self)
+
+
+class Drawn(Shown):
+    """Something that there is a figure of, too."""
+
+    def plot(self, **options: Any) -> Any:
+        """Return a `matplotlib.figure.Figure`; a step's timeline takes `step`, a number.
+
+        Raises `DaydreamError` if matplotlib is not installed: it comes with `daydream[notebook]`.
+        """
+        from daydream.report.figures import plot
+
+        return plot(self, **options)

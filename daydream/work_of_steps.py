@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
 
-SAME = 0.05  # of its time, as far as equal work of two recordings may lie apart
+# Of its time: kernels of ResNet-50 recorded twice on a V100 differ by 0.3 % in the median, nine of ten by up
+# to 2.5 %.
+SAME = 0.05
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from daydream.costs.achieved import memory_bandwidth
+from daydream.costs.forward_calls import innermost_makers, nodes
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.scaling import NO_WORK
 from daydream.costs.work import itemsize
@@ -24,7 +25,6 @@ from daydream.graph.numbering import distinct_rows
 from daydream.graph.selection import Selection
 from daydream.graph.shapes import product, shapes_in
 
-NODE = re.compile(r"Backward\d*$|AccumulateGrad$")  # autograd nodes; a Python function's has no number
 REDUCTIONS = ("reduction", "softmax", "normalization")
 OTHER = "."  # letter of work that no word names
 BETWEEN = "\n"  # no pattern matches across lanes and steps
@@ -200,27 +200,17 @@ def _forward(graph: Graph, tasks: Selection) -> Selection:
 
 
 def _innermost(graph: Graph, ids: np.ndarray) -> np.ndarray:
-    """Return the innermost row around each task that is an autograd node or makes one, -1 for none.
-
-    A node's own calls make no nodes, so have no sequence number; those of a forward
-    pass that a checkpoint runs again inside a node have one.
-    """
+    """Return the innermost row around each task that is an autograd node or makes one, -1 for none."""
     trace = graph.trace
     assert trace is not None  # noqa: S101 - checked where the tasks were chosen
-    decides = _is_node(graph)[:-1] | (np.asarray(trace["sequence"], np.int64) >= 0)
-    parent = np.asarray(trace["parent"], np.int64)
-    up = graph.columns["row"][ids].astype(np.int64)
-    while (climbing := (up >= 0) & ~decides[up]).any():
-        up = np.where(climbing, parent[up], up)
-    return up
+    return innermost_makers(trace, graph.columns["row"][ids])
 
 
 def _is_node(graph: Graph) -> np.ndarray:
     """Return a mask of the rows of autograd nodes; the last entry is no row."""
     trace = graph.trace
     assert trace is not None  # noqa: S101 - checked where the tasks were chosen
-    fits = np.array([*(bool(NODE.search(text)) for text in trace.text("name")), False])
-    return np.append(fits[trace["name"]] & trace.is_kind("operator", "annotation"), False)
+    return np.append(nodes(trace), False)
 
 
 def _lane_and_step(tasks: Selection) -> np.ndarray:

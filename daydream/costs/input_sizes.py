@@ -13,8 +13,8 @@ import numpy as np
 
 from daydream.costs.calls import Calls, calls_of
 from daydream.costs.kernels import work
-from daydream.costs.resize import parameter_shapes, resized_work
-from daydream.costs.retime import Retimed, retime
+from daydream.costs.resize import parameter_shapes, resized_shapes, resized_work
+from daydream.costs.retime import Retimed, measured_first, retime
 from daydream.costs.scaling import scaled_time
 from daydream.costs.shapes import Argument, Shape, parse_shapes
 from daydream.costs.work import bare_name
@@ -88,16 +88,23 @@ def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: b
     """Return the durations of kernels or CPU tasks when a size of the input goes from `old` to `new`.
 
     Work goes with the recorded shapes (see `resized_work`); that of calls without a
-    formula in proportion to the size. Copies go with their bytes, single numbers stay.
+    formula in proportion to the size. Copies go with their bytes, single numbers stay. Times
+    that the graph's table holds at the new shapes come first.
     """
     flop, nbytes = resized_work(graph, tasks, old, new, every=every)
     known = (work(graph, tasks).call >= 0) | (flop != 1) | (nbytes != 1)
     flop, nbytes = (np.where(known, factor, new / old) for factor in (flop, nbytes))
+    shapes = {} if graph.times is None else resized_shapes(graph, old, new, every=every)
     if (tasks.kind == "cpu").all():
-        return scaled_time(graph, tasks, np.where(flop != 1, flop, nbytes))
+        scaled = scaled_time(graph, tasks, np.where(flop != 1, flop, nbytes))
+        return measured_first(graph, tasks, scaled, shapes=shapes)
     number = (tasks.bytes >= 0) & (tasks.bytes <= SCALAR_BYTES) & (tasks.kind != "kernel")
     return retime(
-        graph, tasks, flop_factor=np.where(number, 1, flop), bytes_factor=np.where(number, 1, nbytes)
+        graph,
+        tasks,
+        flop_factor=np.where(number, 1, flop),
+        bytes_factor=np.where(number, 1, nbytes),
+        shapes=shapes,
     )
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from daydream.costs.amount import Amount
 from daydream.costs.calls import Calls, calls_of
+from daydream.costs.forward_calls import forward_rows
 from daydream.costs.shapes import Argument, Shape, parse_shapes
-from daydream.costs.work import bare_name, shapes_work
+from daydream.costs.work import MATRIX_FAMILIES, bare_name, shapes_work
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -47,19 +48,14 @@ def resized_work(
         return flop, nbytes
     calls = calls_of(trace)
     ratios = np.ones((2, len(calls.amounts) + 1))
-    hit = False
-    resize = _Resize(old, new, parameter_shapes(calls), every=every)
-    for place, (name, shapes, hint) in enumerate(calls.keys):
-        after = resize.work(name, parse_shapes(shapes) or [], hint)
-        if after is None:
-            continue
-        hit = True
+    resized = _resized(calls, old, new, every=every)
+    for place, (after, _, _) in resized.items():
         before = calls.amounts[place]
         if before.flop and after.flop:
             ratios[0, place] = after.flop / before.flop
         if before.elements and after.elements:
             ratios[1, place] = after.elements / before.elements
-    if not hit:
+    if not resized:
         raise NotApplicableError(
             f"no operator of this trace works on a tensor with a size of {old}.\n"
             "       Give the size that the trace was recorded with; shapes must have been recorded."
@@ -67,7 +63,49 @@ def resized_work(
     there = np.flatnonzero(rows >= 0)
     which = calls.which_of_tasks(rows[there])
     flop[there], nbytes[there] = ratios[:, which]
+    flop[there] = _as_forward(calls, rows[there], which, ratios[0], flop[there])
     return flop, nbytes
+
+
+def _as_forward(
+    calls: Calls, rows: np.ndarray, which: np.ndarray, ratios: np.ndarray, own: np.ndarray
+) -> np.ndarray:
+    """Return the FLOP ratios with those of backward matrix work as in the forward pass.
+
+    Both gradients of a product grow as the product does. Their own shapes may not tell: of two
+    square matrices neither says which one is the weight.
+    """
+    families = np.array([amount.family for amount in calls.amounts] + [""])
+    matrix = np.isin(families, MATRIX_FAMILIES)
+    forward = forward_rows(calls.trace, rows)
+    origin = np.where(forward >= 0, calls.which[forward], -1)
+    return np.where(matrix[which] & (origin >= 0) & matrix[origin], ratios[origin], own)
+
+
+def resized_shapes(
+    graph: Graph, old: int, new: int, *, every: bool = False
+) -> dict[int, tuple[str, Shape | None]]:
+    """Return the new shapes of each distinct work (`Calls.which`) that has the size, and of its output if known."""
+    if graph.trace is None:
+        return {}
+    resized = _resized(calls_of(graph.trace), old, new, every=every)
+    return {
+        place: (json.dumps(shapes, separators=(",", ":")), hint)
+        for place, (_, shapes, hint) in resized.items()
+    }
+
+
+def _resized(
+    calls: Calls, old: int, new: int, *, every: bool
+) -> dict[int, tuple[Amount, list[Argument], Shape | None]]:
+    """Return the work, shapes and output of each distinct work at the new size, of those that have the old one."""
+    resize = _Resize(old, new, parameter_shapes(calls), every=every)
+    found = {}
+    for place, (name, shapes, hint) in enumerate(calls.keys):
+        after = resize.call(name, parse_shapes(shapes) or [], hint)
+        if after is not None:
+            found[place] = after
+    return found
 
 
 def parameter_shapes(calls: Calls) -> set[Shape]:
@@ -90,8 +128,10 @@ class _Resize:
     def __init__(self, old: int, new: int, parameters: set[Shape], *, every: bool) -> None:
         self.old, self.new, self.parameters, self.every = old, new, parameters, every
 
-    def work(self, name: str, arguments: list[Argument], hint: Shape | None) -> Amount | None:
-        """Return the work of a call at the new size, None if the size does not occur in it.
+    def call(
+        self, name: str, arguments: list[Argument], hint: Shape | None
+    ) -> tuple[Amount, list[Argument], Shape | None] | None:
+        """Return work, shapes and output of a call at the new size, None if the size does not occur in it.
 
         Of two readings of its shapes, the first that gives tensors that fit each other.
         """
@@ -107,7 +147,7 @@ class _Resize:
             if changed != arguments or new_hint != hint:
                 amount = shapes_work(name, changed, new_hint)
                 if amount is not None:
-                    return amount
+                    return amount, changed, new_hint
         return None
 
     def _argument(self, part: Argument, *, equal_first: bool, is_weight: bool | None) -> Argument:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.costs.calls import calls_of
 from daydream.costs.devices import Device, find_device
-from daydream.costs.kernels import Work
+from daydream.costs.kernels import work
+from daydream.costs.measured import Asked, NewShapes, from_table, need_times_of, types_of
 from daydream.costs.roofline import HALF, PAPER, Change, is_matrix_kernel, is_tf32_kernel
 from daydream.costs.table import KernelTable
 from daydream.errors import NotApplicableError
@@ -24,13 +24,17 @@ from daydream.graph.selection import Selection
 
 @dataclass(frozen=True)
 class Retimed:
-    """Predicted durations in ns, an entry a task, and the models behind them.
-
-    `coverage` is how much of the old time each model answered for, in ns.
-    """
+    """Predicted durations in ns, an entry a task, the model behind each, and the durations before."""
 
     duration_ns: np.ndarray
-    coverage: dict[str, int]
+    model: np.ndarray
+    before_ns: np.ndarray
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        """How much of the old time each model answered for, in ns."""
+        names = self.model.astype(str)
+        return {name: int(self.before_ns[names == name].sum()) for name in np.unique(names).tolist()}
 
     def words(self) -> str:
         """Return a sentence that says which model was used for how much of the time."""
@@ -52,14 +56,16 @@ def retime(
     flop_factor: float | np.ndarray = 1.0,
     bytes_factor: float | np.ndarray = 1.0,
     table: KernelTable | None = None,
+    shapes: NewShapes | None = None,
     model: str = "auto",
 ) -> Retimed:
     """Return what the kernels would take in another element type, on another device, with other work.
 
     `dtype` is torch's name of a type, or `tf32`: 32-bit data, products in TF32. It changes
     floating-point kernels only. `device` is a name of the table of GPUs. The factors
-    multiply FLOP and bytes, one for all or one a task. With `model="paper"` the
-    constants of the paper are used throughout.
+    multiply FLOP and bytes, one for all or one a task; `shapes` are those of the changed calls
+    (`resized_shapes`), for a table of measured times: the one given, or the graph's own. With
+    `model="paper"` the constants of the paper are used throughout.
 
     Raises `NotApplicableError` if a peak rate is needed and unknown, `NoMatchError` if
     nothing is selected.
@@ -73,14 +79,50 @@ def retime(
         graph, selection, dtype=dtype, target=target, flop_factor=flop_factor, bytes_factor=bytes_factor
     )
     new, used = change.predict()
+    table = graph.times if table is None else table
     if table is not None:
-        _by_table(graph, selection, dtype, table, change.work, new, used)
-    return Retimed(np.rint(new).astype(np.int64), coverage_of(used, old))
+        if change.other_device and target is not None:
+            need_times_of(table, target.name)
+        typed = "tf32" if dtype == "tf32" else change.new_dtypes
+        asked = Asked(
+            dtype=np.where(change.typed, typed, types_of(selection)),
+            touched=change.touched,
+            resized=(change.flop_factor != 1) | (~change.typed & (change.bytes_factor != 1)),
+            shapes=shapes or {},
+            other_device=change.other_device,
+        )
+        measured, known = from_table(graph, selection, table, change.work, asked)
+        new[known], used[known] = measured[known], "table"
+    return Retimed(np.rint(new).astype(np.int64), used, old)
 
 
-def coverage_of(used: np.ndarray, old: np.ndarray) -> dict[str, int]:
-    """Return how much of the old time each model answered for."""
-    return {str(name): int(old[used == name].sum()) for name in np.unique(used.astype(str)).tolist()}
+def measured_first(
+    graph: Graph,
+    selection: Selection,
+    retimed: Retimed,
+    *,
+    dtype: str | None = None,
+    shapes: NewShapes | None = None,
+) -> Retimed:
+    """Return the graph's measured times of a change where its table has them, else those given.
+
+    The selection has its durations before the change still.
+    """
+    if graph.times is None:
+        return retimed
+    types = types_of(selection)
+    asked = Asked(
+        dtype=types if dtype is None else np.full(len(types), dtype, dtype=object),
+        touched=retimed.model != "unchanged",
+        resized=np.full(len(types), dtype is None),
+        shapes=shapes or {},
+    )
+    new, known = from_table(graph, selection, graph.times, work(graph, selection), asked)
+    return Retimed(
+        np.where(known, np.rint(new), retimed.duration_ns).astype(np.int64),
+        np.where(known, "table", retimed.model),
+        retimed.before_ns,
+    )
 
 
 def _by_paper(selection: Selection, dtype: str | None, old: np.ndarray) -> Retimed:
@@ -91,44 +133,4 @@ def _by_paper(selection: Selection, dtype: str | None, old: np.ndarray) -> Retim
     names = selection.name
     wide = (selection.dtype == "float32") & ~is_tf32_kernel(names)
     new = np.where(wide, old / np.where(is_matrix_kernel(names), *PAPER), old)
-    return Retimed(np.rint(new).astype(np.int64), coverage_of(np.where(wide, "paper", "unchanged"), old))
-
-
-def _by_table(
-    graph: Graph,
-    selection: Selection,
-    dtype: str | None,
-    table: KernelTable,
-    task_work: Work,
-    new: np.ndarray,
-    used: np.ndarray,
-) -> None:
-    """Overwrite durations that the user measured, by kernel name first, then by operator call."""
-    times = [table.kernel(name) if name else None for name in selection.name.tolist()]
-    hit = np.array([time is not None for time in times], bool)
-    new[hit] = [time for time in times if time is not None]
-    used[hit] = "table"
-    trace = graph.trace
-    calls = np.unique(task_work.call[task_work.call >= 0])
-    if trace is None or not len(calls):
-        return
-    measured = {}
-    names, shapes, dtypes = (trace.values(column, calls) for column in ("name", "shapes", "dtype"))
-    for call, name, shape, old_dtype in zip(calls.tolist(), names, shapes, dtypes, strict=True):
-        if name is None or shape is None:
-            continue
-        wanted = dtype if dtype is not None and str(old_dtype).startswith(("float", "bfloat")) else old_dtype
-        time = table.call(name, shape, wanted)
-        if time is not None:
-            measured[call] = (time, table.call(name, shape, old_dtype) if wanted != old_dtype else None)
-    if not measured:
-        return
-    owner = calls_of(trace).owner
-    device = np.flatnonzero(owner >= 0)
-    recorded = np.asarray(trace["duration_ns"], np.float64)[device]
-    total = np.bincount(owner[device], recorded, len(trace))
-    for index in np.flatnonzero(np.isin(task_work.call, list(measured)) & ~hit).tolist():
-        call = int(task_work.call[index])
-        time, before = measured[call]
-        new[index] = selection.duration_ns[index] * time / max(before or total[call], 1.0)
-        used[index] = "table"
+    return Retimed(np.rint(new).astype(np.int64), np.where(wide, "paper", "unchanged"), old)

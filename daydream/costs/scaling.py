@@ -3,7 +3,10 @@
 On a GPU, work below one wave of blocks grows into the idle units first, and the fixed
 cost of a kernel stays. On a CPU, a call's time is `overhead + work / rate`: the
 overhead stays. It is the line through the smallest and the largest calls of the same
-operator in the trace, where those differ enough, else what the trace's tiny calls take.
+operator in the trace, where those differ enough. Else it is what the call takes longer
+than its work would at the best rate of the trace, at least what the trace's tiny calls
+take and at most what its dearest tiny calls take; a recurrent layer has an overhead for each
+of its time steps, so no such limit.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from daydream.graph.selection import Selection
 TINY_BYTES = 16 * 1024  # moved in well under a microsecond
 TINY_FLOP = 32 * 1024
 WIDE_ENOUGH = 4.0  # largest over smallest work of an operator, for a line through them
+DEAREST = 0.9  # quantile of tiny calls' times that an overhead may reach
+BEST = 0.95  # quantile of rates; a few calls are timed too short
 USUAL_OVERHEAD_NS = 5_000.0  # of an operator call, where the trace holds no tiny one
 SHORT_NS = 20_000  # calls of unknown work below this are taken for overhead
 NO_WORK = re.compile(
@@ -47,22 +52,21 @@ def scaled_time(graph: Graph, selection: Selection, work_factor: float | np.ndar
     old = selection.duration_ns
     new = old.astype(np.int64)
     on_cpu = graph.columns["kind"][selection.ids] == 0
-    coverage: dict[str, int] = {}
+    models = np.full(len(old), "unchanged", dtype=object)
     device = np.flatnonzero(~on_cpu)
     if len(device):
         part = Selection(graph, selection.ids[device], selection.words)
         retimed = retime(graph, part, flop_factor=factor[device], bytes_factor=factor[device])
         new[device] = retimed.duration_ns
-        coverage |= retimed.coverage
+        models[device] = retimed.model
     host = np.flatnonzero(on_cpu)
     if len(host):
         part = Selection(graph, selection.ids[host], selection.words)
         overhead, model = cpu_overheads(graph, part)
         body = np.maximum(old[host] - overhead, 0)
         new[host] = np.rint(old[host] + body * (factor[host] - 1)).astype(np.int64)
-        for name in np.unique(model.astype(str)).tolist():
-            coverage[name] = coverage.get(name, 0) + int(old[host][model == name].sum())
-    return Retimed(new, coverage)
+        models[host] = model
+    return Retimed(new, models, old)
 
 
 def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +127,11 @@ def _call_table(graph: Graph, host: Selection) -> _Table:
     amount = np.where(matrix & (flop > 0), flop, np.maximum(nbytes, flop))
     tiny = (nbytes <= TINY_BYTES) & (flop <= TINY_FLOP)
     typical = float(np.median(time[tiny])) if tiny.any() else USUAL_OVERHEAD_NS
-    overhead = np.minimum(time, typical)
+    dearest = float(np.quantile(time[tiny], DEAREST)) if tiny.any() else USUAL_OVERHEAD_NS
+    recurrent = matrix & (task_work.family[first].astype(str) == "recurrent") if count else matrix
+    limit = np.where(recurrent, time, dearest)
+    above = np.maximum(time - _fastest(amount, time, matrix, recurrent), typical)
+    overhead = np.minimum(time, np.minimum(above, limit))
     fitted = np.zeros(count, bool)
     names = np.asarray(trace["name"], np.int64)[rows]
     for name in np.unique(names).tolist():
@@ -133,6 +141,21 @@ def _call_table(graph: Graph, host: Selection) -> _Table:
             overhead[members] = min(found, float(time[members].min()))
             fitted[members] = True
     return _Table(rows, time, overhead, fitted, typical)
+
+
+def _fastest(amount: np.ndarray, time: np.ndarray, matrix: np.ndarray, recurrent: np.ndarray) -> np.ndarray:
+    """Return how long each call's work takes at the best rate of the trace: that of products, or of bytes.
+
+    A recurrent layer goes by the products outside such layers, its own time where there are none.
+    """
+    needed = time.copy()
+    for kind, members in (("products", matrix), ("bytes", ~matrix)):
+        judges = members & ~recurrent if kind == "products" else members
+        judges &= (amount > 0) & (time > 0)
+        if judges.any():
+            rate = float(np.quantile(amount[judges] / time[judges], BEST))
+            needed[members] = amount[members] / rate
+    return needed
 
 
 def _intercept(amount: np.ndarray, time: np.ndarray) -> float | None:

@@ -3,7 +3,8 @@
 Either `kernel,duration_ns` (a kernel's exact name), or `op,shapes,dtype,duration_ns`
 (an operator call as a trace names it: its kernels' time together). A file that holds
 an operator at the old and at the new element type gives their ratio, so that what the
-measurement has in common cancels.
+measurement has in common cancels. `daydream calibrate` writes such a file, and in its metadata
+the device that it measured on.
 """
 
 from __future__ import annotations
@@ -14,16 +15,25 @@ import os
 from pathlib import Path
 from typing import Any
 
+from daydream.costs.shapes import Shape
 from daydream.costs.work import bare_name
 from daydream.errors import TraceError
 
 COLUMNS = ("kernel", "op", "shapes", "dtype", "duration_ns")
+CPU = "cpu"  # the device of a table that was measured on a CPU
+METADATA = b"daydream"  # the key that holds one JSON document, as in a trace
 
 
 class KernelTable:
-    """Measured times: `kernel(name)` and `call(op, shapes, dtype)` return ns, or None."""
+    """Measured times: `kernel(name)` and `call(op, shapes, dtype)` return ns, or None.
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    `device` is what they were measured on: a GPU's name, `cpu`, or None where the file does not
+    say. `answers` counts the times that were found.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]], device: str | None = None) -> None:
+        self.device = device
+        self.answers = 0
         self._kernels: dict[str, float] = {}
         self._calls: dict[tuple[str, str, str], float] = {}
         for row in rows:
@@ -41,7 +51,7 @@ class KernelTable:
     def load(cls, path: str | os.PathLike[str]) -> KernelTable:
         """Read a table. Raises `TraceError` if the file is missing or has other columns."""
         try:
-            rows = _read_parquet(path) if Path(path).suffix == ".parquet" else _read_csv(path)
+            rows, device = _read_parquet(path) if _is_parquet(path) else (_read_csv(path), None)
         except FileNotFoundError:
             raise TraceError(f"{path}: no such file") from None
         except (OSError, UnicodeDecodeError) as error:
@@ -55,15 +65,19 @@ class KernelTable:
                 )
         if not rows:
             raise TraceError(f"{path} holds no times; its columns should be among {', '.join(COLUMNS)}")
-        return cls(rows)
+        return cls(rows, device)
 
     def kernel(self, name: str) -> float | None:
         """Return the measured ns of a kernel."""
-        return self._kernels.get(name)
+        return self._counted(self._kernels.get(name))
 
-    def call(self, op: str, shapes: str, dtype: str | None) -> float | None:
-        """Return the measured ns of an operator call's kernels together."""
-        return self._calls.get((bare_name(op), _plain(shapes), dtype or ""))
+    def call(self, op: str, shapes: str, dtype: str | None, hint: Shape | None = None) -> float | None:  # noqa: ARG002
+        """Return the measured ns of an operator call's kernels together; `hint` is for those who measure."""
+        return self._counted(self._calls.get((bare_name(op), _plain(shapes), dtype or "")))
+
+    def _counted(self, time: float | None) -> float | None:
+        self.answers += time is not None
+        return time
 
 
 def _plain(shapes: str) -> str:
@@ -80,16 +94,35 @@ def _is_time(value: Any) -> bool:
         return False
 
 
+def _is_parquet(path: str | os.PathLike[str]) -> bool:
+    if Path(path).suffix == ".parquet":
+        return True
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1"
+
+
 def _read_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def _read_parquet(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], str | None]:
     from pyarrow import ArrowException
-    from pyarrow.parquet import read_table
+    from pyarrow.parquet import ParquetFile
 
     try:
-        return list(read_table(path).to_pylist())
+        with ParquetFile(path) as file:
+            there = [name for name in COLUMNS if name in file.schema_arrow.names]
+            if (
+                "duration_ns" not in there
+                or not {"kernel", "op"} & set(there)
+                or "kind" in file.schema_arrow.names
+            ):
+                raise TraceError(
+                    f"{path} is no table of times: it has the columns {', '.join(file.schema_arrow.names[:6])}, ...\n"
+                    f"       Its columns should be among {', '.join(COLUMNS)}; `daydream calibrate` writes one."
+                )
+            said = json.loads((file.schema_arrow.metadata or {}).get(METADATA, b"{}"))
+            return list(file.read(there).to_pylist()), said.get("device")
     except ArrowException as error:
         raise TraceError(f"{path} is not a readable parquet file ({error})") from None

@@ -84,6 +84,7 @@ class Graph(Shown):
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
+        self.times: Any = None  # a daydream.costs.KernelTable: what the user measured; copies share it
         self.steps: list[dict[str, Any]] = []
         self.edits = 0  # goes up with every editing word
         self._codes: dict[str, dict[str, int]] = {}

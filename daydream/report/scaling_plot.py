@@ -59,13 +59,13 @@ def _drawn(scaling: Scaling, form: str) -> bytes:
 
     file = BytesIO()
     with rc_context({"svg.hashsalt": "daydream"}):
-        _figure(scaling).savefig(
+        figure_of(scaling).savefig(
             file, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None
         )
     return file.getvalue()
 
 
-def _figure(scaling: Scaling) -> Any:
+def figure_of(scaling: Scaling) -> Any:
     """Return the drawing: throughput beside the ideal on the left, where a step's time goes on the right."""
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
@@ -75,6 +75,9 @@ def _figure(scaling: Scaling) -> Any:
     left.plot(workers, workers, color="0.7", linestyle="--", label="ideal")
     left.plot(workers, [row.throughput for row in scaling.rows], marker="o", label="predicted")
     left.set(xscale="log", yscale="log", xlabel="workers", ylabel="throughput, times that of one worker")
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_ticks(workers, labels=[f"{number:,}" for number in workers])
+        axis.set_ticks([], minor=True)
     left.legend()
     places, below = range(len(workers)), [0.0] * len(workers)
     for label, parts in _parts(scaling).items():
@@ -82,7 +85,8 @@ def _figure(scaling: Scaling) -> Any:
         below = [a + b for a, b in zip(below, parts, strict=True)]
     right.set(xlabel="workers, and their efficiency", ylabel="step time, ms", xticks=list(places))
     right.set_xticklabels([f"{row.workers:,}\n{row.efficiency:.0%}" for row in scaling.rows])
-    right.legend(loc="lower left", framealpha=0.9)
+    right.set_ylim(0, 1.3 * max(below))
+    right.legend(loc="upper center", ncols=2, frameon=False)
     return figure
 
 

@@ -14,7 +14,7 @@ from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.unprofiled import can_be_corrected, without_profiler
-from daydream.shown import Shown
+from daydream.shown import Drawn
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 from daydream.trace import Trace
@@ -46,7 +46,7 @@ class StepReplay:
 
 
 @dataclass(repr=False)
-class Replay(Shown):
+class Replay(Drawn):
     """How well the untouched graph reproduces the recording; `error` is relative, of the median step."""
 
     graph: Graph

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.graph.plan import Cause
-from daydream.shown import Shown
+from daydream.shown import Drawn
 from daydream.simulate.critical_path import CriticalPath, critical_path, slack
 from daydream.trace import PHASES
 
@@ -31,7 +31,7 @@ WAITING_FOR = {
 }
 
 
-class Timeline(Shown):
+class Timeline(Drawn):
     """Start and end of every task, in ns; `task` holds the graph's ids, `copy` the repetition of the window.
 
     `start_ns` is when a task's work proceeds. A blocking call is entered earlier and

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from machine.programs import PROGRAMS
+from machine.programs import PROGRAMS, queue_full
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SCREENS = {
@@ -102,3 +102,11 @@ def test_errors_take_a_line(ask, arguments, code, said):
     assert (done.code, done.out) == (code, "")
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+def test_of_two_traces_an_error_says_which(folder, ask):
+    queue_full().run(steps=6).write(folder / "one.json", 3, 3)  # its kernels began before it
+    done = ask("compare", "step.parquet", "one.json")
+
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[-1].startswith("error: one.json: no step of this trace can be judged")

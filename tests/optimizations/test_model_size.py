@@ -264,7 +264,7 @@ def test_checkpointing_takes_python_time_by_the_tensors_that_nodes_save():
 
     graph = step()
     checkpointing(graph)
-    python = (26_000 + 2 * 3_300) + (114_000 + 2 * 6_400)
+    python = (50_000 + 2 * 6_900) + (82_000 + 2 * 12_300)
     assert simulate(graph).makespan_ns == 4 * 4 + 2 * 4 + python
     graph = step()
     checkpointing(graph, python=False)

@@ -1,0 +1,139 @@
+"""Measured changes of a training step, each beside the trace that it is to be predicted from.
+
+A recording is a process of its own: a step is recorded as `daydream collect` does and the trace is
+saved, then every change is made for real. Blocks of all variants take turns, every other round
+backwards; a ratio is the median over rounds of variant over unchanged. `again` is the unchanged
+step once more (A/A): a recording where it is further than 5 % from 1 is left out and made again.
+Nothing is predicted here: `validation/ledger.py` does that from the traces alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+REPEATS, MOST_TRIES = 3, 10
+CONTROL = 0.05
+CAPTURED = 5
+
+Step = Callable[[], None]
+Change = tuple[str, dict[str, Any]]  # the optimization that predicts it, and its options
+
+
+def main(
+    about: str | None, script: str, models: Sequence[str], recording: Callable[[str, Path], dict[str, Any]]
+) -> Path | None:
+    """Run a script that records: write traces and one JSON document; return their folder.
+
+    `recording` is given a model's name and where to save its trace; the script runs it in new
+    processes of itself (where None is returned).
+    """
+    parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", help="which models; all without")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the folder to write to")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="recordings of each model that count")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(recording(options.one, options.output)))
+        return None
+    folder: Path = options.output
+    folder.mkdir(exist_ok=True, parents=True)
+    page = folder / "measured.json"
+    document = json.loads(page.read_text()) if page.exists() else {"recordings": {}}
+    names = options.models or list(models)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    left_out = dict.fromkeys(names, 0)
+    for name in names * MOST_TRIES:  # models take turns
+        if len(found[name]) < options.repeats:
+            trace = folder / f"{name}-{len(found[name]) + 1}.parquet"
+            one = _in_process(script, name, trace)
+            quiet = abs(one["control"] - 1) <= CONTROL
+            if quiet:
+                found[name].append({"trace": trace.name, **one})
+            else:
+                left_out[name] += 1
+                trace.unlink()
+            ratios = {title: change["measured"] for title, change in one["changes"].items()}
+            said = "ok" if quiet else "restless"
+            print(name, said, one["step_ms"], one["control"], ratios, file=sys.stderr, flush=True)
+    document["machine"] = _machine()
+    document["recordings"].update(found)
+    document["left_out"] = {**document.get("left_out", {}), **left_out}
+    page.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def record(base: Step, path: Path) -> None:
+    """Save a trace of a step, behind ten that warm up."""
+    import daydream
+
+    for _ in range(10):
+        base()
+    recording = daydream.collect(path, steps=CAPTURED, force=True)
+    with recording:
+        while recording.trace is None:
+            base()
+
+
+def measured(
+    steps: dict[str, Step], made: dict[str, Change], *, rounds: int, block_steps: int, block_ns: float
+) -> dict[str, Any]:
+    """Return what a document says of a recording: the ratio of each step to `base`, in turns.
+
+    `steps` holds `base`, `again` and a step for each change that was made. A block has `block_steps`
+    at least, and as many as fill `block_ns` where the step is short.
+    """
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    block = max(block_steps, round(block_ns / _timed(steps["base"], block_steps)))
+    times: dict[str, list[float]] = {title: [] for title in steps}
+    for number in range(rounds):
+        for title in list(steps)[:: 1 if number % 2 else -1]:
+            times[title].append(_timed(steps[title], block))
+    ratio = {
+        title: median(a / b for a, b in zip(times[title], times["base"], strict=True)) for title in steps
+    }
+    return {
+        "step_ms": round(median(times["base"]) / 1e6, 3),
+        "control": round(ratio["again"], 4),
+        "changes": {
+            title: {"optimization": optimization, "options": options, "measured": round(ratio[title], 4)}
+            for title, (optimization, options) in made.items()
+        },
+    }
+
+
+def _in_process(script: str, name: str, trace: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, script, "--one", name, "-o", str(trace)],
+        stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _timed(step: Step, block: int) -> float:
+    """Return the median time of a step in ns, over a block behind one that warms up."""
+    times = []
+    for _ in range(block + 1):
+        begin = time.perf_counter_ns()
+        step()
+        times.append(time.perf_counter_ns() - begin)
+    return median(times[1:])
+
+
+def _machine() -> str:
+    import torch
+
+    return f"{platform.machine()}, one thread, Python {platform.python_version()}, torch {torch.__version__}"

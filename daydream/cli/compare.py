@@ -1,0 +1,156 @@
+"""`daydream compare`: two traces side by side, or a prediction and what came of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.cli.output import help_of
+from daydream.cli.source import json_option, read, stdout_for_the_result, step_options
+
+if TYPE_CHECKING:
+    from daydream.comparison import Comparison
+    from daydream.simulate.replay import Replay
+    from daydream.transforms.registry import Optimization
+
+CHOSEN = "daydream.optimizations"  # where a context keeps what was named
+SHOWN = 4
+
+
+class Compare(click.Command):
+    """A command that takes the options of the optimizations that `--whatif` names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find what `--whatif` names among the arguments, then parse with their options."""
+        named = _value_of("--whatif", args)
+        if named is not None:
+            with stdout_for_the_result():
+                ctx.meta[CHOSEN] = _found(ctx, named)
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options and those of the optimizations."""
+        from daydream.cli.whatif_options import click_options
+
+        chosen = ctx.meta.get(CHOSEN)
+        own = super().get_params(ctx)
+        return [*own, *click_options(chosen, own)] if chosen else own
+
+
+def _value_of(option: str, args: list[str]) -> str | None:
+    """Return the value that an option has among arguments that are not parsed yet."""
+    for place, arg in enumerate(args):
+        if arg == "--":
+            break
+        if arg.startswith(f"{option}="):
+            return arg.partition("=")[2]
+        if arg == option and place + 1 < len(args):
+            return args[place + 1]
+    return None
+
+
+def _found(ctx: click.Context, name: str) -> list[Optimization]:
+    from daydream.errors import GraphError
+    from daydream.transforms.compose import parse
+
+    try:
+        return parse(name)
+    except GraphError as error:
+        if type(error) is not GraphError:
+            raise
+        raise click.UsageError(str(error), ctx) from None
+
+
+def _compare(
+    before: str,
+    after: str,
+    step_marker: str | None,
+    steps: str | None,
+    whatif: str | None,
+    top: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    r"""Set the steps of two traces side by side: what changed, and what did not.
+
+    \b
+    daydream compare before.json.gz after.json.gz
+    daydream compare before.json.gz after.json.gz --whatif amp
+
+    BEFORE and AFTER are parquet traces or anything `daydream import` accepts. Layers,
+    operators and kernels are matched by layer and operator, then by name. With --whatif the
+    change is predicted from BEFORE, and the prediction is held against AFTER, which was
+    recorded when the change had been made.
+    """
+    import daydream
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json
+    from daydream.difference import compare
+    from daydream.errors import GraphError
+    from daydream.report.difference import difference_text
+
+    with Progress() as progress, stdout_for_the_result():
+        replays: list[Replay] = []
+        for trace in (before, after):
+            recording = read([trace], step_marker, steps, progress)
+            progress(f"replaying {trace}")
+            try:
+                replays.append(daydream.replay(recording))
+            except GraphError as error:  # of two traces, say which
+                raise GraphError(f"{trace}: {error}") from None
+        first: Replay | Comparison = replays[0]
+        if whatif is not None:
+            progress(f"predicting {whatif}")
+            first = _predicted(replays[0], options)
+        found = compare(first, replays[1], names=(before, after))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        click.echo(difference_text(found, top=top))
+
+
+def _predicted(replay: Replay, options: dict[str, Any]) -> Comparison:
+    """Return the prediction; a value that an optimization cannot work with is a usage error."""
+    import daydream
+    from daydream.cli.failures import in_own_file
+    from daydream.cli.whatif_options import option_values
+    from daydream.errors import DaydreamError, GraphError
+
+    ctx = click.get_current_context()
+    chosen: list[Optimization] = ctx.meta[CHOSEN]
+    try:
+        return daydream.whatif(replay, chosen, **option_values(chosen, options))
+    except GraphError as error:
+        if type(error) is not GraphError:
+            raise  # nothing to change in this trace, with the reason
+        raise click.UsageError(str(error), ctx) from error
+    except (DaydreamError, click.ClickException):
+        raise
+    except Exception as error:
+        found = in_own_file(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+command = Compare(
+    "compare",
+    callback=_compare,
+    help=help_of(_compare),
+    short_help="Set two traces, or a prediction and what came of it, side by side.",
+    params=[
+        click.Argument(["before"], metavar="BEFORE"),
+        click.Argument(["after"], metavar="AFTER"),
+        *step_options(),
+        click.Option(
+            ["--whatif"], metavar="NAME[+NAME...]",
+            help="Predict this change from BEFORE, and hold the prediction against AFTER. Takes its options.",
+        ),
+        click.Option(
+            ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",
+            help="How many rows of each part to show; --json has all.",
+        ),
+        json_option(),
+    ],
+)  # fmt: skip

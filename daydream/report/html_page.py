@@ -1,0 +1,229 @@
+"""The report as one HTML file: no network, nothing beside it; it works from a mail or a folder.
+
+Everything but the timelines is plain HTML, there without the program. The chart library is
+uPlot (MIT licence, `assets/uPlot.LICENSE`), copied into every page with its licence.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from daydream.report import html_sections as sections
+from daydream.report.html_elements import Html, data, element, joined
+from daydream.report.html_packing import Names, legend, packed
+from daydream.report.html_path import StepPath, step_path
+from daydream.report.html_spans import measured_spans, measured_window, simulated_spans, simulated_window
+from daydream.report.layout import count, listed, printable, time_text
+from daydream.simulate.critical_path import critical_path
+from daydream.trace import write_whole
+
+if TYPE_CHECKING:
+    from daydream.comparison import Comparison
+    from daydream.graph.graph import Graph
+    from daydream.report.html_spans import Window
+    from daydream.simulate.replay import Replay
+    from daydream.simulate.timeline import Timeline
+
+# The page may run what stands in it and load nothing at all.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+PROGRAMS = ("uPlot.iife.min.js", "spans.js", "timeline.js", "report.js")
+PATH_HELP = (
+    "The chain of causes that decides when the step completes: it adds up to the step. Only what is on it "
+    "can make the step faster."
+)
+LAYER_HELP = (
+    "Time on the critical path adds up to the step; device and CPU work is all there is, hidden or not."
+)
+LAYER_CHANGE = " Work and tasks are those after the change."
+TIMELINE_HELP = (
+    "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel or two fingers zoom, "
+    "arrow keys move and zoom. Point at a task for what it is."
+)
+
+
+def write(
+    path: str | os.PathLike[str], replay: Replay, comparison: Comparison | None = None, *, force: bool = False
+) -> None:
+    """Write the report of a replay, or of a what-if with its replay, as an HTML file.
+
+    Raises `OutputError` if the file exists and `force` is not given, or cannot be written.
+    """
+    text = page(replay, comparison)
+
+    def fill(temporary: str) -> None:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+
+    write_whole(path, fill, force=force)
+
+
+def page(replay: Replay, comparison: Comparison | None = None) -> str:
+    """Return the report of a replay, or of a what-if with its replay, as a whole page."""
+    title = f"what if: {comparison.optimization}" if comparison is not None else "replay"
+    before, after = _paths(replay, comparison)
+    one, layers = sections.layers(before, after)
+    body = joined(
+        element(
+            "header", element("p", "daydream", class_="brand"), element("h1", title), _options(comparison),
+            _about(replay),
+        ),
+        sections.cards(replay, comparison),
+        _section("timeline", "Timeline", TIMELINE_HELP, element("div", id="timelines")),
+        _section(
+            "breakdown", "Where a typical step's time goes", _which(before, after),
+            _breakdowns(replay, comparison),
+        ),
+        _section("by-layer", f"By {one}", LAYER_HELP + (LAYER_CHANGE if after else ""), layers),
+        _section(
+            "path", "Critical path", PATH_HELP,
+            sections.path_by_task(before, after), _in_order(before, after),
+        ),
+        _section(
+            "replay", "How well the replay fits", "",
+            element("div", id="steps-chart"), sections.steps(replay, comparison),
+            sections.replay_facts(replay),
+        ),
+        _section("notes", "Assumptions and notes", "", sections.assumptions(replay, comparison)),
+        _footer(),
+    )  # fmt: skip
+    return "\n".join([
+        "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        element("title", f"daydream {title}"),
+        f"<style>{_asset('uPlot.min.css')}{_asset('report.css')}</style></head><body>",
+        element("main", body),
+        data("timeline-data", _timelines(replay, comparison)),
+        data("steps-data", _step_times(replay, comparison)),
+        f"<!--\nuPlot\n{_asset('uPlot.LICENSE')}-->",
+        *(f"<script>{_asset(name)}</script>" for name in PROGRAMS),
+        "</body></html>\n",
+    ])  # fmt: skip
+
+
+def _options(comparison: Comparison | None) -> Html:
+    options = sections.options(comparison) if comparison is not None else []
+    said = ", ".join(f"{name} {value}" for name, value in options)
+    return element("p", said, class_="options") if said else Html()
+
+
+def _about(replay: Replay) -> Html:
+    trace = replay.graph.trace
+    metadata = trace.metadata if trace is not None else {}
+    names = dict.fromkeys(str(each.get("name") or "") for each in metadata.get("devices", []))
+    said = [str(metadata.get("source") or "")]
+    said += [listed([name for name in names if name])] if any(names) else []
+    said.append(f"{count(int(replay.graph.alive.sum()), 'task')} on {count(len(replay.graph.lanes), 'lane')}")
+    return element("p", " · ".join(part for part in said if part), class_="about")
+
+
+def _section(name: str, title: str, said: str, *parts: str) -> Html:
+    return element(
+        "section", element("h2", title), element("p", said, class_="help") if said else "", *parts, id=name
+    )
+
+
+def _paths(replay: Replay, comparison: Comparison | None) -> tuple[StepPath, StepPath | None]:
+    """Return the critical path of the step that the breakdowns are about, before and after."""
+    step, _ = replay.settled.typical()
+    before = step_path(replay.timeline, replay.settled.copy, step)
+    if comparison is None:
+        return before, None
+    after = comparison.after
+    if (after.copy, step) not in after.times:
+        step, _ = after.typical()
+    return before, step_path(after.timeline, after.copy, step)
+
+
+def _which(before: StepPath, after: StepPath | None) -> str:
+    """Return which step the breakdowns, the layers and the critical path are about."""
+    said = f"{before.name}, {time_text(before.step_ns)}"
+    if after is None:
+        return f"{said}: the median step of the replay."
+    then = time_text(after.step_ns)
+    return (
+        f"{said} before the change, the median step there, and {then} after it"
+        f"{'' if after.name == before.name else f' ({after.name})'}. The headline is about all typical steps."
+    )
+
+
+def _breakdowns(replay: Replay, comparison: Comparison | None) -> Html:
+    if comparison is None:
+        return sections.breakdowns(replay.breakdown(), None)
+    return sections.breakdowns(*comparison.breakdowns())
+
+
+def _in_order(before: StepPath, after: StepPath | None) -> Html:
+    said = (
+        [("In order", before)]
+        if after is None
+        else [("In order, after", after), ("In order, before", before)]
+    )
+    return joined(
+        *(
+            element("details", element("summary", title), sections.path_in_order(path))
+            for title, path in said
+        )
+    )  # fmt: skip
+
+
+def _timelines(replay: Replay, comparison: Comparison | None) -> dict[str, Any]:
+    names = Names()
+    graph, typical = replay.graph, replay.settled.typical()[0]
+    shown = []
+    if comparison is None:
+        window = measured_window(graph, typical)
+        shown.append(packed("measured", graph, window, measured_spans(graph, window), names))
+        shown.append(_simulated("replayed", replay.timeline, 0, typical, names))
+    else:
+        shown.append(_simulated("replayed", replay.timeline, replay.settled.copy, typical, names))
+        after = comparison.after
+        step = typical if (after.copy, typical) in after.times else after.typical()[0]
+        shown.append(_simulated("predicted", after.timeline, after.copy, step, names, graph))
+    return {**legend(), "names": names.texts, "timelines": shown, "changes": comparison is not None}
+
+
+def _simulated(
+    title: str, timeline: Timeline, copy: int, typical: int, names: Names, before: Graph | None = None
+) -> dict[str, Any]:
+    window = simulated_window(timeline, copy, typical)
+    path = _whole_path(timeline, copy, window)
+    return packed(title, timeline.graph, window, simulated_spans(timeline, window, path, before), names)
+
+
+def _whole_path(timeline: Timeline, copy: int, window: Window) -> Any:
+    """Return the tasks on the chain of causes behind the last step to complete in a window."""
+    ends = {
+        step: task for (number, step), task in timeline.last_of_steps.items() if number == copy
+    }  # fmt: skip
+    last = max((ends[step] for step, _, _ in window.steps), key=lambda task: int(timeline.end_ns[task]))
+    plan = timeline.plan
+    return critical_path(plan, timeline.start_ns, timeline.end_ns, last, since=window.begin_ns).task
+
+
+def _step_times(replay: Replay, comparison: Comparison | None) -> dict[str, Any]:
+    """Return the covered steps in ms for the chart of steps."""
+    covered = [number for number, step in enumerate(replay.graph.steps) if step.get("covered")]
+    said: dict[str, Any] = {
+        "names": [printable(step.name) for step in replay.steps],
+        "measured": [step.measured_ns / 1e6 for step in replay.steps],
+        "replayed": [step.replayed_ns / 1e6 for step in replay.steps],
+    }
+    if comparison is not None:
+        after = comparison.after
+        times = [after.times.get((after.copy, step)) for step in covered]
+        said["predicted"] = [None if ns is None else ns / 1e6 for ns in times]
+    return said
+
+
+def _footer() -> Html:
+    from daydream import __version__
+
+    return element("footer", f"daydream {__version__} · charts by uPlot, MIT licence, which is in this file")
+
+
+def _asset(name: str) -> str:
+    return (files("daydream.report") / "assets" / name).read_text("utf-8")

@@ -1,0 +1,160 @@
+"""Figures show the figures of the results, and need matplotlib only when they are drawn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from machine.programs import PROGRAMS
+
+import daydream
+from daydream.report import step_figure
+
+pytest.importorskip("matplotlib", reason="figures need the extra `notebook`")
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory):
+    path = tmp_path_factory.mktemp("figures") / "step.json"
+    PROGRAMS["synchronizing"]().run(steps=10).write(path, 4, 7)
+    return daydream.replay(path)
+
+
+def bars(axes, label):
+    (container,) = [each for each in axes.containers if each.get_label() == label]
+    return [bar.get_width() for bar in container]
+
+
+def texts(labels):
+    return [label.get_text() for label in labels]
+
+
+def test_bars_are_where_the_time_goes_before_and_after(replay):
+    comparison = daydream.whatif(replay, "amp")
+    before, after = comparison.breakdowns()
+    figure = comparison.plot()
+
+    for axes, part in zip(figure.axes, ("by_cause", "by_phase"), strict=True):
+        names = texts(axes.get_yticklabels())
+        assert axes.get_title() == part.replace("_", " ")
+        for label, side in (("before", before), ("after", after)):
+            drawn = dict(zip(names, bars(axes, label), strict=True))
+            assert drawn.keys() <= {*before[part], *after[part], "the rest"}
+            assert all(
+                abs(drawn[name] - side[part].get(name, 0) / 1e6) < 0.001
+                for name in drawn
+                if name != "the rest"
+            )
+            assert sum(drawn.values()) == pytest.approx(sum(side[part].values()) / 1e6, abs=0.005)
+
+
+def test_a_difference_is_drawn_like_a_prediction(replay):
+    found = daydream.compare(daydream.whatif(replay, "scale", on="gpu", factor=0.5), replay)
+    figure = found.plot()
+
+    assert bars(figure.axes[1], "predicted")
+    assert bars(figure.axes[1], "measured")
+
+
+def heights(axes, row):
+    """Return how busy the bins of a row are: what lies between the bottom of the row and its stairs."""
+    total = np.zeros(step_figure.BINS)
+    for stairs in axes.patches:
+        values, _, base = stairs.get_data()
+        if round(float(np.max(base)) - step_figure.HEIGHT / 2) == row:
+            total += base - values
+    return total / step_figure.HEIGHT
+
+
+def test_a_row_is_as_high_as_its_lane_is_busy(replay):
+    timeline = replay.timeline
+    copy = replay.settled.copy
+    step, step_ns = replay.settled.typical()
+    (axes,) = replay.plot().axes
+    end = timeline.end_ns[timeline.last_of_steps[copy, step]]
+    begin = end - step_ns
+    names = texts(axes.get_yticklabels())
+
+    assert len(names) > 3
+    for row, name in enumerate(names[:-1]):
+        lane = [each.name for each in timeline.graph.lanes].index(name)
+        here = timeline.plan.lane == lane
+        busy = np.clip(timeline.end_ns[here], begin, end) - np.clip(timeline.start_ns[here], begin, end)
+        assert heights(axes, row).mean() == pytest.approx(busy.sum() / step_ns, abs=1e-6)
+        assert heights(axes, row).max() <= 1 + 1e-9
+    _, work, _ = timeline.path_to(copy, step)
+    assert names[-1] == "critical path"
+    assert heights(axes, len(names) - 1).mean() == pytest.approx(work.sum() / step_ns, abs=1e-6)
+
+
+def test_another_step_can_be_drawn(replay):
+    numbers = sorted(step for copy, step in replay.timeline.step_times() if copy == replay.settled.copy)
+    titles = [replay.plot(step=number).axes[0].get_title() for number in numbers]
+
+    assert len(set(titles)) == len(numbers)
+    with pytest.raises(daydream.GraphError, match="no covered step 99; the steps are"):
+        replay.plot(step=99)
+    assert replay.timeline.plot().axes
+
+
+def test_a_curve_is_drawn_through_its_steps_and_its_knee_is_ringed(replay):
+    curves = daydream.curves(replay)
+    (axes,) = curves.plot().axes
+    drawn = {line.get_label(): line for line in axes.lines}
+    curve = next(each for each in curves if each.knee)
+    line = drawn[f"{'CPU' if curve.sort == 'cpu' else curve.sort} {curve.name}"]
+
+    assert line.get_xdata().tolist() == [100 * factor for factor in curve.factors]
+    assert line.get_ydata().tolist() == [ns / 1e6 for ns in curve.step_ns]
+    at = curve.step_ns[curve.factors.index(curve.knee)] / 1e6
+    rings = [
+        (float(each.get_xdata()[0]), float(each.get_ydata()[0]))
+        for each in axes.lines
+        if each.get_markersize() == 10
+    ]
+    assert (100 * curve.knee, at) in rings
+
+
+def test_a_ranking_shows_the_predicted_steps_the_best_on_top(replay):
+    ranking = daydream.rank(replay, pairs=0)
+    left, right = ranking.plot().axes
+    best = ranking.optimizations[0]
+
+    assert texts(left.get_yticklabels())[-1] == best.name
+    assert left.patches[-1].get_width() == best.predicted_ns / 1e6
+    assert len(right.lines) > 1
+
+
+def test_a_scaling_shows_its_rows(replay):
+    found = daydream.scaling(replay, [1, 2, 4], cluster="dgx-a100:2", gradient_mb=100.0)
+    left, right = found.plot().axes
+
+    assert left.lines[1].get_ydata().tolist() == [row.throughput for row in found.rows]
+    assert len(right.patches) >= 3
+
+
+def test_a_notebook_gets_a_picture(replay):
+    assert replay.plot()._repr_png_().startswith(b"\x89PNG")
+
+
+def test_nothing_to_draw_is_said_not_raised():
+    from daydream.sensitivity import Curves
+
+    (axes,) = Curves([]).plot().axes
+    assert "no part" in axes.texts[0].get_text()
+
+
+def test_without_matplotlib_one_line_says_what_to_install(replay, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(daydream.DaydreamError, match=r"pip install 'daydream\[notebook\]'"):
+        replay.plot()
+
+
+def test_matplotlib_is_loaded_only_when_something_is_drawn():
+    code = "import sys, daydream.report.figures; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert done.stdout.strip() == "False"

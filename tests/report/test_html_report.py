@@ -1,0 +1,371 @@
+"""The HTML report: one file that asks for nothing, says what the screen says, and that no name can break."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from machine.programs import PROGRAMS
+
+import daydream
+from daydream.errors import OutputError
+from daydream.report.html_elements import MOST_AT_ONCE
+from daydream.report.html_packing import Names, packed
+from daydream.report.html_page import page, write
+from daydream.report.html_path import MOST_STRETCHES, step_path
+from daydream.report.html_spans import (
+    INSERTED,
+    ON_PATH,
+    Spans,
+    coarsened,
+    measured_spans,
+    measured_window,
+    simulated_spans,
+    simulated_window,
+)
+from daydream.report.layout import range_text, time_text
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
+EMPTY = {"meta", "input"}  # elements without an end
+PROGRAMS_IN_PAGE, DATA_IN_PAGE = 4, 2
+
+
+class Document(HTMLParser):
+    """The texts and elements of a page; refuses what is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.attributes: set[tuple[str, str]] = set()
+        self.scripts: dict[str, str] = {}
+        self.words = ""
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes |= {(tag, name) for name, _ in attrs}
+        if tag not in EMPTY:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts[dict(attrs).get("id") or f"program {len(self.scripts)}"] = ""
+        elif tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        inside = self.open[-1] if self.open else ""
+        if inside == "script":
+            self.scripts[list(self.scripts)[-1]] += data
+        elif inside != "style":
+            self.words += data
+            if {"td", "th"} & set(self.open):
+                self.tables[-1][-1][-1] += data
+
+    def data(self, name):
+        return json.loads(self.scripts[name])
+
+
+def numbers(text: str) -> np.ndarray:
+    """Return a packed column, read as `spans.js` does."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).reshape(4, -1)
+    return np.ascontiguousarray(planes.T).view("<i4").reshape(-1).astype(np.int64)
+
+
+def a_replay(folder: Path, program: str = "synchronizing") -> daydream.Replay:
+    PROGRAMS[program]().run(steps=30).write(folder / "step.json.gz", 24, 27)
+    return daydream.replay(folder / "step.json.gz")
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory):
+    replay = a_replay(tmp_path_factory.mktemp("trace"))
+    replay.notes += ["A note on the recording.", "And another with < and & in it."]
+    return replay
+
+
+@pytest.fixture(scope="module")
+def comparison(replay):
+    return daydream.whatif(replay, "amp")
+
+
+@pytest.fixture(scope="module")
+def document(replay, comparison):
+    return Document(page(replay, comparison))
+
+
+def test_the_page_loads_nothing(replay, comparison):
+    for text in (page(replay), page(replay, comparison)):
+        said = Document(text)
+
+        assert not {name for _, name in said.attributes} & {"src", "href", "srcset", "action", "data"}
+        assert "default-src 'none'" in text
+        assert "@import" not in text
+        assert "url(" not in text
+        assert len(said.scripts) == PROGRAMS_IN_PAGE + DATA_IN_PAGE
+
+
+def test_the_chart_librarys_licence_is_in_the_page(replay):
+    text = page(replay)
+
+    assert "The MIT License" in text
+    assert "Leon Sorokin" in text
+
+
+def test_the_headline_says_what_the_screen_says(document, comparison):
+    slow = comparison.replayed_ns / comparison.predicted_high_ns
+    fast = comparison.replayed_ns / comparison.predicted_low_ns
+    for figure in (
+        time_text(comparison.measured_ns),
+        time_text(comparison.replayed_ns),
+        time_text(comparison.predicted_ns),
+        range_text(comparison.predicted_low_ns, comparison.predicted_high_ns),
+        f"{comparison.speedup:.2f}x",
+        f"{slow:.2f} to {fast:.2f}x",
+    ):
+        assert figure in document.words
+
+
+def test_every_note_and_option_is_in_the_page(document, comparison):
+    assert comparison.notes()
+    assert [note for note in comparison.notes() if note not in document.words] == []
+    assert [name for name, value in comparison.options.items() if value is not None] == [
+        name
+        for name, value in comparison.options.items()
+        if value is not None and name.replace("_", "-") in document.words
+    ]
+
+
+def test_the_breakdowns_are_those_of_the_comparison(document, comparison):
+    before, after = comparison.breakdowns()
+    by_cause, by_phase = document.tables[:2]
+
+    for table, key in ((by_cause, "by_cause"), (by_phase, "by_phase")):
+        assert {row[0] for row in table[1:]} - {"that step", "the rest"} <= {*before[key], *after[key]}
+        *_, last = table
+        whole = f"{sum(before[key].values()) / 1e6:,.3f}"[: len(last[1])]
+        assert last[0] == "that step"
+        assert float(last[1].replace(",", "")) == pytest.approx(float(whole.replace(",", "")), abs=0.06)
+
+
+def test_every_step_is_there_with_its_error(document, replay):
+    table = next(table for table in document.tables if table[0][0].startswith("step"))
+
+    assert [row[0] for row in table[1:]] == [step.name for step in replay.steps]
+    assert all(row[3].endswith(" %") for row in table[1:])
+
+
+def test_the_same_input_gives_the_same_page(replay, comparison):
+    assert page(replay, comparison) == page(replay, daydream.whatif(replay, "amp"))
+
+
+def test_no_name_can_break_the_page(tmp_path):
+    replay = a_replay(tmp_path)
+    for before in (replay.graph,):
+        for column in ("name", "op", "layer"):
+            before.texts[column][:] = [f"{NASTY} {text}" for text in before.texts[column]]
+        before.steps[1]["name"] = NASTY
+        before.trace.metadata["source"] = NASTY
+        before.trace.metadata["devices"] = [{"id": 0, "name": NASTY}]
+        before.facts.notes.append(NASTY)
+    replay.notes.append(NASTY)
+    replay.steps[0].name = NASTY
+    comparison = daydream.whatif(replay, "scale", factor=0.5, on="gpu")
+    comparison.optimization = NASTY
+
+    text = page(replay, comparison)
+    said = Document(text)
+
+    assert len(said.scripts) == PROGRAMS_IN_PAGE + DATA_IN_PAGE
+    assert "alert('1')</script>" not in text
+    assert "\x1b" not in text
+    shown = NASTY.replace("\u2028", "?").replace("\x1b", "?")
+    assert any(name.startswith(shown) for name in said.data("timeline-data")["names"])
+    assert shown in said.data("steps-data")["names"]
+    assert said.words.count(shown) > 5
+
+
+# The timelines -----------------------------------------------------------------------------------
+
+
+def test_the_windows_are_as_long_as_their_steps(replay, comparison, document):
+    before, after = document.data("timeline-data")["timelines"]
+
+    for shown, settled in ((before, replay.settled), (after, comparison.after)):
+        assert shown["unit_ns"] == 1
+        assert shown["length"] == sum(ns for (copy, _), ns in settled.times.items() if copy == settled.copy)
+    assert before["title"], after["title"] == ("replayed", "predicted")
+    said = Document(page(replay)).data("timeline-data")["timelines"]
+    assert [each["title"] for each in said] == ["measured", "replayed"]
+    assert said[0]["length"] == sum(step.measured_ns for step in replay.steps)
+
+
+def test_packed_spans_give_back_the_tasks(replay):
+    step, _ = replay.settled.typical()
+    window = simulated_window(replay.timeline, replay.settled.copy, step)
+    spans = simulated_spans(replay.timeline, window, np.empty(0, np.int64))
+    names = Names()
+    said = packed("replayed", replay.graph, window, spans, names)
+
+    columns = {name: numbers(text) for name, text in said["columns"].items()}
+    inside = (spans.start_ns >= 0) & (spans.start_ns + spans.duration_ns <= window.length_ns)
+    assert said["tasks"] == len(spans) == said["first"][-1]
+    assert columns["duration"][inside].tolist() == spans.duration_ns[inside].tolist()
+    start = np.concatenate([
+        np.cumsum(columns["since"][begin:end])
+        for begin, end in zip(said["first"], said["first"][1:], strict=False)
+    ])  # fmt: skip
+    assert start[inside].tolist() == spans.start_ns[inside].tolist()
+    texts = replay.graph.texts["name"]
+    assert [names.texts[code] for code in columns["name"]] == [texts[code] for code in spans.name]
+
+
+def test_the_measured_timeline_lies_where_it_was_recorded(replay):
+    graph = replay.graph
+    window = measured_window(graph, replay.settled.typical()[0])
+    spans = measured_spans(graph, window)
+    kernels = np.flatnonzero((graph.columns["kind"] == 1) & graph.alive)
+    start = graph.columns["measured_start_ns"][kernels] - window.begin_ns
+    inside = (start >= 0) & (start < window.length_ns)
+
+    assert sorted(spans.start_ns[(spans.kind == 1) & (spans.start_ns >= 0)]) == sorted(start[inside])
+
+
+def test_changed_and_inserted_tasks_are_marked(replay):
+    def slower(graph):
+        kernels = graph.select(kind="kernel")
+        kernels.scale(2)
+        lane = kernels.lane[0]
+        graph.insert("extra", kind="kernel", lane=lane, duration_ns=5_000, after=[kernels.ids[0]])
+
+    after = daydream.whatif(replay, slower)
+    window = simulated_window(after.timeline, 0, replay.settled.typical()[0])
+    spans = simulated_spans(after.timeline, window, np.empty(0, np.int64), replay.graph)
+
+    changed = spans.former_ns >= 0
+    assert changed.any()
+    assert (spans.kind[changed] == 1).all()
+    assert (spans.duration_ns[changed] == 2 * spans.former_ns[changed]).all()
+    assert ((spans.flags & INSERTED) == 0).all() or (spans.flags & INSERTED).sum() == 1
+
+
+def many_spans(number: int = 40_000) -> Spans:
+    random = np.random.default_rng(7)
+    lane = np.sort(random.integers(0, 3, number))
+    duration = random.integers(100, 20_000, number)
+    start = np.cumsum(duration + random.integers(0, 3_000, number)) - duration
+    for each in range(3):
+        start[lane == each] -= start[lane == each].min()
+    zero = np.zeros(number, np.int64)
+    return Spans(
+        lane=lane, start_ns=start, duration_ns=duration, name=zero, kind=lane % 2, phase=zero, layer=zero,
+        wait_ns=zero, why=zero, former_ns=zero - 1, flags=np.arange(number) % 50 == 0, count=zero + 1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [300, 5_000, 20_000])
+def test_too_many_spans_become_fewer_and_none_is_lost(most):
+    spans = many_spans()
+    detail = (50_000_000, 52_000_000)
+    fewer = coarsened(spans, detail, most)
+
+    assert len(fewer) <= most
+    assert fewer.count.sum() == len(spans)
+    assert (fewer.duration_ns >= 0).all()
+    ends = [np.max((each.start_ns + each.duration_ns)[each.lane == 1]) for each in (spans, fewer)]
+    assert ends[0] == ends[1]
+    follows = fewer.lane[1:] == fewer.lane[:-1]
+    assert ((fewer.start_ns + fewer.duration_ns)[:-1][follows] <= fewer.start_ns[1:][follows]).all()
+    if most > 2_000:
+        inside = (fewer.start_ns >= detail[0]) & (fewer.start_ns < detail[1])
+        assert (fewer.count[inside] == 1).all()
+
+
+def test_few_spans_stay_as_they_are():
+    spans = many_spans(1_000)
+
+    assert coarsened(spans, (0, 1), 1_000) is spans
+
+
+# The critical path -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["synchronizing", "multi_stream", "queue_full_16"])
+def test_the_critical_path_adds_up_to_the_step_in_every_table(tmp_path, program):
+    replay = a_replay(tmp_path, program)
+    step, ns = replay.settled.typical()
+    path = step_path(replay.timeline, replay.settled.copy, step)
+
+    assert int((path.work_ns + path.delay_ns).sum()) == ns
+    assert sum(total.path_ns for total in path.totals("layer").values()) == ns
+    assert sum(time for _, time in path.by_task().values()) == ns
+    stretches = path.stretches()
+    assert sum(each.work_ns + each.delay_ns for each in stretches) == ns
+    assert sum(each.tasks for each in stretches) == len(path.entry)
+    assert len(stretches) <= 2 * MOST_STRETCHES + 1
+    assert stretches[0].begin_ns == 0
+
+
+def test_the_path_is_marked_in_the_timeline(document):
+    before, _ = document.data("timeline-data")["timelines"]
+
+    assert (numbers(before["columns"]["flags"]) & ON_PATH).any()
+
+
+def test_long_tables_begin_short(replay):
+    text = page(replay)
+
+    assert text.count("<tr hidden>") > 0
+    assert f'data-most="{MOST_AT_ONCE}"' in text
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz"])
+def test_the_examples_have_a_report(name):
+    replay = daydream.replay(EXAMPLES / name)
+    said = Document(page(replay, daydream.whatif(replay, "scale", factor=0.5)))
+
+    assert time_text(replay.measured_ns) in said.words
+
+
+def test_a_step_of_which_nothing_is_left_has_a_report(replay):
+    nothing = daydream.whatif(replay, lambda graph: graph.select().set(duration_ns=0, gap_ns=0))
+    said = Document(page(replay, nothing))
+
+    assert said.data("timeline-data")["timelines"][1]["length"] < 0.1 * replay.measured_ns
+
+
+def test_several_ranks_have_a_report(tmp_path):
+    for rank in range(2):
+        PROGRAMS["multi_stream"]().run(steps=6).write(tmp_path / f"rank{rank}.json", 2, 4)
+    replay = daydream.replay(tmp_path)
+    said = Document(page(replay, daydream.whatif(replay, "scale", factor=0.5, on="gpu")))
+
+    assert "rank 1 " in said.words
+    assert {step[3] for step in said.data("timeline-data")["timelines"][0]["steps"]} == {0, 1}
+
+
+def test_a_file_is_written_whole_and_never_over_another(replay, tmp_path):
+    path = tmp_path / "report.html"
+    write(path, replay)
+
+    assert path.read_text("utf-8") == page(replay)
+    with pytest.raises(OutputError, match="exists already"):
+        write(path, replay)
+    write(path, replay, force=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

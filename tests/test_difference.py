@@ -1,0 +1,307 @@
+"""Two steps side by side: traces small enough to add up by hand, laws for any work, public pairs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from graph.small_traces import launched, op, trace
+from hypothesis import given
+from hypothesis import strategies as st
+from shared import shared_trace
+
+import daydream
+from daydream.cli import main
+from daydream.report.difference import difference_text
+from daydream.work_of_steps import Amount, Key, layer_changes, name_changes, operator_changes
+
+US = 1_000
+STEPS = (0, 100, 200, 300)
+
+
+def step(at, *kernels, layer="fc", operator="aten::mm"):
+    """One operator that launches kernels of (name, us), one behind the other."""
+    rows, start = [op(operator, at, at + 40, op=operator, layer=layer)], at + 10
+    for number, (name, time) in enumerate(kernels):
+        there = {"op": operator, "layer": layer}
+        rows += launched(name, at + 6 * number + 1, start, start + time, at * 1000 + number, **there)
+        start += time + 1
+    return rows
+
+
+def of(parts):
+    return {(each.before, each.after): each for each in parts}
+
+
+def figures(change):
+    return change.before_count, change.after_count, change.before_ns / US, change.after_ns / US
+
+
+def test_counts_and_times_are_means_over_the_covered_steps():
+    #                step 0 does not count    step 1                              step 2
+    before = trace(
+        step(0, ("gemm", 9)), step(100, ("gemm", 4), ("gemm", 6)), step(200, ("gemm", 2)), steps=STEPS
+    )
+    after = trace(step(0), step(100, ("gemm", 5)), step(200, ("gemm", 7)), steps=STEPS)
+
+    (kernel,) = daydream.compare(before, after).kernels
+    assert figures(kernel) == ((2 + 1) / 2, 1, (4 + 6 + 2) / 2, (5 + 7) / 2)
+    assert (kernel.change_ns, kernel.state) == (0, "changed")  # as much time, but not as often
+
+
+def test_a_step_is_the_median_of_those_that_were_measured():
+    before = trace(step(0), step(100, ("gemm", 30)), step(200, ("gemm", 30)), steps=STEPS)
+    after = trace(step(0), step(100, ("gemm", 10)), step(200, ("gemm", 10)), steps=STEPS)
+
+    found = daydream.compare(before, after)
+    assert [found.before.step_ns, found.after.step_ns] == [100 * US, 100 * US]
+    assert found.speedup == 1
+    assert found.kernels[0].change_ns == -20 * US
+
+
+def test_a_kernel_of_another_name_in_the_same_layer_and_operator_has_replaced_it():
+    before = trace(step(0), step(100, ("gemm32", 20), ("gemm32", 10), ("relu", 3)), steps=(0, 100, 200))
+    after = trace(step(0), step(100, ("gemm16", 8), ("relu", 3), ("cast", 1)), steps=(0, 100, 200))
+
+    first, second = daydream.compare(before, after).kernels
+    assert (first.before, first.after, first.state) == (("gemm32",), ("gemm16", "cast"), "replaced")
+    assert figures(first) == (2, 2, 30, 9)
+    assert (second.before, second.after, second.state) == (("relu",), ("relu",), "same")
+
+
+def test_what_is_new_or_vanished_is_named():
+    before = trace(
+        step(0),
+        step(100, ("gemm", 20)),
+        step(150, ("pad", 5), layer="head", operator="aten::pad"),
+        steps=(0, 100, 200),
+    )
+    after = trace(
+        step(0),
+        step(100, ("gemm", 20)),
+        step(150, ("sort", 7), layer="tail", operator="aten::sort"),
+        steps=(0, 100, 200),
+    )
+
+    found = daydream.compare(before, after)
+    assert [each.before for each in found.vanished] == [("pad",)]
+    assert [each.after for each in found.new] == [("sort",)]
+    text = difference_text(found)
+    assert "new: sort" in text
+    assert "vanished: pad" in text
+
+
+def test_layers_that_are_called_otherwise_do_not_hide_that_the_work_is_the_same():
+    before = trace(step(0), step(100, ("gemm", 20), layer="fc"), steps=(0, 100, 200))
+    after = trace(step(0), step(100, ("gemm", 20), layer="model.fc"), steps=(0, 100, 200))
+
+    found = daydream.compare(before, after)
+    assert [each.state for each in found.kernels] == ["same"]
+    assert [each.state for each in found.operators] == ["same"]
+    assert {each.state for each in found.layers} == {"new", "vanished"}
+
+
+def test_another_operator_in_the_same_layer_has_taken_its_place():
+    before = trace(step(0), step(100, ("a", 20), operator="aten::cudnn_convolution"), steps=(0, 100, 200))
+    after = trace(step(0), step(100, ("b", 10), operator="aten::miopen_convolution"), steps=(0, 100, 200))
+
+    found = daydream.compare(before, after)
+    assert of(found.operators).keys() == {(("aten::cudnn_convolution",), ("aten::miopen_convolution",))}
+    assert of(found.kernels).keys() == {(("a",), ("b",))}
+
+
+def test_a_call_of_an_operator_counts_once_in_however_many_pieces():
+    rows = step(100, ("gemm", 4), ("gemm", 4))  # launches cut the operator's own time into three
+    found = daydream.compare(
+        trace(step(0), rows, steps=(0, 100, 200)), trace(step(0), rows, steps=(0, 100, 200))
+    )
+
+    (operator,) = [each for each in found.cpu if each.operator == "aten::mm"]
+    assert operator.before_count == 1
+    assert operator.before_ns == (40 - 2 * 5) * US  # here the two launches say not whose they are
+
+
+def test_the_largest_change_comes_first():
+    sizes = {"a": (5, 5), "b": (9, 2), "c": (2, 5)}
+    rows = [step(100, *((name, pair[side]) for name, pair in sizes.items())) for side in (0, 1)]
+    found = daydream.compare(*(trace(step(0), each, steps=(0, 100, 200)) for each in rows))
+
+    assert [each.before[0] for each in found.kernels] == ["b", "c", "a"]
+
+
+def test_a_cpu_trace_is_compared_by_its_operators():
+    sides = [
+        trace(
+            op("aten::mm", 0, 40, op="aten::mm"),
+            op("aten::mm", 100, 100 + time, op="aten::mm"),
+            steps=(0, 100, 200),
+        )
+        for time in (60, 20)
+    ]
+    found = daydream.compare(*sides)
+
+    assert (found.kernels, found.cpu) == ((), ())
+    assert [figures(each) for each in found.operators] == [(1, 1, 60, 20)]
+    assert "CPU work" in difference_text(found)
+
+
+def test_what_else_is_different_is_said():
+    gpu = trace(
+        step(0), step(100, ("gemm", 20)), steps=(0, 100, 200), versions={"torch": "2.4"}, world_size=1
+    )
+    cpu = trace(
+        op("aten::mm", 0, 40, op="aten::mm"), op("aten::mm", 100, 160, op="aten::mm"), steps=(0, 100, 200),
+        versions={"torch": "2.5"}, world_size=8,
+    )  # fmt: skip
+    notes = " ".join(daydream.compare(gpu, cpu, names=("gpu", "cpu")).notes())
+
+    assert "The work of gpu is that of its GPU, of cpu that of the CPU" in notes
+    assert "torch 2.4 and 2.5" in notes
+    assert "The size of the job is 1 and 8." in notes
+    assert "Only one of the two knows layers; cpu" in notes
+    assert "gpu and cpu cover a single step" in notes
+
+
+def test_a_prediction_is_set_beside_what_came_of_it():
+    # The GPU bounds the step: 20 us less of kernels are 20 us less of the step.
+    def recorded(time):
+        return trace(
+            [step(at, ("gemm", time), ("gemm", time)) for at in (0, 100, 200)], steps=(0, 100, 200, 300)
+        )
+
+    before, after = recorded(30), recorded(30)
+    prediction = daydream.whatif(before, "scale", on="gpu", factor=0.5)
+    found = daydream.compare(prediction, after)
+
+    assert found.before.prediction == "scale"
+    assert found.before.step_ns == prediction.predicted_ns
+    assert found.started_from_ns == prediction.measured_ns
+    assert found.error == prediction.predicted_ns / found.after.step_ns - 1
+    assert figures(found.kernels[0]) == (2, 2, 30, 60)
+
+
+def test_a_trace_is_not_different_from_itself():
+    same = trace(step(0), step(100, ("gemm", 20), ("relu", 3)), steps=(0, 100, 200))
+    found = daydream.compare(same, same, names=("t", "t"))
+
+    assert found.change_ns == 0
+    assert {
+        each.state for part in (found.layers, found.operators, found.kernels, found.cpu) for each in part
+    } == {"same"}
+    assert [found.before.name, found.after.name] == ["t (before)", "t (after)"]
+
+
+def test_the_table_holds_every_part():
+    pytest.importorskip("pandas")
+    found = daydream.compare(
+        trace(step(0), step(100, ("gemm32", 20)), steps=(0, 100, 200)),
+        trace(step(0), step(100, ("gemm16", 5)), steps=(0, 100, 200)),
+    )
+    table = found.to_pandas()
+
+    assert set(table["part"]) == {"phase", "cause", "layer", "operator", "kernel", "cpu"}
+    (kernel,) = table[table["part"] == "kernel"].to_dict("records")
+    assert (kernel["name"], kernel["state"], kernel["change_ns"]) == (
+        "gemm32 -> gemm16",
+        "replaced",
+        -15 * US,
+    )
+
+
+def test_a_trace_without_steps_is_refused():
+    with pytest.raises(daydream.GraphError, match="step"):
+        daydream.compare(trace(step(0), steps=(0, 100)), trace(step(0)))
+
+
+# Laws -------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from([None, "a", "b", "c"])
+KEYS = st.builds(Key, NAMES, NAMES, st.sampled_from(["x", "y", "z"]))
+WORK = st.dictionaries(KEYS, st.builds(Amount, st.integers(1, 9), st.integers(0, 10**6)))
+
+
+@given(WORK, WORK)
+def test_nothing_is_lost_and_nothing_counts_twice(before, after):
+    for changes in (layer_changes, operator_changes, name_changes):
+        found = changes(before, after)
+        assert sum(each.before_ns for each in found) == sum(each.ns for each in before.values())
+        assert sum(each.after_ns for each in found) == sum(each.ns for each in after.values())
+        assert sum(each.before_count for each in found) == sum(each.count for each in before.values())
+        assert sum(each.after_count for each in found) == sum(each.count for each in after.values())
+
+
+@given(WORK, WORK)
+def test_the_other_way_round_every_change_is_the_opposite(before, after):
+    for changes in (layer_changes, operator_changes, name_changes):
+        there, back = Counter(), Counter()
+        for each in changes(before, after):
+            there[frozenset(each.before), frozenset(each.after)] += each.change_ns
+        for each in changes(after, before):
+            back[frozenset(each.after), frozenset(each.before)] -= each.change_ns
+        assert dict(there) == dict(back)
+
+
+@given(WORK)
+def test_work_is_the_same_as_itself(work):
+    assert {each.state for each in name_changes(work, work)} <= {"same"}
+
+
+# Public pairs -----------------------------------------------------------------------------------------
+
+
+def compared(before, after):
+    return daydream.compare(shared_trace(f"kineto/{before}.json.gz"), shared_trace(f"kineto/{after}.json.gz"))
+
+
+def test_loader_workers_take_the_loading_out_of_the_step():
+    found = compared("v100_resnet50_loader_workers_0", "v100_resnet50_loader_workers_4")
+    before, after = (side.breakdown["by_phase"] for side in (found.before, found.after))
+
+    assert found.clear
+    assert found.speedup > 1.2
+    saved = found.before.step_ns - found.after.step_ns
+    assert before["data"] > saved > 0.8 * before["data"]
+    assert after.get("data", 0) < 0.01 * before["data"]
+    largest = found.cpu[0]
+    assert (largest.state, largest.after) == ("vanished", ())
+    assert "DataLoader" in largest.before[0]
+    whole = [
+        sum(times) for times in zip(*((each.before_ns, each.after_ns) for each in found.layers), strict=True)
+    ]
+    assert abs(whole[1] / whole[0] - 1) < 0.02  # the same work on the same GPU
+
+
+@pytest.mark.parametrize("model", ["vit", "bert_small"])
+def test_kernels_of_two_vendors_match_by_layer_and_operator(model):
+    found = compared(f"h100_{model}_inference", f"mi300x_{model}_inference")
+    matched = [each for each in found.kernels if each.before and each.after]
+
+    assert any("H100" in note and "MI300X" in note for note in found.notes())
+    assert any(each.after == ("attn_fwd",) and each.state == "replaced" for each in matched)
+    assert all(each.before and each.after for each in found.layers)
+    assert sum(each.before_ns for each in matched) > 0.95 * sum(each.before_ns for each in found.kernels)
+
+
+def test_a_larger_batch_moves_the_step_from_the_cpu_to_the_gpu():
+    found = compared("a100_particle_transformer_forward_batch8", "a100_particle_transformer_forward_batch128")
+    before, after = (side.breakdown["by_cause"] for side in (found.before, found.after))
+
+    assert max(before, key=before.get) == "cpu"
+    assert max(after, key=after.get) == "kernel"
+    assert all(each.change_ns > 0 for each in found.kernels if each.before_ns > 10 * US)
+    assert sum(each.after_ns for each in found.kernels) > 4 * sum(each.before_ns for each in found.kernels)
+
+
+def test_the_page_shows_what_is_printed(monkeypatch, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "compare.md").read_text()
+    (block,) = re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    command, shown = block.split("\n", 1)
+    words = shlex.split(command.removeprefix("$ daydream "))
+    monkeypatch.chdir(shared_trace(f"kineto/{words[1]}").parent)
+    with pytest.raises(SystemExit):
+        main(words)
+
+    assert capsys.readouterr().out == shown
