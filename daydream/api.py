@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from daydream.comparison import Comparison, compare
+from daydream.costs.measured import give_table
+from daydream.costs.table import KernelTable
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.simulate.replay import Replay
@@ -36,31 +38,47 @@ def load(
     return import_trace(sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=progress)
 
 
-def replay(source: Source | Graph) -> Replay:
-    """Return the untouched simulation of a trace, held against what was measured."""
+def replay(
+    source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None
+) -> Replay:
+    """Return the untouched simulation of a trace, held against what was measured.
+
+    `table` holds measured times of kernels or operators, or is the file of them (`daydream calibrate`
+    writes one): predictions from this replay use them where they can.
+    """
     if not isinstance(source, Graph):
         source = build(source if isinstance(source, Trace) else load(source))
+    elif table is not None:
+        source = source.copy()
+    give_table(source, table)
     return replay_graph(source)
 
 
 def whatif(
     source: Source | Graph | Replay,
     optimization: str | Callable[..., None] | Sequence[Any],
+    *,
+    table: KernelTable | str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Comparison:
     """Return what a change would give: a name, `"a+b"`, the path of a file, or a function of a graph.
 
-    A replay given as the source is used again, so that many questions cost one replay.
+    A replay given as the source is used again, so that many questions cost one replay. `table` is as in
+    `replay`; an optimization's own option of that name is given as `<optimization>.table`.
     """
     before = source if isinstance(source, Replay) else replay(source)
     optimizations = parse(optimization)
+    if table is not None and not isinstance(table, KernelTable):
+        table = KernelTable.load(table)
+
+    def edit(graph: Graph) -> dict[str, Any]:
+        give_table(graph, table)
+        return apply(optimizations, graph, options)
+
     changed = before.graph.copy()
-    used = apply(optimizations, changed, options)
+    used = edit(changed)
     name = "+".join(each.name for each in optimizations)
-    return compare(
-        before, changed, optimization=name, options=used,
-        edit=lambda graph: apply(optimizations, graph, options),
-    )  # fmt: skip
+    return compare(before, changed, optimization=name, options=used, edit=edit)
 
 
 def _is_parquet(path: str | os.PathLike[str]) -> bool:

@@ -165,15 +165,31 @@ class Comparison(Drawn):
         return round(measured * without.predicted_ns / without.replayed_ns)
 
     def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-        """Return where one typical step's time goes, before and after."""
-        step, _ = self.replay.settled.typical()
-        after = self.after
-        if (after.copy, step) not in after.times:
-            step, _ = after.typical()
+        """Return where one typical step's time goes, before and after; see `shown_steps`."""
+        before, after = self.shown_steps()
         return (
-            self.replay.timeline.breakdown(self.replay.settled.copy, step),
-            after.timeline.breakdown(after.copy, step),
+            self.replay.timeline.breakdown(self.replay.settled.copy, before),
+            self.after.timeline.breakdown(self.after.copy, after),
         )
+
+    def shown_steps(self) -> tuple[int, int]:
+        """Return the step that stands for the change, before and after: the same one where both have it.
+
+        Of the typical steps the one whose time changes most nearly as the headline's does, since a
+        change also shifts the boundaries of steps; of several the one nearest to the median.
+        """
+        before, after = _times(self.replay.settled), _times(self.after)
+        both = [step for step in self.typical_steps() if before.get(step) and after.get(step) is not None]
+        if not both:
+            return self.replay.settled.typical()[0], self.after.typical()[0]
+        share = self.predicted_ns / self.replayed_ns if self.replayed_ns else 1.0
+
+        def apart(step: int) -> tuple[float, float]:
+            off = round(abs(after[step] / before[step] - share), 3)  # nearer than that is no reason
+            return off, abs(before[step] - self.replayed_ns)
+
+        chosen = min(both, key=apart)
+        return chosen, chosen
 
     def to_pandas(self) -> pd.DataFrame:
         """Return where a typical step's time goes, before and after in ns: a row per cause and per phase."""

@@ -297,9 +297,7 @@ def _ranked(parsed: Sequence[Optimization], comparison: Comparison) -> Ranked:
 def bound_by(comparison: Comparison) -> tuple[str, float]:
     """Return what most of a typical step waits for, and its share, from the chain of causes behind it."""
     after = comparison.after
-    step, _ = comparison.replay.settled.typical()
-    if (after.copy, step) not in after.times:
-        step, _ = after.typical()
+    _, step = comparison.shown_steps()
     shares: dict[str, int] = {}
     for cause, ns in after.timeline.breakdown(after.copy, step)["by_cause"].items():
         what = BOUND_BY.get(cause, "other causes")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.achieved import memory_bandwidth
+from daydream.costs.achieved import copies_ns
 from daydream.costs.buckets import compute_lane, gradients_of
-from daydream.costs.kernels import floor_ns
 from daydream.costs.networks import network_of
 from daydream.transforms import stages
 from daydream.wording import counted
@@ -25,12 +24,11 @@ def ddp(
 ) -> None:  # fmt: skip
     """Predict one of `workers` data-parallel workers from the trace of a single one.
 
-    As DistributedDataParallel does it: each gradient is copied into its bucket (and back behind the
-    backward pass, unless `gradient_as_bucket_view`); a bucket is full at `bucket_mb` MiB, by default
-    at 1 MiB the first and 25 the others, and is then all-reduced on a stream of its own while the
-    backward pass goes on. What runs behind the backward pass waits for all of them. Copies and
-    collectives bring their launches; a copy reads and writes the gradient at the trace's own
-    memory bandwidth.
+    As DistributedDataParallel does it: each gradient is copied into its bucket; a bucket is full at
+    `bucket_mb` MiB, by default at 1 MiB the first and 25 the others, and is then all-reduced on a
+    stream of its own while the backward pass goes on. Behind the backward pass buckets are waited
+    for one by one, and each one's gradients copied back (not with `gradient_as_bucket_view`). Copies
+    and collectives bring their launches; a copy goes at the trace's own memory bandwidth.
 
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
@@ -49,13 +47,11 @@ def ddp(
     network = network_of(graph, workers, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
     buckets = gradients.buckets(bucket_mb)
     lane = compute_lane(graph)
-    rate = memory_bandwidth(graph, "gpu" if lane else "cpu")
-    floor = floor_ns(graph) if lane else 0.0
     how = {"kind": "cpu"} if lane is None else {"kind": "kernel", "lane": lane}
-    copies = None if rate is None else floor + 2 * gradients.nbytes / rate
+    copies = copies_ns(graph, gradients.nbytes, "gpu" if lane else "cpu")
 
-    behind, number = np.unique(gradients.ends().ids, return_inverse=True)
-    end = graph.insert_after(graph.tasks(behind), "wait for all-reduces", kind="cpu", duration_ns=0)
+    ends = gradients.ends().ids[buckets.last]
+    waits = graph.insert_after(graph.tasks(ends), "wait for all-reduce", kind="cpu", duration_ns=0)
     ready, makers = buckets.nodes, buckets.makers
     if copies is not None:
         into = graph.insert_after(gradients.nodes, "copy into bucket", duration_ns=copies, **how)
@@ -65,15 +61,22 @@ def ddp(
         ready, "all-reduce", kind="collective", lane=LANE, duration_ns=times, gap_ns=0, after=makers,
         collective="all_reduce", bytes=buckets.nbytes, launched=lane is not None,
     )  # fmt: skip
+    last = waits.ids[len(ends) - 1 - np.unique(ends[::-1], return_index=True)[1]]
     if lane is None:
-        end.wait_for(LANE)
+        graph.link(reduced, waits)
+        graph.tasks(last).wait_for(LANE)
     else:
         for stream in dict.fromkeys(graph.select(on="gpu", phase=("backward", "optimizer")).lane.tolist()):
             if stream not in set(reduced.lane.tolist()):
-                end.wait_for(LANE, on=stream)
+                graph.tasks(last).wait_for(LANE, on=stream)
     if copies is not None and not gradient_as_bucket_view:
-        ends = graph.tasks(end.ids[number.reshape(-1)])
-        graph.insert_after(ends, "copy from bucket", duration_ns=copies, **how)
+        each = np.argsort(buckets.number, kind="stable")  # bucket by bucket, as they are waited for
+        number = buckets.number[each]
+        back = graph.insert_after(
+            graph.tasks(waits.ids[number]), "copy from bucket", duration_ns=copies[each], **how
+        )
+        if lane is not None:
+            graph.link(graph.tasks(reduced.ids[number]), back)
     graph.note(network.describe())
     steps = len(np.unique(gradients.nodes.step))
     graph.note(

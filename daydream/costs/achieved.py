@@ -6,6 +6,7 @@ import numpy as np
 
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import floor_ns, work
+from daydream.costs.scaling import tiny_call_ns
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -42,6 +43,21 @@ def memory_bandwidth(graph: Graph, on: str = "gpu") -> float | None:
     except NotApplicableError:
         return rate
     return 0.9 * limit if rate is None else min(rate, limit)  # above it a cache served the data
+
+
+def copies_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray | None:
+    """Return how long copies into other memory take, one by one, ns; None if the bandwidth is unknown.
+
+    A GPU reads and writes the bytes. A CPU reads what it overwrites as well: lines of memory come
+    into the cache before they are written to ("Counting Bytes and FLOPS", McCalpin, FAQ of STREAM),
+    which work in place has done anyway. There each copy is an operator call, too.
+    """
+    rate = memory_bandwidth(graph, on)
+    if rate is None:
+        return None
+    if on == "gpu":
+        return floor_ns(graph) + 2 * nbytes / rate
+    return tiny_call_ns(graph) + 3 * nbytes / rate
 
 
 def link_bandwidth(graph: Graph, direction: str = "HtoD") -> float | None:

@@ -10,6 +10,8 @@ told apart for certain: record at a size that occurs nowhere else.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 from daydream.costs.amount import Amount

@@ -78,9 +78,7 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
     rows = graph.columns["row"][selection.ids]
     if trace is None or not len(trace):
         return overhead, model
-    host = graph.select(kind="cpu")
-    mine = host.ids[graph.columns["row"][host.ids] >= 0]
-    table = _call_table(graph, Selection(graph, mine))
+    table = _call_table(graph, _recorded(graph))
     place = np.full(len(trace), -1, np.int64)
     place[table.row] = np.arange(len(table.row))
     at = np.where(rows >= 0, place[np.maximum(rows, 0)], -1)
@@ -97,6 +95,16 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
             overhead[index] = min(old[index], table.typical_ns)
             model[index] = "cpu overhead"
     return overhead, model
+
+
+def tiny_call_ns(graph: Graph) -> float:
+    """Return what an operator call with next to no work takes on the CPU, ns: the median of the trace's."""
+    return _call_table(graph, _recorded(graph)).typical_ns if graph.trace else USUAL_OVERHEAD_NS
+
+
+def _recorded(graph: Graph) -> Selection:
+    host = graph.select(kind="cpu")
+    return Selection(graph, host.ids[graph.columns["row"][host.ids] >= 0])
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from daydream.graph.columns import priorities
 from daydream.graph.cycles import in_words
 from daydream.graph.plan import Cause, Plan
 from daydream.graph.tables import ALL_LANES
+from daydream.graph.windows import Window, borders, key_of, leading_in
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -48,7 +49,8 @@ class _Layout:
     copy: np.ndarray
     order: np.ndarray
     at: np.ndarray
-    shift: int  # program-order distance between copies
+    shift: np.ndarray  # program-order distance between copies, by lane
+    before: int  # plan ids ahead of the window
     by_lane: dict[int, np.ndarray]  # device lane -> plan ids in lane order
     seams: Seams
 
@@ -56,14 +58,14 @@ class _Layout:
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def lower(graph: Graph, copies: int = 1, window: tuple[int, int] | None = None) -> Lowered:
+def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowered:
     """Return the plan of a graph; with copies > 1, of its program with the window repeated.
 
-    `window` is a half-open range of `order` keys; what comes after it is left out
+    `window` is a half-open range of `order` keys, or one by rank; what comes after it is left out
     when it is repeated. The structure is kept until the next structural edit, so
     lowering again after changes of duration costs a gather.
     """
-    key = (graph._structure, copies, window if copies > 1 else None)
+    key = (graph._structure, copies, key_of(window) if copies > 1 else None)
     lowered: Lowered | None = graph._lowered.get(key)
     if lowered is None:
         lowered = graph._lowered[key] = _lower(graph, copies, window)
@@ -72,7 +74,7 @@ def lower(graph: Graph, copies: int = 1, window: tuple[int, int] | None = None) 
     return Lowered(lowered.plan.with_costs(duration, gap), lowered.task, lowered.copy, lowered.seams)
 
 
-def _lower(graph: Graph, copies: int, window: tuple[int, int] | None) -> Lowered:
+def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     layout = _lay_out(graph, copies, window)
     edges = [
         _launch_edges(graph, layout),
@@ -106,22 +108,27 @@ def _lower(graph: Graph, copies: int, window: tuple[int, int] | None) -> Lowered
     return Lowered(plan, task, copy, seams)
 
 
-def _lay_out(graph: Graph, copies: int, window: tuple[int, int] | None) -> _Layout:
+def _lay_out(graph: Graph, copies: int, window: Window | None) -> _Layout:
     ids = graph.ids
     order = graph.columns["order"][ids]
     copy = np.zeros(len(ids), np.int32)
-    shift = begin = 0
-    block = ids[:0]
+    shift = np.zeros(len(graph.lanes), np.int64)
+    block, ahead = ids[:0], ids[:0]
     if copies > 1:
         if window is None:
             raise GraphError("repeating needs a window")
-        begin, end = np.searchsorted(order, window)
-        shift = window[1] - window[0]
-        block, block_order = ids[begin:end], order[begin:end]
-        ids = np.concatenate([ids[:begin], *[block] * copies])
-        order = np.concatenate([order[:begin], *(block_order + c * shift for c in range(copies))])
+        lane = graph.columns["lane"][ids]
+        begin, end = borders(graph, window)
+        shift = end - begin
+        inside = (order >= begin[lane]) & (order < end[lane])
+        ahead, block = ids[order < begin[lane]], ids[inside]
+        block_order, distance = order[inside], shift[lane[inside]]
+        order = np.concatenate(
+            [order[order < begin[lane]], *(block_order + c * distance for c in range(copies))]
+        )
+        ids = np.concatenate([ahead, *[block] * copies])
         copy = np.concatenate(
-            [np.zeros(begin, np.int32), *(np.full(len(block), c, np.int32) for c in range(copies))]
+            [np.zeros(len(ahead), np.int32), *(np.full(len(block), c, np.int32) for c in range(copies))]
         )
     at = np.full((copies, graph.size), -1, np.int32)
     at[copy, ids] = np.arange(len(ids), dtype=np.int32)
@@ -129,8 +136,8 @@ def _lay_out(graph: Graph, copies: int, window: tuple[int, int] | None) -> _Layo
     by_lane = {
         number: np.flatnonzero(lanes == number) for number, lane in enumerate(graph.lanes) if lane.on_device
     }
-    seams = _seams(lanes, len(graph.lanes), begin, len(block), copies)
-    return _Layout(ids, copy, order, at, shift, by_lane, seams)
+    seams = _seams(lanes, len(graph.lanes), len(ahead), len(block), copies)
+    return _Layout(ids, copy, order, at, shift, len(ahead), by_lane, seams)
 
 
 def _seams(lanes: np.ndarray, count: int, begin: int, block: int, copies: int) -> Seams:
@@ -177,7 +184,8 @@ def _copied(layout: _Layout, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def _sync_edges(graph: Graph, layout: _Layout) -> Edges:
     rows, calls = _copied(layout, graph.syncs["task"])
     waited = graph.syncs["lane"][rows]
-    point = graph.columns["order"][graph.syncs["point"][rows]] + layout.copy[calls] * np.int64(layout.shift)
+    point = graph.syncs["point"][rows]
+    point = graph.columns["order"][point] + layout.copy[calls] * layout.shift[graph.columns["lane"][point]]
     sources, targets, latencies = [], [], []
     ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
     call_rank = ranks[graph.columns["lane"][layout.task[calls]]] if len(calls) else np.empty(0, np.int64)
@@ -195,12 +203,12 @@ def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
     if not len(table):
         return _edges(_join([]), _join([]), 0, False, Cause.EVENT)
     order = graph.columns["order"]
+    shift = layout.shift[graph.columns["lane"][table["wait"]]]
     # Removed calls keep their place: the order they gave the streams still holds.
     copies = layout.at.shape[0]
     sources, targets, latencies = [], [], []
     for copy in range(copies):
-        shift = copy * layout.shift
-        record, wait = order[table["record"]] + shift, order[table["wait"]] + shift
+        record, wait = order[table["record"]] + copy * shift, order[table["wait"]] + copy * shift
         for lane in np.unique(table["source"]).tolist():
             rows = np.flatnonzero(table["source"] == lane)
             src = _last_before(layout, lane, record[rows], at_it=True)
@@ -256,6 +264,13 @@ def _link_edges(graph: Graph, layout: _Layout) -> Edges:
         sources.append(a[both])
         targets.append(b[both])
         chosen.append(rows[both])
+    if len(layout.at) > 1:
+        columns = graph.columns
+        lane, name = columns["lane"][layout.task], columns["name"][layout.task]
+        a, b, led = leading_in(src[rows], dst[rows], layout.at, lane, name, layout.before)
+        sources.append(a)
+        targets.append(b)
+        chosen.append(rows[led])
     picked = _join(chosen)
     return _edges(
         _join(sources), _join(targets), table["latency_ns"][picked], table["from_start"][picked] != 0,

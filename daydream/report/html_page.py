@@ -128,14 +128,13 @@ def _section(name: str, title: str, said: str, *parts: str) -> Html:
 
 def _paths(replay: Replay, comparison: Comparison | None) -> tuple[StepPath, StepPath | None]:
     """Return the critical path of the step that the breakdowns are about, before and after."""
-    step, _ = replay.settled.typical()
-    before = step_path(replay.timeline, replay.settled.copy, step)
     if comparison is None:
-        return before, None
-    after = comparison.after
-    if (after.copy, step) not in after.times:
-        step, _ = after.typical()
-    return before, step_path(after.timeline, after.copy, step)
+        return step_path(replay.timeline, replay.settled.copy, replay.settled.typical()[0]), None
+    before, after = comparison.shown_steps()
+    return (
+        step_path(replay.timeline, replay.settled.copy, before),
+        step_path(comparison.timeline, comparison.after.copy, after),
+    )
 
 
 def _which(before: StepPath, after: StepPath | None) -> str:
@@ -144,9 +143,10 @@ def _which(before: StepPath, after: StepPath | None) -> str:
     if after is None:
         return f"{said}: the median step of the replay."
     then = time_text(after.step_ns)
+    other = "" if after.name == before.name else f" ({after.name})"
     return (
-        f"{said} before the change, the median step there, and {then} after it"
-        f"{'' if after.name == before.name else f' ({after.name})'}. The headline is about all typical steps."
+        f"{said} before the change and {then} after it{other}: "
+        "the typical step that changes most nearly as the headline, which is about all of them."
     )
 
 
@@ -172,17 +172,18 @@ def _in_order(before: StepPath, after: StepPath | None) -> Html:
 
 def _timelines(replay: Replay, comparison: Comparison | None) -> dict[str, Any]:
     names = Names()
-    graph, typical = replay.graph, replay.settled.typical()[0]
+    graph = replay.graph
     shown = []
     if comparison is None:
+        typical = replay.settled.typical()[0]
         window = measured_window(graph, typical)
         shown.append(packed("measured", graph, window, measured_spans(graph, window), names))
         shown.append(_simulated("replayed", replay.timeline, 0, typical, names))
     else:
-        shown.append(_simulated("replayed", replay.timeline, replay.settled.copy, typical, names))
+        step, then = comparison.shown_steps()
+        shown.append(_simulated("replayed", replay.timeline, replay.settled.copy, step, names))
         after = comparison.after
-        step = typical if (after.copy, typical) in after.times else after.typical()[0]
-        shown.append(_simulated("predicted", after.timeline, after.copy, step, names, graph))
+        shown.append(_simulated("predicted", after.timeline, after.copy, then, names, graph))
     return {**legend(), "names": names.texts, "timelines": shown, "changes": comparison is not None}
 
 

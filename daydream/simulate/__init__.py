@@ -15,20 +15,21 @@ from daydream.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
+    from daydream.graph.windows import Window
 
 ENGINES = ("scan", "reference", "policy")
 
 
 def simulate(
-    graph: Graph, *, engine: str = "scan", copies: int = 1, window: tuple[int, int] | None = None
+    graph: Graph, *, engine: str = "scan", copies: int = 1, window: Window | None = None
 ) -> Timeline:
     """Return when every task of the graph would run.
 
-    With `copies` > 1 the window (a range of program-order keys) is repeated; see
+    With `copies` > 1 the window (a range of program-order keys, or one by rank) is repeated; see
     `daydream.graph.lower`.
     """
-    from daydream.graph.graph import ORDER_STEP
     from daydream.graph.lower import lower
+    from daydream.graph.windows import steps_in
     from daydream.simulate import policy, reference, scan
 
     engines = {"scan": scan.run, "reference": reference.run, "policy": policy.run}
@@ -36,11 +37,8 @@ def simulate(
         raise GraphError(f"unknown engine {engine!r}; choose from {', '.join(engines)}")
     lowered = lower(graph, copies, window)
     start, end = engines[engine](lowered.plan)
-    repeats_from = 0
-    if window is not None:
-        starts = [int(step["start_ns"]) * ORDER_STEP for step in graph.steps]
-        repeats_from = next((number for number, begin in enumerate(starts) if begin >= window[0]), 0)
-    return Timeline(graph, lowered, start, end, repeats_from=repeats_from)
+    repeats = {} if window is None else steps_in(graph, window)
+    return Timeline(graph, lowered, start, end, repeats=repeats)
 
 
 class _CallablePackage(ModuleType):

@@ -19,9 +19,13 @@ import numpy as np
 from daydream.errors import GraphError
 from daydream.graph.graph import ORDER_STEP
 from daydream.simulate import simulate
+from daydream.simulate.rank_windows import coupled, windows_of_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from daydream.graph.graph import Graph
+    from daydream.graph.windows import Window
     from daydream.simulate.timeline import Timeline
 
 SETTLED = 0.001  # two passes over the window that differ by no more than this have settled
@@ -72,6 +76,7 @@ def settle(graph: Graph, *, passes: int = 2) -> Settled:
     if window is None:
         timeline = simulate(graph)
         return Settled(timeline, timeline.step_times(), 0, settled=True)
+    members = coupled(graph)
     asked, copies = 2, 0
     while True:
         if asked > copies:  # a lane with a policy may run a later pass ahead of an earlier one
@@ -79,11 +84,8 @@ def settle(graph: Graph, *, passes: int = 2) -> Settled:
             timeline = simulate(graph, copies=copies, window=window)
             times, ends = timeline.step_times(), _lane_ends(timeline)
         times_of = {key: ns for key, ns in times.items() if key[0] < asked}
-        lengths = _passes(times_of, asked)
-        slowest = _slowest_lane(timeline, ends[:asked])
-        more = passes_needed(asked, lengths[-2], lengths[-1], *slowest, len(graph))
+        more, first = _judge(timeline, times_of, ends[:asked], members)
         if more <= 0:
-            first = next(c for c, ns in enumerate(lengths) if abs(ns - lengths[-1]) <= SETTLED * lengths[-1])
             return Settled(timeline, times_of, asked - 1 if more else first, settled=not more)
         asked = more
 
@@ -119,9 +121,34 @@ def passes_needed(copies: int, before: int, last: int, slowest: int, ahead: int,
     return more
 
 
-def _passes(times: dict[tuple[int, int], int], copies: int) -> list[int]:
-    """Return the time of each pass over the steps that are repeated, in ns."""
+def _judge(
+    timeline: Timeline,
+    times: dict[tuple[int, int], int],
+    ends: np.ndarray,
+    members: Mapping[int, frozenset[int]],
+) -> tuple[int, int]:
+    """Return how many passes to simulate next, as `passes_needed`, and the first that is like the last.
+
+    Each rank must have settled. One that runs ahead of another is held up by it in the end, so
+    the lanes of all ranks that it meets count.
+    """
+    needed, first = [], 0
+    for rank, mates in members.items():
+        passes = _passes(timeline, times, len(ends), rank if len(members) > 1 else None)
+        slowest = _slowest_lane(timeline, ends, mates if len(members) > 1 else None)
+        needed.append(passes_needed(len(ends), *passes[-2:], *slowest, len(timeline.graph)))
+        alike = (c for c, ns in enumerate(passes) if abs(ns - passes[-1]) <= SETTLED * passes[-1])
+        first = max(first, next(alike))
+    return max(needed) if max(needed) > 0 else min(needed), first
+
+
+def _passes(
+    timeline: Timeline, times: dict[tuple[int, int], int], copies: int, rank: int | None
+) -> list[int]:
+    """Return the time of each pass over the steps (of a rank) that are repeated, in ns."""
     repeated = {step for copy, step in times if copy}
+    if rank is not None:
+        repeated = {step for step in repeated if timeline.graph.steps[step].get("rank", 0) == rank}
     passes = [0] * copies
     for (copy, step), ns in times.items():
         if step in repeated:
@@ -139,28 +166,33 @@ def _lane_ends(timeline: Timeline) -> np.ndarray:
     return ends
 
 
-def _slowest_lane(timeline: Timeline, ends: np.ndarray) -> tuple[int, int]:
+def _slowest_lane(
+    timeline: Timeline, ends: np.ndarray, ranks: frozenset[int] | None = None
+) -> tuple[int, int]:
     """Return how long the slowest lane takes for a pass, and how far ahead of the last completion it is.
 
-    Background threads do not count: nothing waits for them.
+    Background threads do not count: nothing waits for them. Of several `ranks` only their lanes do.
     """
     before, last = ends[-2:]
-    counts = (last > 0) & ~np.array([lane.background for lane in timeline.graph.lanes], bool)
+    counts = np.array([
+        not lane.background and (ranks is None or lane.rank in ranks) for lane in timeline.graph.lanes
+    ], bool) & (last > 0)  # fmt: skip
     taken = np.where(counts, last - before, 0)
     slowest = int(np.argmax(taken))
     return int(taken[slowest]), int(last[counts].max(initial=0) - last[slowest])
 
 
-def repeatable(graph: Graph) -> tuple[int, int] | None:
+def repeatable(graph: Graph) -> Window | None:
     """Return the program range of the (last) covered steps, or None if they cannot follow themselves.
 
-    A sole step has no neighbour to show how one leads into the next, and the steps of
-    several ranks do not begin at one point of the program.
+    A sole step has no neighbour to show how one leads into the next. Of several ranks each has a
+    range of its own; None where their steps cannot be told to be the same ones.
     """
     steps = graph.steps
-    ranks = {step.get("rank", 0) for step in steps}
+    if len({step.get("rank", 0) for step in steps}) > 1:
+        return windows_of_ranks(graph, LONGEST_WINDOW)
     covered = [number for number, step in enumerate(steps) if step.get("covered")]
-    if len(ranks) != 1 or len(steps) < 2 or not covered or covered[0] == 0:
+    if len(steps) < 2 or not covered or covered[0] == 0:
         return None
     first = covered[-LONGEST_WINDOW:][0]
     begin, end = steps[first]["start_ns"], steps[covered[-1]]["end_ns"]

@@ -7,7 +7,7 @@ number of passes are simulated together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,7 @@ def settle_all(graph: Graph, speedups: Sequence[Speedup], *, passes: int = 2) ->
     waiting = {copies: np.arange(count)}
     while waiting:
         copies, variants = waiting.popitem()
-        if len(variants) < LEAST_VARIANTS or graph.scheduled:
+        if len(variants) < LEAST_VARIANTS or graph.scheduled or isinstance(window, Mapping):
             for variant, changed in zip(variants.tolist(), _changed(graph, speedups, variants), strict=True):
                 note(variant, settle(changed))
             continue

@@ -13,6 +13,8 @@ from daydream.simulate.critical_path import CriticalPath, critical_path, slack
 from daydream.trace import PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
 
     from daydream.graph.graph import Graph
@@ -35,7 +37,7 @@ class Timeline(Drawn):
     """Start and end of every task, in ns; `task` holds the graph's ids, `copy` the repetition of the window.
 
     `start_ns` is when a task's work proceeds. A blocking call is entered earlier and
-    stands `wait_ns` until then. `repeats_from` is the first step of the repeated window.
+    stands `wait_ns` until then. `repeats` holds the first and last step of the repeated window, by rank.
     """
 
     def __init__(
@@ -45,13 +47,13 @@ class Timeline(Drawn):
         start_ns: np.ndarray,
         end_ns: np.ndarray,
         *,
-        repeats_from: int = 0,
+        repeats: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         self.graph = graph
         self.plan = lowered.plan
         self.task, self.copy = lowered.task, lowered.copy
         self.start_ns, self.end_ns = start_ns, end_ns
-        self.repeats_from = repeats_from
+        self.repeats = repeats or {}
 
     def __repr__(self) -> str:
         return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"
@@ -129,7 +131,7 @@ class Timeline(Drawn):
         return {
             (copy, step): self._step_before(copy, step, ends)
             for copy, step in sorted(ends)
-            if self.graph.steps[step].get("covered") and not (copy and step < self.repeats_from)
+            if self.graph.steps[step].get("covered") and not (copy and step < self._repeated(step)[0])
         }
 
     def _step_before(self, copy: int, step: int, ends: dict[tuple[int, int], int]) -> tuple[int, int] | None:
@@ -137,12 +139,16 @@ class Timeline(Drawn):
         steps = self.graph.steps
         rank = steps[step].get("rank", 0)
         mates = [s for s, info in enumerate(steps) if info.get("rank", 0) == rank]
-        covered = [s for s in mates if steps[s].get("covered")]
-        if copy and covered and step <= self.repeats_from:
-            return copy - 1, covered[-1]
+        first, last = self._repeated(step)
+        if copy and step <= first:
+            return copy - 1, last
         place = mates.index(step)
         before = (copy, mates[place - 1]) if place else None
         return before if before in ends else None
+
+    def _repeated(self, step: int) -> tuple[int, int]:
+        """Return the first and the last step of the repeated window on a step's rank."""
+        return self.repeats.get(self.graph.steps[step].get("rank", 0), (0, len(self.graph.steps) - 1))
 
     def critical_path(self, task: int | None = None) -> CriticalPath:
         """Return the chain of causes behind the end of a timeline entry (default: the last to end)."""

@@ -96,6 +96,7 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
     """
     check(optimizations)
     used, chosen = arguments(optimizations, options)
+    answers = getattr(graph.times, "answers", 0)
     for optimization in in_order(optimizations):
         own = chosen[optimization.name]
         watch = _Watch(graph)
@@ -106,6 +107,8 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
             raise GraphError(f"{optimization.name} cannot work with {zero or 'these options'} = 0") from None
         if not watch.edited(graph):
             raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
+    if graph.times is not None and graph.times.answers == answers:
+        graph.note("The table of measured times holds none that this prediction asks for; it was not used.")
     return used
 
 

@@ -15,11 +15,13 @@ The members that were not recorded may have come later still; then both are uppe
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from daydream.collect.meetings import ENDS_AGREE_NS, Meetings, find_meetings
 from daydream.graph.draft import Draft
-from daydream.graph.graph import KINDS, Lane
+from daydream.graph.graph import KINDS, Graph, Lane
 from daydream.graph.plan import Cause
 from daydream.wording import counted
 
@@ -35,8 +37,6 @@ def meet(draft: Draft) -> None:
     }
     if len(lanes) < 2:
         return
-    if len(graph.steps) > len({step.get("rank", 0) for step in graph.steps}):
-        graph.note("Steps of several ranks are simulated as recorded, not repeated until they settle.")
     meetings = find_meetings(draft.trace)
     if not len(meetings):
         graph.note("The ranks run different collectives; each rank is simulated by itself.")
@@ -94,12 +94,12 @@ def _hold(draft: Draft, members: np.ndarray, meeting: np.ndarray) -> None:
     )  # fmt: skip
     columns = graph.columns
     draft.extend(begun)  # in the recording the kernel goes straight on to transfer: there is no start-up
-    lane = graph.add_lane(Lane("meetings of the ranks", on_device=False, background=True))
-    after = np.zeros(count, np.int64)
-    np.maximum.at(after, meeting, columns["order"][arrivals] + 1)
+    first = np.full(count, len(columns["lane"]))
+    np.minimum.at(first, meeting, np.arange(len(members)))
     hubs = graph.add(
-        count, lane=lane, kind=0, name=graph.code("name", "last arrival"), measured_start_ns=last, order=after
-    )
+        count, lane=_hub_lanes(graph, columns["lane"][members], meeting), kind=0,
+        name=graph.code("name", "last arrival"), measured_start_ns=last, order=columns["order"][members[first]],
+    )  # fmt: skip
     columns = graph.columns
     draft.extend(last)
     columns["release_ns"][members] = 0
@@ -108,6 +108,25 @@ def _hold(draft: Draft, members: np.ndarray, meeting: np.ndarray) -> None:
     graph.link(arrivals, hubs[meeting], cause=Cause.COMMUNICATION)
     graph.link(hubs[meeting], members, cause=Cause.COMMUNICATION)
     draft.meetings += zip(members.tolist(), hubs[meeting].tolist(), strict=True)
+
+
+def _hub_lanes(graph: Graph, lanes: np.ndarray, meeting: np.ndarray) -> np.ndarray:
+    """Return a lane for what each meeting waits for: one for those that the same streams take part in.
+
+    These follow each other on their streams; meetings of other streams must not wait for them. The
+    lane is of the rank whose order in the program the hubs have, that of the first member.
+    """
+    found: dict[tuple[int, ...], int] = {}
+    by_meeting = np.argsort(meeting, kind="stable")
+    cuts = np.searchsorted(meeting[by_meeting], np.arange(int(meeting.max()) + 2)).tolist()
+    hub_lanes = []
+    for begin, end in pairwise(cuts):
+        members = tuple(lanes[by_meeting[begin:end]].tolist())
+        if members not in found:
+            rank, number = graph.lanes[members[0]].rank, f" {len(found) + 1}" if found else ""
+            found[members] = graph.add_lane(Lane(f"meetings of the ranks{number}", rank, background=True))
+        hub_lanes.append(found[members])
+    return np.array(hub_lanes)
 
 
 def _say_what_is_missing(draft: Draft, meetings: Meetings) -> None:

@@ -1,0 +1,81 @@
+"""Windows: the part of the program that is repeated, and what leads from one repetition into the next.
+
+One range of program-order keys, or one for each rank: ranks do not begin their steps at
+one point of the program.
+
+A link from a step into the next is recorded once where the window begins: its source lies before
+the window. In each further copy the same place of the copy before it takes the source's part:
+
+    before |  window, copy 0  |  copy 1          |
+      ...s |d            ...s'|d            ...s'|     recorded: s -> d; in copy 1: s' -> d
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from daydream.graph.tables import ORDER_STEP
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+
+Window: TypeAlias = tuple[int, int] | Mapping[int, tuple[int, int]]
+
+
+def borders(graph: Graph, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """Return the program-order keys between which each lane is repeated; the end is not included."""
+    if isinstance(window, Mapping):
+        other = next(iter(window.values()))  # lanes of no rank: what edits put between the ranks
+        each = [window.get(lane.rank, other) for lane in graph.lanes]
+    else:
+        each = [window] * len(graph.lanes)
+    begin, end = np.array(each, np.int64).reshape(-1, 2).T
+    return begin, end
+
+
+def key_of(window: Window | None) -> object:
+    """Return what tells one window from another, to be looked up by."""
+    return tuple(sorted(window.items())) if isinstance(window, Mapping) else window
+
+
+def steps_in(graph: Graph, window: Window) -> dict[int, tuple[int, int]]:
+    """Return the first and the last step, by rank, that a window holds."""
+    found: dict[int, tuple[int, int]] = {}
+    for number, step in enumerate(graph.steps):
+        rank, key = step.get("rank", 0), int(step["start_ns"]) * ORDER_STEP
+        begin, end = window.get(rank, (0, 0)) if isinstance(window, Mapping) else window
+        if begin <= key < end:
+            found[rank] = (found.get(rank, (number, number))[0], number)
+    return found
+
+
+def leading_in(
+    src: np.ndarray, dst: np.ndarray, at: np.ndarray, lane: np.ndarray, name: np.ndarray, before: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the edges by which links into the window lead into its further copies.
+
+    `src` and `dst` are tasks of the graph, `at[copy, task]` plan ids or -1, `lane` and `name` those of
+    each plan id, of which the first `before` lie ahead of the window. A source's counterpart in a
+    copy is as many tasks of its name on its lane before the copy's end. Returns sources and
+    targets as plan ids, and the link each edge is of.
+    """
+    sources, targets, rows = [], [], []
+    into = np.flatnonzero((at[1, src] < 0) & (at[0, src] >= 0) & (at[1, dst] >= 0))
+    copies = np.arange(1, len(at))
+    for row in into.tolist():
+        first = at[0, src[row]]
+        alike = np.flatnonzero((lane == lane[first]) & (name == name[first]))
+        ahead = int(np.searchsorted(alike, before))
+        each = (len(alike) - ahead) // len(at)
+        if not each:
+            continue  # what is not done in the window is not waited for again
+        sources.append(alike[np.searchsorted(alike, first) + copies * each])
+        targets.append(at[1:, dst[row]].astype(np.int64))
+        rows.append(np.full(len(copies), row))
+    if not rows:
+        none = np.empty(0, np.int64)
+        return none, none, none
+    return np.concatenate(sources), np.concatenate(targets), np.concatenate(rows)

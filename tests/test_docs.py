@@ -1,0 +1,273 @@
+"""The documentation keeps its word: commands run and print what is shown, the site builds without a warning.
+
+In the pages under docs/ every `console` block is run, in the order of the page and in one folder that has the
+examples. A comment before a block says what is special about it:
+
+    <!-- exits with 1 -->      it fails, and what it says on stderr is shown
+    <!-- needs: torch -->      it trains: run by the slow tests, its figures vary and are not compared
+    <!-- needs: traces -->     it reads a public trace, and is skipped where there are none
+    <!-- run -->               this Python block is run, and prints the `text` block behind it
+
+A Python block with a title is a file in that folder. A last line `...` stands for more output. After a change that is
+meant, `DAYDREAM_GOLDEN=write pytest tests/test_docs.py` writes the outputs again (`-m slow` those of the slow tests);
+read the difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from shared import TRACES
+
+from daydream.cli import main
+from daydream.errors import DaydreamError
+from daydream.transforms.compose import parse
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+ELSEWHERE = {"compare.md": "tests/test_difference.py", "architecture.md": "no commands, a drawing"}
+WRITE = os.environ.get("DAYDREAM_GOLDEN") == "write"
+
+BLOCK = re.compile(
+    r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
+    r"(?P<text>.*?)^```$(?:\n\n```text\n(?P<printed>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+NUMBER = re.compile(r"[+-]?\d[\d,.]*(?: (?:ns|us|ms|s)\b)?")
+PLACEHOLDERS = ("NAME", "TRACE", "COMMAND", "FILE", "train", ".py", "package")
+TORCH, PUBLIC = "needs: torch", "needs: traces"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page, with the mark before it and, of Python that is run, the output behind it."""
+
+    mark: str
+    language: str
+    title: str
+    text: str
+    printed: str
+
+
+def blocks_of(page: str) -> list[Block]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [
+        Block(*(found[name] or "" for name in ("mark", "language", "title", "text", "printed")))
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def rewrite(page: str, old: str, new: str) -> None:
+    if WRITE and old != new:
+        path = DOCS / page
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{old!r} is not once in {page}"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a reader has it: the examples, and the public traces if there are any."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for sort in ("kineto", "nsys"):
+        if (TRACES / sort).exists():
+            (tmp_path / sort).symlink_to(TRACES / sort)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    return tmp_path
+
+
+def run(command: str, *, inside: bool) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr of a command; of daydream's own within this process if asked."""
+    words, _, target = command.partition(" > ")
+    argv = shlex.split(words)
+    if inside and argv[0] == "daydream":
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as done:
+            main(argv[1:])
+        code, printed, said = int(done.value.code or 0), out.getvalue(), err.getvalue()
+    else:
+        process = subprocess.run(argv, check=False, capture_output=True, text=True)
+        code, printed, said = process.returncode, process.stdout, process.stderr
+    if target:
+        Path(target).write_text(printed, encoding="utf-8")
+        printed = ""
+    return code, printed, said
+
+
+def check(page: str, block: Block, *, inside: bool, same: Callable[[list[str], list[str]], bool]) -> None:
+    """Run a console block and compare what it prints with what is shown."""
+    first, *lines = block.text.splitlines()
+    assert first.startswith("$ "), first
+    failing = block.mark == "exits with 1"
+    code, printed, said = run(first.removeprefix("$ "), inside=inside)
+    assert code == int(failing), said
+    full = (printed + said if failing else printed).splitlines()
+    if lines and lines[-1] == "...":
+        cut = [*full[: len(lines) - 1], "..."]
+    else:
+        cut = full
+    if WRITE and not same(lines, full):
+        rewrite(page, f"```console\n{block.text}```", "\n".join(["```console", first, *cut]) + "\n```")
+        return
+    assert lines == cut if same is exactly else same(lines, full), "\n".join(["", *full])
+
+
+def exactly(shown: list[str], printed: list[str]) -> bool:
+    """Tell whether the lines are the same, up to a last line `...`."""
+    return shown == printed or (shown[-1:] == ["..."] and shown[:-1] == printed[: len(shown) - 1])
+
+
+def but_for_figures(shown: list[str], printed: list[str]) -> bool:
+    """Tell whether each line that is shown was printed, in this order, whatever its numbers are."""
+    rest = iter([" ".join(NUMBER.sub("#", line).split()) for line in printed])
+    wanted = [" ".join(NUMBER.sub("#", line).split()) for line in shown if line != "..."]
+    return all(any(line == each for each in rest) for line in wanted)
+
+
+# What is shown -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
+def test_a_page_shows_what_is_printed(page: str, folder: Path) -> None:
+    for block in blocks_of(page):
+        if block.title:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+        elif block.mark == "run":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(block.text, page, "exec"), {})
+            rewrite(page, f"{block.text}```\n\n```text\n{block.printed}", f"{block.text}```\n\n```text\n{printed.getvalue()}")
+            assert WRITE or block.printed == printed.getvalue()
+        elif block.language == "console" and not block.mark.startswith("needs"):
+            check(page, block, inside=True, same=exactly)
+        else:
+            assert block.mark in ("", TORCH, PUBLIC), block.mark
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(each.mark == PUBLIC for each in blocks_of(page))])
+def test_a_page_shows_what_is_printed_of_public_traces(page: str, folder: Path) -> None:
+    if not (folder / "kineto").exists():
+        pytest.skip("the public traces are not at hand")
+    for block in blocks_of(page):
+        if block.mark == PUBLIC:
+            check(page, block, inside=True, same=exactly)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if any(each.mark == TORCH for each in blocks_of(page))])
+def test_a_page_shows_what_is_printed_where_something_trains(page: str, folder: Path) -> None:
+    pytest.importorskip("torch")
+    for block in blocks_of(page):
+        if block.mark == TORCH:
+            check(page, block, inside=False, same=but_for_figures)
+
+
+# What is named -----------------------------------------------------------------------------------
+
+
+def named(page: str) -> Iterator[str]:
+    """Return the commands that a page names in passing: in code spans, in blocks for a shell or for CI."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    yield from re.findall(r"`(daydream [a-z][^`]*)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    for block in blocks_of(page):
+        if block.language in ("sh", "yaml", "console"):
+            yield from re.findall(r"^(?:\$ |\s*- run: )?(daydream [^>#\n]+)", block.text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
+    wrong = []
+    for command in named(page):
+        words = shlex.split(command.replace("[", "").replace("]", ""))[1:]
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        known = known_options(words)
+        script = next((place for place, word in enumerate(words[1:], 1) if word.endswith(".py")), len(words))
+        own = {"--help", "--version"}
+        if words[0] in ("collect", "confirm"):
+            flags = [word for word in words[:script] if word.startswith("--")]
+        wrong += [f"{command}: {flag}" for flag in flags if flag not in known | own]
+
+    assert wrong == []
+
+
+def known_options(words: list[str]) -> set[str]:
+    """Return the options of a command, and those of the optimization that is named."""
+    import importlib
+
+    import click
+
+    from daydream.cli import COMMANDS
+    from daydream.cli.whatif_options import click_options
+
+    command: click.Command = importlib.import_module(COMMANDS[words[0]]).command
+    options = command.get_params(click.Context(command))
+    if words[0] in ("whatif", "confirm") and len(words) > 1 and not any(mark in words[1] for mark in PLACEHOLDERS):
+        with contextlib.suppress(DaydreamError) if words[1].startswith("-") else contextlib.nullcontext():
+            options += click_options(parse(words[1]), options)
+    if ".py" in " ".join(words[:2]) and words[0] == "whatif":
+        return {word for word in words if word.startswith("--")}
+    return {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+
+
+# The site ----------------------------------------------------------------------------------------
+
+
+class Links(HTMLParser):
+    """What a page loads, and what it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe") or (tag == "link" and given.get("rel") in ("stylesheet", "preconnect")):
+            self.loaded += [given.get("src") or given.get("href") or ""]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="needs the extra `docs`")
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
+    done = subprocess.run(
+        command, cwd=ROOT, check=False, capture_output=True, text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_has_a_page_for_every_optimization_and_public_name(site: Path) -> None:
+    import daydream
+    from daydream.transforms.registry import names
+
+    pages = {path.parent.name for path in (site / "optimizations").glob("*/index.html")}
+    assert pages == set(names())
+    api = (site / "api" / "index.html").read_text(encoding="utf-8")
+    assert [name for name in daydream.__all__ if not re.search(rf'id="daydream\.(?:[\w.]+\.)?{name}"', api)] == []
+
+
+@pytest.mark.slow
+def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
+    loaded = set()
+    for path in site.rglob("*.html"):
+        links = Links()
+        links.feed(path.read_text(encoding="utf-8"))
+        loaded |= {link for link in links.loaded if link.startswith(("http:", "https:", "//"))}
+
+    assert loaded == set()
