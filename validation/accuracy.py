@@ -79,7 +79,7 @@ def _page(traces: Path | None) -> Iterator[str]:
         yield from _table(_machines(Path(folder), HARDER))
         yield from _ablation(loaded, machines)
     yield ""
-    yield from ledger.page()
+    yield from ledger.page(traces)
 
 
 WHY_LARGE = """Where a figure of the table is above 1 %:

@@ -1,7 +1,7 @@
 """The ledger: every change that was measured, predicted again from the trace that was recorded before it.
 
-    python validation/ledger.py                             the tables, as Markdown on stdout
-    python validation/ledger.py --write docs/accuracy.md    puts them between their markers there
+    python validation/ledger.py --traces ../shared/traces                            the tables on stdout
+    python validation/ledger.py --traces ../shared/traces --write docs/accuracy.md    between their markers
 
 `validation/<device>/measured.json` holds what was measured, the traces beside it are all that a
 prediction may know. `benchmarks/before_after.py` records a CPU's. No number in daydream is
@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import public_pairs
 
 import daydream
 
@@ -57,8 +58,9 @@ def main() -> None:
     """Predict everything; print or write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    parser.add_argument("--traces", type=Path, help="folder with kineto/ of public traces")
     options = parser.parse_args()
-    text = "\n".join(page())
+    text = "\n".join(page(options.traces))
     if options.write is None:
         print(text)
         return
@@ -94,8 +96,8 @@ def _entry(replay: daydream.Replay, model: str, name: str, title: str, change: d
     )
 
 
-def page() -> Iterator[str]:
-    """Yield the lines of the section."""
+def page(traces: Path | None = None) -> Iterator[str]:
+    """Yield the lines of the section; `traces` is the folder of public traces, where it is at hand."""
     yield BEGIN
     yield "## Real changes, measured"
     for folder in sorted(path.parent for path in HERE.glob("*/measured.json")):
@@ -117,6 +119,16 @@ def page() -> Iterator[str]:
                 yield _row([one for one in found if (one.model, one.title) == (model, title)])
         yield ""
         yield from _summary(found)
+    yield ""
+    yield (
+        "Public pairs: the same work recorded twice, the second predicted from the first, ms. Inference traces hold "
+        "one forward pass without steps, so the sum of their kernels' times is compared. Both sides were known "
+        "when the models were written: these rows are no blind test."
+    )
+    yield ""
+    yield "| pair | asked | compared | before | after | predicted | error |"
+    yield "|---|---|---|---:|---:|---:|---:|"
+    yield from public_pairs.rows(traces)
     yield END
 
 
@@ -147,7 +159,8 @@ def _summary(found: list[Entry]) -> Iterator[str]:
         f"{np.quantile(of_rows, 0.9):.1%}, worst {median(worst):+.1%} ({worst_model}, {worst_title}). "
         f"The right one of two changes of a model is predicted to be faster in {right} of {pairs} pairs that are "
         f"measured more than {CLOSE:.0%} apart. The printed range holds the measured ratio in "
-        f"{sum(one.in_range for one in known)} of {len(known)} recorded changes."
+        f"{sum(one.in_range for one in known)} of {len(known)} recorded changes; it is "
+        f"{median((one.high - one.low) / 2 / (one.predicted or np.inf) for one in known):.0%} to either side in the median."
     )
 
 

@@ -28,6 +28,7 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "scaling": "daydream.cli.scaling",
     "compare": "daydream.cli.compare",
     "confirm": "daydream.cli.confirm",
+    "calibrate": "daydream.cli.calibrate",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.source import json_option, read, stdout_for_the_result, trace_options
+from daydream.cli.source import json_option, read, stdout_for_the_result, table_option, trace_options
 
 SHOWN = 10
 PAIRS = 3
@@ -14,6 +14,7 @@ def _rank(
     trace: str,
     step_marker: str | None,
     steps: str | None,
+    table: str | None,
     top: int,
     pairs: int,
     no_curves: bool,
@@ -25,6 +26,7 @@ def _rank(
     depends on its speed: what a step would take if it took half its time or none, and the
     knee, from where on making it faster stops paying.
     """
+    import daydream
     from daydream.cli.output import quoted
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json
@@ -34,7 +36,7 @@ def _rank(
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
-        ranking = rank(recording, pairs=pairs, with_curves=not no_curves, progress=progress)
+        ranking = rank(daydream.replay(recording, table=table), pairs=pairs, with_curves=not no_curves, progress=progress)
     if as_json:
         print_json({"trace": trace, **ranking.to_json()})
         return
@@ -51,6 +53,7 @@ command = click.Command(
     short_help="Sort every optimization that applies by what it would save.",
     params=[
         *trace_options(),
+        table_option(),
         click.Option(
             ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",
             help="How many rows of each table to show; --json has all.",

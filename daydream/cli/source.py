@@ -54,6 +54,15 @@ def trace_options() -> list[click.Parameter]:
     return [trace, *step_options()]
 
 
+def table_option() -> click.Option:
+    """Return `--table`."""
+    return click.Option(
+        ["--table"],
+        metavar="FILE",
+        help="Measured times of kernels or operators, CSV or what `daydream calibrate` wrote.",
+    )
+
+
 def json_option() -> click.Option:
     """Return `--json`."""
     return click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object and nothing else.")

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from daydream.cli.html import check_html, html_option, write_html
-from daydream.cli.source import force_option, json_option, read, stdout_for_the_result, trace_options
+from daydream.cli.source import (
+    force_option,
+    json_option,
+    read,
+    stdout_for_the_result,
+    table_option,
+    trace_options,
+)
 from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
 
 if TYPE_CHECKING:
@@ -135,6 +142,7 @@ def _whatif(
     trace: str | None,
     step_marker: str | None,
     steps: str | None,
+    table: str | None,
     output: str | None,
     html: str | None,
     force: bool,
@@ -168,7 +176,7 @@ def _whatif(
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
-        replay = daydream.replay(recording)
+        replay = daydream.replay(recording, table=table)
         progress(f"predicting {name}")
         comparison = _predict_or_say_where(ctx, replay, ctx.meta[CHOSEN], options)
         if output is not None:
@@ -242,6 +250,7 @@ def _parameters() -> list[click.Parameter]:
         click.Argument(["name"], required=False, metavar="NAME[+NAME...]"),
         trace,
         *steps,
+        table_option(),
         timeline_option("measured, replayed and predicted"),
         html_option(),
         force_option(),

@@ -32,6 +32,7 @@ from daydream.graph.selection import Selection
 COLUMN, ROW = "column", "row"
 PASSES = ("forward", "loss", "backward")
 BATCHED = ("bmm", "baddbmm")
+LOOKUPS = ("embedding", "index_select")
 
 Sizes = tuple[int, int, int]  # of a product: rows (tokens, in the forward pass), inner size, columns
 Key = tuple[str, str | None, tuple[int, ...]]  # block, layer, sizes in ascending order
@@ -146,8 +147,8 @@ class _Finder:
         groups = self.tasks.where(phase="forward").group_by("rank", "step", "repeat", block=blocks)
         for (block, *one), members in groups.items():
             places = self.place[members.ids]
-            self.in_block[places] = True
             regions = self._regions(places)
+            self.in_block[places] = len(regions) > 0
             passes.add(tuple(one))
             count += len(regions) > 0, len(regions)
             for number, region in enumerate(regions):
@@ -170,17 +171,20 @@ class _Finder:
         columns: list[_Linear] = []
         begin, width, before = 0, None, -1
         rows = self.call[places]
+        attends = np.array([self._is_attention(at) for at in places.tolist()], bool)
+        last_attention = int(places[attends][-1]) if attends.any() else -1
         for at, row in zip(places.tolist(), rows.tolist(), strict=True):
             if row < 0 or row == before:
                 continue
             before = row
-            if columns and width is None and (self.family[at] == "attention" or self.names[row] in BATCHED):
+            if columns and width is None and self._is_attention(at):
                 first = self.arguments[row][-2 if self.names[row] in BATCHED else 0]
                 width = first[-1] if isinstance(first, tuple) and first else 0
             if row not in self.sizes:
                 continue
             one = _Linear(row, self.layer[at], self.sizes[row])
-            if columns and (width is not None or _turns_back(columns, one)):
+            turns = _turns_back(columns, one) and (one.sizes[1] != one.sizes[2] or at > last_attention)
+            if columns and (width is not None or turns):
                 end = int(places[np.flatnonzero(rows == row)[-1]])
                 regions.append(_Region(begin, end, columns, replace(one, kind=ROW), width))
                 columns, width = [], None
@@ -188,6 +192,10 @@ class _Finder:
                 begin = begin if columns else at
                 columns = [*columns, one]
         return regions if any(region.head_width is not None for region in regions) else []
+
+    def _is_attention(self, at: int) -> bool:
+        row = int(self.call[at])
+        return row >= 0 and (self.family[at] == "attention" or self.names[row] in BATCHED)
 
     def _forward(self, places: np.ndarray, region: _Region) -> None:
         every = (*region.columns, region.row)
@@ -207,7 +215,6 @@ class _Finder:
 
     def _backward(self, block: str, places: np.ndarray, linear: dict[Key, tuple[int, _Linear]]) -> bool:
         """Divide each region from the first product of its last layer to the last one of its first."""
-        self.in_block[places] = True
         mine: dict[int, _Linear] = {}
         of_region: dict[int, list[tuple[int, _Linear]]] = {}
         for at, row in zip(places.tolist(), self.call[places].tolist(), strict=True):
@@ -223,14 +230,16 @@ class _Finder:
                 end, last = ends[-1]
                 self._divide(places[(places >= begin[0]) & (places <= end)], mine)
                 self._add_up(end, last.sizes[0] * last.sizes[1])
+        self.in_block[places] = len(of_region) > 0
         return bool(of_region)
 
     def vocabulary(self) -> None:
         """Divide the embedding, the last layer and the loss, where that layer has the embedding's rows."""
         outside = np.flatnonzero(~self.in_block)
         rows = np.unique(self.call[outside][self.call[outside] >= 0]).tolist()
-        lookups = {row: _pair(self.arguments[row]) for row in rows if self.names[row] == "embedding"}
-        tables = {table[0]: table[1] for table, _ in lookups.values() if len(table) == 2}
+        lookups = {row: _lookup(self.arguments[row]) for row in rows if self.names[row] in LOOKUPS}
+        # Where there are as many words as features, shapes do not tell which of the two is meant.
+        tables = {table[0]: table[1] for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]}
         forward = {row for row in self.call[outside[self.phase[outside] == "forward"]].tolist() if row >= 0}
         last = [row for row in sorted(forward & set(self.sizes))
                 if tables.get(self.sizes[row][2]) == self.sizes[row][1]]  # fmt: skip
@@ -299,7 +308,7 @@ class _Finder:
 
 def _turns_back(columns: list[_Linear], one: _Linear) -> bool:
     """Say whether a layer takes what the last opened one gives, back to the width of the first one's input."""
-    return one.sizes[1] == columns[-1].sizes[2] and one.sizes[2] == columns[0].sizes[1]
+    return bool(columns) and one.sizes[1:] == (columns[-1].sizes[2], columns[0].sizes[1])
 
 
 def _sizes(name: str, arguments: list[Argument]) -> Sizes | None:
@@ -313,7 +322,7 @@ def _sizes(name: str, arguments: list[Argument]) -> Sizes | None:
     return prod(left[:-1]), left[-1], right[0] if name == "linear" else right[1]
 
 
-def _pair(arguments: list[Argument]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of the first two arguments, empty for what is no tensor."""
-    first, second = ([*arguments, (), ()])[:2]
-    return first if isinstance(first, tuple) else (), second if isinstance(second, tuple) else ()
+def _lookup(arguments: list[Argument]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the table and of the indices of a call that looks rows up."""
+    shapes = [part for part in arguments if isinstance(part, tuple) and part]
+    return (shapes[0], shapes[-1]) if len(shapes) > 1 else ((), ())

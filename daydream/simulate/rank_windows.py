@@ -27,15 +27,17 @@ def windows_of_ranks(graph: Graph, longest: int) -> dict[int, tuple[int, int]] |
     by_rank: dict[int, list[int]] = {}
     for number, step in enumerate(graph.steps):
         by_rank.setdefault(step.get("rank", 0), []).append(number)
-    if {lane.rank for lane in graph.lanes} - set(by_rank):
+    columns = graph.columns
+    recorded = np.unique(columns["lane"][graph.alive & (columns["row"] >= 0)]).tolist()
+    if {graph.lanes[lane].rank for lane in recorded} - set(by_rank):
         return None  # a rank without steps
     shift = _step_shifts(graph, by_rank)
     window = {}
     for members in set(coupled(graph).values()):
-        together = [rank for rank in members if rank in by_rank]
+        together = [rank for rank in by_rank if rank in members]
         places = [
             place
-            for place in range(max(len(steps) for steps in by_rank.values()) * 2)
+            for place in range(max(len(steps) for steps in by_rank.values()))
             if all(_follows(graph, by_rank[rank], place + shift[rank]) for rank in together)
         ][-longest:]
         if not places:

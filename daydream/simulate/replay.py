@@ -198,6 +198,12 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
             f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in all; "
             "the delay is kept as it was."
         )
+    ranks = {step.get("rank", 0) for step in graph.steps}
+    if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):
+        said.append(
+            "The steps of these ranks are simulated as recorded, not repeated until they settle: which of them "
+            "belong together is not known, or not all ranks have a step that can be judged."
+        )
     if not settled.settled:
         said.append("Step times had not settled after repeating the window; the last pass is shown.")
     return said

@@ -1,0 +1,308 @@
+"""The settled step of several ranks: their windows, and collectives matched copy by copy. Microseconds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from small_traces import call, kernel, launched, op, trace
+
+import daydream
+from daydream import Graph, Trace, build, simulate
+from daydream.graph.plan import Cause
+from daydream.graph.tables import ORDER_STEP, Lane
+from daydream.simulate.rank_windows import coupled
+from daydream.simulate.steady import repeatable, settle
+
+TRANSFER = 20
+
+
+def job(steps: int, *, cpu=(100, 120), gpu=(50, 50), skip=(0, 0), group=None) -> Trace:
+    """Return what two ranks would record: each step some CPU work, a kernel and an all-reduce.
+
+    Launches take 5 and their work starts 5 after they began, or 1 behind the work before it. The all-reduce
+    transfers when both have arrived. The CPU never waits. `skip` steps of a rank are not recorded.
+    """
+    #  rank r  |cpu[r]|launch 5|launch 5|cpu[r]|...
+    #                   |gpu[r]      |1|all-reduce: waits for the other, 20|
+    now, free = [0, 0], [-1, -1]
+    rows: list[dict] = []
+    borders: tuple[list[int], list[int]] = ([0], [0])
+    for n in range(steps):
+        arrived = []
+        for rank in (0, 1):
+            at = now[rank] + cpu[rank]
+            begin = max(at + 5, free[rank] + 1)
+            arrived.append(max(at + 10, begin + gpu[rank] + 1))
+            if n >= skip[rank]:
+                rows += [op("work", now[rank], at, rank=rank)]
+                rows += launched("k", at, begin, begin + gpu[rank], 2 * n, rank=rank)
+            now[rank] = at + 10
+            borders[rank].append(now[rank])
+        free = [max(arrived) + TRANSFER] * 2
+        for rank in (0, 1):
+            if n >= skip[rank]:
+                columns = {"rank": rank, "kind": "collective", "collective": "all_reduce", "bytes": 8}
+                each = {} if group is None else {"group": group[rank]}
+                rows += launched(
+                    "reduce", now[rank] - 5, arrived[rank], free[rank], 2 * n + 1, **columns, **each
+                )
+    found = trace(rows)
+    found.metadata["steps"] = []
+    column = np.full(len(found), -1)
+    for rank in (0, 1):
+        mine = found["rank"] == rank
+        launch = np.where(found.is_kind("kernel", "collective"), found["parent"], np.arange(len(found)))
+        completed = None
+        for n, (begin, end) in enumerate(pairwise(borders[rank])):
+            if n < skip[rank]:
+                continue
+            at = found["start_ns"][launch]
+            inside = mine & (at >= 1000 * begin) & (at < 1000 * end)
+            column[inside] = len(found.metadata["steps"])
+            done = int((found["start_ns"] + found["duration_ns"])[inside].max())
+            found.metadata["steps"].append({
+                "name": f"step {n}", "rank": rank, "start_ns": 1000 * begin, "end_ns": 1000 * end,
+                "covered": completed is not None,
+                "measured_ns": done - (1000 * begin if completed is None else completed),
+            })  # fmt: skip
+            completed = done
+    found.columns["step"] = column
+    return found
+
+
+def last_step(recorded: Trace) -> int:
+    return recorded.metadata["steps"][-1]["measured_ns"]
+
+
+def of_rank(rank):
+    return lambda tasks: tasks.rank == rank
+
+
+def test_ranks_are_repeated_together_as_recorded():
+    graph = build(job(4))
+    settled = settle(graph)
+
+    assert settled.passes > 1
+    assert settled.settled
+    assert settled.step_ns == last_step(job(20)) == 130_000
+    assert set(settled.times.values()) == {130_000}
+    assert coupled(graph) == {0: {0, 1}, 1: {0, 1}}
+    assert not daydream.replay(graph).notes
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+@pytest.mark.parametrize("factor", [0.5, 2, 4, 10])
+def test_a_changed_job_settles_to_what_a_longer_recording_would_show(changed, factor):
+    graph = build(job(4))
+    graph.select(name="^k$").where(of_rank(changed)).scale(factor)
+    gpu = [50, 50]
+    gpu[changed] = round(50 * factor)
+
+    settled = settle(graph)
+    assert settled.settled
+    assert settled.step_ns == last_step(job(60, gpu=gpu))
+    steps = {step for copy, step in settled.times if copy == settled.copy}
+    assert {graph.steps[step]["rank"] for step in steps} == {0, 1}
+
+
+def test_a_queue_that_is_worked_off_is_repeated_until_it_is_empty():
+    # Recorded with slow kernels that let the threads run ahead; made fast, the threads bound the step.
+    graph = build(job(5, gpu=(50, 400)))
+    graph.select(name="^k$").where(of_rank(1)).scale(0.125)
+
+    settled = settle(graph)
+    assert settled.settled
+    assert settled.first_pass()[2] < 130_000
+    assert settled.step_ns == last_step(job(60)) == 130_000
+
+
+def test_the_ranks_change_places():
+    graph = build(job(4, cpu=(100, 300)))
+    graph.select(name="work").where(of_rank(1)).scale(0.1)
+
+    settled = settle(graph)
+    assert settled.step_ns == last_step(job(60, cpu=(100, 30))) == 110_000
+
+
+@pytest.mark.parametrize("skip", [(0, 1), (1, 0), (0, 2)])
+def test_a_rank_that_began_later_is_repeated_from_the_same_step(skip):
+    graph = build(job(6, skip=skip))
+    window = repeatable(graph)
+
+    assert window is not None
+    for rank, (begin, end) in window.items():
+        names = [
+            step["name"]
+            for step in graph.steps
+            if step["rank"] == rank and begin <= step["start_ns"] * ORDER_STEP < end
+        ]
+        assert names == [f"step {n}" for n in range(max(skip) + 1, 6)]
+    assert settle(graph).step_ns == 130_000
+
+
+def test_ranks_that_meet_nobody_settle_for_themselves():
+    graph = build(job(4, cpu=(100, 300), group=("a", "b")))
+    assert coupled(graph) == {0: {0}, 1: {1}}
+
+    # Untied from each other the recorded waits stay: rank 0's all-reduce takes as long as it stood there.
+    settled = settle(graph)
+    assert settled.settled
+    by_rank = {graph.steps[step]["rank"]: ns for (copy, step), ns in settled.times.items() if copy}
+    assert by_rank[1] == 310_000
+
+
+def test_a_rank_without_a_covered_step_keeps_all_as_recorded():
+    recorded = job(4)
+    for step in recorded.metadata["steps"]:
+        step["covered"] = step["covered"] and step["rank"] == 0
+    graph = build(recorded)
+
+    assert repeatable(graph) is None
+    assert settle(graph).passes == 1
+    assert any("as recorded, not repeated" in note for note in daydream.replay(graph).notes)
+
+
+def test_a_collective_that_lies_in_different_steps_of_its_members_is_not_repeated():
+    recorded = job(5)
+    third, fourth = [step for step in recorded.metadata["steps"] if step["rank"] == 1][3:]
+    third["end_ns"] = fourth["start_ns"] = third["start_ns"] + 1  # its work is in the step behind it
+    last = [step for step in recorded.metadata["steps"] if step["rank"] == 1][-1]
+    last["covered"] = False
+
+    assert repeatable(build(recorded)) is None
+
+
+def test_every_variant_of_several_ranks_is_what_settling_it_says():
+    from daydream.simulate.steady_variants import Speedup, settle_all
+
+    graph = build(job(4))
+    ids = graph.select(name="^k$").where(of_rank(1)).ids
+    found = settle_all(graph, [Speedup(ids, (0.5, 4.0, 10.0))])
+
+    for row, factor in enumerate((0.5, 4.0, 10.0)):
+        changed = graph.copy()
+        changed.select(name="^k$").where(of_rank(1)).scale(factor)
+        settled = settle(changed)
+        assert found.settled[row]
+        assert {ns for ns in found.step_ns[row].tolist() if ns >= 0} == {
+            ns for (copy, _), ns in settled.times.items() if copy == settled.copy
+        }
+
+
+# -- meetings on lanes of their own ----------------------------------------------------------------
+
+
+def test_meetings_of_other_streams_do_not_wait_for_each_other():
+    #  rank 0  stream 7 |a 10 to 300|x: 301 to 321|        rank 1 the same; x is launched first
+    #          stream 8 |y: 30 to 60|
+    def member(name, at, start, end, correlation, **columns):
+        columns = {"kind": "collective", "collective": "all_reduce", "bytes": 8, **columns}
+        return launched(name, at, start, end, correlation, **columns)
+
+    rows = []
+    for rank in (0, 1):
+        rows += launched("a", 0, 10, 300, 1, rank=rank)
+        rows += member("x", 6, 301, 321, 2, rank=rank, group="one")
+        rows += member("y", 12, 30, 60, 3, rank=rank, group="two", stream=8)
+    graph = build(trace(rows))
+    timeline = simulate(graph)
+    end = {
+        (name, int(row)): int(end) / 1000
+        for name, row, end in zip(
+            timeline.column("name").tolist(), timeline.column("row"), timeline.end_ns, strict=True
+        )
+    }
+    assert {at for (name, _), at in end.items() if name == "y"} == {60}
+    assert {at for (name, _), at in end.items() if name == "x"} == {321}
+
+
+def test_meetings_on_one_stream_share_a_lane():
+    graph = build(job(4))
+    assert [lane.name for lane in graph.lanes if "meetings" in lane.name] == ["meetings of the ranks"]
+
+
+# -- from one copy into the next -------------------------------------------------------------------
+
+
+def loaded(steps: int, load: int, train: int) -> Trace:
+    """Return a trace in which a loader prepares each batch beside the step before it.
+
+    The loader begins a batch when the one before it was taken; the next step takes it when it is there.
+    """
+    #  thread 1  |train||wait for batch n+1|train|
+    #  thread 2  |load n+1          |      |load n+2 ...
+    rows, borders = [], [0]
+    ready = 0.0
+    taken = 0.0
+    for _ in range(steps):
+        begin = max(borders[-1], ready)
+        if begin > borders[-1]:
+            borders[-1] = begin  # the wait belongs to the step before it
+        rows.append(op("train", begin, begin + train, tid=1))
+        taken = begin
+        rows.append(op("load", taken, taken + load, tid=2))
+        ready = taken + load
+        borders.append(begin + train)
+    return trace(rows, steps=tuple(borders))
+
+
+def test_a_link_into_the_next_step_leads_into_the_next_copy():
+    #  a loader of 70 beside steps of 50: each step waits for the batch that was begun with the one before
+    #  thread 1  |train 50|....|train 50|....|train 50|....
+    #  thread 2  |load 70      |load 70      |load 70      |
+    graph = Graph()
+    train, load = (graph.add_lane(Lane(name)) for name in ("train", "load"))
+    for n in range(4):
+        at = 100 * n * ORDER_STEP
+        for name, lane, duration in (("train", train, 50), ("load", load, 70)):
+            graph.add(1, lane=lane, kind=0, name=graph.code("name", name), duration_ns=duration, order=at)
+    trains = np.flatnonzero(graph.columns["lane"] == train)
+    loads = np.flatnonzero(graph.columns["lane"] == load)
+    graph.link(loads[:-1], trains[1:], cause=Cause.HANDOFF)
+    graph.link(trains[1:], loads[1:], from_start=True, cause=Cause.HANDOFF)
+
+    # The window holds steps 2 and 3; what is recorded of step 1 leads into it.
+    window = (200 * ORDER_STEP, 400 * ORDER_STEP)
+    timeline = simulate(graph, copies=3, window=window)
+    starts = timeline.start_ns[timeline.column("name") == "train"]
+    assert starts.tolist() == [70 * n for n in range(2 + 3 * 2)]
+
+
+def test_a_link_from_further_back_is_the_same_distance_back_in_every_copy():
+    #  two batches ahead: |load 100| is taken by the step after the next; the window is one step
+    graph = Graph()
+    train, load = (graph.add_lane(Lane(name)) for name in ("train", "load"))
+    for n in range(4):
+        for name, lane, duration in (("train", train, 10), ("load", load, 100)):
+            graph.add(
+                1, lane=lane, kind=0, name=graph.code("name", name), duration_ns=duration,
+                order=100 * n * ORDER_STEP,
+            )  # fmt: skip
+    trains = np.flatnonzero(graph.columns["lane"] == train)
+    loads = np.flatnonzero(graph.columns["lane"] == load)
+    graph.link(loads[:-2], trains[2:], cause=Cause.HANDOFF)
+
+    timeline = simulate(graph, copies=4, window=(300 * ORDER_STEP, 400 * ORDER_STEP))
+    starts = timeline.start_ns[timeline.column("name") == "train"]
+    assert starts.tolist() == [0, 10, 100, 200, 300, 400, 500]
+
+
+def test_what_leads_in_but_is_not_done_again_is_not_waited_for_again():
+    graph = Graph()
+    train, load = (graph.add_lane(Lane(name)) for name in ("train", "load"))
+    first = graph.add(
+        1, lane=load, kind=0, name=graph.code("name", "open"), duration_ns=500, order=0
+    )
+    trains = [
+        int(graph.add(1, lane=train, kind=0, name=graph.code("name", "train"), duration_ns=50,
+                      order=100 * n * ORDER_STEP)[0])
+        for n in range(3)
+    ]  # fmt: skip
+    graph.link(first, trains[1:2], cause=Cause.HANDOFF)
+
+    timeline = simulate(graph, copies=3, window=(100 * ORDER_STEP, 300 * ORDER_STEP))
+    assert timeline.start_ns[timeline.column("name") == "train"].tolist() == [
+        0, 500, 550, 600, 650, 700, 750,
+    ]  # fmt: skip
