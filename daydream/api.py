@@ -38,9 +38,7 @@ def load(
     return import_trace(sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=progress)
 
 
-def replay(
-    source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None
-) -> Replay:
+def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None) -> Replay:
     """Return the untouched simulation of a trace, held against what was measured.
 
     `table` holds measured times of kernels or operators, or is the file of them (`daydream calibrate`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
-from daydream.costs.precision import gain_in_16_bits, refuse_narrow
+from daydream.costs.precision import gain_in_16_bits, refuse_narrow, set_measured
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
@@ -19,8 +19,8 @@ def amp(graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0)
     Matrix and convolution kernels move to tensor cores and gain `math_speedup`, on a known GPU no more than
     the ratio of its peaks; all others move half the bytes and gain `memory_speedup` (Daydream, section 5.1).
     Only 32-bit kernels of the forward and backward pass change: copies, collectives, the optimizer with its
-    32-bit weights, and kernels that run in TF32 or 16 bits already stay as they are. Not modelled:
-    convergence, casts (see autocast), the scaler of float16's gradients (`amp+grad-scaler`).
+    32-bit weights, and kernels that run in TF32 or 16 bits already stay as they are. A `--table` comes
+    first. Not modelled: convergence, casts (see autocast), the scaler of float16 (`amp+grad-scaler`).
     """
     passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
     passes.need("kernels in the forward or backward pass")
@@ -28,6 +28,7 @@ def amp(graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0)
     kernels = passes.where(dtype="float32")
     kernels = kernels - kernels.where(name=ALREADY_TENSOR_CORES)
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
+    kernels = kernels - set_measured(graph, kernels, dtype="float16", otherwise="paper")
     math_bound = kernels.where(name=MATH_BOUND)
     if len(math_bound):
         math_bound.scale(1 / gain_in_16_bits(graph, math_speedup))

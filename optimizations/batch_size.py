@@ -46,8 +46,9 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
         if new < 1 or abs(new - size * factor) > 1e-6 * new:
             raise GraphError(f"{factor:g} times a batch of {size} is no whole number of samples")
         work = work | copies
-        work.set(duration_ns=resized_time(graph, work, size, new).duration_ns)
-        graph.note(f"The batch goes from {size:,} to {new:,}, by the recorded shapes.")
+        retimed = resized_time(graph, work, size, new)
+        work.set(duration_ns=retimed.duration_ns)
+        graph.note(f"The batch goes from {size:,} to {new:,}, by the recorded shapes. {retimed.words()}")
         if is_feature_size(graph, size):
             graph.note(f"The model has features of size {size} too: shapes do not tell which of them grow.")
     if len(loaded):

@@ -1,4 +1,4 @@
-"""Compressed gradients: all-reduces in 16 bits, with a cast before and behind each."""
+"""Compressed gradients: all-reduces in 16 bits with a cast before and behind each, or of low-rank factors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from daydream import Graph
+from daydream import Graph, GraphError, Selection
 from daydream.costs.achieved import memory_bandwidth
 from daydream.costs.buckets import compute_lane
 from daydream.costs.clusters import PROTOCOLS
 from daydream.costs.kernels import floor_ns
+from daydream.costs.low_rank import factors_of
 from daydream.costs.work import itemsize
 from daydream.transforms import stages
 
@@ -22,8 +23,10 @@ WIDTH = 2
 LEAST_NS = min(protocol.base_ns for protocol in PROTOCOLS)  # of any collective, however short
 
 
-def compression(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16") -> None:
-    """Predict all-reduces of gradients in 16 bits.
+def compression(
+    graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16", rank: int | None = None
+) -> None:
+    """Predict all-reduces of gradients in 16 bits, or with `rank` of their low-rank factors (PowerSGD).
 
     As with torch's `fp16_compress` and `bf16_compress` hooks, a kernel on the compute stream casts a bucket
     down before its all-reduce, one behind it casts the result up; both bring their launches and take
@@ -31,28 +34,91 @@ def compression(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float1
     left, but no less than the 6.6 us that any collective takes. float16 and bfloat16 differ in
     accuracy, not in time.
 
+    With `rank` r a gradient of n x m values is exchanged as n x r values, then as m x r (Vogels et al.,
+    2019; torch's `powerSGD_hook`, where r is 1 if not given), unless that saves less than half. A bucket then
+    takes two all-reduces, one behind the other, the first with what is not compressed; kernels before,
+    between and behind them pass over the gradients as the hook of torch 2.13.0 does, with error feedback.
+    Left out is that each matrix has products and launches of its own (a fixed cost of a kernel is
+    counted, CPU time is not), and to make the columns of the factors orthogonal: an upper bound.
+
     Not modelled: convergence; waiting for peers in the trace of one rank is scaled like the transfer.
     """
+    if rank is not None and rank < 1:
+        raise GraphError(f"rank must be 1 or more, not {rank}")
     reduced = graph.select(kind="collective", collective="all_reduce", phase="backward")
     reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass")
     reduced = reduced.where(lambda tasks: tasks.bytes > 0).need("all-reduce of known size")
-    width = np.array([itemsize(one or "float32") or 4 for one in reduced.dtype.tolist()])
-    wide = width > WIDTH
-    if not wide.any():
-        graph.does_not_apply("its gradients are reduced in 16 bits or less already")
-    reduced, width = graph.tasks(reduced.ids[wide]), width[wide]
     lane, rate = compute_lane(graph), memory_bandwidth(graph)
+    width = np.array([itemsize(one or "float32") or 4 for one in reduced.dtype.tolist()])
+    if rank is None:
+        wide = width > WIDTH
+        if not wide.any():
+            graph.does_not_apply("its gradients are reduced in 16 bits or less already")
+        reduced, width = graph.tasks(reduced.ids[wide]), width[wide]
     if lane is None or rate is None:
-        graph.does_not_apply("how fast a device would cast is not known: it shows no memory bandwidth")
+        graph.does_not_apply("how fast a device would compress is not known: it shows no memory bandwidth")
+    if rank is not None:
+        _in_factors(graph, reduced, width, rank, lane, rate)
+        return
     nbytes, left = reduced.bytes, WIDTH / width
-    time = np.maximum(reduced.duration_ns * left, np.minimum(reduced.duration_ns, LEAST_NS))
     cast = floor_ns(graph) + nbytes * (1 + left) / rate
+    time = _scaled(reduced, left)
 
     parts = reduced.split(3, launched=True).ids.reshape(-1, 3)
     first, middle, last = (graph.tasks(part) for part in parts.T)
     first.set(name="cast down", kind="kernel", duration_ns=cast, gap_ns=0)
     middle.set(duration_ns=time, dtype=dtype, bytes=nbytes * left)
     last.set(name="cast up", kind="kernel", duration_ns=cast)
+    _before(first, lane)
+
+
+def _in_factors(
+    graph: Graph, reduced: Selection, width: np.ndarray, rank: int, lane: str, rate: float
+) -> None:
+    """Put three kernels and two all-reduces in the place of each one that is compressed."""
+    factors = factors_of(graph, reduced, rank)
+    some = factors.matrices > 0
+    if not some.any():
+        graph.does_not_apply(f"no gradient has so many rows and columns that rank {rank} saves half of it")
+    reduced, width, factors = graph.tasks(reduced.ids[some]), width[some], factors.where(some)
+    elements = reduced.bytes / width
+    rest = elements - factors.compressed
+    fixed = floor_ns(graph) * factors.matrices
+    # Values read and written: the error is added (3) and the sum kept (2), P is made (1 and P); Q is made
+    # (1, P and Q); the product is written (P, Q and 1), the new error too (3). What is not compressed
+    # is copied together and back.
+    left, right = factors.left, factors.right
+    make = fixed + (5 * elements + factors.compressed + left + 2 * rest) * width / rate
+    middle = fixed + (factors.compressed + left + right) * width / rate
+    back = fixed + (3 * elements + factors.compressed + left + right + 2 * rest) * width / rate
+    sent, sent_right = (left + rest) / elements, right / elements
+    time, time_right = _scaled(reduced, sent), _scaled(reduced, sent_right)
+    nbytes = reduced.bytes
+    steps = len(set(reduced.step.tolist()))
+    graph.note(
+        f"{factors.matrices.sum() / steps:,.0f} of {factors.tensors.sum() / steps:,.0f} gradients a step go "
+        f"as factors of rank {rank}: {100 * ((sent + sent_right) * nbytes).sum() / nbytes.sum():.1f} % of "
+        "the bytes. To make factors orthogonal and to launch for each matrix costs more than is counted."
+    )
+
+    parts = reduced.split(5, launched=True).ids.reshape(-1, 5)
+    first, p, between, q, last = (graph.tasks(part) for part in parts.T)
+    first.set(name="make P", kind="kernel", duration_ns=make, gap_ns=0)
+    p.set(duration_ns=time, bytes=nbytes * sent)
+    between.set(name="make Q", kind="kernel", duration_ns=middle)
+    q.set(duration_ns=time_right, bytes=nbytes * sent_right)
+    last.set(name="P times Q", kind="kernel", duration_ns=back)
+    _before(first, lane)
+
+
+def _scaled(reduced: Selection, left: np.ndarray) -> np.ndarray:
+    """Return the time of all-reduces of a part of their bytes."""
+    time: np.ndarray = np.maximum(reduced.duration_ns * left, np.minimum(reduced.duration_ns, LEAST_NS))
+    return time
+
+
+def _before(first: Selection, lane: str) -> None:
+    """Let kernels run on the compute stream, unless they are there already."""
     if lane not in {
         name.removeprefix(f"rank {rank} ") for name, rank in zip(first.lane, first.rank, strict=True)
     }:

@@ -51,7 +51,7 @@ def p3(
         graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
     gradients = gradients_of(graph, gradient_mb)
     users = first_uses(graph, gradients)
-    place = _places(graph, gradients.step_and_rank, users.ids)
+    place = places(graph, gradients.step_and_rank, users.ids)
     updates = graph.select(on="gpu", phase="optimizer")
     calls = update_calls(graph)
 
@@ -89,7 +89,9 @@ def p3(
         lane=[PULLED.format(number) for number in place[of[first]].tolist()],
     )  # fmt: skip
     graph.link(pulled, graph.tasks(come.ids[group.reshape(-1)]))
-    _wait(graph, users.ids[of[first]], [PULLED.format(number) for number in place[of[first]].tolist()])
+    wait_for_parameters(
+        graph, users.ids[of[first]], [PULLED.format(number) for number in place[of[first]].tolist()]
+    )
     for gone in (updates, calls) if update == "server" else ():
         if len(gone):
             gone.remove()
@@ -101,21 +103,21 @@ def p3(
     )
 
 
-def _places(graph: Graph, steps: list[tuple[int, int]], users: np.ndarray) -> np.ndarray:
+def places(graph: Graph, steps: list[tuple[int, int]], users: np.ndarray) -> np.ndarray:
     """Return the place of each operator among those of its step, in the order of the forward pass."""
     order = graph.columns["order"][users]
-    places = np.zeros(len(users), np.int64)
+    found = np.zeros(len(users), np.int64)
     counts = set()
     for step in set(steps):
         here = np.array([one == step for one in steps])
-        distinct, places[here] = np.unique(order[here], return_inverse=True)
+        distinct, found[here] = np.unique(order[here], return_inverse=True)
         counts.add(len(distinct))
     if len(counts) > 1:
         graph.does_not_apply("its steps train different parameters, so what waits for which is not known")
-    return places
+    return found
 
 
-def _wait(graph: Graph, users: np.ndarray, lanes: list[str]) -> None:
+def wait_for_parameters(graph: Graph, users: np.ndarray, lanes: list[str]) -> None:
     """Let each forward task wait for the parameters that came on a lane in the step before."""
     if (graph.columns["kind"][users] == 0).all():
         graph.tasks(users).wait_for(lanes)

@@ -40,10 +40,11 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     loading = graph.select(kind="cpu", phase="data")
     copies = graph.select(kind=("memcpy", "memset"), phase="data")
 
-    work.set(duration_ns=resized_time(graph, work, old, length, every=True).duration_ns)
+    retimed = resized_time(graph, work, old, length, every=True)
+    work.set(duration_ns=retimed.duration_ns)
     for tasks in (loading, copies):
         if len(tasks):
             tasks.scale(length / old)
-    graph.note(f"Sequences go from {old:,} to {length:,} tokens, by the recorded shapes.")
+    graph.note(f"Sequences go from {old:,} to {length:,} tokens, by the recorded shapes. {retimed.words()}")
     if len(graph.select(kind="collective", phase=("forward", "loss"))):
         graph.note("Collectives keep their time, those that exchange activations too.")

@@ -57,13 +57,16 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
 
     old = products.duration_ns
     known = work(graph, products).flop > 0
-    new = np.minimum(retime(graph, products, dtype="tf32").duration_ns, old)
-    new = np.where(known, new, old / min(unknown_speedup, ratio))
+    retimed = retime(graph, products, dtype="tf32")
+    new = np.minimum(retimed.duration_ns, old)
+    new = np.where(known | (retimed.model == "table"), new, old / min(unknown_speedup, ratio))
     products.set(duration_ns=new, name=[f"{name} in tf32" for name in products.name])
     graph.note(
         f"{len(products):,} of {len(matrix):,} matrix kernels move to TF32: {old.sum() / 1e6:,.2f} ms become "
         f"{new.sum() / 1e6:,.2f} ms; {int((~known).sum()):,} by the constant, as their shapes are unknown."
     )
+    if graph.times is not None:
+        graph.note(retimed.words())
 
 
 @contextmanager

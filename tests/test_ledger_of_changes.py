@@ -28,7 +28,8 @@ def test_pairs_are_ranked_within_a_recording_where_the_measurement_can_tell():
     # a: 0.5 and 0.8 right, 0.8 and 1.2 wrong, 0.5 and 1.2 right; 1.2 and 1.21 are too near to count, and
     # what is measured in another recording is compared with nothing here.
     found = [
-        entry("half", 0.5, 0.5), entry("less", 0.8, 1.0), entry("more", 1.2, 0.9), entry("as much", 1.21, 0.7),
+        entry("half", 0.5, 0.5), entry("less", 0.8, 1.0), entry("more", 1.2, 0.9),
+        entry("as much", 1.21, 0.7),
         entry("elsewhere", 0.1, 9.0, recording="b"),
     ]  # fmt: skip
     # half-less right, half-more right, half-as much right, less-more wrong, less-as much wrong

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from daydream.collect.host_collectives import host_collectives, host_meetings
 from daydream.collect.work import collective_of_name
 from daydream.trace import Trace
 
@@ -42,6 +43,7 @@ class Meetings:
     spread_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     alone: dict[int, int] = field(default_factory=dict)
     uncertain: set[int] = field(default_factory=set)  # ranks that fit as well an iteration apart
+    on_host: bool = False  # run by threads of the CPU: their ends say nothing about the clocks
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,6 +68,9 @@ class _Run:
 
 def find_meetings(trace: Trace) -> Meetings:
     """Return the collectives of a trace of several ranks, matched; empty for one rank."""
+    on_host = host_collectives(trace)
+    if len(on_host):
+        return _on_host(trace, on_host)
     found = Meetings()
     ties: list[tuple[int, int, int, int, int]] = []  # rank, rank, offset, noise, pairs
     members: list[list[int]] = []
@@ -110,6 +115,20 @@ def find_meetings(trace: Trace) -> Meetings:
     left = rank[collective & ~met]
     found.alone = {one: int((left == one).sum()) for one in present if (left == one).any()}
     return found
+
+
+def _on_host(trace: Trace, rows: np.ndarray) -> Meetings:
+    rank = np.maximum(np.asarray(trace["rank"]), 0)[rows]
+    present = np.unique(rank).tolist()
+    if len(present) < 2:
+        return Meetings(on_host=True)
+    end = trace["start_ns"] + trace["duration_ns"]
+    met = sorted(host_meetings(trace, rows), key=lambda each: int(end[each].max()))
+    spread = np.array([np.ptp(end[each]) for each in met], np.int64)
+    left = rank[~np.isin(rows, np.concatenate(met) if met else [])]
+    alone = {one: int((left == one).sum()) for one in present if (left == one).any()}
+    offsets = dict.fromkeys(present, 0) if met else {}
+    return Meetings(met, offsets, dict(offsets), spread, alone, on_host=True)
 
 
 def _groups(trace: Trace) -> Iterator[list[_Run]]:

@@ -15,21 +15,20 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from daydream.collect.alternating import Alternating
 from daydream.collect.capture import Capture, Captured, prepared_profiler
+from daydream.collect.free_steps import FreeSteps
 from daydream.collect.periods_of_steps import DIFFERENT
 from daydream.collect.profiler_cost import measure_profiler_cost
 from daydream.collect.step_hooks import BACKWARD, StepHooks
 from daydream.collect.step_sequence import StepSequence, why_nothing
 from daydream.collect.steps import Ranges
 from daydream.collect.torch_private import profiler_runs, watch_profilers
-from daydream.collect.unprofiled import UnprofiledSteps
 from daydream.errors import DaydreamError, OutputError
 from daydream.trace import Trace
 from daydream.wording import counted
@@ -96,8 +95,7 @@ class Session:
         self._ranges: tuple[Ranges, str] = [], ""
         self._skipped: set[str] = set()  # names of captured steps without an update
         self._anchor: int | None = None  # what ended the captured steps
-        self._timed: UnprofiledSteps | None = None
-        self._alternating: Alternating | None = None
+        self._free: FreeSteps | None = None
         self._first_step = 1  # number of the first captured step
         self._failure: BaseException | None = None
         self._hook_times: dict[tuple[int, int], list[int]] = {}  # ns, by state and what was marked
@@ -270,41 +268,28 @@ class Session:
             self._captured = captured
 
     def _begin_timing(self) -> None:
-        self._timed = UnprofiledSteps(self._unprofiled)
         if self._captured is None or not self._unprofiled:
             self.finish("the end")
-        else:
-            self._tell(f"timing {counted(self._unprofiled, 'step')} without the profiler")
+            return
+        self._free = FreeSteps(
+            self._unprofiled,
+            None if self._alternate is None else self._begin_alternating,
+            self._measure_cost,
+        )
+        self._tell(f"timing {counted(self._unprofiled, 'step')} without the profiler")
+
+    def _begin_alternating(self) -> Alternating:
+        assert self._alternate is not None  # noqa: S101 - asked for only then
+        self._tell("timing blocks of steps with and without the change")
+        return self._alternate(self._step_hooks.optimizers)
 
     def _time(self, which: int, *, skipped: bool) -> None:
-        running = self._alternating or self._timed
-        if running is None:
+        if self._free is None:
             return
         if skipped or self._others:  # the script's own profiler would be timed too
-            running.leave_out()
-        if which != self._anchor:
-            return
-        with self._told_if_the_change_fails():
-            running.end_step()
-            if not running.enough:
-                return
-            if running is self._timed:
-                self._measure_cost()
-            if running is self._timed and self._alternate is not None:
-                self._tell("timing blocks of steps with and without the change")
-                self._alternating = self._alternate(self._step_hooks.optimizers)
-                return
-        self.finish("the end")
-
-    @contextmanager
-    def _told_if_the_change_fails(self) -> Iterator[None]:
-        """Keep in the trace why a change could not be made; the recording is worth keeping without it."""
-        try:
-            yield
-        except Exception as error:
-            if self._alternate is None or self._captured is None:
-                raise
-            self._captured.recording.metadata["confirmed"] = {"failed": f"{type(error).__name__}: {error}"}
+            self._free.leave_out()
+        if which == self._anchor and self._free.end_step():
+            self.finish("the end")
 
     def _measure_cost(self) -> None:
         """Add to the trace what recording costs an event, in this process; where that fails, why."""
@@ -334,7 +319,7 @@ class Session:
         if self._state == CAPTURING:
             self._stop_capture()
         self._captured = None
-        self._timed = None
+        self._free = None
         self._state = WAITING
         self._on_holding(False)
         self._sequence = StepSequence()
@@ -376,11 +361,8 @@ class Session:
             metadata["notes"].append(
                 f"{counted(taken, 'step')} of {self._steps} could be measured before {reason}."
             )
-        if self._timed is not None and (times := self._timed.durations_ns()):
-            metadata["unprofiled_step_ns"] = times
-        if self._alternating is not None:
-            self._alternating.close()
-            metadata.setdefault("confirmed", self._alternating.result())
+        if self._free is not None:
+            metadata.update(self._free.document())
         asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
         metadata.update(source=self._output.name, collected=asked)
         self.trace = captured.trace(self._ranges)
@@ -392,8 +374,8 @@ class Session:
     def _take_down(self) -> None:
         """Leave the process as it was."""
         self._state = DONE
-        if self._alternating is not None:
-            self._alternating.close()
+        if self._free is not None:
+            self._free.close()
         self._step_hooks.disable()
         self._capture = None
         self._unwatch()

@@ -93,8 +93,8 @@ def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: b
     """
     flop, nbytes = resized_work(graph, tasks, old, new, every=every)
     known = (work(graph, tasks).call >= 0) | (flop != 1) | (nbytes != 1)
+    shapes = {} if graph.times is None else resized_shapes(graph, tasks, flop, old, new, every=every)
     flop, nbytes = (np.where(known, factor, new / old) for factor in (flop, nbytes))
-    shapes = {} if graph.times is None else resized_shapes(graph, old, new, every=every)
     if (tasks.kind == "cpu").all():
         scaled = scaled_time(graph, tasks, np.where(flop != 1, flop, nbytes))
         return measured_first(graph, tasks, scaled, shapes=shapes)

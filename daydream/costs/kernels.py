@@ -78,10 +78,12 @@ def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return how much of its row's CPU time each task is: an operator's time is cut by what it calls."""
     rows, duration = graph.columns["row"], graph.columns["duration_ns"]
     mine = graph.alive & (rows >= 0) & (graph.columns["kind"] == 0)
-    size = int(rows.max(initial=0)) + 1
-    total = np.bincount(rows[mine], duration[mine].astype(np.float64), size)
-    count = np.bincount(rows[mine], minlength=size)
-    here = np.maximum(rows[ids], 0)
+    # A repetition of a call is a call of its own.
+    key = rows + graph.columns["repeat"].astype(np.int64) * (int(rows.max(initial=0)) + 1)
+    size = int(key.max(initial=0)) + 1
+    total = np.bincount(key[mine], duration[mine].astype(np.float64), size)
+    count = np.bincount(key[mine], minlength=size)
+    here = np.where(rows[ids] >= 0, key[ids], 0)
     even = 1 / np.maximum(count[here], 1)
     return np.where(total[here] > 0, duration[ids] / np.maximum(total[here], 1), even)
 

@@ -52,11 +52,14 @@ def give_table(graph: Graph, table: KernelTable | str | os.PathLike[str] | None)
     here = device_name(graph)
     if table.device is not None and (table.device == CPU) != (here == CPU):
         raise GraphError(
-            f"the table holds times of a {'CPU' if table.device == CPU else table.device}, and the work of this "
-            f"trace ran on a {'CPU' if here == CPU else here or 'GPU'}.\n"
+            f"the table holds times of {_said(table.device)}, and this trace's work ran on {_said(here)}.\n"
             "       Run `daydream calibrate` with this trace on a machine like that one."
         )
     graph.times = table
+
+
+def _said(device: str | None) -> str:
+    return "a CPU" if device == CPU else f"a {device or 'GPU'}"
 
 
 def device_name(graph: Graph) -> str:

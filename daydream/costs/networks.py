@@ -48,6 +48,14 @@ class Network:
         assert self.link is not None  # noqa: S101 - one of the two is there
         return round(RINGS[collective](nbytes, self.workers, self.link))
 
+    def send_ns(self, nbytes: float, sender: int, receiver: int) -> int:
+        """Return how long a message takes between two of the workers, which fill the nodes in their order."""
+        if self.cluster is not None:
+            near = sender // self.cluster.gpus_per_node == receiver // self.cluster.gpus_per_node
+            return self.cluster.time_ns("send_recv", nbytes, 2, per_node=2 if near else 1)
+        assert self.link is not None  # noqa: S101 - one of the two is there
+        return round(nbytes / self.link.bandwidth + self.link.latency_ns)
+
     def describe(self) -> str:
         """Return one sentence on where the times come from."""
         if self.cluster is not None:

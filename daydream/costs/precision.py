@@ -12,6 +12,7 @@ from daydream.costs.calls import NOT_MAIN
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.optimizers import RULES, Update, update_of
+from daydream.costs.retime import Retimed, measured_first
 from daydream.costs.roofline import is_matrix_kernel, names_fit
 from daydream.costs.shapes import elements, parse_shapes
 from daydream.costs.work import bare_name
@@ -99,6 +100,27 @@ def gain_in_16_bits(graph: Graph, most: float) -> float:
         f"{device.tflops['float16']:g} TFLOP/s in 16 bits and {device.tflops['float32']:g} in 32."
     )
     return ratio
+
+
+def set_measured(graph: Graph, selection: Selection, *, dtype: str, otherwise: str) -> Selection:
+    """Set the durations in another element type that the graph's table has measured; return those tasks.
+
+    `otherwise` is what a note calls the model that the others are left to.
+    """
+    if graph.times is None:
+        return graph.tasks([])
+    old = selection.duration_ns.astype(np.float64)
+    retimed = measured_first(
+        graph,
+        selection,
+        Retimed(selection.duration_ns, np.full(len(old), otherwise, dtype=object), old),
+        dtype=dtype,
+    )
+    known = retimed.model == "table"
+    if known.any():
+        graph.tasks(selection.ids[known]).set(duration_ns=retimed.duration_ns[known])
+    graph.note(retimed.words())
+    return graph.tasks(selection.ids[known])
 
 
 def streaming_ns(graph: Graph, nbytes: np.ndarray) -> np.ndarray:

@@ -26,8 +26,8 @@ from daydream.graph.selection import Selection
 WEIGHT_ARGUMENTS = {  # where operators take a parameter; of `addmm` the weight comes transposed
     "linear": (1, 2), "addmm": (0, 2), "embedding": (0,), "conv1d": (1, 2), "conv2d": (1, 2),
     "conv3d": (1, 2), "convolution": (1, 2), "layer_norm": (2, 3), "native_layer_norm": (2, 3),
-    "batch_norm": (1, 2), "native_batch_norm": (1, 2), "cudnn_batch_norm": (1, 2),
-    "miopen_batch_norm": (1, 2),
+    "batch_norm": (1, 2, 3, 4), "native_batch_norm": (1, 2, 3, 4), "cudnn_batch_norm": (1, 2, 3, 4),
+    "miopen_batch_norm": (1, 2, 3, 4),
     "group_norm": (2, 3), "mkldnn_rnn_layer": (1, 2, 3, 4), "conv_transpose2d": (1, 2),
 }  # fmt: skip
 
@@ -85,22 +85,33 @@ def _as_forward(
 
 
 def resized_shapes(
-    graph: Graph, old: int, new: int, *, every: bool = False
+    graph: Graph, selection: Selection, flop: np.ndarray, old: int, new: int, *, every: bool = False
 ) -> dict[int, tuple[str, Shape | None]]:
-    """Return the new shapes of each distinct work (`Calls.which`) that has the size, and of its output if known."""
-    if graph.trace is None:
+    """Return the new shapes, and output where known, of each distinct work (`Calls.which`) that has the size.
+
+    Left out are those whose work would not grow by what `resized_work` says of all tasks: of a
+    size that means two things, shapes alone do not tell which is meant.
+    """
+    trace = graph.trace
+    if trace is None:
         return {}
-    resized = _resized(calls_of(graph.trace), old, new, every=every)
-    return {
-        place: (json.dumps(shapes, separators=(",", ":")), hint)
-        for place, (_, shapes, hint) in resized.items()
-    }
+    calls = calls_of(trace)
+    rows = graph.columns["row"][selection.ids]
+    there = np.flatnonzero(rows >= 0)
+    which, growth = calls.which_of_tasks(rows[there]), flop[there]
+    found = {}
+    for place, (after, shapes, hint) in _resized(calls, old, new, every=every).items():
+        before = calls.amounts[place].flop
+        ratio = after.flop / before if before and after.flop else 1.0
+        if np.allclose(growth[which == place], ratio):
+            found[place] = (json.dumps(shapes, separators=(",", ":")), hint)
+    return found
 
 
 def _resized(
     calls: Calls, old: int, new: int, *, every: bool
 ) -> dict[int, tuple[Amount, list[Argument], Shape | None]]:
-    """Return the work, shapes and output of each distinct work at the new size, of those that have the old one."""
+    """Return work, shapes and output at the new size, of each distinct work that has the old one."""
     resize = _Resize(old, new, parameter_shapes(calls), every=every)
     found = {}
     for place, (name, shapes, hint) in enumerate(calls.keys):

@@ -27,6 +27,7 @@ from daydream.costs.kernels import (
     units_of,
     work,
 )
+from daydream.costs.tiles import output_tiles
 from daydream.costs.work import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -111,6 +112,8 @@ class Change:
         else:
             new, used = self._by_peaks(self.source, self.target)
         used[~self.touched] = "unchanged"
+        less = (self.flop_factor <= 1) & (self.bytes_factor <= 1) & ~self.typed & (not self.other_device)
+        new = np.where(less, np.minimum(new, self.old), new)  # less work never takes longer
         return np.where(self.touched, new, self.old), used
 
     def _by_peaks(self, source: Device, target: Device) -> tuple[np.ndarray, np.ndarray]:
@@ -191,6 +194,9 @@ class Change:
         if self.other_device:
             return np.ones(len(self.old))
         blocks, units = grid_blocks(self.graph, self.selection), units_of(self.graph, source)
+        if (self.flop_factor != 1).any():  # the grid of a persistent kernel does not tell its work
+            tiles = output_tiles(self.graph, self.names, self.work.call)
+            blocks = np.where((blocks > 0) & self.matrix, np.maximum(blocks, tiles), blocks)
         grown = np.where(blocks > 0, np.ceil(blocks * self.flop_factor), blocks)
         before = filled(blocks, units, in_waves=self.matrix)
         return before / filled(grown, units, in_waves=self.matrix)

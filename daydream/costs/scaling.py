@@ -103,8 +103,9 @@ def tiny_call_ns(graph: Graph) -> float:
 
 
 def _recorded(graph: Graph) -> Selection:
-    host = graph.select(kind="cpu")
-    return Selection(graph, host.ids[graph.columns["row"][host.ids] >= 0])
+    """Return the recorded CPU tasks; repetitions by edits tell nothing more of their calls."""
+    host = graph.select(kind="cpu").ids
+    return Selection(graph, host[(graph.columns["row"][host] >= 0) & (graph.columns["repeat"][host] == 0)])
 
 
 @dataclass(frozen=True)

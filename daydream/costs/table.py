@@ -112,17 +112,19 @@ def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], s
 
     try:
         with ParquetFile(path) as file:
-            there = [name for name in COLUMNS if name in file.schema_arrow.names]
-            if (
-                "duration_ns" not in there
-                or not {"kernel", "op"} & set(there)
-                or "kind" in file.schema_arrow.names
-            ):
-                raise TraceError(
-                    f"{path} is no table of times: it has the columns {', '.join(file.schema_arrow.names[:6])}, ...\n"
-                    f"       Its columns should be among {', '.join(COLUMNS)}; `daydream calibrate` writes one."
-                )
-            said = json.loads((file.schema_arrow.metadata or {}).get(METADATA, b"{}"))
-            return list(file.read(there).to_pylist()), said.get("device")
+            names = list(file.schema_arrow.names)
+            said = (file.schema_arrow.metadata or {}).get(METADATA, b"{}")
+            there = [name for name in COLUMNS if name in names]
+            rows = file.read(there).to_pylist() if "duration_ns" in there and "kind" not in names else None
     except ArrowException as error:
         raise TraceError(f"{path} is not a readable parquet file ({error})") from None
+    if rows is None:  # a trace, most likely
+        raise TraceError(
+            f"{path} is no table of times: its columns are {', '.join(names[:4])}, ...\n"
+            f"       They should be among {', '.join(COLUMNS)}; `daydream calibrate` writes such a file."
+        )
+    try:
+        device = json.loads(said).get("device")
+    except (ValueError, AttributeError):  # somebody else's
+        device = None
+    return rows, device if isinstance(device, str) else None

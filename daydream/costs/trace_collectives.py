@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.host_collectives import host_collectives
 from daydream.collect.meetings import ENDS_AGREE_NS, find_meetings
 from daydream.costs.calibration import Measurement, calibrate
 from daydream.costs.clusters import COLLECTIVES, Cluster
@@ -27,7 +28,8 @@ def measured_in(trace: Trace) -> list[Measurement]:
     meetings = find_meetings(trace)
     shared = {int(row): rows for rows in meetings.rows for row in rows}
     found = []
-    for row in np.flatnonzero(trace.is_kind("collective")).tolist():
+    collectives = np.union1d(np.flatnonzero(trace.is_kind("collective")), host_collectives(trace))
+    for row in collectives.tolist():
         rows = shared.get(row, np.array([row]))
         collective, nbytes, group = (
             trace.values(name, [row])[0] for name in ("collective", "bytes", "group")
@@ -35,7 +37,7 @@ def measured_in(trace: Trace) -> list[Measurement]:
         members = size_of.get(group, size_of.get(None, 0))
         if row != rows[0] or collective not in COLLECTIVES or not nbytes or members < 2:
             continue
-        agree = np.ptp(end[rows]) <= ENDS_AGREE_NS
+        agree = meetings.on_host or np.ptp(end[rows]) <= ENDS_AGREE_NS
         time = end[rows].max() - start[rows].max() if agree else (end[rows] - start[rows]).min()
         found.append(
             Measurement(collective, bytes_of_message(collective, nbytes, members), members, float(time))

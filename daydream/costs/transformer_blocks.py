@@ -14,7 +14,6 @@ and gives back the width that it took. (Shoeybi et al., "Megatron-LM", 2019, sec
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -73,8 +72,9 @@ class _Linear:
     kind: str = COLUMN
 
     @property
-    def key(self) -> tuple[str | None, tuple[int, ...]]:
-        return self.layer, tuple(sorted(self.sizes))
+    def key(self) -> tuple[int, ...]:
+        """Sizes that it shares with its gradients' products."""
+        return tuple(sorted(self.sizes))
 
     def bytes_left(self, degree: int) -> float:
         """Return the part of a product's bytes that one GPU moves; the same for all three products."""
@@ -130,7 +130,9 @@ class _Finder:
     def _read_calls(self) -> None:
         rows = np.unique(self.call[self.call >= 0]).tolist()
         if self.graph.trace is None or not rows:
-            raise NotApplicableError("the trace has no shapes of operators; record it with `daydream collect`")
+            raise NotApplicableError(
+                "the trace has no shapes of operators; record it with `daydream collect`"
+            )
         calls = calls_of(self.graph.trace)
         for row in rows:
             name, shapes, _ = calls.keys[calls.which[row]]
@@ -154,7 +156,7 @@ class _Finder:
             for number, region in enumerate(regions):
                 self._forward(places, region)
                 for each in (*region.columns, region.row):
-                    linear[(block, *each.key)] = (number, each)
+                    linear[block, each.layer, each.key] = (number, each)
         if not linear:
             raise NotApplicableError(
                 "no block that the model repeats has attention between linear layers of recorded shapes"
@@ -169,14 +171,15 @@ class _Finder:
         """Return the regions of one block's forward pass; none without attention."""
         regions: list[_Region] = []
         columns: list[_Linear] = []
-        begin, width, before = 0, None, -1
+        begin, width = 0, None
+        seen: set[int] = set()  # a call's pieces on a CPU part to let those of inner calls between them
         rows = self.call[places]
         attends = np.array([self._is_attention(at) for at in places.tolist()], bool)
         last_attention = int(places[attends][-1]) if attends.any() else -1
         for at, row in zip(places.tolist(), rows.tolist(), strict=True):
-            if row < 0 or row == before:
+            if row < 0 or row in seen:
                 continue
-            before = row
+            seen.add(row)
             if columns and width is None and self._is_attention(at):
                 first = self.arguments[row][-2 if self.names[row] in BATCHED else 0]
                 width = first[-1] if isinstance(first, tuple) and first else 0
@@ -199,7 +202,9 @@ class _Finder:
 
     def _forward(self, places: np.ndarray, region: _Region) -> None:
         every = (*region.columns, region.row)
-        self._divide(places[(places >= region.begin) & (places <= region.end)], {l.call: l for l in every})
+        self._divide(
+            places[(places >= region.begin) & (places <= region.end)], {one.call: one for one in every}
+        )
         tokens, inner, outer = region.row.sizes
         self._add_up(region.end, tokens * outer)
         self.divided.layers |= {each.layer for each in every if each.layer}
@@ -229,9 +234,18 @@ class _Finder:
             if begin and ends:
                 end, last = ends[-1]
                 self._divide(places[(places >= begin[0]) & (places <= end)], mine)
+                self._divide_biases(places, [each for _, each in products])
                 self._add_up(end, last.sizes[0] * last.sizes[1])
         self.in_block[places] = len(of_region) > 0
         return bool(of_region)
+
+    def _divide_biases(self, places: np.ndarray, linear: list[_Linear]) -> None:
+        """Divide the sums that are gradients of divided biases; the last layer's is as long as the output."""
+        sums = places[self.family[places] == "reduction"]
+        columns, rows = ({each.layer for each in linear if each.kind == kind} for kind in (COLUMN, ROW))
+        for layers, part in ((columns - rows, 1 / self.degree), (rows - columns, 1.0)):
+            mine = sums[np.isin(self.layer[sums].astype(str), [str(layer) for layer in layers])]
+            self.divided.flop[mine] = self.divided.nbytes[mine] = part
 
     def vocabulary(self) -> None:
         """Divide the embedding, the last layer and the loss, where that layer has the embedding's rows."""
@@ -239,7 +253,9 @@ class _Finder:
         rows = np.unique(self.call[outside][self.call[outside] >= 0]).tolist()
         lookups = {row: _lookup(self.arguments[row]) for row in rows if self.names[row] in LOOKUPS}
         # Where there are as many words as features, shapes do not tell which of the two is meant.
-        tables = {table[0]: table[1] for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]}
+        tables = {
+            table[0]: table[1] for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]
+        }
         forward = {row for row in self.call[outside[self.phase[outside] == "forward"]].tolist() if row >= 0}
         last = [row for row in sorted(forward & set(self.sizes))
                 if tables.get(self.sizes[row][2]) == self.sizes[row][1]]  # fmt: skip
@@ -249,7 +265,9 @@ class _Finder:
         size = self.divided.vocabulary = head[2]
         products = {row: _Linear(row, None, head) for row in rows
                     if sorted(self.sizes.get(row, ())) == sorted(head)}  # fmt: skip
-        lookups = {row: pair for row, pair in lookups.items() if pair[0][:1] == (size,)}
+        lookups = {row: pair for row, pair in lookups.items() if pair[0][0] == size}
+        most = max((prod(indices) for _, indices in lookups.values()), default=0)  # words, not positions
+        lookups = {row: pair for row, pair in lookups.items() if prod(pair[1]) == most}
         wide = self._with_size(outside, size)
         self._divide(wide[~np.isin(self.call[wide], list(lookups))], products)
         used = wide[np.isin(self.call[wide], [*products, *lookups])]
@@ -258,11 +276,12 @@ class _Finder:
             self._sums_of_vocabulary(self.place[members.ids], products, lookups, head)
 
     def _with_size(self, places: np.ndarray, size: int) -> np.ndarray:
-        """Return the places whose recorded shapes hold a size."""
-        shapes = self.tasks.shapes[places]
-        holds = re.compile(rf"\b{size}\b").search
-        fit = {text: bool(text and holds(text)) for text in set(shapes.tolist())}
-        return places[[fit[text] for text in shapes.tolist()]]
+        """Return the places whose recorded shapes hold a size as that of features, or of rows of a table."""
+        shapes = self.tasks.shapes[places].tolist()
+        fit = {text: any(size in (shape[-1], shape[0] if len(shape) == 2 else shape[-1])
+                         for shape in parse_shapes(text) or [] if isinstance(shape, tuple) and shape)
+               for text in set(shapes)}  # fmt: skip
+        return places[np.array([fit[text] for text in shapes], bool)]
 
     def _sums_of_vocabulary(
         self,
@@ -307,7 +326,7 @@ class _Finder:
 
 
 def _turns_back(columns: list[_Linear], one: _Linear) -> bool:
-    """Say whether a layer takes what the last opened one gives, back to the width of the first one's input."""
+    """Say whether a layer takes what the last opened one gives, and gives what the first one took."""
     return bool(columns) and one.sizes[1:] == (columns[-1].sizes[2], columns[0].sizes[1])
 
 

@@ -31,6 +31,7 @@ from daydream.explanation.causes import (
     Chain,
 )
 from daydream.explanation.places import Place, place_of
+from daydream.graph.device import device_work
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection
@@ -204,7 +205,7 @@ def copies(scene: Scene) -> Iterator[Avoidable]:
 
 def launching_by_the_cpu(scene: Scene) -> Iterator[Avoidable]:
     """Where the CPU is on the critical path of the model, it launches more slowly than the device works."""
-    if not (scene.graph.columns["kind"][scene.graph.alive] > 0).any():
+    if not device_work(scene.graph)[scene.graph.alive].any():
         return
     mask = scene.chain.of(CPU, UNTRACED, LATENCY) & np.isin(scene.phase, [*MODEL, OPTIMIZER]) & ~scene.idle
     asked: list[tuple[str, Mapping[str, Any]]] = [("cuda-graphs", {}), ("compile", {})]

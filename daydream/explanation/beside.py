@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from daydream.explanation.causes import CODES, COMMUNICATION, NAMES, Chain, untraced_device_work
+from daydream.graph.device import device_work
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection
@@ -69,7 +70,7 @@ def waits(chain: Chain, cause: Cause) -> Waits:
     held = np.zeros(len(plan), bool)
     held[dst[start[src] + plan.edge_delay_ns[edges] == start[dst]]] = True
     held &= (graph.columns["kind"][timeline.task] == 0) & (timeline.wait_ns > 0)
-    on_device = graph.alive & (graph.columns["kind"] > 0)
+    on_device = graph.alive & device_work(graph)
     last_launch = graph.columns["order"][on_device].max(initial=0)
     at_end = graph.columns["order"][timeline.task] > last_launch
     names = graph.columns["name"][timeline.task]
@@ -83,7 +84,7 @@ def launching(chain: Chain) -> Launching | None:
     """Return what launch calls take within the steps; None if nothing is launched."""
     graph, timeline = chain.graph, chain.timeline
     calls = np.zeros(graph.size, bool)
-    launch = graph.columns["launch"][graph.alive]
+    launch = graph.columns["launch"][graph.alive & device_work(graph)]
     calls[launch[launch >= 0]] = True
     found = list(_within(chain, calls[timeline.task]))
     tasks = np.unique(timeline.task[np.concatenate([entries for entries, _ in found])])
@@ -101,7 +102,7 @@ def launching(chain: Chain) -> Launching | None:
 def busy_share(chain: Chain) -> float | None:
     """Return the share of the steps in which their device runs recorded work; None without a device."""
     timeline = chain.timeline
-    on_device = (timeline.graph.columns["kind"] > 0) & ~untraced_device_work(timeline.graph)
+    on_device = device_work(timeline.graph) & ~untraced_device_work(timeline.graph)
     on_device = on_device[timeline.task]
     if not on_device.any():
         return None

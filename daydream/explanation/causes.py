@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
 from daydream.errors import NotApplicableError
+from daydream.graph.device import device_work
 from daydream.graph.graph import KINDS, Graph
 from daydream.graph.plan import Cause
 from daydream.graph.rules import device_graphs
@@ -232,7 +233,7 @@ def _causes(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
         names[kernels] = _bounds(graph, kernels)
         chosen = (kind == KERNEL) & (edge < 0)
         found[chosen] = names[task[chosen]]
-    if not (columns["kind"][graph.alive] > 0).any():
+    if not device_work(graph)[graph.alive].any():
         found[kind == 0] = CODES[OPERATORS]
     waits = np.isin(task, graph.syncs["task"]) & (kind == 0)
     found[waits & (edge < 0)] = CODES[SYNC]

@@ -19,6 +19,7 @@ from daydream.explanation.beside import (
     waits,
 )
 from daydream.explanation.causes import LOADING, RECORDING, UNTRACED_DEVICE, Share, shares, trace_back
+from daydream.graph.device import device_work
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.simulate.replay import Replay
@@ -163,7 +164,7 @@ def explain(
     say("following the critical path", -1.0)
     chain = trace_back(settled.timeline, chosen)
     say("asking what would save time", -1.0)
-    on_device = bool((chain.graph.columns["kind"][chain.graph.alive] > 0).any())
+    on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
     beside = communication(chain)
     without_cpu = asker.without(on="cpu")
     without_device = asker.without(on="gpu") if on_device else None

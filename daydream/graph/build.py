@@ -6,6 +6,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | name | rule | file |
 |---|---|---|
 | (always) | CPU time cut into tasks in thread order; device tasks in launch order | `threads`, `streams` |
+| `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo` |
 | `handoff` | a thread that wakes another and stands until it is done | `handoff` |
 | `graphs` | nodes of a CUDA graph, and the holes the profiler left among them | `device_graphs` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
@@ -28,6 +29,7 @@ from daydream.graph.graph import Graph
 from daydream.graph.rules.communication import meet
 from daydream.graph.rules.device_graphs import fill_heads, link_nodes
 from daydream.graph.rules.events import wait_for_events
+from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over, tell_background
 from daydream.graph.rules.latencies import measure_latencies
 from daydream.graph.rules.launches import cut_long_calls
@@ -38,6 +40,7 @@ from daydream.graph.rules.threads import order_threads
 from daydream.trace import Trace
 
 RULES = {
+    "gloo": run_on_threads,
     "handoff": hand_over,
     "graphs": link_nodes,
     "queue": bound_queues,

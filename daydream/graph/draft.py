@@ -35,6 +35,7 @@ class Draft:
     thread_ids: list[tuple[int, int, int]] = field(default_factory=list)  # (rank, pid, tid) by CPU lane
     waited: np.ndarray = field(default_factory=lambda: np.empty(0, bool))  # by task: a wait was taken out
     meetings: list[tuple[int, int]] = field(default_factory=list)  # (task, what a link holds it for)
+    host_lanes: set[int] = field(default_factory=set)  # collectives on the CPU: no streams of a device
     linked_threads: set[int] = field(default_factory=set)
     event_pairs: list[tuple[int, int]] = field(default_factory=list)  # (waiting task, the task it waits for)
 
@@ -248,6 +249,8 @@ def stream_runs(draft: Draft) -> list[tuple[int, np.ndarray]]:
     """Return (lane, task ids in lane order) for every device lane."""
     graph = draft.graph
     ids = np.flatnonzero(graph.columns["kind"] > 0)
+    if draft.host_lanes:
+        ids = ids[~np.isin(graph.columns["lane"][ids], list(draft.host_lanes))]
     ids = ids[np.lexsort((ids, graph.columns["order"][ids], graph.columns["lane"][ids]))]
     lanes = graph.columns["lane"][ids]
     return [(int(lanes[begin]), ids[begin:end]) for begin, end in runs_of(lanes)]

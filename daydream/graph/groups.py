@@ -146,6 +146,23 @@ class Groups(Shown):
 
         return repeat(self, times, before, stay=stay)
 
+    def with_copies(self, times: int) -> Groups:
+        """Repeat the groups; return them and their copies as groups with keys (key, number), from 0."""
+        from daydream.graph.arrange import with_copies
+
+        return with_copies(self, times)
+
+    def arrange(self, ranks: Any) -> Selection:
+        """Let the groups come one behind another in this order, each on the lanes of a rank (one a group).
+
+        In each step they take the place in program order that they have together; what each needs must
+        come before it. Rank 0 stays on its lanes; rank 1 gets lanes like them (`rank 1 stream 7`), with all
+        CPU work of a rank on one thread. Waits keep to the rank, links stay as they are.
+        """
+        from daydream.graph.arrange import arrange
+
+        return arrange(self, ranks)
+
     def _group(self, number: int) -> Selection:
         ids = self._ids[self._starts[number] : self._starts[number + 1]]
         words = f"{self.selection.words}, {self.keys[number]!r}".strip(", ")

@@ -220,6 +220,10 @@ def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
                 dst = tasks[place[there]]
                 # A wait belongs to the copy whose work it precedes; other copies have their own.
                 own = (layout.copy[dst] == copy) & (layout.order[src[chosen][there]] < layout.order[dst])
+                # It is of the same task in each: one from before the window may fall into a pause of it.
+                recorded = order[table["wait"]][rows[chosen]][there]
+                first = tasks[np.searchsorted(layout.order[tasks], recorded, side="right")]
+                own &= layout.task[first] == layout.task[dst]
                 sources.append(src[chosen][there][own])
                 targets.append(dst[own])
                 latencies.append(table["latency_ns"][rows[chosen]][there][own])

@@ -12,6 +12,7 @@ import numpy as np
 from daydream.errors import GraphError
 from daydream.graph.calls import call_rows
 from daydream.graph.columns import coded, is_text, lanes_named, read_column
+from daydream.graph.device import device_work
 from daydream.graph.tables import KINDS
 from daydream.trace import PHASES
 
@@ -38,7 +39,7 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     if name == "on":
         if wanted not in ("cpu", "gpu"):
             raise GraphError(f"on={wanted!r}; choose cpu or gpu")
-        on_device = graph.columns["kind"][ids] != 0
+        on_device = device_work(graph)[ids]
         return on_device if wanted == "gpu" else ~on_device
     options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
     if name == "within":
@@ -89,6 +90,6 @@ def no_match(graph: Graph, words: str) -> str:
         )
     if "layer=" in words and not (columns["layer"][graph.alive] >= 0).any():
         lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
-    if ("kernel" in words or "gpu" in words) and not (columns["kind"][graph.alive] > 0).any():
+    if ("kernel" in words or "gpu" in words) and not device_work(graph)[graph.alive].any():
         lines.append("This trace holds no device work; it was recorded on the CPU only.")
     return "\n       ".join(lines)

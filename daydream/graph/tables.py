@@ -47,6 +47,7 @@ class Lane:
     on_device: bool = False
     device: int = -1
     background: bool = False  # a thread that nothing waits for, such as a watchdog
+    host: bool = False  # a pool of CPU threads that runs launched work (gloo), no device
 
 
 @dataclass

@@ -7,6 +7,8 @@ of the job, so the steps its members are in are the same step.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,7 +64,9 @@ def coupled(graph: Graph) -> dict[int, frozenset[int]]:
         together = found.get(one, frozenset([one])) | found.get(other, frozenset([other]))
         for mate in together:
             found[mate] = together
-    return {rank: mates for rank, mates in found.items() if any(s.get("rank", 0) == rank for s in graph.steps)}
+    return {
+        rank: mates for rank, mates in found.items() if any(s.get("rank", 0) == rank for s in graph.steps)
+    }
 
 
 def _links(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
@@ -83,34 +87,17 @@ def _step_shifts(graph: Graph, by_rank: dict[int, list[int]]) -> dict[int, int]:
     Told by the majority of the collectives that two ranks met in, directly or through others; ranks that
     met none end together.
     """
-    place = np.full(len(graph.steps) + 1, -1)
-    rank_of = np.full(len(graph.steps) + 1, -1)
-    for rank, steps in by_rank.items():
-        place[steps], rank_of[steps] = np.arange(len(steps)), rank
-    src, dst = _links(graph)
-    step = graph.columns["step"].astype(np.int64)
-    groups: dict[int, dict[int, int]] = {}  # what follows several: the step of each rank in it
-    for source, target in zip(src.tolist(), dst.tolist(), strict=True):
-        for task in (source, target):
-            if step[task] >= 0:
-                groups.setdefault(target, {}).setdefault(int(rank_of[step[task]]), int(place[step[task]]))
-    votes: dict[tuple[int, int], Counter[int]] = {}
-    for group in groups.values():
-        first = min(group)
-        for rank, at in group.items():
-            if rank != first:
-                votes.setdefault((first, rank), Counter())[at - group[first]] += 1
     near: dict[int, list[tuple[int, int]]] = {rank: [] for rank in by_rank}
-    for (one, other), counts in votes.items():
+    for (one, other), counts in _votes(graph, by_rank).items():
         ahead = counts.most_common(1)[0][0]
         near[one].append((other, ahead))
         near[other].append((one, -ahead))
     most = max(len(steps) for steps in by_rank.values())
     shift: dict[int, int] = {}
-    for first in by_rank:
+    for first, steps in by_rank.items():
         if first in shift:
             continue
-        shift[first] = len(by_rank[first]) - most
+        shift[first] = len(steps) - most
         waiting = [first]
         while waiting:
             rank = waiting.pop()
@@ -119,6 +106,26 @@ def _step_shifts(graph: Graph, by_rank: dict[int, list[int]]) -> dict[int, int]:
                     shift[other] = shift[rank] + ahead
                     waiting.append(other)
     return shift
+
+
+def _votes(graph: Graph, by_rank: dict[int, list[int]]) -> dict[tuple[int, int], Counter[int]]:
+    """Return how often each pair of ranks met so many steps apart."""
+    place = np.full(len(graph.steps) + 1, -1)
+    rank_of = np.full(len(graph.steps) + 1, -1)
+    for rank, steps in by_rank.items():
+        place[steps], rank_of[steps] = np.arange(len(steps)), rank
+    src, dst = _links(graph)
+    step = graph.columns["step"].astype(np.int64)
+    ends = np.concatenate([src, dst])
+    what = np.tile(dst, 2)[step[ends] >= 0]  # what follows several: the step of each rank in it
+    rows = np.stack([what, rank_of[step[ends[step[ends] >= 0]]], place[step[ends[step[ends] >= 0]]]], axis=1)
+    votes: dict[tuple[int, int], Counter[int]] = {}
+    for _, each in groupby(np.unique(rows, axis=0).tolist(), key=itemgetter(0)):
+        (_, first, at), *others = each
+        for _, rank, there in others:
+            if rank != first:
+                votes.setdefault((first, rank), Counter())[there - at] += 1
+    return votes
 
 
 def _is_closed(graph: Graph, window: dict[int, tuple[int, int]]) -> bool:

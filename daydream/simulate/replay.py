@@ -201,8 +201,8 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
     ranks = {step.get("rank", 0) for step in graph.steps}
     if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):
         said.append(
-            "The steps of these ranks are simulated as recorded, not repeated until they settle: which of them "
-            "belong together is not known, or not all ranks have a step that can be judged."
+            "The steps of these ranks are simulated as recorded, not repeated until they settle: which of "
+            "them belong together is not known, or not all ranks have a step that can be judged."
         )
     if not settled.settled:
         said.append("Step times had not settled after repeating the window; the last pass is shown.")

@@ -135,9 +135,10 @@ def _judge(
     needed, first = [], 0
     for rank, mates in members.items():
         passes = _passes(timeline, times, len(ends), rank if len(members) > 1 else None)
+        before, last = passes[-2:]
         slowest = _slowest_lane(timeline, ends, mates if len(members) > 1 else None)
-        needed.append(passes_needed(len(ends), *passes[-2:], *slowest, len(timeline.graph)))
-        alike = (c for c, ns in enumerate(passes) if abs(ns - passes[-1]) <= SETTLED * passes[-1])
+        needed.append(passes_needed(len(ends), before, last, *slowest, len(timeline.graph)))
+        alike = (c for c, ns in enumerate(passes) if abs(ns - last) <= SETTLED * last)
         first = max(first, next(alike))
     return max(needed) if max(needed) > 0 else min(needed), first
 

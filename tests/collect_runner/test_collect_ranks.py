@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import daydream
+from daydream.collect.host_collectives import host_collectives
+from daydream.collect.meetings import find_meetings
+from daydream.graph.lint import problems
 from daydream.report.collected import collectives_of_steps
 from daydream.report.overview import overview
 from daydream.report.overview_text import info_text
@@ -86,6 +89,40 @@ def test_torchrun_gives_one_trace_with_both_ranks(folder, port):
     assert "397,322 parameters" in said
     assert "note:" not in done.err
     assert done.hidden() == []
+
+
+def test_ranks_on_gloo_wait_for_each_other_in_the_simulation(folder, port):
+    folder.script(
+        DDP.replace(
+            "                model(torch",
+            "                time.sleep(0.03 * rank)\n                model(torch",
+        )
+        + "        train(int(os.environ['RANK']), 2, os.environ['MASTER_PORT'])\n"
+    )
+    done = folder.collect("--nproc-per-node", "2", "train.py", PET_MASTER_PORT=port)
+    assert done.code == 0, done.err
+    trace = done.trace()
+
+    met = find_meetings(trace)
+    assert {len(rows) for rows in met.rows} == {2}
+    assert len(met) == len(host_collectives(trace)) / 2
+    assert met.alone == {}
+    graph = daydream.build(trace)
+    assert problems(graph) == []
+    assert not any("could not be found" in note for note in graph.facts.notes)
+    transfers = graph.select(kind="collective", name="gloo:all_reduce")
+    early = transfers.where(lambda tasks: tasks.rank == 0)
+    recorded = trace["duration_ns"][early.row]
+    assert np.median(recorded) > 20_000_000  # the other rank slept as long
+    assert np.median(early.duration_ns) < np.median(recorded) / 2
+
+    replay = daydream.replay(graph)
+    assert {step.rank for step in replay.steps} == {0, 1}
+    assert replay.max_error < 0.01
+    assert replay.settled.passes > 1
+    assert not any("as recorded, not repeated" in note for note in replay.notes)
+    assert daydream.whatif(replay, "no-stragglers").speedup > 1.2
+    assert daydream.whatif(replay, "network", bandwidth_factor=0.01).speedup < 1
 
 
 def test_a_rank_that_fails_fails_the_run_and_what_there_is_is_kept(folder, port):

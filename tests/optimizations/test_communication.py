@@ -26,6 +26,7 @@ from daydream.costs.achieved import memory_bandwidth
 from daydream.costs.buckets import assign
 from daydream.costs.cluster_names import cluster
 from daydream.costs.kernels import floor_ns
+from daydream.costs.scaling import tiny_call_ns
 from daydream.graph.selection import Selection
 from daydream.graph.tables import Lane
 from daydream.simulate.steady import settle
@@ -245,9 +246,8 @@ def test_of_several_backward_passes_the_last_one_is_reduced():
     assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
 
 
-def test_on_a_cpu_the_thread_waits():
-    #  thread      |forward 50|forward 50|grad 1 60|gradient 2|grad 0 60|gradient 2|    |update 30|
-    #  all-reduce                                          162|40|               224|40|
+def on_a_cpu(**update) -> Graph:
+    """Two layers of 50 ns forward, 60 backward and 2 for each gradient, and an update of 30."""
     program = Program()
 
     def run(name: str, phase: str, duration: int, **columns) -> None:
@@ -260,12 +260,34 @@ def test_on_a_cpu_the_thread_waits():
     for _ in range(2):
         run("AddmmBackward0", "backward", 60)
         run("torch::autograd::AccumulateGrad", "backward", 2, **gradient)
-    run("aten::add_", "optimizer", 30)
-    graph = program.graph(vendor="cpu")
+    run("aten::add_", "optimizer", 30, **update)
+    return program.graph(vendor="cpu")
+
+
+def test_on_a_cpu_the_thread_waits():
+    #  thread      |forward 50|forward 50|grad 1 60|gradient 2|grad 0 60|gradient 2|    |update 30|
+    #  all-reduce                                          162|40|               224|40|
+    graph = on_a_cpu()
     ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
     ran = times(graph)
     assert ran["all-reduce"] == [(162, 202), (224, 264)]
     assert ran["aten::add_"] == [(264, 264 + 30)]
+
+
+def test_a_cpu_reads_what_copies_overwrite_and_copies_back_bucket_by_bucket():
+    #  thread     ...|gradient 2|in|grad 0 60|gradient 2|in|   |back 1|         |back 0|update 30|
+    #  all-reduce                  |10,000                     |10,000          |
+    graph = on_a_cpu(op="aten::add_", shapes="[[10000], [10000]]", dtype="float32")
+    assert memory_bandwidth(graph, "cpu") == 3 * 40_000 / 30  # two read, one written
+    copy = round(tiny_call_ns(graph) + 3 * 4000 / 4000)
+    ddp(graph, workers=2, bandwidth=0.5, latency_us=1.0, bucket_mb=ONE)
+    ran, took = times(graph), 2 * 1000 + 4000 * 2
+    first = 162 + copy
+    second = max(first + took, 224 + 2 * copy)
+    assert ran["all-reduce"] == [(first, first + took), (second, second + took)]
+    behind = second + took
+    assert ran["copy from bucket"] == [(first + took, first + took + copy), (behind, behind + copy)]
+    assert ran["aten::add_"] == [(behind + copy, behind + copy + 30)]
 
 
 def test_a_bucket_is_full_at_its_size_and_never_divides_a_gradient():

@@ -202,7 +202,8 @@ def test_foreach_refuses_what_is_multi_tensor_already():
 
 def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
     # 1,000 parameters of 4 B: to the CPU 4,000 B at 40 B/ns = 100 ns, behind the gemm that ends at
-    # 2 + 4 + 20 = 26; update 28,000 B at 100 B/ns = 280 ns, and Python 21,000 + 2 x 4,000; 4 ns to launch, back 100.
+    # 2 + 4 + 20 = 26; update 28,000 B at 100 B/ns = 280 ns, and Python 21,000 + 2 x 4,000; 4 ns to launch,
+    # back 100.
     graph = per_parameter(**ADAM_OF_1000)
     graph.facts.launch_cost_ns, graph.facts.launch_latency_ns = 6, 4
     offload_optimizer(graph, bandwidth=40.0, cpu_bandwidth=100.0)

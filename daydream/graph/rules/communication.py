@@ -10,6 +10,9 @@ arrival to each one's end. Where they do not (hosts whose clocks drift apart in 
 recording), the time from an arrival on one clock to an end on another means nothing; the least
 duration of a member is then the transfer, as the last to arrive waits for nobody.
 
+On threads of the CPU (gloo) members end when they get the processor, not together: there, on one
+host's clock, each transfer lasts from the last arrival to the member's own end.
+
 The members that were not recorded may have come later still; then both are upper bounds.
 """
 
@@ -82,15 +85,19 @@ def _hold(draft: Draft, members: np.ndarray, meeting: np.ndarray) -> None:
     np.minimum.at(first_end, meeting, ends)
     np.maximum.at(last_end, meeting, ends)
     np.minimum.at(least, meeting, ends - starts)
-    agree = (last_end - first_end <= ENDS_AGREE_NS)[meeting]
+    on_host = np.isin(columns["lane"][members], list(draft.host_lanes))
+    agree = (last_end - first_end <= ENDS_AGREE_NS)[meeting] | on_host
+    # A root that gives away its data does not wait for those that take it.
+    free = on_host & (ends < last[meeting])
     transfer = np.where(agree, np.maximum(ends - last[meeting], 0), least[meeting])
-    begun = last[meeting]
+    transfer = np.where(free, ends - starts, transfer)
+    begun = np.where(free, starts, last[meeting])
 
     arrivals = graph.add(
         len(members), lane=columns["lane"][members], kind=COLLECTIVE, name=graph.code("name", ARRIVAL),
         order=columns["order"][members] - 1, launch=columns["launch"][members], step=columns["step"][members],
         phase=columns["phase"][members], measured_start_ns=columns["measured_start_ns"][members],
-        release_ns=columns["release_ns"][members],
+        release_ns=columns["release_ns"][members], latency_ns=columns["latency_ns"][members],
     )  # fmt: skip
     columns = graph.columns
     draft.extend(begun)  # in the recording the kernel goes straight on to transfer: there is no start-up
@@ -98,16 +105,19 @@ def _hold(draft: Draft, members: np.ndarray, meeting: np.ndarray) -> None:
     np.minimum.at(first, meeting, np.arange(len(members)))
     hubs = graph.add(
         count, lane=_hub_lanes(graph, columns["lane"][members], meeting), kind=0,
-        name=graph.code("name", "last arrival"), measured_start_ns=last, order=columns["order"][members[first]],
+        name=graph.code("name", "last arrival"), measured_start_ns=last,
+        order=columns["order"][members[first]],
     )  # fmt: skip
     columns = graph.columns
     draft.extend(last)
     columns["release_ns"][members] = 0
+    columns["latency_ns"][members] = 0
     columns["measured_start_ns"][members] = begun
     columns["duration_ns"][members] = transfer
     graph.link(arrivals, hubs[meeting], cause=Cause.COMMUNICATION)
-    graph.link(hubs[meeting], members, cause=Cause.COMMUNICATION)
-    draft.meetings += zip(members.tolist(), hubs[meeting].tolist(), strict=True)
+    held, hub = members[~free], hubs[meeting[~free]]
+    graph.link(hub, held, cause=Cause.COMMUNICATION)
+    draft.meetings += zip(held.tolist(), hub.tolist(), strict=True)
 
 
 def _hub_lanes(graph: Graph, lanes: np.ndarray, meeting: np.ndarray) -> np.ndarray:
@@ -138,7 +148,7 @@ def _say_what_is_missing(draft: Draft, meetings: Meetings) -> None:
             "arrive may be one that is not in the trace, so their transfers are upper bounds."
         )
     drifting = int((meetings.spread_ns > ENDS_AGREE_NS).sum())
-    if drifting:
+    if drifting and not meetings.on_host:
         graph.note(
             f"{counted(drifting, 'collective')} end up to {meetings.residual_ns / 1e3:,.0f} us apart on "
             "different ranks; their transfer is taken to be the shortest member's duration."

@@ -37,7 +37,7 @@ NO_EARLIER = 7  # program-order distance behind a task and its device work
 
 
 @dataclass
-class _Idle:
+class IdleTime:
     """Idle stretches of a thread: a gap after a task, or time in a named range but in no operator."""
 
     task: np.ndarray
@@ -64,12 +64,12 @@ def hand_over(draft: Draft) -> None:
         ]
         # A thread that only polls idles around everybody's work; who hands over runs operators.
         callers = [lane for lane in callers if operating[lane]] or callers
-        found = [(lane, *_bursts(draft, _idle(draft, lane), busy[worker])) for lane in callers]
+        found = [(lane, *_bursts(draft, idle_time(draft, lane), busy[worker])) for lane in callers]
         found = [f for f in found if len(f[2])]
         if not found:
             continue
         caller, inside, bursts = max(found, key=lambda f: f[1])
-        idle = _idle(draft, caller)
+        idle = idle_time(draft, caller)
         fill = np.median(
             (bursts[:, 2] - bursts[:, 1]) / np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1)
         )
@@ -109,7 +109,7 @@ def tell_background(draft: Draft) -> None:
 def _wake_ups(draft: Draft, lane: int, lanes: list[int]) -> None:
     """Link a thread's pauses to the tasks of other threads that end them every time."""
     graph = draft.graph
-    idle = _idle(draft, lane)
+    idle = idle_time(draft, lane)
     mine = _tasks(draft, lane)
     following = mine[np.minimum(np.searchsorted(draft.start_ns[mine], idle.end), len(mine) - 1)]
     sign = np.where(idle.in_range, graph.columns["name"][idle.task], graph.columns["name"][following])
@@ -177,7 +177,7 @@ def _common(
     return best
 
 
-def _wait_for(draft: Draft, idle: _Idle, pause: int, waker: int) -> None:
+def _wait_for(draft: Draft, idle: IdleTime, pause: int, waker: int) -> None:
     """Turn a pause into a wait for the end of another thread's task."""
     graph = draft.graph
     columns = graph.columns
@@ -216,7 +216,8 @@ def _does_backward_only(draft: Draft, tasks: np.ndarray) -> bool:
     return bool(time[phase == PHASES.index("forward")].sum() <= 0.1 * time.sum())
 
 
-def _idle(draft: Draft, lane: int) -> _Idle:
+def idle_time(draft: Draft, lane: int) -> IdleTime:
+    """Return the stretches in which a thread was in no operator, in order."""
     ids = _tasks(draft, lane)
     start, end, gap = draft.start_ns[ids], draft.end_ns[ids], draft.graph.columns["gap_ns"][ids]
     rows = draft.graph.columns["row"][ids]
@@ -226,10 +227,10 @@ def _idle(draft: Draft, lane: int) -> _Idle:
     tasks = np.concatenate([ids[gap > 0], ids[in_range]])
     kind = np.concatenate([np.zeros((gap > 0).sum(), bool), np.ones(in_range.sum(), bool)])
     order = np.argsort(begins, kind="stable")
-    return _Idle(tasks[order], begins[order], ends[order], kind[order])
+    return IdleTime(tasks[order], begins[order], ends[order], kind[order])
 
 
-def _bursts(draft: Draft, idle: _Idle, work: np.ndarray) -> tuple[int, np.ndarray]:
+def _bursts(draft: Draft, idle: IdleTime, work: np.ndarray) -> tuple[int, np.ndarray]:
     """Return the worker's time in the caller's idle stretches, and (stretch, first start, last end) rows."""
     if not len(idle.task) or not len(work):
         return 0, np.empty((0, 3), np.int64)
@@ -253,7 +254,7 @@ def _grouped(stretch: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndar
     )
 
 
-def _link(draft: Draft, idle: _Idle, bursts: np.ndarray, work: np.ndarray) -> None:
+def _link(draft: Draft, idle: IdleTime, bursts: np.ndarray, work: np.ndarray) -> None:
     """Cut each idle stretch where the worker's burst begins and ends, and tie the threads there."""
     graph = draft.graph
     columns = graph.columns

@@ -59,7 +59,8 @@ def measure_latencies(draft: Draft, *, measured: bool = True) -> None:
     if len(late):
         graph.facts.unexplained = len(late)
         graph.facts.unexplained_ns = int(late.sum())
-    calls = np.unique(columns["launch"][columns["launch"] >= 0])
+    launched = (columns["launch"] >= 0) & ~np.isin(columns["lane"], list(draft.host_lanes))
+    calls = np.unique(columns["launch"][launched])
     graph.facts.launch_cost_ns = int(np.median(columns["duration_ns"][calls])) if len(calls) else 0
 
 

@@ -22,7 +22,7 @@ def cut_long_calls(draft: Draft) -> None:
     """Cut the time before submission off calls that lasted long and whose work started at their end."""
     graph = draft.graph
     columns = graph.columns
-    work = np.flatnonzero(columns["launch"] >= 0)
+    work = np.flatnonzero((columns["launch"] >= 0) & ~np.isin(columns["lane"], list(draft.host_lanes)))
     calls, first = np.unique(columns["launch"][work], return_index=True)
     begun = draft.start_ns[work[first]]
     usual = usual_costs(draft, calls)

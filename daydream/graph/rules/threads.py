@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.collect.host_collectives import inside_collectives
 from daydream.graph.draft import Draft
 from daydream.graph.graph import ORDER_STEP, Lane
 from daydream.trace import HOST_KINDS
@@ -21,7 +22,9 @@ ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its ret
 def order_threads(draft: Draft) -> None:
     """Add the CPU tasks: lanes, durations, gaps, and program order by recorded start."""
     trace, graph = draft.trace, draft.graph
-    rows = np.flatnonzero(trace.is_kind(*HOST_KINDS[:3]) & ~draft.step_markers())
+    rows = trace.is_kind(*HOST_KINDS[:3]) & ~draft.step_markers()
+    rows[inside_collectives(trace)] = False  # what a pool thread does in a collective is part of it
+    rows = np.flatnonzero(rows)
     if not len(rows):
         return
     thread, threads = draft.threads(rows)

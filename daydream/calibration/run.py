@@ -1,0 +1,228 @@
+"""Which operator calls a prediction asks for, and a table of what they take on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daydream.calibration.operators import OperatorCall
+from daydream.calibration.process import Worker
+from daydream.costs.calls import calls_of
+from daydream.costs.kernels import work
+from daydream.costs.measured import device_name, recorded_ns, types_of
+from daydream.costs.scaling import NO_WORK
+from daydream.costs.shapes import Shape
+from daydream.costs.table import CPU, METADATA, KernelTable
+from daydream.costs.work import FORMULAS, bare_name
+from daydream.errors import NotApplicableError
+from daydream.graph.build import build
+from daydream.graph.graph import Graph
+from daydream.trace import Trace, write_whole
+from daydream.transforms.compose import apply, spelled
+from daydream.transforms.registry import Optimization
+
+SCHEMA = 1
+TOTAL_LIMIT_S = 120.0
+CALL_LIMIT_S = 0.2
+Say = Callable[[str, float], None]
+
+
+class Questions(KernelTable):
+    """A table that knows nothing and remembers what it was asked, in this order."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.asked: dict[tuple[str, str, str | None], OperatorCall] = {}
+
+    def call(self, op: str, shapes: str, dtype: str | None, hint: Shape | None = None) -> float | None:
+        """Remember a call; its time is not known."""
+        self.asked.setdefault((op, shapes, dtype), OperatorCall(op, shapes, dtype, hint))
+        return None
+
+
+@dataclass
+class Calibration:
+    """Measured calls, as (call, ns, repetitions), and those that were not, each with the reason."""
+
+    device: str
+    torch: str
+    measured: list[tuple[OperatorCall, float, int]] = field(default_factory=list)
+    left_out: list[tuple[OperatorCall, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def asked(self) -> int:
+        """How many distinct calls there were."""
+        return len(self.measured) + len(self.left_out)
+
+    def table(self) -> KernelTable:
+        """Return the times as predictions take them."""
+        return KernelTable([self._row(*each) for each in self.measured], self.device)
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the times as parquet; `KernelTable.load` reads it.
+
+        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
+        """
+        import pyarrow as pa
+        from pyarrow.parquet import write_table
+
+        said = {"schema_version": SCHEMA, "device": self.device, "torch": self.torch}
+        schema = pa.schema(
+            [("op", pa.string()), ("shapes", pa.string()), ("dtype", pa.string()),
+             ("duration_ns", pa.int64()), ("repeats", pa.int32())],
+            metadata={METADATA: json.dumps(said)},
+        )  # fmt: skip
+        rows = pa.Table.from_pylist([self._row(*each) for each in self.measured], schema)
+        write_whole(path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force)
+
+    def reasons(self) -> dict[str, list[OperatorCall]]:
+        """Return what was left out, by reason."""
+        found: dict[str, list[OperatorCall]] = {}
+        for call, reason in self.left_out:
+            found.setdefault(reason, []).append(call)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `calibrate --json` prints."""
+        return {
+            "device": self.device,
+            "torch": self.torch,
+            "asked": self.asked,
+            "measured": [self._row(*each) for each in self.measured],
+            "left_out": [
+                {"op": call.op, "shapes": call.shapes, "dtype": call.dtype, "reason": reason}
+                for call, reason in self.left_out
+            ],
+            "seconds": self.seconds,
+        }
+
+    @staticmethod
+    def _row(call: OperatorCall, nanoseconds: float, repeats: int) -> dict[str, Any]:
+        return {
+            "op": call.op, "shapes": call.shapes, "dtype": call.dtype,
+            "duration_ns": round(nanoseconds), "repeats": repeats,
+        }  # fmt: skip
+
+
+def calibrate(
+    trace: Trace | Graph,
+    optimizations: Sequence[Optimization] = (),
+    options: Mapping[str, Any] | None = None,
+    *,
+    device: str | None = None,
+    total_limit_s: float = TOTAL_LIMIT_S,
+    call_limit_s: float = CALL_LIMIT_S,
+    progress: Say | None = None,
+) -> Calibration:
+    """Measure the operator calls of a trace on this machine, or those that a change of it asks for.
+
+    With optimizations: each call as it was recorded and as the change would make it, in type and shape.
+    Those that take most of the recorded time come first. `device` is `cpu` or `cuda`, by default where
+    the trace's work ran.
+
+    Raises `NotApplicableError` if there is nothing to measure, `DaydreamError` if torch or the device is
+    not there.
+    """
+    graph = trace if isinstance(trace, Graph) else build(trace)
+    calls = _asked_by(graph, optimizations, options or {}) if optimizations else recorded_calls(graph)
+    device = device or (CPU if device_name(graph) == CPU else "cuda")
+    threads = graph.trace.metadata.get("threads") if graph.trace is not None else None
+    trains = len(graph.select(phase="backward")) > 0
+    with Worker(
+        device=device,
+        threads=threads if isinstance(threads, int) and threads > 0 else None,
+        trains=trains,
+        call_limit_s=call_limit_s,
+    ) as worker:
+        result = _measure(calls, worker, total_limit_s, progress)
+    result.left_out += [
+        (call, "its work is not known, so no prediction asks for it") for call in _unknown_calls(graph)
+    ]
+    if not result.measured:
+        raise NotApplicableError(
+            f"none of the {result.asked:,} operator calls could be run; "
+            + "; ".join(f"{reason}: {len(calls)}" for reason, calls in result.reasons().items())
+        )
+    return result
+
+
+def recorded_calls(graph: Graph) -> list[OperatorCall]:
+    """Return the distinct operator calls that do a trace's work, by the time that they took, most first."""
+    tasks = graph.select(on="gpu" if len(graph.select(kind="kernel")) else "cpu", kind=("kernel", "cpu"))
+    trace = graph.trace
+    if trace is None or not len(tasks):
+        return []
+    rows, calls = work(graph, tasks).call, calls_of(trace)
+    time_of_row = recorded_ns(graph)
+    total: dict[tuple[int, str | None], float] = {}
+    pairs = zip(rows.tolist(), types_of(tasks).tolist(), strict=True)
+    for row, dtype in dict(pair for pair in pairs if pair[0] >= 0).items():
+        key = (int(calls.which[row]), dtype)
+        total[key] = total.get(key, 0.0) + float(time_of_row[row])
+    order = sorted(total, key=lambda key: (-total[key], key[0], str(key[1])))
+    return [
+        OperatorCall(op, shapes, dtype, hint)
+        for which, dtype in order
+        for op, shapes, hint in [calls.keys[which]]
+    ]
+
+
+def _unknown_calls(graph: Graph) -> list[OperatorCall]:
+    """Return the distinct calls that did work of which no formula is known: nothing asks for their times."""
+    on_gpu = len(graph.select(kind="kernel")) > 0
+    tasks = graph.select(kind="kernel") if on_gpu else graph.select(kind="cpu")
+    if graph.trace is None or not len(tasks):
+        return []
+    unknown = work(graph, tasks).call < 0
+    if not on_gpu:  # what calls others does its work there
+        unknown &= ~np.isin(tasks.row, graph.trace["parent"])
+    columns = (tasks.op, tasks.shapes, tasks.dtype)
+    found = dict.fromkeys(zip(*(column[unknown].tolist() for column in columns), strict=True))
+    return [
+        OperatorCall(op, shapes or "", dtype)
+        for op, shapes, dtype in found
+        if op is not None and bare_name(op) not in FORMULAS and (on_gpu or not NO_WORK.search(op))
+    ]
+
+
+def _asked_by(
+    graph: Graph, optimizations: Sequence[Optimization], options: Mapping[str, Any]
+) -> list[OperatorCall]:
+    """Return the calls that the prediction of a change looks up, before and after it."""
+    questions, changed = Questions(), graph.copy()
+    changed.times = questions
+    apply(optimizations, changed, options)
+    if not questions.asked:
+        raise NotApplicableError(
+            f"{spelled(optimizations)} asks for no times of operators: it changes neither their types nor\n"
+            "       their shapes, or these are not recorded (profile with record_shapes=True).\n"
+            "       Without --optimization, calibrate measures the trace's calls as they are."
+        )
+    return list(questions.asked.values())
+
+
+def _measure(
+    calls: Sequence[OperatorCall], worker: Worker, total_limit_s: float, progress: Say | None
+) -> Calibration:
+    result = Calibration(worker.machine["device"], worker.machine["torch"])
+    begin = time.perf_counter()
+    for number, call in enumerate(calls):
+        if progress is not None:
+            progress(f"timing {call.op} {call.dtype or ''}", number / len(calls))
+        left = total_limit_s - (time.perf_counter() - begin)
+        answer: dict[str, Any] = (
+            worker.time(call, left) if left > 0 else {"reason": f"not reached within {total_limit_s:g} s"}
+        )
+        if "reason" in answer:
+            result.left_out.append((call, answer["reason"]))
+        else:
+            result.measured.append((call, answer["duration_ns"], answer["repeats"]))
+    result.seconds = time.perf_counter() - begin
+    return result

@@ -1,0 +1,107 @@
+"""The process that runs operators: torch's native code may crash on a call, and then only this process ends.
+
+It reads lines of JSON from its input, first how to work, then a call a line, and answers each with a
+line: what the machine is, then a time or the reason why there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from daydream.calibration.operators import OperatorCall, RebuildError, Run, rebuild
+from daydream.calibration.timing import number_format, time_ns
+from daydream.costs.table import CPU
+
+MOST_OF_MEMORY = 0.5  # of what is free: inputs of a call; its result and scratch need room too
+TORCH_RAISES = (RuntimeError, TypeError, ValueError, IndexError)  # also for memory that is not there
+LONGEST = 120  # characters of a reason
+NO_TORCH = "calibrate runs operators of torch, which is not installed here; install torch"
+NO_GPU = (
+    "this trace's work ran on a GPU, and torch finds none here.\n"
+    "Run calibrate on the machine with the GPU that the question is about."
+)
+
+
+def main() -> None:
+    """Answer lines until there are no more."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+    settings = json.loads(sys.stdin.readline())
+    machine = _machine(settings["device"], settings["threads"])
+    print(json.dumps(machine), file=answers, flush=True)
+    if "error" in machine:
+        return
+    for line in sys.stdin:
+        call = json.loads(line)
+        call["output"] = tuple(call["output"]) if call["output"] is not None else None
+        answer = _answer(OperatorCall(**call), settings)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _machine(device: str, threads: int | None) -> dict[str, str]:
+    """Return the name of the device and torch's version, or an error where either is not there."""
+    try:
+        import torch
+    except ImportError:
+        return {"error": NO_TORCH}
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device == CPU:
+        return {"device": CPU, "torch": torch.__version__}
+    if not torch.cuda.is_available():
+        return {"error": NO_GPU}
+    return {"device": str(torch.cuda.get_device_name()), "torch": torch.__version__}
+
+
+def _answer(call: OperatorCall, settings: dict[str, Any]) -> dict[str, Any]:
+    try:
+        nanoseconds, repeats = _time(
+            call, settings["device"], settings["call_limit_s"], trains=settings["trains"]
+        )
+    except RebuildError as error:
+        return {"reason": str(error)}
+    return {"duration_ns": nanoseconds, "repeats": repeats}
+
+
+def _time(call: OperatorCall, device: str, limit_s: float, *, trains: bool) -> tuple[float, int]:
+    """Return the time of a call in ns and its repetitions."""
+    import torch
+
+    if call.nbytes > MOST_OF_MEMORY * _free_bytes(device):
+        raise RebuildError("it needs more memory than is free here")
+    refused = ""
+    with torch.no_grad(), number_format(call.dtype):
+        ways: list[Run] = []
+        try:
+            ways = rebuild(call, device, trains=trains)
+        except TORCH_RAISES as error:
+            refused = _first_sentence(error)
+        for run in ways:
+            try:
+                run()
+                return time_ns(run, device, limit_s)
+            except TORCH_RAISES as error:
+                refused = refused or _first_sentence(error)
+    raise RebuildError(f"torch refuses it: {refused}")
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].partition(". ")[0][:LONGEST]
+
+
+def _free_bytes(device: str) -> float:
+    import torch
+
+    if device != CPU:
+        return float(torch.cuda.mem_get_info()[0])
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):  # not on this system
+        return float("inf")
+
+
+if __name__ == "__main__":
+    main()

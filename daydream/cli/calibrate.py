@@ -1,0 +1,175 @@
+"""`daydream calibrate`: time a trace's operators on this machine, for better predictions."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.cli.output import help_of
+from daydream.cli.source import force_option, json_option, read, stdout_for_the_result, trace_options
+
+if TYPE_CHECKING:
+    from daydream.calibration import Calibration
+    from daydream.transforms.registry import Optimization
+
+CHOSEN = "daydream.optimizations"  # where a context keeps what was named
+FLAG = "--optimization"
+SHOWN = 4  # operators by name, of those left out for one reason
+
+
+class Calibrate(click.Command):
+    """A command that takes the options of the optimization it is given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find the optimizations' name among the arguments, then parse with their options."""
+        for place, arg in enumerate(args):
+            flag, _, value = arg.partition("=")
+            if flag == FLAG and (value or place + 1 < len(args)):
+                with stdout_for_the_result():
+                    ctx.meta[CHOSEN] = _found(ctx, value or args[place + 1])
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options and those of the optimizations."""
+        from daydream.cli.whatif_options import click_options
+
+        chosen = ctx.meta.get(CHOSEN)
+        own = super().get_params(ctx)
+        return [*own, *click_options(chosen, own)] if chosen else own
+
+
+def _found(ctx: click.Context, name: str) -> list[Optimization]:
+    from daydream.errors import GraphError, UnknownOptimizationError
+    from daydream.transforms.compose import parse
+
+    try:
+        return parse(name)
+    except UnknownOptimizationError:
+        raise
+    except GraphError as error:
+        raise click.UsageError(str(error), ctx) from None
+
+
+def _calibrate(
+    trace: str,
+    step_marker: str | None,
+    steps: str | None,
+    optimization: str | None,
+    output: str,
+    device: str | None,
+    total_limit: float,
+    call_limit: float,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    r"""Time the operators of a trace on this machine, for better predictions.
+
+    \b
+    daydream calibrate --trace trace.parquet --optimization amp -o times.parquet
+    daydream whatif amp --trace trace.parquet --table times.parquet
+
+    Each distinct operator call (name, shapes, element type) runs for a moment, those first that
+    took most of the time: with --optimization as recorded and as that change would have it, and the
+    change's own options can be given too. Without it, only as recorded: run on another GPU, that
+    gives the times for `whatif gpu`. Needs torch, and no model and no data.
+    """
+    from daydream.calibration import calibrate
+    from daydream.cli.output import check
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json
+    from daydream.cli.whatif_options import option_values
+    from daydream.errors import GraphError
+
+    ctx = click.get_current_context()
+    chosen: list[Optimization] = ctx.meta.get(CHOSEN) or []
+    values = option_values(chosen, options)
+    check(output, force=force, sources=[trace])
+    with Progress() as progress, stdout_for_the_result():
+        recording = read([trace], step_marker, steps, progress)
+        try:
+            result = calibrate(
+                recording, chosen, values, device=device,
+                total_limit_s=total_limit, call_limit_s=call_limit, progress=progress,
+            )  # fmt: skip
+        except GraphError as error:
+            if type(error) is not GraphError:
+                raise
+            raise click.UsageError(str(error), ctx) from error  # a value that the optimization cannot take
+        result.save(output, force=force)
+    if as_json:
+        print_json({"trace": trace, "optimization": optimization, "output": output, **result.to_json()})
+    else:
+        click.echo(_text(result))
+    click.echo(f"wrote {output} ({Path(output).stat().st_size:,} bytes)", err=True)
+    if optimization is not None and not as_json:
+        typed = [optimization, *_typed(values), "--trace", trace, "--table", output]
+        click.echo(f"next: daydream whatif {shlex.join(typed)}", err=True)
+
+
+def _typed(values: dict[str, Any]) -> list[str]:
+    """Return options as they are typed."""
+    words: list[str] = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        words += (
+            [f"--{flag}" if value else f"--no-{flag}"]
+            if isinstance(value, bool)
+            else [f"--{flag}", str(value)]
+        )
+    return words
+
+
+def _text(result: Calibration) -> str:
+    """Return what was measured and what was not, a line for each reason."""
+    count = f"{len(result.measured):,} of {result.asked:,} operator calls"
+    lines = [f"{count} timed on {_device(result)} in {result.seconds:.1f} s"]
+    for reason, calls in sorted(result.reasons().items(), key=lambda pair: -len(pair[1])):
+        names = sorted({call.op for call in calls})
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        lines.append(f"  left out {len(calls):,}: {reason} ({', '.join(names[:SHOWN])}{more})")
+    return "\n".join(lines)
+
+
+def _device(result: Calibration) -> str:
+    return "the CPU" if result.device == "cpu" else result.device
+
+
+def _positive(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise click.BadParameter("give a number of seconds above 0.", ctx, param)
+    return value
+
+
+command = Calibrate(
+    "calibrate",
+    callback=_calibrate,
+    help=help_of(_calibrate),
+    short_help="Time a trace's operators on this machine, for better predictions.",
+    params=[
+        *trace_options(),
+        click.Option(
+            [FLAG], metavar="NAME[+NAME...]", help="Measure what this change asks for, before and after it."
+        ),
+        click.Option(
+            ["-o", "--output"], default="table.parquet", show_default=True, metavar="FILE",
+            help="Where the times are written.",
+        ),
+        click.Option(
+            ["--device"], type=click.Choice(["cpu", "cuda"]), help="By default where the trace's work ran."
+        ),
+        click.Option(
+            ["--total-limit"], type=float, default=120.0, show_default=True, callback=_positive,
+            metavar="SECONDS", help="Leave out what is not reached by then.",
+        ),
+        click.Option(
+            ["--call-limit"], type=float, default=0.2, show_default=True, callback=_positive,
+            metavar="SECONDS", help="How long one call is repeated, at most.",
+        ),
+        force_option(),
+        json_option(),
+    ],
+)  # fmt: skip

@@ -1,0 +1,54 @@
+"""Output tiles of matrix products: how many blocks' worth of work a kernel has, whatever its grid says.
+
+Persistent kernels (CUTLASS 3, cuBLAS from Hopper on) start a block for each unit, and each works through
+many tiles. Libraries write the tile into the kernel's name: `tilesize128x128x64`, `_128x64_`, `MT128x128x32`.
+"""
+
+from __future__ import annotations
+
+import re
+from math import ceil, prod
+
+import numpy as np
+
+from daydream.costs.calls import calls_of
+from daydream.costs.shapes import Argument, parse_shapes
+from daydream.costs.work import bare_name
+from daydream.graph.graph import Graph
+
+TILE = re.compile(r"(?:tilesize|tile_|MT|_)(\d{2,3})x(\d{2,3})(?:x|_)")
+LARGEST = (256, 128)  # of the tiles in use; without one in the name, so many there are at least
+FIRST = {"linear": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # the first factor's place
+
+
+def output_tiles(graph: Graph, names: np.ndarray, calls: np.ndarray) -> np.ndarray:
+    """Return the tiles of each product's result, 0 where the call's product or shapes are unknown."""
+    found = np.zeros(len(names), np.int64)
+    trace = graph.trace
+    if trace is None:
+        return found
+    known = calls_of(trace)
+    which = np.where(calls >= 0, known.which[np.maximum(calls, 0)], -1)
+    seen: dict[tuple[str | None, int], int] = {}
+    for index in np.flatnonzero(which >= 0).tolist():
+        key = (names[index], int(which[index]))
+        if key not in seen:
+            op, shapes, _ = known.keys[key[1]]
+            seen[key] = _tiles(key[0] or "", bare_name(op), parse_shapes(shapes) or [])
+        found[index] = seen[key]
+    return found
+
+
+def _tiles(kernel: str, op: str, arguments: list[Argument]) -> int:
+    place = FIRST.get(op, 0)
+    factors = [part for part in arguments[place : place + 2] if isinstance(part, tuple) and len(part) > 1]
+    if op not in FIRST or len(factors) < 2:
+        return 0
+    left, right = factors
+    columns = right[-2] if op == "linear" else right[-1]
+    batch = left[0] if op in ("bmm", "baddbmm") else 1
+    rows = prod(left[:-1]) // max(batch, 1)
+    named = TILE.search(kernel)
+    tall, wide = (int(size) for size in named.groups()) if named else LARGEST
+    upright, turned = (ceil(rows / a) * ceil(columns / b) for a, b in ((tall, wide), (wide, tall)))
+    return batch * min(upright, turned)

@@ -1,0 +1,201 @@
+"""Pipeline parallelism: several GPUs hold some of the blocks each, and pass micro-batches along."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from daydream import Graph, GraphError, Selection
+from daydream.costs.input_sizes import need_size, recorded_batch, resized_time
+from daydream.costs.networks import network_of
+from daydream.costs.parameters import joint_update, trained_parameters
+from daydream.costs.pipeline_schedules import equal_parts, in_order, passes_of_stages
+from daydream.costs.pipeline_stages import Passes, input_bytes, passes_by_block
+from daydream.graph.groups import Groups
+from daydream.transforms import stages as order
+from daydream.wording import counted, listed
+
+STAGE = order.PARALLEL
+EXCLUDES = frozenset({"ddp", "p3", "fsdp", "tensor-parallel", "gradient-accumulation"})
+
+CHUNKS = 2  # of blocks a GPU, where stages are interleaved
+
+
+def pipeline(
+    graph: Graph, *, stages: int = 2, micro_batches: int = 8,
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b",
+    micro_batch: Literal["divided", "recorded"] = "divided", cluster: str | None = None,
+    bandwidth: float | None = None, latency_us: float = 0.0, activation_mb: float | None = None,
+) -> None:  # fmt: skip
+    """Predict training on `stages` GPUs, each with some of the blocks that the model repeats.
+
+    Blocks are shared out in order, so that the longest stage is as short as it can be; what runs before,
+    between and behind them goes with its neighbour: embeddings with the first, the loss with the last.
+    Each GPU runs its passes in the order of the schedule: all forward passes first (`gpipe`), one
+    forward and one backward in turn (`1f1b`), or that with two chunks of blocks a GPU
+    (`interleaved`). Between stages activations, and backward their gradients, are sent. Every GPU updates
+    its own parameters. How long GPUs stand idle comes out of the simulation.
+
+    With `micro_batch="divided"` the recorded batch is divided into the micro-batches, work by the recorded
+    shapes: the step does what it did before. With `recorded` each micro-batch is as large as the
+    recorded batch, and the step does `micro_batches` times the work. Each pass brings its CPU work; a
+    GPU's is on one thread. `activation_mb` is the size (MiB) of what one recorded batch passes between
+    blocks, for a trace without shapes. The network is `cluster` (machines of the trace's GPU if not
+    given), or `bandwidth` in GB/s and `latency_us` a message.
+
+    Loading of data stays as it was. Not modelled: labels that the last stage loads, sums of gradients
+    of tied weights or of norms over stages, the addition of a micro-batch's gradients to the others',
+    memory, kernels that a message beside them slows.
+    """
+    if stages < 1 or micro_batches < 1:
+        raise GraphError(f"stages and micro_batches must be 1 or more, not {stages} and {micro_batches}")
+    if stages == 1:
+        graph.does_not_apply("one stage is no pipeline")
+    if len(graph.select(kind="collective")):
+        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    passes = passes_by_block(graph)
+    chunks = stages * (CHUNKS if schedule == "interleaved" else 1)
+    if chunks > len(passes.blocks):
+        graph.does_not_apply(
+            f"{counted(len(passes.blocks), 'block')} cannot be shared out to {chunks} "
+            f"{'chunks' if chunks > stages else 'stages'}"
+        )
+    of_stages = passes_of_stages(schedule, stages, micro_batches, chunks // stages)
+    network = network_of(graph, stages, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
+    if micro_batch == "divided" and micro_batches > 1:
+        _divide(graph, passes, micro_batches)
+
+    time = passes.time_of_blocks()
+    begins = equal_parts(time, chunks)
+    chunk_of_block = np.searchsorted(begins, np.arange(len(time)), side="right") - 1
+    stage_of_block = chunk_of_block % stages
+    messages = _messages(graph, [passes.blocks[begin] for begin in begins[1:]], activation_mb)
+    if micro_batch == "divided":
+        messages = [-(-nbytes // micro_batches) for nbytes in messages]
+    _say(graph, passes, time, stage_of_block, micro_batches, micro_batch)
+    _drop_idle_time(passes.tasks)
+    every = passes.groups(chunk_of_block).with_copies(micro_batches - 1)
+    place = {key: number for number, key in enumerate(every.keys)}
+    sequence = [
+        (step, stage, one)
+        for step in sorted(set(passes.tasks.step.tolist()))
+        for stage, one in in_order(of_stages, chunks)
+    ]
+    arranged = every.take(
+        np.array([place[(step, one.chunk, one.backward), one.batch] for step, _, one in sequence])
+    )
+    arranged.arrange([stage for _, stage, _ in sequence])
+    layers = [passes.layers(set(np.flatnonzero(stage_of_block == one).tolist())) for one in range(stages)]
+    _update(graph, layers)
+    times = [network.send_ns(nbytes, one % stages, (one + 1) % stages) for one, nbytes in enumerate(messages)]
+    _send(graph, arranged, messages, times)
+    graph.note(
+        f"A message between stages has up to {max(messages) / 1e6:,.3f} MB and takes up to "
+        f"{max(times) / 1e6:,.3f} ms."
+    )
+    if network.cluster is not None:
+        graph.note(network.describe())
+
+
+def _messages(graph: Graph, blocks: list[str], activation_mb: float | None) -> list[int]:
+    """Return the bytes that go into each of these blocks."""
+    if activation_mb is not None:
+        return [round(activation_mb * 2**20)] * len(blocks)
+    known = [input_bytes(graph, block) for block in blocks]
+    found = [nbytes for nbytes in known if nbytes is not None]
+    if len(found) < len(known):
+        graph.does_not_apply("which activations blocks pass on is not known; give --activation-mb")
+    return found
+
+
+def _divide(graph: Graph, passes: Passes, parts: int) -> None:
+    """Let the passes be those of one of several equal parts of the recorded batch."""
+    size = need_size(recorded_batch(graph), "batch size")
+    if size % parts:
+        graph.does_not_apply(
+            f"a batch of {size} cannot be divided into {parts} micro-batches; choose another number, or "
+            "--micro-batch recorded for micro-batches of that size"
+        )
+    tasks = passes.tasks.of(passes.tasks.ids[passes.work()], "work of the passes")
+    tasks.set(duration_ns=resized_time(graph, tasks, size, size // parts).duration_ns)
+
+
+def _drop_idle_time(tasks: Selection) -> None:
+    """Let threads whose work goes to one thread no longer idle behind their part of a step."""
+    cpu = tasks.where(kind="cpu")
+    lanes = cpu.group_by("step", "lane")
+    if len(lanes) > len(set(cpu.step.tolist())):
+        lanes.last().set(gap_ns=0)
+    turning = cpu.where(phase=("forward", "loss")).group_by("step").last()
+    backward = cpu.where(phase="backward").group_by("step", "lane")
+    if len(backward) > len(turning):
+        turning.set(gap_ns=0)
+
+
+def _send(graph: Graph, groups: Groups, nbytes: list[int], times: list[int]) -> None:
+    """Send what each pass gives to the GPU that needs it, whose work waits for it."""
+    tasks = groups.tasks
+    device = tasks.where(kind="kernel")
+    work = groups.span(device if len(device) else tasks)
+    first = dict(zip(work.keys, work.first().ids.tolist(), strict=True))
+    last = dict(zip(work.keys, work.last().ids.tolist(), strict=True))
+    for back, name, to in ((False, "activations", 1), (True, "gradients", -1)):
+        pairs = [
+            (key, ((key[0][0], key[0][1] + to, back), key[1]))
+            for key in work.keys
+            if key[0][2] == back and 0 <= key[0][1] + to <= len(times)
+        ]
+        between = [min(sender[0][1], receiver[0][1]) for sender, receiver in pairs]
+        graph.insert_after(
+            graph.tasks([last[sender] for sender, _ in pairs]), f"send {name}", kind="collective", lane=name,
+            duration_ns=[times[one] for one in between], gap_ns=0, before=[first[to] for _, to in pairs],
+            collective="send_recv", bytes=[nbytes[one] for one in between],
+            launched=len(device) > 0,
+        )  # fmt: skip
+
+
+def _update(graph: Graph, layers_of_stages: list[set[str]]) -> None:
+    """Let every GPU update the parameters of its own layers."""
+    optimizer = graph.select(phase="optimizer")
+    if not len(optimizer):
+        return
+    trained = trained_parameters(graph)
+    count = len(layers_of_stages)
+    parts = [trained.part(layers) if trained.elements else (1 / count,) * 2 for layers in layers_of_stages]
+    times = []
+    for layers, (tensors, elements) in zip(layers_of_stages, parts, strict=True):
+        time = graph.columns["duration_ns"].astype(np.float64)
+        joint, of_joint = joint_update(graph, tensors, elements)
+        time[joint.ids] = of_joint
+        gap = graph.columns["gap_ns"].copy()
+        others = np.array([one not in {None, *layers} for one in optimizer.layer.tolist()], bool)
+        time[optimizer.ids[others]] = gap[optimizer.ids[others]] = 0
+        times.append((time, gap))
+    steps = optimizer.group_by("step")
+    recorded = dict(zip(steps.keys, [group.ids for group in steps], strict=True))
+    every = steps.with_copies(count - 1)
+    for (step, stage), members in every.items():
+        duration, gap = (values[recorded[step]] for values in times[stage])
+        members.set(duration_ns=duration, gap_ns=gap)
+    every.arrange([stage for _, stage in every.keys])
+    if not trained.elements:
+        graph.note("The trace does not tell the parameters of layers: each GPU updates an equal part.")
+
+
+def _say(
+    graph: Graph, passes: Passes, time: list[int], stage: np.ndarray, batches: int, micro_batch: str
+) -> None:
+    count = int(stage.max()) + 1
+    total = np.bincount(stage, time, count) / max(sum(time), 1)
+    graph.note(
+        f"Blocks of the stages: {listed([str(int((stage == one).sum())) for one in range(count)])}, with "
+        f"{listed([f'{part:.0%}' for part in total])} of the passes' time."
+    )
+    if micro_batch == "divided":
+        graph.note(f"The recorded batch is divided into {counted(batches, 'micro-batch', 'micro-batches')}.")
+    else:
+        graph.note(
+            f"Each of {batches} micro-batches is as large as the recorded batch: for the throughput, "
+            f"compare the step with {batches} old ones."
+        )

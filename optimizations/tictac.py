@@ -1,0 +1,91 @@
+"""TicTac: parameters come from the servers in the order in which the forward pass needs them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from daydream.optimizations.p3 import PULL, PULLED, PUSH, places, wait_for_parameters
+
+from daydream import Graph, GraphError
+from daydream.costs.buckets import gradients_of
+from daydream.costs.first_uses import first_uses
+from daydream.costs.optimizers import update_calls
+from daydream.transforms import stages
+from daydream.wording import counted
+
+STAGE = stages.PARALLEL
+EXCLUDES = frozenset({"ddp", "fsdp", "p3"})
+
+
+def tictac(
+    graph: Graph, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25, latency_us: float = 14.0,
+    order: Literal["first-use", "ready"] = "first-use", update: Literal["worker", "server"] = "worker",
+    gradient_mb: float | None = None,
+) -> None:  # fmt: skip
+    """Predict parameter servers whose transfers are ordered by first use (Hashemi et al., 2019).
+
+    One of `workers` synchronous workers is predicted from the trace of a single one. Each gradient is
+    pushed whole, as soon as it and the link are there. When all have come, and `latency_us` later, the
+    parameters are pulled in the order in which the forward pass reads them, and each forward operator
+    of the next step waits for its own. What the order gains is the difference to `order` ready: pulls
+    as gradients were, the last layer first, about the worst of the orders that come without one.
+
+    Links, servers, defaults and where the update runs are those of `p3`, which goes further: it divides
+    gradients into slices, orders pushes too and waits for no other parameter. Order by first use is
+    the paper's TIC; its TAC, which weighs times as well, is the same for a forward pass that is a chain.
+    Not modelled: copies to and from the CPU's memory, the servers' own time.
+    """
+    if workers < 1 or servers < 0 or bandwidth <= 0 or latency_us < 0:
+        raise GraphError(
+            "workers must be 1 or more, servers and latency_us 0 or more, bandwidth above 0, "
+            f"not {workers}, {servers}, {latency_us:g} and {bandwidth:g}"
+        )
+    if workers == 1:
+        graph.does_not_apply("one worker has no gradients to exchange")
+    if len(graph.select(kind="collective")):
+        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    gradients = gradients_of(graph, gradient_mb)
+    users = first_uses(graph, gradients)
+    place = places(graph, gradients.step_and_rank, users.ids)
+    gone = (graph.select(on="gpu", phase="optimizer"), update_calls(graph)) if update == "server" else ()
+
+    share = (workers - 1) / workers if not servers else max(1.0, workers / servers)
+    time = gradients.nbytes * share / bandwidth
+    pushed = graph.insert_after(
+        gradients.nodes, "push", kind="collective", lane=PUSH, duration_ns=time, gap_ns=0,
+        after=gradients.makers, bytes=gradients.nbytes, launched=False,
+    )  # fmt: skip
+    keys = np.stack([gradients.nodes.step, gradients.nodes.rank])
+    step = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    last = np.zeros(step.max() + 1, np.int64)
+    last[step] = np.arange(len(step))  # of what goes to one place, the last stays
+    turn = np.lexsort((place, step)) if order == "first-use" else np.arange(len(step))
+    all_there = graph.tasks(pushed.ids[last[step[turn]]])
+    pulled = graph.insert_after(
+        all_there, "pull", lane=PULL if servers else PUSH, duration_ns=time[turn], gap_ns=0,
+        bytes=gradients.nbytes[turn], launched=False,
+    )  # fmt: skip
+    graph.link(all_there, pulled, latency_ns=latency_us * 1e3)
+
+    # The parameters of one operator have come with the last of them.
+    _, first, number = np.unique(
+        np.stack([step, place])[:, turn], axis=1, return_index=True, return_inverse=True
+    )
+    end = np.zeros(len(first), np.int64)
+    end[number.reshape(-1)] = np.arange(len(turn))
+    lanes = [PULLED.format(one) for one in place[turn[first]].tolist()]
+    graph.insert_after(
+        graph.tasks(pulled.ids[end]), "parameters are there", lane=lanes, duration_ns=0, gap_ns=0,
+        launched=False,
+    )  # fmt: skip
+    wait_for_parameters(graph, users.ids[turn[first]], lanes)
+    for tasks in gone:
+        if len(tasks):
+            tasks.remove()
+    steps = len(last)
+    graph.note(
+        f"{gradients.nbytes.sum() / steps / 1e6:,.1f} MB of gradients a step in "
+        f"{counted(round(len(pushed) / steps), 'transfer')} each way; {counted(workers, 'worker')}, "
+        f"{counted(servers, 'server') if servers else 'each of them a server too'}."
+    )

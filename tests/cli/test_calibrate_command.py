@@ -1,0 +1,116 @@
+"""`daydream calibrate` and `--table` as people run them: real processes on a small recorded CPU trace."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from conftest import daydream as run_in
+
+RECORDED = Path(__file__).resolve().parents[2] / "validation" / "cpu" / "MLP-1.parquet"
+BATCH = ("batch-size", "--factor", "2")
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory) -> Path:
+    """A folder with a trace and a table of what a doubled batch asks for."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("calibrated")
+    (folder / "t.parquet").write_bytes(RECORDED.read_bytes())
+    done = run_in(
+        "calibrate", "--trace", "t.parquet", "--optimization", *BATCH, "-o", "times.parquet", "--json",
+        "--call-limit", "0.01", folder=folder,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (folder / "said.json").write_text(done.out)
+    return folder
+
+
+def test_it_says_what_was_measured_and_what_was_not(calibrated):
+    said = json.loads((calibrated / "said.json").read_text())
+    assert said["schema"] == 1
+    assert (said["device"], said["optimization"], said["output"]) == ("cpu", "batch-size", "times.parquet")
+    assert said["asked"] == len(said["measured"]) + len(said["left_out"])
+    assert {"aten::addmm", "aten::mm"} <= {row["op"] for row in said["measured"]}
+    assert all(row["duration_ns"] >= 0 and row["repeats"] > 0 for row in said["measured"])
+    reasons = {row["op"]: row["reason"] for row in said["left_out"]}
+    assert "indices" in reasons["aten::nll_loss_forward"]
+    assert (calibrated / "times.parquet").stat().st_size < 20_000
+
+
+def test_a_prediction_uses_the_table_and_says_for_how_much(calibrated):
+    done = run_in(
+        "whatif", *BATCH, "--trace", "t.parquet", "--table", "times.parquet", "--json", folder=calibrated
+    )
+    assert done.code == 0, done.err
+    assert any("Times by model" in note and "table" in note for note in json.loads(done.out)["notes"])
+
+
+def test_a_hand_made_table_gives_what_it_says(calibrated):
+    """Calls of the old batch take 1 us there, those of the new one 1, 2 or 3: each step is as much longer."""
+    said = json.loads((calibrated / "said.json").read_text())
+    rows = said["measured"] + said["left_out"]
+    old = rows[::2]  # asked for in pairs, the old batch first
+    predicted = []
+    for factor in (1, 2, 3):
+        with open(calibrated / f"{factor}.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["op", "shapes", "dtype", "duration_ns"])
+            for row in rows:
+                time = 1000 if row in old else 1000 * factor
+                writer.writerow([row["op"], row["shapes"], row["dtype"], time])
+        done = run_in(
+            "whatif", *BATCH, "--trace", "t.parquet", "--table", f"{factor}.csv", "--json", folder=calibrated
+        )
+        predicted.append(json.loads(done.out)["predicted_ns"])
+    assert predicted[1] - predicted[0] == predicted[2] - predicted[1] > 0
+
+
+def test_the_next_command_is_what_it_says(calibrated):
+    done = run_in(
+        "calibrate", "--trace", "t.parquet", "--optimization=batch-size", "--factor", "2",
+        "-o", "again.parquet", "--call-limit", "0.001", folder=calibrated,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "operator calls timed on the CPU" in done.out
+    assert "left out" in done.out
+    typed = done.err.splitlines()[-1].removeprefix("next: daydream ")
+    assert typed == "whatif batch-size --factor 2.0 --trace t.parquet --table again.parquet"
+    assert run_in(*typed.split(), folder=calibrated).code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("calibrate", "--trace", "absent.parquet"), 1, "absent.parquet"),
+        (("calibrate",), 2, "--trace"),
+        (("calibrate", "--trace", "t.parquet", "--optimization", "apm"), 1, "Did you mean 'amp'?"),
+        (("calibrate", "--trace", "t.parquet", "--optimization", "amp+"), 2, "empty part"),
+        (("calibrate", "--trace", "t.parquet", "--optimization", "amp"), 1, "kernels"),
+        (("calibrate", "--trace", "t.parquet", "--optimization", "batch-size"), 2, "--factor"),
+        (("calibrate", "--trace", "t.parquet", "--optimization", "scale", "--factor", "-1"), 2, "factor"),
+        (("calibrate", "--trace", "t.parquet", "--total-limit", "0"), 2, "above 0"),
+        (("calibrate", "--trace", "t.parquet", "-o", "t.parquet"), 1, "the trace that is read"),
+        (("calibrate", "--trace", "t.parquet", "-o", "times.parquet"), 1, "--force"),
+        (("whatif", *BATCH, "--trace", "t.parquet", "--table", "absent.csv"), 1, "absent.csv: no such file"),
+        (("whatif", *BATCH, "--trace", "t.parquet", "--table", "t.parquet"), 1, "no table of times"),
+        (("whatif", *BATCH, "--trace", "t.parquet", "--table", "said.json"), 1, "a time needs"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_clear_message(calibrated, args, code, said, monkeypatch, capsys):
+    from daydream.cli import main
+
+    monkeypatch.chdir(calibrated)
+    with pytest.raises(SystemExit) as exit_:
+        main(args)
+    out, err = capsys.readouterr()
+    assert (exit_.value.code, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_table_goes_into_a_ranking_too(calibrated):
+    done = run_in("rank", "--trace", "t.parquet", "--table", "absent.csv", folder=calibrated)
+    assert (done.code, done.err) == (1, "error: absent.csv: no such file\n")

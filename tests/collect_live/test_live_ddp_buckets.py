@@ -1,0 +1,175 @@
+"""Buckets computed from a step without DDP are those that DDP reports, gradient by gradient."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="recording needs torch")
+
+import torch.nn.functional as F  # noqa: E402, N812 - everyone's name for it
+from live_models import GPT, MODELS, Setup  # noqa: E402
+from live_recording import record, recorded, train  # noqa: E402
+from torch import distributed, nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from daydream.costs.buckets import MIB, gradients_of  # noqa: E402
+from daydream.graph.build import build  # noqa: E402
+from daydream.trace import Trace  # noqa: E402
+
+SMALL = ["mlp", "resnet", "encoder", "gpt", "gpt non-reentrant", "lstm", "odd", "cross attention"]
+Bucket = list[tuple[str, int]]  # a gradient: where its parameter is, and bytes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class Whole(nn.Module):
+    """A model and its loss as one module: DDP has to see the forward pass."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self.model, self.loss = setup
+
+    def forward(self) -> Any:
+        return self.loss()
+
+
+def reported(setup: Setup, cap_mb: float | None) -> list[Bucket]:
+    """Return the buckets that DDP has rebuilt in the order in which gradients were ready."""
+    size = {} if cap_mb is None else {"bucket_cap_mb": cap_mb}
+    wrapped = DistributedDataParallel(Whole(setup), **size)
+    step = train(wrapped, wrapped)
+    for _ in range(3):
+        step()
+    said = wrapped._get_ddp_logging_data()
+    assert said["has_rebuilt_buckets"]
+    root = type(setup[0]).__name__  # where a parameter of no inner module is
+    where = {
+        id(parameter): name.rpartition(".")[0] or root for name, parameter in setup[0].named_parameters()
+    }
+    learned = [parameter for parameter in setup[0].parameters() if parameter.requires_grad]
+    buckets = []
+    for text in re.split(r",\s+", said["rebuilt_per_bucket_param_indices"]):
+        indices = [int(index) for index in text.split()]
+        buckets.append([(where[id(learned[i])], learned[i].nbytes) for i in indices])
+    sizes = [int(size) for size in said["rebuilt_bucket_sizes"].split(", ")]
+    assert [sum(nbytes for _, nbytes in bucket) for bucket in buckets] == sizes
+    return buckets
+
+
+def computed(trace: Trace, cap_mb: float | None) -> list[list[Bucket]]:
+    """Return the buckets of each covered step."""
+    gradients = gradients_of(build(trace))
+    buckets = gradients.buckets(cap_mb)
+    steps: dict[int, dict[int, Bucket]] = {}
+    columns = (
+        gradients.nodes.step.tolist(), buckets.number.tolist(), gradients.nodes.layer.tolist(),
+        gradients.nbytes.tolist(),
+    )  # fmt: skip
+    for step, number, layer, nbytes in zip(*columns, strict=True):
+        steps.setdefault(step, {}).setdefault(number, []).append((layer or "", nbytes))
+    return [[buckets[number] for number in sorted(buckets)] for buckets in steps.values()]
+
+
+def caps(setup: Setup) -> list[float | None]:
+    """Return the default, sizes that make about 3 and 9 buckets, and one that a byte fills."""
+    total = sum(parameter.nbytes for parameter in setup[0].parameters())
+    return [None, total // 3 / MIB, total // 9 / MIB, 1 / MIB]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_buckets_of_small_models(name: str) -> None:
+    _, trace, _ = recorded(name)
+    for cap_mb in caps(MODELS[name]()):
+        real = reported(MODELS[name](), cap_mb)
+        steps = computed(trace, cap_mb)
+        assert len(steps) >= 3
+        assert all(step == real for step in steps), cap_mb
+    assert len(real) > 2
+
+
+class TwoTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.wide = nn.ModuleList(nn.Linear(16, 16).double() for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        for narrow, wide in zip(self.narrow, self.wide, strict=True):
+            x = wide(narrow(x).double()).float()
+        return x
+
+
+def _two_types() -> Setup:
+    model = TwoTypes()
+    return model, lambda: model(torch.randn(2, 16)).pow(2).mean()
+
+
+def test_each_element_type_fills_buckets_of_its_own(tmp_path: Path) -> None:
+    trace = record(train(*_two_types()), tmp_path)
+    for cap_mb in (1 / MIB, 1000 / MIB, 1100 / MIB, 2000 / MIB):
+        real = reported(_two_types(), cap_mb)
+        assert len(real) > 2
+        assert all(step == real for step in computed(trace, cap_mb)), cap_mb
+    # What is left of both types at the end comes in the order of a hash table: the same buckets, in any.
+    real = sorted(reported(_two_types(), None))
+    assert len(real) == 2
+    assert all(sorted(step) == real for step in computed(trace, None))
+
+
+def _perceptron() -> Setup:
+    model = nn.Sequential(*(part for _ in range(9) for part in (nn.Linear(1100, 1100), nn.ReLU())))
+    return model, lambda: model(torch.randn(4, 1100)).pow(2).mean()
+
+
+def _convolutions() -> Setup:
+    wide = [64, 128, 256, 512, 512, 512, 512, 512, 512]
+    layers = [
+        layer
+        for before, after in zip([3, *wide], wide, strict=False)
+        for layer in (nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU())
+    ]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+    return model, lambda: F.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.randint(0, 1000, (2,)))
+
+
+def _gpt() -> Setup:
+    model = GPT(layers=12, width=256)
+    return model, lambda: model(torch.randint(0, 64, (1, 8))).pow(2).mean()
+
+
+def _encoder() -> Setup:
+    layer = nn.TransformerEncoderLayer(320, 4, 1280, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 7, enable_nested_tensor=False)
+    return model, lambda: model(torch.randn(1, 8, 320)).pow(2).mean()
+
+
+def _lstm() -> Setup:
+    model = nn.LSTM(512, 512, 4, batch_first=True)
+    return model, lambda: model(torch.randn(2, 3, 512))[0].pow(2).mean()
+
+
+LARGE: dict[str, Callable[[], Setup]] = {
+    "perceptron": _perceptron, "convolutions": _convolutions, "gpt": _gpt, "encoder": _encoder, "lstm": _lstm,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_buckets_of_models_beyond_the_default_size(name: str, tmp_path: Path) -> None:
+    setup = LARGE[name]()
+    assert sum(parameter.nbytes for parameter in setup[0].parameters()) > 26 * MIB
+    trace = record(train(*setup), tmp_path)
+    for cap_mb in (None, 25.0, 4.0, 1.0):
+        real = reported(LARGE[name](), cap_mb)
+        assert len(real) > 1
+        assert all(step == real for step in computed(trace, cap_mb)), cap_mb

@@ -1,0 +1,374 @@
+"""Calibration: which calls are asked for, how they are made from shapes, and what a table of them answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from work_traces import Call, Kernel, graph_of, trace_of
+
+import daydream
+from daydream.calibration.operators import OperatorCall, RebuildError, rebuild
+from daydream.calibration.run import Calibration, Questions, calibrate, recorded_calls
+from daydream.costs import KernelTable, retime
+from daydream.costs.input_sizes import resized_time
+from daydream.costs.measured import give_table
+from daydream.errors import DaydreamError, GraphError, NotApplicableError, TraceError
+from daydream.graph.graph import Graph
+from daydream.transforms.compose import apply, parse
+
+PRODUCT = Call("aten::mm", [[64, 32], [32, 16]], [Kernel("volta_sgemm_64x64", 900_000)])
+SUM = Call("aten::add", [[64, 16], [64, 16], []], [Kernel("elementwise", 400_000)])
+FORWARD = Call("aten::linear", [[64, 32], [16, 32], []], inner=[PRODUCT, SUM])
+LINEAR = Call("aten::addmm", [[8], [4, 16], [16, 8], [], []], tail_ns=100_000)  # on a CPU: a batch of 4
+RELU = Call("aten::relu", [[4, 8]], tail_ns=30_000)
+
+
+def times(*rows: tuple[str, list, str, float], device: str | None = None) -> KernelTable:
+    listed = [{"op": o, "shapes": json.dumps(s), "dtype": d, "duration_ns": t} for o, s, d, t in rows]
+    return KernelTable(listed, device)
+
+
+def forward(*calls: Call) -> Graph:
+    """The graph of these calls, all of the forward pass."""
+    graph = graph_of(*calls)
+    graph.select().set(phase="forward")
+    return graph
+
+
+def asked(graph: Graph, name: str, **options) -> list[tuple[str, str, str | None]]:
+    graph.times = questions = Questions()
+    apply(parse(name), graph, options)
+    return list(questions.asked)
+
+
+# what is asked ------------------------------------------------------------------------------------
+
+
+def test_amp_asks_for_each_call_in_32_and_in_16_bits_the_longest_first():
+    product = ("aten::mm", "[[64,32],[32,16]]")
+    added = ("aten::add", "[[64,16],[64,16],[]]")
+    wanted = [(*call, dtype) for call in (product, added) for dtype in ("float32", "float16")]
+    assert asked(forward(FORWARD, FORWARD), "amp") == wanted
+
+
+def test_tf32_asks_for_products_only():
+    graph = graph_of(FORWARD, device="NVIDIA A100-SXM4-40GB")
+    kernels = graph.select(kind="kernel")
+    graph.times = questions = Questions()
+    retime(graph, kernels, dtype="tf32")
+    assert [dtype for _, _, dtype in questions.asked] == ["float32", "tf32"]
+
+
+def test_a_batch_asks_for_the_new_shapes():
+    graph = graph_of(LINEAR, RELU, device=None)
+    graph.select().set(phase="forward")
+    found = asked(graph, "batch-size", factor=2.0)
+    assert ("aten::addmm", "[[8],[4,16],[16,8],[],[]]", "float32") in found
+    assert ("aten::addmm", "[[8],[8,16],[16,8],[],[]]", "float32") in found
+    assert ("aten::relu", "[[8,8]]", "float32") in found
+
+
+def test_without_a_change_the_calls_are_those_recorded():
+    short = Call("aten::relu", [[7]], [Kernel("elementwise", 10_000)])
+    found = recorded_calls(graph_of(short, FORWARD, FORWARD))
+    assert [(call.op, call.dtype) for call in found] == [
+        ("aten::mm", "float32"),
+        ("aten::add", "float32"),
+        ("aten::relu", "float32"),
+    ]
+
+
+def test_a_change_that_asks_nothing_is_refused():
+    with pytest.raises(NotApplicableError, match="asks for no times"):
+        calibrate(forward(FORWARD), parse("scale"), {"factor": 0.5})
+
+
+def test_a_larger_batch_is_asked_for_in_pairs_the_old_one_first():
+    graph = graph_of(LINEAR, RELU, device=None)
+    graph.times = questions = Questions()
+    resized_time(graph, graph.select(kind="cpu"), 4, 8)
+    assert [shapes for _, shapes, _ in questions.asked] == [
+        "[[8],[4,16],[16,8],[],[]]",
+        "[[8],[8,16],[16,8],[],[]]",
+        "[[4,8]]",
+        "[[8,8]]",
+    ]
+
+
+# what a table answers -----------------------------------------------------------------------------
+
+
+def test_amp_takes_the_ratio_of_the_tables_times_and_the_papers_factor_for_the_rest():
+    graph = forward(PRODUCT, SUM)
+    table = times(
+        ("aten::mm", [[64, 32], [32, 16]], "float32", 800_000),
+        ("aten::mm", [[64, 32], [32, 16]], "float16", 200_000),
+    )
+    give_table(graph, table)
+    apply(parse("amp"), graph, {})
+    assert graph.select(kind="kernel").duration_ns.tolist() == [225_000, 200_000]
+    assert "Times by model, as shares of the time before: table 69%, paper 31%." in graph.facts.notes
+
+
+def test_a_batch_takes_the_tables_times_on_a_cpu():
+    graph = graph_of(LINEAR, RELU, device=None)
+    tasks = graph.select(kind="cpu")
+    model = resized_time(graph, tasks, 4, 8)
+    give_table(
+        graph,
+        times(
+            ("aten::addmm", [[8], [4, 16], [16, 8], [], []], "float32", 5_000),
+            ("aten::addmm", [[8], [8, 16], [16, 8], [], []], "float32", 7_500),
+            device="cpu",
+        ),
+    )
+    measured = resized_time(graph, tasks, 4, 8)
+    assert measured.duration_ns.tolist() == [150_000, int(model.duration_ns[1])]
+    assert measured.coverage["table"] == 100_000
+
+
+def test_without_the_old_time_the_recorded_one_counts_on_the_same_device_only():
+    new = ("aten::mm", [[64, 32], [32, 16]], "float16", 300_000)
+    for device, expected in ((None, 300_000), ("Tesla V100-SXM2-16GB", 300_000), ("NVIDIA H100", None)):
+        graph = graph_of(PRODUCT)
+        kernels = graph.select(kind="kernel")
+        without = int(retime(graph, kernels, dtype="float16").duration_ns[0])
+        give_table(graph, times(new, device=device))
+        found = int(retime(graph, kernels, dtype="float16").duration_ns[0])
+        assert found == (without if expected is None else expected)
+
+
+def test_another_gpu_takes_the_times_measured_there():
+    graph = graph_of(FORWARD)
+    kernels = graph.select(kind="kernel")
+    row = ("aten::mm", [[64, 32], [32, 16]], "float32", 90_000)
+    give_table(graph, times(row, device="NVIDIA H100 80GB HBM3"))
+    retimed = retime(graph, kernels, device="h100")
+    assert retimed.duration_ns[0] == 90_000
+    assert retimed.model.tolist() == ["table", "roofline"]
+    with pytest.raises(NotApplicableError, match="times of a NVIDIA H100"):
+        retime(graph, kernels, device="a100")
+
+
+def test_what_does_not_change_keeps_its_time():
+    graph = graph_of(PRODUCT)
+    give_table(graph, KernelTable([{"kernel": "volta_sgemm_64x64", "duration_ns": 5}]))
+    kernels = graph.select(kind="kernel")
+    assert retime(graph, kernels).duration_ns.tolist() == [900_000]
+    assert retime(graph, kernels, dtype="float16").duration_ns.tolist() == [5]
+
+
+def test_more_work_of_unknown_shapes_is_left_to_the_models():
+    graph = graph_of(PRODUCT)
+    kernels = graph.select(kind="kernel")
+    expected = retime(graph, kernels, flop_factor=2, bytes_factor=2).duration_ns.tolist()
+    give_table(graph, times(("aten::mm", [[64, 32], [32, 16]], "float32", 7)))
+    assert retime(graph, kernels, flop_factor=2, bytes_factor=2).duration_ns.tolist() == expected
+
+
+def test_a_table_of_a_cpu_says_nothing_of_a_gpu():
+    with pytest.raises(GraphError, match=r"times of a CPU, and this trace's work ran on a Tesla V100"):
+        give_table(graph_of(PRODUCT), times(("aten::relu", [[1]], "float32", 1), device="cpu"))
+
+
+def test_a_table_that_is_never_used_is_said():
+    trace = trace_of(FORWARD)
+    table = times(("aten::relu", [[1]], "float32", 1))
+    graph = daydream.build(trace)
+    give_table(graph, table)
+    apply(parse("scale"), graph, {"factor": 0.5})
+    assert any("it was not used" in note for note in graph.facts.notes)
+
+
+def test_a_trace_is_no_table(tmp_path):
+    trace_of(FORWARD).save(tmp_path / "trace.parquet")
+    with pytest.raises(TraceError, match="is no table of times"):
+        KernelTable.load(tmp_path / "trace.parquet")
+
+
+def test_a_calibration_reads_back_as_it_was_written(tmp_path):
+    call = OperatorCall("aten::mm", "[[64,32],[32,16]]", "float16")
+    calibration = Calibration("NVIDIA H100", "2.13", [(call, 1234.4, 7)], [(call, "no")])
+    calibration.save(tmp_path / "t.parquet")
+    for table in (KernelTable.load(tmp_path / "t.parquet"), calibration.table()):
+        assert (len(table), table.device) == (1, "NVIDIA H100")
+        assert table.call("aten::mm", "[[64, 32], [32, 16]]", "float16") == 1234
+        assert table.answers == 1
+    with pytest.raises(DaydreamError, match="--force"):
+        calibration.save(tmp_path / "t.parquet")
+
+
+# how calls are made -------------------------------------------------------------------------------
+
+
+def run(op: str, shapes: list, dtype: str | None = "float32", output=None, **options):
+    """Make a call and return what the first way that torch takes gives."""
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        for each in rebuild(OperatorCall(op, json.dumps(shapes), dtype, output), "cpu", **options):
+            try:
+                return each()
+            except RuntimeError:
+                continue
+    raise AssertionError(f"torch takes none of the ways to make {op}")
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "result"),
+    [
+        ("aten::mm", [[4, 3], [3, 5]], (4, 5)),
+        ("aten::addmm", [[5], [4, 3], [3, 5], [], []], (4, 5)),
+        ("aten::bmm", [[2, 4, 3], [2, 3, 5]], (2, 4, 5)),
+        ("aten::add", [[4, 3], [3], []], (4, 3)),
+        ("aten::add_", [[4, 3], [], []], (4, 3)),
+        ("aten::gelu", [[4, 3], []], (4, 3)),
+        ("aten::masked_fill", [[4, 3], [4, 3], []], (4, 3)),
+        ("aten::threshold_backward", [[4, 3], [4, 3], []], (4, 3)),
+        ("aten::_softmax", [[4, 3], [], []], (4, 3)),
+        ("aten::_softmax_backward_data", [[4, 3], [4, 3], [], []], (4, 3)),
+        ("aten::lerp_", [[4, 3], [4, 3], []], (4, 3)),
+        ("aten::sum", [[4, 3], []], ()),
+    ],
+)
+def test_a_call_is_made_from_its_shapes(op, shapes, result):
+    for dtype in ("float32", "bfloat16"):
+        made = run(op, shapes, dtype)
+        assert (tuple(made.shape), str(made.dtype)) == (result, f"torch.{dtype}")
+
+
+def test_norms_work_over_what_their_weight_has():
+    norm = run("aten::native_layer_norm", [[2, 4, 8], [], [8], [8], []])
+    assert [tuple(part.shape) for part in norm] == [(2, 4, 8), (2, 4, 1), (2, 4, 1)]
+    shapes = [[2, 4, 8], [2, 4, 8], [], [2, 4, 1], [2, 4, 1], [8], [8], []]
+    assert [tuple(part.shape) for part in run("aten::native_layer_norm_backward", shapes)] == [
+        (2, 4, 8),
+        (8,),
+        (8,),
+    ]
+    shapes = [[2, 6, 4, 4], [6], [6], [6], [6], [], [], []]
+    assert run("aten::native_batch_norm", shapes)[1].numel() == 6  # statistics of the batch
+    assert run("aten::native_batch_norm", shapes, trains=False)[1].numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("images", "weight", "output"),
+    [
+        ((2, 3, 224, 224), (8, 3, 7, 7), (2, 8, 112, 112)),
+        ((2, 4, 16, 16), (8, 4, 3, 3), (2, 8, 16, 16)),
+        ((2, 4, 16, 16), (8, 4, 3, 3), (2, 8, 14, 14)),
+        ((2, 4, 56, 56), (8, 4, 1, 1), (2, 8, 28, 28)),
+        ((2, 8, 16, 16), (8, 1, 3, 3), (2, 8, 8, 8)),  # one filter a channel
+        ((2, 4, 50), (8, 4, 5), (2, 8, 23)),
+    ],
+)
+def test_the_stride_of_a_convolution_follows_from_its_output(images, weight, output):
+    made = run("aten::convolution", [images, weight, [], [], [], [], [], [], []], output=output)
+    assert tuple(made.shape) == output
+    shapes = [output, images, weight, [], [], [], [], [], [], [], []]
+    gradients = run("aten::convolution_backward", shapes)
+    assert [tuple(part.shape) for part in gradients[:2]] == [images, weight]
+
+
+def test_lists_of_tensors_are_made_for_optimizers():
+    pytest.importorskip("torch")
+    tensors = [[4, 3], [5]]
+    run("aten::_foreach_add_", [tensors, tensors, []])
+    shapes = [tensors, tensors, tensors, tensors, [], [[], []], *[[]] * 9]
+    run("aten::_fused_adamw_", shapes[:15])
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (OperatorCall("my::op", "[[4]]", "float32"), "not an operator of torch itself"),
+        (OperatorCall("aten::embedding", "[[64,8],[2,4],[],[],[]]", "float32"), "indices"),
+        (OperatorCall("aten::copy_", "[[4],[4],[]]", "float32"), "layouts or types"),
+        (OperatorCall("aten::pow", "[[4],[]]", "float32"), "numbers that are not recorded"),
+        (OperatorCall("aten::sum", "[[4,3],[],[],[]]", "float32"), "dimensions"),
+        (OperatorCall("aten::mm", "[[4,3],[3,5]]", None), "element type is not recorded"),
+        (OperatorCall("aten::mm", "[[4,3],[3,5]]", "float8_e4m3fn"), "float8"),
+        (OperatorCall("aten::conv2d", "[[2,3,8,8],[4,3,3,3],[]]", "float32"), "neither is its output"),
+        (OperatorCall("aten::native_batch_norm", "[[2,6,4],[6],[6],[3],[3],[],[],[]]", "float32"), "fit"),
+        (OperatorCall("aten::avg_pool2d", "[[2,6,4,4],[],[],[],[],[],[]]", "float32"), "kernel_size"),
+    ],
+)  # fmt: skip
+def test_what_the_shapes_do_not_tell_is_not_guessed(call, reason):
+    pytest.importorskip("torch")
+    with pytest.raises(RebuildError, match=reason):
+        rebuild(call, "cpu")
+
+
+# the whole way ------------------------------------------------------------------------------------
+
+
+def test_a_calibration_measures_what_it_can_and_lists_the_rest():
+    pytest.importorskip("torch")
+    lookup = Call("aten::embedding", [[64, 8], [4, 6], [], [], []], tail_ns=50_000)
+    custom = Call("my::op", [[4, 8]], tail_ns=40_000)
+    view = Call("aten::view", [[4, 8], []], tail_ns=1_000)
+    graph = graph_of(LINEAR, RELU, lookup, custom, view, device=None)
+    found = calibrate(graph, call_limit_s=0.01)
+    assert [(call.op, call.dtype) for call, _, _ in found.measured] == [
+        ("aten::addmm", "float32"),
+        ("aten::relu", "float32"),
+    ]
+    assert all(nanoseconds > 0 and repeats > 0 for _, nanoseconds, repeats in found.measured)
+    assert [(call.op, reason.split(",")[0]) for call, reason in found.left_out] == [
+        ("aten::embedding", "works on indices"),
+        ("my::op", "its work is not known"),
+    ]
+    assert found.device == "cpu"
+
+
+def test_kernels_of_custom_operators_are_listed():
+    pytest.importorskip("torch")
+    own = Call("my::op", [[4, 8]], [Kernel("mine", 40_000), Kernel("mine too", 40_000)])
+    found = calibrate(graph_of(SUM, own), device="cpu", call_limit_s=0.01)
+    assert [call for call, _, _ in found.measured] == [
+        OperatorCall("aten::add", "[[64,16],[64,16],[]]", "float32")
+    ]
+    assert [call for call, _ in found.left_out] == [OperatorCall("my::op", "[[4,8]]", "float32")]
+
+
+def test_what_is_not_reached_in_time_is_listed():
+    pytest.importorskip("torch")
+    with pytest.raises(NotApplicableError, match="not reached within 1e-09 s: 2"):
+        calibrate(graph_of(LINEAR, RELU, device=None), total_limit_s=1e-9)
+
+
+def test_a_call_that_crashes_torch_does_not_end_the_calibration(monkeypatch):
+    pytest.importorskip("torch")
+    from daydream.calibration import process
+
+    sent = process.Worker._exchange
+
+    def killing(self, message):
+        if message.get("op") == "aten::addmm":
+            self._process.kill()
+            self._process.wait()
+        return sent(self, message)
+
+    monkeypatch.setattr(process.Worker, "_exchange", killing)
+    found = calibrate(graph_of(LINEAR, RELU, device=None), call_limit_s=0.01)
+    assert [call.op for call, _, _ in found.measured] == ["aten::relu"]
+    assert [reason.partition(" (")[0] for _, reason in found.left_out] == ["torch crashed on it"]
+
+
+def test_a_call_that_hangs_is_given_up(monkeypatch):
+    pytest.importorskip("torch")
+    from daydream.calibration.process import Worker
+
+    large = OperatorCall("aten::mm", "[[4000,4000],[4000,4000]]", "float64")
+    with Worker(device="cpu", threads=1, trains=True, call_limit_s=0.01, patience_s=0.05) as worker:
+        assert "took longer than" in worker.time(large, 10.0)["reason"]
+        small = worker.time(OperatorCall("aten::relu", "[[8]]", "float32"), 10.0)
+    assert small.keys() <= {"duration_ns", "repeats", "reason"}  # a slow machine may miss this limit, too
+
+
+def test_without_a_gpu_a_gpus_trace_is_refused():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(DaydreamError, match="torch finds none here"):
+        calibrate(graph_of(FORWARD))

@@ -1,0 +1,251 @@
+"""Collectives that threads of the CPU run, on several ranks. Times in microseconds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from small_traces import kernel, note, op, trace
+
+import daydream
+from daydream import Trace, build, simulate
+from daydream.collect.host_collectives import calls_of, host_collectives
+from daydream.collect.meetings import find_meetings
+from daydream.graph.lint import problems
+from daydream.simulate.steady import settle
+
+CALL, QUEUED, TRANSFER, WAKE = 5, 3, 30, 2
+RESULT = {"all_reduce": "allreduce_", "reduce_scatter": "_reduce_scatter_base_", "broadcast": "broadcast_"}
+
+
+def job(steps=4, *, work=(100, 150), late=(0, 0), inside=False, called="all_reduce", ranks=(0, 1)) -> Trace:
+    """Return what ranks with gloo would record: each step an all-reduce beside some backward work.
+
+    A pool thread takes it 3 after its call; 30 after the last did, it is done, and who waits goes on 2
+    later. The pool's row ends `late` by so much.
+    """
+    #  rank r  |forward work[r]|call 5|backward 20|...wait...|2|copy 30|step 10|
+    #  pool               3 |gloo:all_reduce: waiting, 30    |
+    rows: list[dict] = []
+    now = [0] * len(ranks)
+    borders: list[list[int]] = [[0] for _ in ranks]
+    for n in range(steps):
+        taken = [at + work[rank] + QUEUED for rank, at in enumerate(now)]
+        done = max(taken) + TRANSFER
+        for place, rank in enumerate(ranks):
+            at = now[place]
+            call = at + work[place]
+            on = max(call + CALL + 20, done) + WAKE
+            columns = {"rank": rank, "tid": 1}
+            size = {"bytes": 8 if called == "all_reduce" else 12}
+            pool = {"rank": rank, "tid": 8 + n % 2, "collective": "all_reduce", "bytes": 8}
+            rows += [
+                op("forward", at, call, **columns),
+                op(f"c10d::{RESULT[called]}", call, call + CALL, collective=called, **size, **columns),
+                op("backward", call + CALL, call + CALL + 20, **columns),
+                note("gloo:all_reduce", taken[place], done + late[place], **pool),
+                op("copy", on, on + 30, **columns), op("step", on + 30, on + 40, **columns),
+            ]  # fmt: skip
+            if inside:
+                rows.append(op("aten::copy_", taken[place], taken[place] + 1, rank=rank, tid=8 + n % 2))
+            now[place] = on + 40
+            borders[place].append(on + 40)
+    found = trace(rows)
+    found.metadata |= {"steps": [], "vendor": "cpu"}
+    column = np.full(len(found), -1)
+    for place, rank in enumerate(ranks):
+        for n, (begin, end) in enumerate(pairwise(borders[place])):
+            at = found["start_ns"]
+            mine = (found["rank"] == rank) & (at >= 1000 * begin) & (at < 1000 * end) & (found["tid"] == 1)
+            column[mine] = len(found.metadata["steps"])
+            found.metadata["steps"].append({
+                "name": f"step {n}", "rank": rank, "start_ns": 1000 * begin, "end_ns": 1000 * end,
+                "completion_ns": 1000 * end, "measured_ns": 1000 * (end - begin), "covered": n > 0,
+            })  # fmt: skip
+    found.columns["step"] = column
+    return found
+
+
+def step_of(recorded: Trace) -> int:
+    return recorded.metadata["steps"][-1]["measured_ns"]
+
+
+def transfers(graph):
+    return graph.select(kind="collective", name="gloo:all_reduce")
+
+
+def of_rank(rank):
+    return lambda tasks: tasks.rank == rank
+
+
+def test_waiting_for_the_other_rank_is_no_transfer():
+    graph = build(job())
+
+    assert problems(graph) == []
+    assert (transfers(graph).duration_ns == 1000 * TRANSFER).all()
+    assert [len(rows) for rows in find_meetings(job()).rows] == [2] * 4
+    assert len(graph.select(name="^arrival$")) == 8
+    assert len(graph.select(name="wait for collective")) == 8
+
+
+def test_every_rank_is_replayed_exactly():
+    replay = daydream.replay(build(job()))
+
+    assert {(step.rank, step.error) for step in replay.steps} == {(0, 0), (1, 0)}
+    assert replay.steps[0].measured_ns == 1000 * (150 + 3 + 30 + 2 + 40)
+    assert [each["ranks"] for each in replay.to_json()["collectives"]] == [[0, 1]] * 4
+    assert replay.settled.settled
+    assert replay.settled.passes > 1
+
+
+@pytest.mark.parametrize("factor", [0, 0.5, 2])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_faster_or_slower_rank_is_what_a_recording_of_it_shows(rank, factor):
+    graph = build(job())
+    graph.select(name="forward").where(of_rank(rank)).scale(factor)
+    work = [100, 150]
+    work[rank] = round(work[rank] * factor)
+
+    assert settle(graph).step_ns == step_of(job(8, work=tuple(work)))
+
+
+def test_a_faster_network_shortens_the_transfer_and_no_waiting():
+    graph = build(job())
+    faster = daydream.whatif(graph, "network", bandwidth_factor=2)
+    # rank 1 needs the result when its backward pass is done: at 150 + 5 + 20, the transfer ends at 153 + 15
+    assert faster.predicted_ns == 1000 * (175 + 2 + 40)
+    slower = daydream.whatif(graph, "network", bandwidth_factor=0.1)
+    assert slower.predicted_ns == 1000 * (153 + 300 + 2 + 40)
+
+
+def test_without_stragglers_each_rank_takes_its_own_time():
+    graph = build(job())
+    comparison = daydream.whatif(graph, "no-stragglers")
+    times = {
+        (graph.steps[step]["rank"], ns)
+        for (copy, step), ns in comparison.after.times.items()
+        if copy == comparison.after.copy
+    }
+    assert times == {(0, 1000 * (103 + 30 + 2 + 40)), (1, 1000 * (153 + 30 + 2 + 40))}
+
+
+def test_a_pool_thread_that_notes_its_end_late_is_done_when_its_waiter_goes_on():
+    graph = build(job(late=(40, 0)))
+
+    by_rank = {rank: transfers(graph).where(of_rank(rank)).duration_ns.tolist() for rank in (0, 1)}
+    assert by_rank == {0: [1000 * (TRANSFER + WAKE)] * 4, 1: [1000 * TRANSFER] * 4}
+    assert {step.error for step in daydream.replay(graph).steps} == {0}
+
+
+def test_what_a_pool_thread_copies_in_a_collective_is_part_of_it():
+    graph = build(job(inside=True))
+
+    assert len(graph.select(name="aten::copy_")) == 0
+    assert (transfers(graph).duration_ns == 1000 * TRANSFER).all()
+
+
+def test_a_call_of_another_name_is_the_one_before():
+    # gloo runs a reduce-scatter as an all-reduce, of other sizes
+    recorded = job(called="reduce_scatter")
+    rows = host_collectives(recorded)
+    calls = calls_of(recorded, rows)
+
+    assert (calls >= 0).all()
+    assert (recorded["start_ns"][rows] - recorded["start_ns"][calls] == 1000 * QUEUED).all()
+    assert {step.error for step in daydream.replay(build(recorded)).steps} == {0}
+
+
+def test_one_rank_keeps_its_waiting_as_recorded():
+    graph = build(job(ranks=(0,), work=(100,)))
+
+    assert len(graph.select(name="^arrival$")) == 0
+    assert (transfers(graph).duration_ns == 1000 * TRANSFER).all()
+    assert settle(graph).step_ns == step_of(job(ranks=(0,), work=(100,)))
+
+
+def test_members_at_other_times_are_not_one_collective():
+    recorded = job()
+    later = recorded["rank"] == 1
+    recorded.columns["start_ns"] = recorded["start_ns"] + later * 10**9  # as on a clock of its own
+    for step in recorded.metadata["steps"]:
+        if step["rank"] == 1:
+            step["start_ns"], step["end_ns"] = step["start_ns"] + 10**9, step["end_ns"] + 10**9
+    graph = build(recorded)
+
+    assert len(find_meetings(recorded)) == 0
+    assert len(graph.select(name="^arrival$")) == 0
+    assert any("simulated by itself" in remark for remark in graph.facts.notes)
+
+
+def test_a_rank_that_recorded_one_more_met_with_none_in_it():
+    recorded = job(5)
+    first = np.flatnonzero((recorded["rank"] == 1) & (recorded["start_ns"] < 150_000 + 5_000))
+    names = recorded.values("name", first)
+    gone = [row for row, name in zip(first.tolist(), names, strict=True) if "reduce" in name]
+    kinds = recorded.columns["kind"].copy()
+    kinds[gone] = recorded.code("kind", "sync")
+    recorded.columns["kind"] = kinds
+    assert [len(rows) for rows in find_meetings(recorded).rows] == [2] * 4
+    assert find_meetings(recorded).alone == {0: 1}
+
+
+def test_where_a_wait_cannot_be_told_it_is_said():
+    recorded = job()
+    names = recorded.columns["name"].copy()
+    copies = np.flatnonzero(names == recorded.code("name", "copy"))
+    recorded.texts["name"] = [*recorded.text("name"), *(f"copy {n}" for n in range(len(copies)))]
+    names[copies] = len(recorded.text("name")) - len(copies) + np.arange(len(copies))
+    recorded.columns["name"] = names  # no step is like another
+
+    assert any("could not be found" in remark for remark in build(recorded).facts.notes)
+
+
+def test_device_work_has_collectives_of_its_own():
+    rows = [note("gloo:all_reduce", 0, 10, rank=0, collective="all_reduce"), kernel("k", 1, 2)]
+    assert len(host_collectives(trace(rows))) == 0
+
+
+def broadcast(*, root_done: int):
+    #  rank 0 gives its data away and is done; rank 1 takes it when it comes by at 200
+    rows = []
+    for rank, begin, end in ((0, 10, root_done), (1, 200, 240)):
+        rows += [
+            op("c10d::broadcast_", begin - 5, begin - 1, rank=rank, collective="broadcast", bytes=8),
+            note("gloo:broadcast", begin, end, rank=rank, tid=9, collective="broadcast", bytes=8),
+        ]
+    return build(trace(rows))
+
+
+def test_a_root_that_is_done_before_others_come_by_waits_for_none():
+    graph = broadcast(root_done=40)
+    assert ends_of_broadcast(graph) == {0: 40, 1: 240}
+    graph.select(name="gloo:broadcast").where(of_rank(0)).scale(10)
+    assert ends_of_broadcast(graph) == {0: 310, 1: 240}
+
+
+def ends_of_broadcast(graph):
+    timeline = simulate(graph)
+    names, rank = timeline.column("name"), timeline.column("rank")
+    return {
+        int(r): int(e) / 1000
+        for n, r, e in zip(names, rank, timeline.end_ns, strict=True)
+        if n == "gloo:broadcast"
+    }
+
+
+def test_a_pool_of_two_runs_two_at_a_time():
+    #  three are asked for at once; the third is taken when the first is done
+    rows = []
+    for number, (begin, end) in enumerate(((12, 50), (22, 60), (52, 80))):
+        asked = 10 * (number + 1)
+        rows += [
+            op("c10d::allreduce_", asked, asked + 5, collective="all_reduce", bytes=number),
+            note("gloo:all_reduce", begin, end, tid=8 + number % 2, collective="all_reduce", bytes=number),
+        ]
+    graph = build(trace(rows))
+    assert set(graph.select(kind="collective").lane.tolist()) == {"gloo 0", "gloo 1"}
+    graph.select(kind="collective").where(lambda tasks: tasks.bytes == 0).scale(0.5)
+    timeline = simulate(graph)
+    ends = sorted((timeline.end_ns[timeline.column("kind") == "collective"] / 1000).tolist())
+    assert ends == [31, 60, 31 + 2 + 28]

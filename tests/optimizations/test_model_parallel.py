@@ -1,0 +1,529 @@
+"""Tensor and pipeline parallelism: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from daydream.optimizations.checkpointing import checkpointing
+from daydream.optimizations.pipeline import pipeline
+from daydream.optimizations.tensor_parallel import tensor_parallel
+from recorded import Program
+
+from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.costs import scaled_time, work
+from daydream.costs.pipeline_schedules import equal_parts, in_order, passes_of_stages
+from daydream.costs.tiles import output_tiles
+from daydream.costs.transformer_blocks import divided_work
+
+BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
+FLOOR = 10  # of any kernel: the four smallest of each program take it
+TINY = ("tiny", FLOOR)
+SUM = 4 * 8 * 4  # ns: 4 tokens of 8 floats, added up by a ring of two over 1 B/ns
+
+FORWARD = (  # operator, layer, ns, shapes; 2 samples of 2 tokens, 8 features, 2 heads of 4
+    ("aten::native_layer_norm", "norm", 30, [[2, 2, 8], [8], [8], [8], []]),
+    ("aten::addmm", "qkv", 210, [[24], [4, 8], [8, 24]]),
+    ("aten::_scaled_dot_product_flash_attention", None, 90, [[2, 2, 2, 4]] * 3),
+    ("aten::addmm", "out", 110, [[8], [4, 8], [8, 8]]),
+    ("aten::add", None, 40, [[2, 2, 8], [2, 2, 8], []]),
+    ("aten::addmm", "up", 410, [[32], [4, 8], [8, 32]]),
+    ("aten::gelu", None, 50, [[2, 2, 32]]),
+    ("aten::addmm", "down", 310, [[8], [4, 32], [32, 8]]),
+)
+BACKWARD = (
+    ("aten::mm", "down", 310, [[4, 8], [8, 32]]),
+    ("aten::mm", "down", 330, [[8, 4], [4, 32]]),
+    ("aten::gelu_backward", None, 70, [[2, 2, 32], [2, 2, 32]]),
+    ("aten::mm", "up", 410, [[4, 32], [32, 8]]),
+    ("aten::mm", "up", 430, [[32, 4], [4, 8]]),
+    ("aten::mm", "out", 110, [[4, 8], [8, 8]]),
+    ("aten::mm", "out", 130, [[8, 4], [4, 8]]),
+    ("aten::_scaled_dot_product_flash_attention_backward", None, 190, [[2, 2, 2, 4]] * 4),
+    ("aten::mm", "qkv", 210, [[4, 24], [24, 8]]),
+    ("aten::mm", "qkv", 230, [[24, 4], [4, 8]]),
+    ("aten::native_layer_norm_backward", "norm", 60, [[2, 2, 8], [2, 2, 8], [8], [], [], [8]]),
+)
+HALVED = 210 + 90 + 110 + 410 + 50 + 310
+HALVED_BACKWARD = 310 + 330 + 70 + 410 + 430 + 110 + 130 + 190 + 210 + 230
+
+
+def halved(total: int, kernels: int) -> int:
+    """Return what so many kernels take of half the work: their fixed cost stays."""
+    return kernels * FLOOR + (total - kernels * FLOOR) // 2
+
+
+def run(p: Program, phase: str, work, block: int | None, *, layers: bool = True) -> None:
+    for op, layer, ns, shapes in work:
+        path = None if block is None else ".".join(["blocks", str(block), *([layer] if layer else [])])
+        p.op(op, phase, (op, ns), shapes=shapes, layer=path if layers else None)
+
+
+def transformer(
+    *, blocks: int = 2, training: bool = True, head: bool = False, update: int = 0, **how
+) -> Graph:
+    #  stream 7 |tiny 4 x 10| blocks forward |(head)| blocks backward |(update)|
+    p = Program()
+    p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
+    if head:
+        p.op("aten::embedding", "forward", ("look up", 100), shapes=[[64, 8], [2, 2]], layer="words")
+    for block in range(blocks):
+        run(p, "forward", FORWARD, block, **how)
+    if head:
+        p.op("aten::mm", "forward", ("head", 610), shapes=[[4, 8], [8, 64]], layer="head")
+        if training:
+            p.op("aten::_log_softmax", "loss", ("loss", 110), shapes=[[4, 64], [], []])
+            p.op("aten::mm", "backward", ("head'", 610), shapes=[[4, 64], [64, 8]], layer="head")
+            p.op("aten::mm", "backward", ("head'", 610), shapes=[[64, 4], [4, 8]], layer="head")
+    for block in reversed(range(blocks if training else 0)):
+        run(p, "backward", BACKWARD, block, **how)
+    metadata = {}
+    if update:
+        p.op("aten::_foreach_add_", "optimizer", ("update", update))
+        metadata["parameters"] = [
+            {"name": f"blocks.{block}.{layer}.weight", "layer": f"blocks.{block}.{layer}", "shape": [size]}
+            for block in range(blocks)
+            for layer, size in (("norm", 40), ("qkv", 30), ("out", 30), ("up", 30), ("down", 30))
+        ]
+    return p.graph(**metadata)
+
+
+def perceptron() -> Graph:
+    p = Program()
+    for block in (0, 1):
+        p.op("aten::addmm", "forward", ("up", 100), shapes=[[32], [4, 8], [8, 32]], layer=f"{block}.up")
+        p.op("aten::relu", "forward", ("relu", 100), shapes=[[4, 32]], layer=f"{block}")
+        p.op("aten::addmm", "forward", ("down", 100), shapes=[[8], [4, 32], [32, 8]], layer=f"{block}.down")
+    return p.graph()
+
+
+def trained_elsewhere() -> Graph:
+    p = Program()
+    for block in (0, 1):
+        run(p, "forward", FORWARD, block)
+    run(p, "backward", BACKWARD, None)
+    return p.graph()
+
+
+def accumulating() -> Graph:
+    graph = Graph()
+    for phase in ("forward", "backward", "forward", "backward"):
+        for number in (0, 1):
+            graph.insert(
+                phase, kind="cpu", lane="main", duration_ns=1, phase=phase, step=0, layer=f"blocks.{number}"
+            )
+    return graph
+
+
+# Tensor parallelism
+
+
+def test_products_and_what_lies_between_are_divided_and_two_sums_a_pass_and_block_are_waited_for():
+    graph = transformer()
+    forward, backward = 30 + 40 + HALVED, 60 + HALVED_BACKWARD
+    assert simulate(graph).makespan_ns == BEGIN + 4 * FLOOR + 2 * (forward + backward)
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    forward = 30 + 40 + halved(HALVED, 6) + 2 * SUM
+    backward = 60 + halved(HALVED_BACKWARD, 10) + 2 * SUM
+    assert simulate(graph).makespan_ns == BEGIN + 4 * FLOOR + 2 * (forward + backward)
+    sums = graph.select(kind="collective")
+    assert sums.bytes.tolist() == [SUM] * 8
+    assert len(sums.launches()) == 8
+    assert not graph.lint()
+
+
+def test_sums_come_behind_the_layers_that_close_a_part():
+    graph = transformer(blocks=2)
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    order = graph.select(on="gpu")
+    before = [
+        layer for layer, kind in zip(order.layer[:-1], order.kind[1:], strict=True) if kind == "collective"
+    ]
+    of_block = {0: ["out", "down", "up", "qkv"], 1: ["out", "down", "up", "qkv"]}
+    assert before == [
+        *(f"blocks.{block}.{layer}" for block in (0, 1) for layer in of_block[block][:2]),
+        *(f"blocks.{block}.{layer}" for block in (1, 0) for layer in of_block[block][2:]),
+    ]
+
+
+def test_queries_keys_and_values_apart_are_one_part_also_where_all_layers_are_square():
+    p = Program()
+    p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
+    square = [[8], [4, 8], [8, 8]]
+    for block in (0, 1):
+        for layer in ("q", "k", "v"):
+            p.op("aten::addmm", "forward", (layer, 110), shapes=square, layer=f"h.{block}.{layer}")
+        p.op("aten::bmm", "forward", ("scores", 50), shapes=[[4, 2, 4], [4, 4, 2]], layer=f"h.{block}")
+        p.op("aten::bmm", "forward", ("values", 50), shapes=[[4, 2, 2], [4, 2, 4]], layer=f"h.{block}")
+        for layer in ("o", "up", "down"):
+            p.op("aten::addmm", "forward", (layer, 110), shapes=square, layer=f"h.{block}.{layer}")
+    graph = p.graph()
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    one = halved(6 * 110 + 2 * 50, 8) + 2 * SUM
+    assert simulate(graph).makespan_ns == BEGIN + 4 * FLOOR + 2 * one
+    assert any("heads of attention: 2." in note for note in graph.facts.notes)
+
+
+def test_bytes_of_a_layer_are_divided_but_for_its_whole_side():
+    graph = transformer()
+    divided = divided_work(graph, 2)
+    part = dict(zip(zip(divided.tasks.layer, divided.tasks.phase, strict=True), divided.nbytes, strict=True))
+    # up: 4 x 8 in (whole), 8 x 32 weights and 4 x 32 out (half); down: the other way round
+    assert part["blocks.0.up", "forward"] == part["blocks.1.up", "backward"] == (32 + 384 / 2) / 416
+    assert part["blocks.0.down", "forward"] == part["blocks.1.down", "backward"] == (32 + 384 / 2) / 416
+    assert part["blocks.0.qkv", "forward"] == (32 + (192 + 96) / 2) / (32 + 192 + 96)
+    assert part["blocks.0.norm", "forward"] == part["blocks.0.norm", "backward"] == 1
+
+
+def test_embedding_last_layer_and_loss_are_divided_with_their_sums():
+    graph = transformer(head=True)
+    before = simulate(graph).makespan_ns
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    blocks = 2 * (HALVED - halved(HALVED, 6) + HALVED_BACKWARD - halved(HALVED_BACKWARD, 10) - 4 * SUM)
+    outside = 3 * 610 + 110 - halved(3 * 610 + 110, 4)
+    # The embedding's output, the gradient of the last layer's input, three numbers a token for the loss.
+    sums = SUM + SUM + 3 * 4 * 4
+    assert simulate(graph).makespan_ns == before - blocks - outside + sums
+
+
+def test_logits_that_no_loss_follows_are_gathered():
+    graph = transformer(head=True, training=False)
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    gathered = graph.select(kind="collective").last()
+    assert (gathered.collective[0], gathered.bytes[0]) == ("all_gather", 4 * 64 * 4 // 2)
+    assert gathered.duration_ns[0] == 4 * 64 * 4 // 2  # one step of a ring of two passes half on
+
+
+def test_the_optimizer_updates_the_parts_of_a_gpu():
+    graph = transformer(update=90)
+    before = simulate(graph).makespan_ns
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    after = graph.select(phase="optimizer", kind="kernel").duration_ns.tolist()
+    assert after == [FLOOR + 80 * (0.25 + 0.75 / 2)]  # 120 of 160 parameters of a block are divided
+    assert simulate(graph).makespan_ns < before
+
+
+def test_without_device_work_operators_keep_their_overhead_and_threads_wait():
+    #  each product 4 ns of overhead: no time is saved, and 4 sums a block are waited for
+    p = Program()
+    for block in (0, 1):
+        for op, layer, _, shapes in FORWARD:
+            p.op(op, "forward", shapes=shapes, layer=f"blocks.{block}" + (f".{layer}" if layer else ""))
+    graph = p.graph()
+    whole = simulate(graph).makespan_ns
+    assert whole == 2 * 8 * 4
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    assert simulate(graph).makespan_ns == whole + 4 * SUM
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_more_bandwidth_is_never_slower_and_more_gpus_never_take_longer_to_compute(training):
+    times = []
+    for bandwidth in (0.1, 1.0, 10.0, 1e6):
+        graph = transformer(training=training)
+        tensor_parallel(graph, degree=2, bandwidth=bandwidth)
+        times.append(simulate(graph).makespan_ns)
+    assert times == sorted(times, reverse=True)
+    kernels = [transformer(training=training).select(kind="kernel").total("duration_ns")]
+    graph = transformer(training=training)
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    kernels.append(graph.select(kind="kernel").total("duration_ns"))
+    assert kernels[1] < kernels[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "words"),
+    [
+        (transformer, {"degree": 0}, GraphError, "1 or more"),
+        (transformer, {"degree": 1}, NotApplicableError, "leaves every product whole"),
+        (transformer, {"degree": 4}, NotApplicableError, "2 heads of attention cannot be divided among 4"),
+        (transformer, {"degree": 3}, NotApplicableError, "8 input features of blocks.0.out"),
+        (transformer, {"degree": 2, "bandwidth": None}, NotApplicableError, "give --cluster or --bandwidth"),
+        (lambda: transformer(layers=False), {}, NotApplicableError, "no layers"),
+        (lambda: transformer(blocks=1), {}, NotApplicableError, "repeats no numbered block"),
+        (perceptron, {}, NotApplicableError, "attention between linear layers"),
+        (trained_elsewhere, {}, NotApplicableError, "which backward work belongs to which layer"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(make, options, error, words):
+    graph = make()
+    before = simulate(graph).makespan_ns
+    with pytest.raises(error, match=words):
+        tensor_parallel(graph, **{"degree": 2, "bandwidth": 1.0, **options})
+    assert simulate(graph).makespan_ns == before
+
+
+def test_ranks_recorded_together_are_refused():
+    graph = transformer()
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    for again in (tensor_parallel, pipeline):
+        with pytest.raises(NotApplicableError, match="has collectives"):
+            again(graph)
+
+
+def test_tiles_of_products_come_from_names_and_shapes():
+    #  4,096 x 1,024 in tiles of 128 x 64: 32 x 16; without a tile in the name those of 256 x 128: 16 x 8
+    p = Program()
+    shapes = [[4096, 64], [64, 1024]]
+    p.op("aten::mm", "forward", ("gemm_tilesize128x64x64_", 100), shapes=shapes)
+    p.op("aten::mm", "forward", ("nvjet_tst", 100), shapes=shapes)
+    p.op("aten::add", "forward", ("add_128x64_", 100), shapes=shapes)
+    graph = p.graph()
+    kernels = graph.select(kind="kernel")
+    assert output_tiles(graph, kernels.name, work(graph, kernels).call).tolist() == [512, 128, 0]
+
+
+# Pipelines
+
+
+def stack(blocks: int = 4, forward: int = 10, backward: int = 20, update: int = 0, steps: int = 1) -> Graph:
+    #  main |0|1|2|3|3'|2'|1'|0'|update|
+    graph = Graph()
+    for step in range(steps):
+        for name, phase, ns, numbers in (
+            ("forward", "forward", forward, range(blocks)),
+            ("backward", "backward", backward, range(blocks)[::-1]),
+        ):  # fmt: skip
+            for number in numbers:
+                graph.insert(
+                    f"{name} {number}", kind="cpu", lane="main", duration_ns=ns, phase=phase, step=step,
+                    layer=f"blocks.{number}",
+                )  # fmt: skip
+        if update:
+            for number in range(blocks):
+                graph.insert(
+                    "update", kind="cpu", lane="main", duration_ns=update, phase="optimizer", step=step,
+                    layer=f"blocks.{number}",
+                )  # fmt: skip
+    return graph
+
+
+FREE = {"micro_batch": "recorded", "bandwidth": 1.0, "activation_mb": 0.0}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "batches"), [(2, 1), (2, 4), (4, 4), (4, 8), (4, 2), (3, 7)])
+def test_the_bubble_of_equal_stages_is_that_of_the_formula(schedule, stages, batches):
+    # Of GPipe and 1F1B alike: idle time is (stages - 1) / micro-batches of the time that a GPU works.
+    graph = stack(blocks=stages)
+    pipeline(graph, stages=stages, micro_batches=batches, schedule=schedule, **FREE)
+    ideal = batches * (10 + 20)
+    assert simulate(graph).makespan_ns == ideal + (stages - 1) * ideal // batches
+    assert not graph.lint()
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(2, 2), (2, 4), (4, 8)])
+def test_two_chunks_a_gpu_halve_the_bubble(stages, batches):
+    graph = stack(blocks=2 * stages)
+    pipeline(graph, stages=stages, micro_batches=batches, schedule="interleaved", **FREE)
+    ideal = batches * 2 * (10 + 20)
+    assert simulate(graph).makespan_ns == ideal + (stages - 1) * ideal // batches // 2
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_messages_are_waited_for(schedule):
+    #  1f1b     rank 0 |F0 10|F1 10|          46|B0 20|     76|B1 20|
+    #           rank 1      13|F0 10|B0 20|F1 10|B1 20|
+    #  gpipe    rank 0 |F0 10|F1 10|              56|B0 20|B1 20|
+    #           rank 1      13|F0 10|F1 10|B0 20|B1 20|
+    graph = stack(blocks=2)
+    pipeline(
+        graph, stages=2, micro_batches=2, schedule=schedule, micro_batch="recorded", bandwidth=1.0,
+        activation_mb=3 / 2**20,
+    )  # fmt: skip
+    timeline = simulate(graph)
+    ran = sorted(
+        zip(timeline.start_ns.tolist(), timeline.column("lane"), timeline.column("name"), strict=True)
+    )
+    assert [start for start, lane, _ in ran if lane == "rank 1 main"] == (
+        [13, 23, 43, 53] if schedule == "1f1b" else [13, 23, 33, 53]
+    )
+    assert [start for start, _, name in ran if name == "backward 0"] == (
+        [46, 76] if schedule == "1f1b" else [56, 76]
+    )
+    assert timeline.makespan_ns == 96
+    sent = graph.select(kind="collective")
+    assert sorted(set(sent.lane)) == ["rank 0 activations", "rank 1 gradients"]
+    assert sent.bytes.tolist() == [3] * 4
+
+
+def test_each_gpu_updates_its_own_blocks_and_steps_follow_each_other():
+    #  rank 0 of 2 blocks of 4: |F 20|   |B 40|update 2 x 7|
+    graph = stack(blocks=4, update=7, steps=2)
+    pipeline(graph, stages=2, micro_batches=1, **FREE)
+    updates = graph.select(phase="optimizer", step=0)
+    assert updates.where(rank=0).duration_ns.tolist() == [7, 7, 0, 0]
+    assert updates.where(rank=1).duration_ns.tolist() == [0, 0, 7, 7]
+    # The second step's first pass waits for the update; the last stage's update is hidden.
+    assert simulate(graph).makespan_ns == 2 * (2 * (20 + 40) + 14)
+
+
+def test_stages_are_of_equal_time():
+    assert equal_parts([10, 10, 10, 10], 2) == [0, 2]
+    assert equal_parts([30, 10, 10, 10], 2) == [0, 1]
+    assert equal_parts([1, 1, 1, 5, 5], 3) == [0, 3, 4]
+    assert equal_parts([1, 2, 3], 1) == [0]
+    graph = stack(blocks=3)
+    graph.select(layer="blocks.0").scale(2)
+    pipeline(graph, stages=2, micro_batches=1, **FREE)
+    assert sorted(set(graph.select(rank=1).layer)) == ["blocks.1", "blocks.2"]
+    assert "Blocks of the stages: 1, 2, with 50%, 50% of the passes' time." in graph.facts.notes
+
+
+def test_schedules_as_their_authors_draw_them():
+    def drawn(*how):
+        return [
+            " ".join(("B" if b else "F") + f"{c}.{m}" for b, c, m in one) for one in passes_of_stages(*how)
+        ]
+
+    assert drawn("gpipe", 2, 2) == ["F0.0 F0.1 B0.0 B0.1", "F1.0 F1.1 B1.0 B1.1"]
+    assert drawn("1f1b", 2, 3) == ["F0.0 F0.1 B0.0 F0.2 B0.1 B0.2", "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"]
+    assert drawn("interleaved", 2, 2, 2) == [
+        "F0.0 F0.1 F2.0 F2.1 B2.0 B2.1 B0.0 B0.1",
+        "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 B1.0 B1.1",
+    ]
+    for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
+        for stages in (2, 3, 4):
+            batches = 2 * stages
+            order = in_order(passes_of_stages(schedule, stages, batches, chunks), stages * chunks)
+            assert len(set(order)) == 2 * stages * chunks * batches
+
+
+def test_1f1b_holds_fewer_micro_batches_than_there_are_stages():
+    for passes, most in zip(passes_of_stages("1f1b", 4, 16), (4, 3, 2, 1), strict=True):
+        held = [1 - 2 * one.backward for one in passes]
+        assert max(sum(held[: end + 1]) for end in range(len(held))) == most
+
+
+def test_kernels_go_to_streams_of_their_gpu_with_their_launches():
+    #  stream 7         6|tiny tiny F0 F0|   ...
+    #  rank 1 stream 7               | F1 F1 | B1 B1 |  ...
+    graph = transformer(update=90)
+    each = graph.select(kind="kernel", phase=("forward", "backward"))
+    before = len(each)
+    pipeline(graph, stages=2, micro_batches=3, micro_batch="recorded", bandwidth=1.0)
+    kernels = graph.select(kind="kernel", phase=("forward", "backward"))
+    assert len(kernels) == len(kernels.launches()) == 3 * before
+    assert set(kernels.lane) == {"stream 7", "rank 1 stream 7"}
+    assert set(kernels.where(layer="blocks.1*").lane) == {"rank 1 stream 7"}
+    assert graph.select(kind="collective").bytes.tolist() == [4 * 8 * 4] * 6  # the norm's input
+    assert graph.select(kind="kernel", phase="optimizer").duration_ns.tolist() == [50, 50]
+    assert not graph.lint()
+    forward, backward, message = 70 + HALVED, 60 + HALVED_BACKWARD, 4 * 8 * 4
+    first = 4 * FLOOR + forward  # rank 0: F0 F1 B0 F2 B1 B2, rank 1: F0 B0 F1 B1 F2 B2
+    b0 = BEGIN + first + message + forward + backward  # the end of B0 on rank 1
+    b1 = b0 + forward + backward
+    f2 = b0 + message + backward + first  # on rank 0, behind B0
+    b2 = max(b1, f2 + message) + forward + backward
+    assert max(f2, b1 + message) + backward < b2 + message
+    assert simulate(graph).makespan_ns == b2 + message + backward + 50
+
+
+def test_a_divided_batch_does_the_same_work_in_parts():
+    #  10 samples of 3 features, in two micro-batches of 5
+    p = Program()
+    p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
+    for block in ("blocks.0", "blocks.1"):
+        p.op("aten::gelu", "forward", ("gelu", 50), shapes=[[10, 3]], layer=block)
+        p.op("aten::addmm", "forward", ("linear", 210), shapes=[[3], [10, 3], [3, 3]], layer=block)
+    for block in ("blocks.1", "blocks.0"):
+        p.op("aten::mm", "backward", ("inputs", 110), shapes=[[10, 3], [3, 3]], layer=block)
+        p.op("aten::mm", "backward", ("weights", 130), shapes=[[3, 10], [10, 3]], layer=block)
+        p.op("aten::gelu_backward", "backward", ("gelu", 70), shapes=[[10, 3], [10, 3]], layer=block)
+    graph = p.graph()
+    total = graph.select(kind="kernel").total("duration_ns")
+    pipeline(graph, stages=2, micro_batches=2, bandwidth=1.0)
+    kernels = graph.select(kind="kernel")
+    assert len(kernels) == 2 * (4 + 2 * 5)
+    assert kernels.total("duration_ns") == total + (4 + 2 * 5) * FLOOR  # the fixed cost is there once more
+    assert graph.select(kind="collective").bytes.tolist() == [5 * 3 * 4] * 4
+
+
+def test_a_gpu_has_one_thread_for_both_passes():
+    #  main   |F0 10|F1 10|(idle 500)
+    #  engine              |B1 20|B0 20|(idle 500)
+    graph = Graph()
+    before = []
+    for name, phase, lane, ns, gap in (
+        ("0", "forward", "main", 10, 0), ("1", "forward", "main", 10, 500),
+        ("1", "backward", "engine", 20, 0), ("0", "backward", "engine", 20, 500),
+    ):  # fmt: skip
+        task = graph.insert(
+            phase, kind="cpu", lane=lane, duration_ns=ns, gap_ns=gap, phase=phase, step=0,
+            layer=f"blocks.{name}", after=before,
+        )  # fmt: skip
+        before = [task]
+    pipeline(graph, stages=2, micro_batches=3, **FREE)
+    assert set(graph.select(kind="cpu").lane) == {"main", "rank 1 main"}
+    assert simulate(graph).makespan_ns == (3 + 1) * (10 + 20)
+
+
+def test_a_block_that_is_computed_again_stays_on_its_gpu():
+    graph = stack(blocks=2)
+    checkpointing(graph, layers="blocks.*")
+    pipeline(graph, stages=2, micro_batches=4, **FREE)
+    assert set(graph.select(rank=1).layer) == {"blocks.1"}
+    assert simulate(graph).makespan_ns == (4 + 1) * (10 + 10 + 20)
+
+
+def test_repetitions_do_not_change_what_calls_are_taken_to_cost():
+    #  |gelu 10 rows 4 + 6|gelu 1,000 rows 4 + 600|: overhead and work are told apart by these two
+    def calls(times: int):
+        p = Program()
+        for rows, more in ((10, 6), (1000, 600)):
+            with p.range(
+                "aten::gelu", "operator", phase="forward", op="aten::gelu", shapes=f"[[{rows}, 300]]"
+            ):
+                p.now += 4 + more
+        graph = p.graph()
+        graph.select().repeat(times)
+        return graph.select()
+
+    recorded, repeated = calls(0), calls(2)
+    once = scaled_time(recorded.graph, recorded, 0.5).duration_ns.tolist()
+    assert once == [4 + 3, 4 + 300]
+    assert scaled_time(repeated.graph, repeated, 0.5).duration_ns.tolist() == once * 3
+
+
+def test_a_call_that_waits_for_the_device_waits_for_its_own():
+    #  rank 1 launches 1 and waits; rank 0 has launched 0 again meanwhile
+    graph = transformer(blocks=2)
+    call = graph.select(kind="cpu", layer="blocks.1*", phase="forward").last()
+    wait = graph.insert_after(call, "sync", duration_ns=1)
+    graph.syncs.add(task=wait.ids[0], lane=-1, point=wait.ids[0], latency_ns=0)
+    graph.touch()
+    pipeline(graph, stages=2, micro_batches=4, micro_batch="recorded", bandwidth=1.0)
+    assert not graph.lint()
+    waits = graph.select(name="^sync$")
+    assert set(waits.lane) == {f"rank 1 {graph.select(kind='cpu', rank=0).lane[0]}"}
+    timeline = simulate(graph)
+    ends = dict(zip(timeline.task.tolist(), timeline.end_ns.tolist(), strict=True))
+    for sync in waits.ids.tolist():
+        own = graph.select(kind="kernel", rank=1, phase="forward").ids.tolist()
+        before = [task for task in own if graph.columns["order"][task] < graph.columns["order"][sync]]
+        assert ends[sync] == max(ends[task] for task in before) + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "words"),
+    [
+        (stack, {"stages": 1}, NotApplicableError, "no pipeline"),
+        (stack, {"stages": 0}, GraphError, "1 or more"),
+        (stack, {"micro_batches": 0}, GraphError, "1 or more"),
+        (stack, {"stages": 5}, NotApplicableError, "4 blocks cannot be shared out to 5 stages"),
+        (stack, {"stages": 3, "schedule": "interleaved"}, NotApplicableError, "to 6 chunks"),
+        (stack, {"micro_batches": 3, "schedule": "interleaved"}, GraphError, "no multiple"),
+        (stack, {"activation_mb": None}, NotApplicableError, "give --activation-mb"),
+        (stack, {"micro_batch": "divided"}, NotApplicableError, "batch size"),
+        (transformer, {"micro_batch": "divided"}, NotApplicableError, "--micro-batch recorded"),
+        (lambda: transformer(training=False), {}, NotApplicableError, "no backward pass"),
+        (lambda: transformer(layers=False), {}, NotApplicableError, "no layers"),
+        (lambda: transformer(blocks=1), {}, NotApplicableError, "repeats no numbered block"),
+        (accumulating, {}, NotApplicableError, "accumulates gradients"),
+        (trained_elsewhere, {}, NotApplicableError, "no step runs all of blocks.0 to blocks.1"),
+    ],
+)
+def test_what_cannot_be_a_pipeline_is_refused(make, options, error, words):
+    graph = make()
+    before = simulate(graph).makespan_ns
+    with pytest.raises(error, match=words):
+        pipeline(graph, **{"stages": 2, "micro_batches": 4, **FREE, **options})
+    assert simulate(graph).makespan_ns == before

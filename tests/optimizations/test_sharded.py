@@ -1,0 +1,549 @@
+"""Sharding, perfect overlap, ordered transfers and low-rank gradients: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from daydream.optimizations.compression import compression
+from daydream.optimizations.ddp import ddp
+from daydream.optimizations.fsdp import fsdp
+from daydream.optimizations.no_stragglers import no_stragglers
+from daydream.optimizations.overlap import overlap
+from daydream.optimizations.p3 import p3
+from daydream.optimizations.tictac import tictac
+from recorded import Program
+from shared import shared_replay
+from test_communication import (
+    A100,
+    GRADIENT,
+    ONE,
+    buckets_of,
+    exchanged,
+    meeting,
+    reduce_bucket,
+    reduced,
+    times,
+    training,
+)
+
+from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.costs.achieved import copies_ns, memory_bandwidth
+from daydream.costs.cluster_names import cluster
+from daydream.costs.kernels import floor_ns
+from daydream.costs.scaling import scaled_time
+from daydream.simulate.steady import settle
+from daydream.transforms.compose import parse
+
+BLOCKS = ("blocks.0", "blocks.1", "head")
+ONE_UNIT = {"workers": 2, "unit_mb": ONE}  # one gradient of 4,000 B a unit
+
+
+def network(names=BLOCKS, *, known: bool = True, update: int = 30_000, steps: int = 1, **metadata) -> Graph:
+    """A forward kernel of 50 ns and a backward one of 60 ns a module, then an update of 6,000,000 values."""
+    program = Program()
+    for step in range(steps):
+        program.step = step
+        for number, name in enumerate(names):
+            where = {"layer": name if known else None}
+            with program.range(
+                "aten::linear", "operator", phase="forward", sequence=100 * step + number, **where
+            ):
+                program.op("aten::addmm", "forward", (f"forward {name}", 50), **where)
+        for number, name in reversed(list(enumerate(names))):
+            where = {"layer": name if known else None}
+            with program.range(
+                "AddmmBackward0", "operator", phase="backward", sequence=100 * step + number, **where
+            ):
+                program.op("aten::mm", "backward", (f"grad {name}", 60), **where)
+            with program.range(
+                "torch::autograd::AccumulateGrad", "operator", phase="backward",
+                shapes=json.dumps(GRADIENT), dtype="float32", **where,
+            ):  # fmt: skip
+                program.now += 2
+        with program.range("Optimizer.step#SGD.step", phase="optimizer"):
+            program.op("aten::add_", "optimizer", ("update", update), shapes=[[3_000_000], [3_000_000]])
+    return program.graph(**{**A100, **metadata})
+
+
+# fsdp
+
+
+def test_units_are_gathered_one_ahead_and_scattered_one_at_a_time():
+    # A ring of 2 passes half of 4,000 B at 25 B/ns: 80 ns each.
+    #  shards   6|gather 0 80|gather 1 80|gather 1 80|gather 0 80|scatter 1 80|scatter 0 80|
+    #  stream 7              |forward 0|  |forward 1|  |grad 1 60| |grad 0 60|              |update 30|
+    #                        86         166            246        326        386          486
+    graph = training()
+    fsdp(graph, bandwidth=25.0, **ONE_UNIT)
+    ran = times(graph)
+    assert ran["all-gather"] == [(6, 86), (86, 166), (166, 246), (246, 326)]
+    assert ran["forward 0"] == [(86, 136)]
+    assert ran["forward 1"] == [(166, 216)]
+    assert ran["grad 1"] == [(246, 306)]
+    assert ran["grad 0"] == [(326, 386)]
+    assert ran["copy gradients"] == [(306, 306), (406, 406)]  # the second waits for the first to be scattered
+    assert ran["reduce-scatter"] == [(326, 406), (406, 486)]
+    assert ran["update"] == [(486, 516)]
+    assert graph.lint() == []
+
+
+def test_stage_2_keeps_the_parameters_for_the_backward_pass():
+    #  shards   6|gather 0 80|gather 1 80|          |scatter 1 80|scatter 0 80|
+    #  stream 7              |forward 0|  |forward 1|grad 1|grad 0|           |update 30|
+    #                        86         166        216   276   336           436
+    graph = training()
+    fsdp(graph, stage=2, bandwidth=25.0, **ONE_UNIT)
+    ran = times(graph)
+    assert ran["all-gather"] == [(6, 86), (86, 166)]
+    assert ran["grad 1"] == [(216, 276)]
+    assert ran["grad 0"] == [(276, 336)]
+    assert ran["reduce-scatter"] == [(276, 356), (356, 436)]
+    assert ran["update"] == [(436, 466)]
+
+
+def test_stage_1_reduces_in_buckets_and_gathers_behind_the_update():
+    #  stream 7  ...|grad 0 60|              |update 30|            |forward 0 of the next step
+    #  all-reduce          226|8,000 B: 80 ns|
+    #  shards                                       336|gather 40|
+    graph = training(steps=2)
+    fsdp(graph, stage=1, workers=2, bandwidth=100.0)
+    ran = times(graph)
+    assert ran["all-reduce"][0] == (226, 306)
+    assert ran["update"][0] == (306, 336)
+    assert ran["all-gather"][0] == (336, 376)
+    assert ran["forward 0"][1] == (376, 426)
+    gathered = graph.select(kind="collective", collective="all_gather")
+    assert gathered.bytes.tolist() == [4000, 4000]  # what each worker puts in
+    assert graph.lint() == []
+
+
+def test_the_first_unit_of_a_step_is_gathered_when_the_update_is_done():
+    graph = training(steps=2)
+    fsdp(graph, bandwidth=25.0, **ONE_UNIT)
+    ran = times(graph)
+    assert ran["update"][0] == (486, 516)
+    assert ran["all-gather"][4] == (516, 596)
+    assert ran["forward 0"][1] == (596, 646)
+
+
+def test_the_update_is_divided_among_the_workers():
+    graph = network()
+    updates = graph.select(kind="kernel", phase="optimizer")
+    half = scaled_time(graph, updates, 0.5).duration_ns.tolist()
+    assert 15_000 <= half[0] < 15_100  # half of the work, and the fixed cost of a kernel
+    fsdp(graph, workers=2, bandwidth=25.0)
+    assert graph.select(name="^update$").duration_ns.tolist() == half
+
+
+def test_what_is_in_no_block_is_the_root_gathered_first_and_scattered_last():
+    # Each transfer takes 80 ns, each copy c by the bandwidth of the device (more than 20). The backward
+    # pass begins with the root, and asks for blocks.1 then.
+    #  shards   6|root|  |gather 0|  |gather 1|gather 1|      |gather 0|   |scatter 1|   |scatter 0|  |root|
+    #  stream 7       |c|         |c|F 0      |c|F 1|F head|grad head|c|grad 1|c|c|grad 0|c|        |c|
+    graph = network()
+    c = round(copies_ns(graph, GRADIENT[0][0] * GRADIENT[0][1] * 4))
+    fsdp(graph, workers=2, bandwidth=25.0)
+    ran = times(graph)
+    gather_0 = 6 + 80 + c
+    gather_1 = gather_0 + 80 + c
+    forward_1 = gather_1 + 80 + c
+    begun = [start for start, _ in ran["all-gather"]]
+    assert begun[:4] == [6, gather_0, gather_1, gather_1 + 80]
+    assert ran["forward blocks.1"] == [(forward_1, forward_1 + 50)]
+    grad_1 = forward_1 + 50 + 50 + 60 + c
+    assert ran["grad blocks.1"] == [(grad_1, grad_1 + 60)]
+    assert begun[4] == grad_1
+    scatter_1 = grad_1 + 60 + c
+    assert ran["reduce-scatter"][0] == (scatter_1, scatter_1 + 80)
+    grad_0 = scatter_1 + c
+    assert ran["grad blocks.0"] == [(grad_0, grad_0 + 60)]
+    scatter_0 = grad_0 + 60 + c
+    assert ran["reduce-scatter"][1] == (scatter_0, scatter_0 + 80)
+    assert ran["reduce-scatter"][2] == (scatter_0 + 80 + c, scatter_0 + 80 + c + 80)
+    assert ran["update"][0][0] == scatter_0 + 80 + c + 80
+    assert "3 units: blocks" in " ".join(graph.facts.notes)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_collectives_come_in_the_order_in_which_torch_shards(stage, monkeypatch):
+    torch = pytest.importorskip("torch")
+    store = pytest.importorskip("torch.testing._internal.distributed.fake_pg").FakeStore
+    sharding = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+    if torch.distributed.is_initialized():
+        pytest.skip("torch.distributed is in use")
+    theirs: list[tuple[str, int]] = []
+
+    def log(name: str, kind: str) -> None:
+        call = getattr(sharding, name)
+
+        def logged(parameters, *args, **kwargs):
+            theirs.append((kind, len(parameters)))
+            return call(parameters, *args, **kwargs)
+
+        monkeypatch.setattr(sharding, name, logged)
+
+    log("foreach_all_gather", "all_gather")
+    log("foreach_reduce", "reduce_scatter")
+    layers = {"emb": torch.nn.Embedding(10, 16)}
+    layers |= {f"block{number}": torch.nn.Linear(16, 16, bias=False) for number in range(3)}
+    model = torch.nn.Sequential(*layers.values(), torch.nn.Linear(16, 4, bias=False))
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=store())
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (2,))
+        for block in model[1:4]:
+            fully_shard(block, mesh=mesh, reshard_after_forward=stage == 3)
+        fully_shard(model, mesh=mesh, reshard_after_forward=None if stage == 3 else False)
+        model(torch.randint(0, 10, (8,))).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+
+    graph = network(("emb", "blocks.0", "blocks.1", "blocks.2", "head"))
+    fsdp(graph, stage=stage, workers=2, bandwidth=25.0)
+    ours = graph.select(kind="collective")
+    size = {"all_gather": 2000, "reduce_scatter": 4000}
+    mine = list(zip(ours.collective.tolist(), ours.bytes.tolist(), strict=True))
+    assert [(kind, nbytes // size[kind]) for kind, nbytes in mine] == theirs
+
+
+@pytest.mark.parametrize(
+    ("names", "known", "options", "units", "said"),
+    [
+        (BLOCKS, True, {}, 3, "blocks"),
+        (BLOCKS, True, {"layers": "blocks.*"}, 3, "layers 'blocks.*'"),
+        (BLOCKS, True, {"layers": "blocks"}, 2, "layers 'blocks'"),
+        (BLOCKS, True, {"unit_mb": 2 * ONE}, 2, "runs"),
+        (("stem", "body", "head"), True, {}, 3, "modules"),
+        (BLOCKS, False, {}, 1, "runs of 25 MiB"),
+        (BLOCKS, False, {"unit_mb": ONE}, 3, "runs"),
+    ],
+)
+def test_units_are_blocks_or_layers_or_runs_of_gradients(names, known, options, units, said):
+    graph = network(names, known=known)
+    fsdp(graph, stage=2, workers=2, bandwidth=25.0, **options)
+    assert len(graph.select(collective="all_gather")) == units
+    assert len(graph.select(collective="reduce_scatter")) == units
+    assert said in " ".join(graph.facts.notes)
+    assert graph.select(collective="reduce_scatter").total("bytes") == 3 * 4000
+
+
+def test_on_a_cpu_the_thread_waits_for_shards():
+    #  thread        |forward 50|          |grad 60|gradient 2|              |update 30|
+    #  shards |gather 80|       |gather 80|                   |scatter 80|
+    program = Program()
+
+    def run(name: str, phase: str, duration: int, **columns) -> None:
+        with program.range(name, "operator", phase=phase, **columns):
+            program.now += duration
+
+    run("aten::addmm", "forward", 50, sequence=0)
+    run("AddmmBackward0", "backward", 60, sequence=0)
+    run(
+        "torch::autograd::AccumulateGrad", "backward", 2, shapes=json.dumps(GRADIENT), dtype="float32"
+    )  # fmt: skip
+    run("aten::add_", "optimizer", 30)
+    graph = program.graph(vendor="cpu")
+    fsdp(graph, bandwidth=25.0, **ONE_UNIT)
+    ran = times(graph)
+    assert ran["all-gather"] == [(0, 80), (130, 210)]
+    assert ran["aten::addmm"] == [(80, 130)]
+    assert ran["AddmmBackward0"] == [(210, 270)]
+    assert ran["reduce-scatter"] == [(272, 352)]
+    assert ran["aten::add_"] == [(352, 382)]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_sharding_on_more_bandwidth_is_never_slower_nor_ever_cheaper_than_the_worker_alone(stage):
+    ends = []
+    for bandwidth in (1.0, 10.0, 100.0, 1e9):
+        graph = network(steps=2)
+        fsdp(graph, stage=stage, workers=4, bandwidth=bandwidth)
+        ends.append(simulate(graph).makespan_ns)
+    assert ends == sorted(ends, reverse=True)
+    alone = network(steps=2)
+    updates = alone.select(kind="kernel", phase="optimizer")
+    updates.set(duration_ns=scaled_time(alone, updates, 1 / 4).duration_ns)
+    assert ends[-1] >= simulate(alone).makespan_ns  # faster than alone by the update's share at most
+
+
+def test_each_stage_that_saves_more_memory_transfers_more_or_as_much():
+    moved = []
+    for stage in (2, 3):
+        graph = training()
+        fsdp(graph, stage=stage, bandwidth=25.0, **ONE_UNIT)
+        moved.append(graph.select(kind="collective").total("duration_ns"))
+    assert moved == [4 * 80, 6 * 80]  # as much as an all-reduce, and half more (Rajbhandari et al., 2020)
+    graph = training()
+    ddp(graph, workers=2, bandwidth=25.0)
+    assert graph.select(kind="collective").total("duration_ns") == 4 * 80
+
+
+def test_a_sharded_step_settles():
+    graph = training(steps=3, uncovered=1)
+    fsdp(graph, bandwidth=25.0, **ONE_UNIT)
+    # As above, from update to update: gather 0, forward 0 beside gather 1, ... without the 6 ns of launching.
+    assert settle(graph).step_ns == 516 - 6
+
+
+def test_a_named_cluster_prices_shards():
+    graph = network()
+    fsdp(graph, workers=16, cluster="dgx-a100", layers="*")
+    machines = cluster("dgx-a100:2")
+    gathered = graph.select(collective="all_gather").duration_ns.tolist()
+    assert gathered == [machines.time_ns("all_gather", 4000, 16)] * 6
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (training, {"workers": 1}, NotApplicableError, "one worker"),
+        (training, {"workers": 0}, GraphError, "1 or more"),
+        (training, {"stage": 4}, GraphError, "1, 2 or 3"),
+        (training, {"stage": 1, "unit_mb": 1.0}, GraphError, "of stages 2 and 3"),
+        (training, {"bandwidth": 1.0, "unit_mb": 1.0, "layers": "*"}, GraphError, "both"),
+        (training, {"bandwidth": 1.0, "unit_mb": 0.0}, GraphError, "above 0"),
+        (training, {"bandwidth": 1.0, "layers": "blocks.*"}, NotApplicableError, "no layer that matches"),
+        (training, {}, NotApplicableError, "--cluster or --bandwidth"),
+        (lambda: training(shapes=None), {"bandwidth": 1.0}, NotApplicableError, "sizes of gradients"),
+        (reduced, {"bandwidth": 1.0}, NotApplicableError, "several ranks already"),
+    ],
+)
+def test_fsdp_says_why_it_does_not_apply(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        fsdp(graph(), **options)
+
+
+# overlap
+
+
+@pytest.mark.parametrize(("bandwidth", "end"), [(100.0, 226 + 30), (10.0, 2 + 800)])
+def test_a_step_is_as_long_as_its_work_or_its_transfers(bandwidth, end):
+    #  stream 7             6|forward 0|forward 1|grad 1|grad 0 60|update 30|
+    #  all-reduce, hidden  2|8,000 B: 80 ns, at 10 B/ns 800 ns|
+    graph = training()
+    ddp(graph, workers=2, bandwidth=bandwidth)
+    assert simulate(graph).makespan_ns == 226 + 8000 / bandwidth + 30
+    overlap(graph)
+    assert simulate(graph).makespan_ns == end
+    assert graph.lint() == []
+
+
+def test_hidden_transfers_bound_the_settled_step():
+    graph = training(steps=3, uncovered=1)
+    ddp(graph, workers=2, bandwidth=10.0)
+    overlap(graph)
+    assert settle(graph).step_ns == 800
+
+
+def test_hiding_is_never_slower():
+    for bandwidth in (1.0, 10.0, 100.0, 1e3):
+        graph = training(steps=2)
+        fsdp(graph, bandwidth=bandwidth, **ONE_UNIT)
+        before = simulate(graph).makespan_ns
+        overlap(graph)
+        assert simulate(graph).makespan_ns <= before
+
+
+def test_a_rank_still_waits_for_those_that_arrive_later():
+    graph = meeting()
+    overlap(graph)
+    assert times(graph)["all_reduce"] == [(30, 30), (30, 30)]
+    graph = meeting()
+    no_stragglers(graph)
+    overlap(graph)
+    assert sorted(times(graph)["all_reduce"]) == [(10, 10), (30, 30)]
+
+
+def recorded_reduction(*, awaited: bool) -> Graph:
+    """A step with an all-reduce of 1,000 ns on stream 13; an update that was launched begins behind it."""
+    program = Program()
+    program.op("aten::mm", "backward", ("grad", 60))
+    reduce_bucket(program, 8000, 1000)
+    if awaited:
+        program.free += 1000
+    program.op("aten::add_", "optimizer", ("update", 30))
+    return program.graph(world_size=2, **A100)
+
+
+def test_transfers_that_nothing_waited_for_are_hidden_already():
+    with pytest.raises(NotApplicableError, match="hidden already"):
+        overlap(recorded_reduction(awaited=False))
+    graph = recorded_reduction(awaited=True)
+    overlap(graph)
+    assert graph.select(name="^transfers$").duration_ns.tolist() == [1000]
+    assert "waiting for peers" in " ".join(graph.facts.notes)
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (training, "no collectives"),
+        (lambda: meeting("send_recv"), "messages from one rank"),
+        (lambda: buckets_of(8, duration=0), "transfers that take time"),
+    ],
+)
+def test_overlap_says_why_it_does_not_apply(graph, words):
+    with pytest.raises(NotApplicableError, match=words):
+        overlap(graph())
+
+
+def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
+    graph = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
+    with pytest.raises(NotApplicableError, match="hidden already"):
+        overlap(graph)
+
+
+# tictac
+
+
+def test_parameters_are_pulled_in_the_order_they_are_needed():
+    # 4,000 B / 2 at 25 B/ns are 80 ns. All gradients are there at 326.
+    #  network  166|push 1|push 0|pull 0|pull 1|
+    #  stream 7                         |F 0 50|  |F 1 50|
+    #                       326  406    486
+    graph = training(steps=2)
+    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0)
+    ran = times(graph)
+    assert ran["push"][:2] == [(166, 246), (246, 326)]
+    assert ran["pull"][:2] == [(326, 406), (406, 486)]
+    assert ran["forward 0"][1] == (406, 456)
+    assert ran["forward 1"][1] == (486, 536)
+    assert graph.lint() == []
+
+
+def test_without_that_order_the_first_operator_waits_for_all():
+    graph = training(steps=2)
+    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0, order="ready")
+    ran = times(graph)
+    assert ran["forward 0"][1] == (486, 536)
+    assert ran["forward 1"][1] == (536, 586)
+
+
+def test_servers_of_their_own_send_back_what_has_come():
+    graph = training(steps=2)
+    tictac(graph, workers=4, servers=2, bandwidth=100.0, latency_us=0.001)  # 4,000 B x 4/2 at 100 B/ns: 80 ns
+    ran = times(graph)
+    assert ran["push"][:2] == [(166, 246), (246, 326)]
+    assert ran["pull"][:2] == [(327, 407), (407, 487)]
+    assert set(graph.select(name="^pull$").lane.tolist()) == {"network, back"}
+
+
+def test_where_the_server_updates_the_worker_does_not():
+    graph = training()
+    tictac(graph, workers=2, bandwidth=1e6, latency_us=0.0, update="server")
+    assert not len(graph.select(kind="kernel", phase="optimizer"))
+    assert simulate(graph).makespan_ns == 6 + 2 * 50 + 2 * 60
+    assert graph.lint() == []
+
+
+def test_slices_and_no_barrier_are_never_slower_and_order_helps():
+    ends = {}
+    for bandwidth in (5.0, 25.0, 100.0, 1e6):
+        for name, make in (("p3", p3), ("tictac", tictac)):
+            graph = training(steps=3)
+            make(graph, workers=2, bandwidth=bandwidth, latency_us=0.0)
+            ends[name, bandwidth] = simulate(graph).makespan_ns
+        graph = training(steps=3)
+        tictac(graph, workers=2, bandwidth=bandwidth, latency_us=0.0, order="ready")
+        ends["ready", bandwidth] = simulate(graph).makespan_ns
+        assert ends["p3", bandwidth] <= ends["tictac", bandwidth] <= ends["ready", bandwidth]
+    ordered = [ends["tictac", bandwidth] for bandwidth in (5.0, 25.0, 100.0, 1e6)]
+    assert ordered == sorted(ordered, reverse=True)
+    assert ordered[-1] == simulate(training(steps=3)).makespan_ns  # never faster than a single worker
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (training, {"workers": 1}, NotApplicableError, "one worker"),
+        (training, {"servers": -1}, GraphError, "0 or more"),
+        (training, {"bandwidth": 0.0}, GraphError, "above 0"),
+        (lambda: training(shapes=None), {}, NotApplicableError, "sizes of gradients"),
+        (reduced, {}, NotApplicableError, "several ranks already"),
+    ],
+)
+def test_tictac_says_why_it_does_not_apply(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        tictac(graph(), **options)
+
+
+@pytest.mark.parametrize("both", ["fsdp+ddp", "p3+fsdp", "tictac+p3", "ddp+tictac", "fsdp+tictac"])
+def test_gradients_are_exchanged_in_one_way(both):
+    with pytest.raises(GraphError, match="exclude"):
+        parse(both)
+
+
+# compression in factors
+
+
+def test_gradients_go_as_factors_one_behind_the_other():
+    # A bucket of two matrices of 10 x 100: P has 2 x 10 values, Q 2 x 100, of 2,000. 8,000 B take 80 us.
+    #  stream 7    ...|grad 0|copy|make P|
+    #  all-reduce                        |P 6.6 us|make Q|Q 8 us|P times Q|
+    graph = exchanged()
+    rate, floor = memory_bandwidth(graph), floor_ns(graph)
+    before = times(graph)["all-reduce"][0][0]
+    compression(graph, rank=1)
+    make = round(2 * floor + (5 * 2000 + 2000 + 20) * 4 / rate)
+    between = round(2 * floor + (2000 + 20 + 200) * 4 / rate)
+    back = round(2 * floor + (3 * 2000 + 2000 + 20 + 200) * 4 / rate)
+    ran = times(graph)
+    at = before + make
+    assert ran["make P"] == [(before, at)]
+    assert ran["all-reduce"] == [(at, at + 6600), (at + 6600 + between, at + 6600 + between + 8000)]
+    assert ran["make Q"] == [(at + 6600, at + 6600 + between)]
+    end = at + 6600 + between + 8000
+    assert ran["P times Q"] == [(end, end + back)]
+    assert ran["update"][0][0] == end + back
+    assert graph.select(kind="collective").bytes.tolist() == [80, 800]
+    assert "2 of 2 gradients a step" in " ".join(graph.facts.notes)
+    assert graph.lint() == []
+
+
+def test_what_saves_less_than_half_goes_whole_with_the_first_factors():
+    program_shapes = [[10, 100]]
+    graph = training(shapes=program_shapes, **A100)
+    nodes = graph.select(kind="cpu", within="AccumulateGrad")
+    nodes.first().set(shapes="[[1000]]")  # a vector of as many values
+    ddp(graph, workers=2, bandwidth=0.1, gradient_as_bucket_view=True)
+    compression(graph, rank=2)
+    # The matrix's P of 2 x 10 values with the vector's 1,000, then Q of 2 x 100.
+    assert graph.select(kind="collective").bytes.tolist() == [(20 + 1000) * 4, 200 * 4]
+    assert "1 of 2 gradients a step" in " ".join(graph.facts.notes)
+
+
+def test_a_higher_rank_is_never_faster():
+    ends = []
+    for rank in (1, 2, 3, 4):
+        graph = exchanged()
+        compression(graph, rank=rank)
+        ends.append(simulate(graph).makespan_ns)
+    assert ends == sorted(ends)
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (exchanged, {"rank": 0}, GraphError, "rank must be"),
+        (exchanged, {"rank": 10}, NotApplicableError, "saves half"),
+        (training, {"rank": 1}, NotApplicableError, "no all-reduce"),
+        (lambda: buckets_of(8), {"rank": 1}, NotApplicableError, "memory bandwidth"),
+    ],
+)
+def test_low_rank_compression_says_why_it_does_not_apply(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        compression(graph(), **options)
+
+
+def test_waits_of_a_step_that_is_not_repeated_hold_none_that_is():
+    # 400 ns each. The last step's marker ends late, as where a recording stops: what step 0 waited for,
+    # moved on by the length of the window, would fall behind the last step's work.
+    #  network  |push 1|push 0|pull 0|pull 1|                 |push 1|...
+    #  stream 7                      |F 0|  |forward 1|grad 1|grad 0|
+    graph = training(steps=3, uncovered=1)
+    graph.steps[-1]["end_ns"] += 300
+    tictac(graph, workers=2, bandwidth=5.0, latency_us=0.0)
+    settled = settle(graph)
+    repeated = {step: ns for (copy, step), ns in settled.times.items() if copy == 1}
+    assert repeated == {1: 4 * 400 + 50 + 60, 2: 4 * 400 + 50 + 60}
