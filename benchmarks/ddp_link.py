@@ -142,16 +142,14 @@ def page(folder: Path) -> list[str]:
     document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
     rows: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for model, recordings in document["recordings"].items():
-        for one in recordings:
-            replay = daydream.replay(folder / one["trace"])
-            for title, change in one["changes"].items():
+        for recording in recordings:
+            replay = daydream.replay(folder / recording["trace"])
+            for title, change in recording["changes"].items():
                 comparison = daydream.whatif(replay, change["optimization"], **change["options"])
-                known = comparison.unprofiled or comparison
-                added = known.predicted_ns - known.replayed_ns
-                before = replay.unprofiled_measured_ns or known.replayed_ns
-                rows.setdefault((model, title), []).append(
-                    (change["measured"], 1 + added / known.replayed_ns, 1 + added / before)
-                )
+                plain = comparison.unprofiled or comparison
+                known = comparison.anchored or plain
+                ratios = (one.predicted_ns / one.replayed_ns for one in (known, plain))
+                rows.setdefault((model, title), []).append((change["measured"], *ratios))
     made, table = changes(), []
     errors: list[list[list[float]]] = [[], []]  # of the two ways to predict, row by row
     for (model, title), found in rows.items():
@@ -171,14 +169,25 @@ def page(folder: Path) -> list[str]:
         f"{sum(document['left_out'].values())} left out, as the unchanged step differed from itself by more "
         "than 5 %, or by more than 10 % from what it took when it was recorded. Steps with DDP over the step "
         "without, medians of the recordings; errors of the predicted step, least and most in brackets. "
-        "*Predicted*: over the step as replayed without the profiler's cost. *Added*: as much time on top of "
-        "the steps that the trace timed without a profiler."
+        "*Predicted*: in steps as long as the trace timed them without a profiler (anchored). "
+        "*Not anchored*: over the step as replayed without the profiler's cost. The CNN's is replayed a "
+        "quarter too long: under the profiler it has four times the page faults, which daydream does not "
+        "count as recording. Anchoring of this kind came after the first look at these rows; nothing in "
+        "it is fitted."
     )
     head = [
-        "| model | link | cap MB | measured | predicted | error | added | error |",
+        "| model | link | cap MB | measured | predicted | error | not anchored | error |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    return [said, "", _summary("Predicted", errors[0]), _summary("Added", errors[1]), "", *head, *table]
+    return [
+        said,
+        "",
+        _summary("Predicted", errors[0]),
+        _summary("Not anchored", errors[1]),
+        "",
+        *head,
+        *table,
+    ]
 
 
 def _summary(way: str, errors: list[list[float]]) -> str:

@@ -144,7 +144,14 @@ class Comparison(Drawn):
 
         `predicted_ns` of it is the prediction for a run without a profiler.
         """
-        before = self.replay.unprofiled if self.edit is not None else None
+        return self._again(self.replay.unprofiled if self.edit is not None else None)
+
+    @cached_property
+    def anchored(self) -> Comparison | None:
+        """The same change in unprofiled steps that take as long as measured; see `Replay.anchored`."""
+        return self._again(self.replay.anchored if self.edit is not None else None)
+
+    def _again(self, before: Replay | None) -> Comparison | None:
         if before is None or self.edit is None:
             return None
         changed = before.graph.copy()
@@ -158,11 +165,11 @@ class Comparison(Drawn):
 
     @property
     def unprofiled_anchored_ns(self) -> int | None:
-        """The measured unprofiled step times what the change leaves of the replayed one: its bias cancels."""
-        measured, without = self.replay.unprofiled_measured_ns, self.unprofiled
-        if measured is None or without is None or not without.replayed_ns:
+        """The measured unprofiled step times what the change leaves of the anchored one: its bias cancels."""
+        measured, anchored = self.replay.unprofiled_measured_ns, self.anchored
+        if measured is None or anchored is None or not anchored.replayed_ns:
             return None
-        return round(measured * without.predicted_ns / without.replayed_ns)
+        return round(measured * anchored.predicted_ns / anchored.replayed_ns)
 
     def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """Return where one typical step's time goes, before and after; see `shown_steps`."""

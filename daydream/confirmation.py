@@ -64,8 +64,7 @@ class Confirmation:
     @property
     def predicted_speedup(self) -> float:
         """The predicted one; of the step without a profiler where it is known."""
-        without = self.comparison.unprofiled
-        return (self.comparison if without is None else without).speedup
+        return (self.comparison.anchored or self.comparison.unprofiled or self.comparison).speedup
 
     @property
     def predicted_ns(self) -> float:

@@ -88,7 +88,8 @@ def _entry(replay: daydream.Replay, model: str, name: str, title: str, change: d
         comparison = daydream.whatif(replay, change["optimization"], **change["options"])
     except daydream.DaydreamError as error:
         return Entry(model, name, title, change["measured"], None, refused=str(error))
-    known = comparison.unprofiled or comparison  # without the profiler's cost, where the trace can say it
+    # Of the step without a profiler, as long as the trace says it takes, where the trace can say that.
+    known = comparison.anchored or comparison.unprofiled or comparison
     low, high = known.predicted_low_ns, known.predicted_high_ns
     before = known.replayed_ns
     return Entry(

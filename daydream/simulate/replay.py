@@ -104,6 +104,22 @@ class Replay(Drawn):
         """The replay without the profiler's cost; None if the trace does not say what recording cost."""
         return replay(without_profiler(self.graph)) if can_be_corrected(self.graph) else None
 
+    @cached_property
+    def anchored(self) -> Replay | None:
+        """The unprofiled replay with CPU work scaled to meet the measured step; None if that is unknown.
+
+        What the correction misses is taken to lie in all CPU costs alike: what a change adds in
+        absolute terms (a transfer, a kernel) then stands beside steps of the right length.
+        """
+        without, measured = self.unprofiled, self.unprofiled_measured_ns
+        if without is None or measured is None or not without.settled.step_ns:
+            return None
+        graph = without.graph.copy()
+        cpu = graph.select(kind="cpu")
+        if len(cpu):
+            cpu.scale(measured / without.settled.step_ns, gaps=True)
+        return replay(graph)
+
     @property
     def unprofiled_replayed_ns(self) -> int | None:
         """The settled step without the profiler's cost: made without looking at the measured one."""

@@ -168,13 +168,16 @@ def test_a_trace_without_the_cost_is_refused_and_replays_as_before():
     assert [said[f"unprofiled_{key}"] for key in ("measured_ns", "replayed_ns", "error")] == [None] * 3
 
 
-def small_run() -> Trace:
-    """Return three steps of 20 us, two operators with pauses between them; 2 us are recording."""
+def small_run(factor: float = 1.0) -> Trace:
+    """Return three steps of 20 us, two operators with pauses between them; 2 us are recording.
+
+    Without a profiler they took 18 us, times the factor.
+    """
     rows = [
         part for at in (0, 20, 40)
         for part in (op("a", at, at + 8, phase="forward"), op("b", at + 12, at + 18, phase="forward"))
     ]  # fmt: skip
-    times = [18_000, 19_000, 17_000]
+    times = [round(factor * ns) for ns in (18_000, 19_000, 17_000)]
     return trace(*rows, steps=(0, 20, 40, 60), profiler_cost=COST, unprofiled_step_ns=times)
 
 
@@ -185,6 +188,16 @@ def test_replay_gives_the_unprofiled_step_beside_the_measured_one():
     assert result.unprofiled_measured_ns == 18_000
     assert result.unprofiled_replayed_ns == 20_000 - 2 * 1000
     assert result.unprofiled_error == 0
+
+
+def test_what_a_change_adds_stands_beside_steps_as_long_as_measured():
+    def add(graph: Graph) -> None:
+        graph.insert_after(graph.select(name="^a$"), "new work", kind="cpu", duration_ns=3_000)
+
+    result = daydream.whatif(small_run(factor=0.5), add)  # the correction missed half of the time
+
+    assert result.unprofiled_predicted_ns == 18_000 + 3_000
+    assert result.unprofiled_anchored_ns == 9_000 + 3_000
 
 
 def test_a_what_if_is_predicted_without_the_profiler_and_anchored_to_what_was_measured():
