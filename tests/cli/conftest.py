@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command_line import Done, daydream
 from machine.programs import PROGRAMS
 
-Run = Callable[..., "Done"]
-
-
-@dataclass
-class Done:
-    """A finished process."""
-
-    code: int
-    out: str
-    err: str
+Run = Callable[..., Done]
 
 
 @pytest.fixture(scope="session")
@@ -65,12 +53,3 @@ def ask(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         return Done(int(exit_.value.code or 0), *capsys.readouterr())
 
     return call
-
-
-def daydream(*args: str, folder: Path, **environment: str) -> Done:
-    """Run the command line in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "daydream", *args], cwd=folder, capture_output=True, encoding="utf-8",
-        env={**os.environ, "COLUMNS": "80", **environment}, timeout=120, check=False,
-    )  # fmt: skip
-    return Done(done.returncode, done.stdout, done.stderr)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import daydream as run_in
+from command_line import daydream as run_in
 
 RECORDED = Path(__file__).resolve().parents[2] / "validation" / "cpu" / "MLP-1.parquet"
 BATCH = ("batch-size", "--factor", "2")
