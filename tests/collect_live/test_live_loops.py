@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from pathlib import Path
@@ -23,6 +24,12 @@ from daydream.collect.session import Session  # noqa: E402
 from daydream.collect.unprofiled import UnprofiledSteps  # noqa: E402
 from daydream.errors import DaydreamError, OutputError  # noqa: E402
 from daydream.trace import Trace  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_optimizer_of_another_test() -> None:
+    """Whether a script has an optimizer that has not stepped yet is looked up among all living objects."""
+    gc.collect()
 
 
 def per_step(trace: Trace, name: str) -> list[int]:
