@@ -193,6 +193,17 @@ def test_importing_it_loads_nothing_heavy(module: str) -> None:
     assert done.stdout.split() == []
 
 
+def test_no_two_files_of_the_tests_have_one_name():
+    # pytest imports tests, and they their helpers, by file name: the folders of the tests are no packages.
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+    importing = [
+        path.name for path in (ROOT / "tests").rglob("*.py") if "from conftest " in path.read_text()
+        and path.name != "test_repository.py"
+    ]  # fmt: skip
+    assert importing == []  # there are several of that name; which one is meant depends on the command
+
+
 def test_every_package_is_listed_for_setuptools() -> None:
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "daydream").rglob("*.py")}
 

@@ -272,10 +272,23 @@ def test_the_stride_of_a_convolution_follows_from_its_output(images, weight, out
 
 def test_lists_of_tensors_are_made_for_optimizers():
     pytest.importorskip("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: dict[str, list] = {}
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            lists = [part for part in args if isinstance(part, list) and part and hasattr(part[0], "shape")]
+            seen[func._schema.name] = [[list(tensor.shape) for tensor in part] for part in lists]
+            return func(*args, **(kwargs or {}))
+
     tensors = [[4, 3], [5]]
-    run("aten::_foreach_add_", [tensors, tensors, []])
-    shapes = [tensors, tensors, tensors, tensors, [], [[], []], *[[]] * 9]
-    run("aten::_fused_adamw_", shapes[:15])
+    with Watch():
+        run("aten::_foreach_add_", [tensors, tensors, []])
+        run("aten::_fused_adamw_", [tensors, tensors, tensors, tensors, [], [[], []], *[[]] * 9])
+    assert seen["aten::_foreach_add_"] == [tensors] * 2
+    assert seen["aten::_fused_adamw_"][:4] == [tensors] * 4  # parameters, gradients and both moments
+    assert seen["aten::_fused_adamw_"][-1] == [[], []]  # a count of steps for each
 
 
 @pytest.mark.parametrize(
