@@ -140,6 +140,10 @@ def test_recording_never_waits_for_a_device(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         cuda, "get_device_properties", lambda _: SimpleNamespace(name="a GPU", total_memory=1)
     )
+    # Without it torch's profiler falls back to device events of its own, which raise (and print a backtrace)
+    # at every operator here.
+    activities = torch.autograd.profiler._supported_activities() | {torch.profiler.ProfilerActivity.CUDA}
+    monkeypatch.setattr(torch.autograd.profiler, "_supported_activities", lambda: activities)
     seen = Dispatched()
 
     def iteration() -> None:
