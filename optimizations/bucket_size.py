@@ -94,8 +94,16 @@ def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, np.ndarray]:
     within -= old.step[within] > nodes.step  # behind the last launch of its step
     nbytes = found.nbytes[kept]
     if not known:
-        nbytes = np.rint(old.bytes / np.maximum(np.bincount(within, minlength=len(old)), 1))[within]
+        nbytes = _shared_equally(old.bytes, within)
     return Gradients(nodes, makers, nbytes.astype(np.int64)), within
+
+
+def _shared_equally(total: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """Return whole numbers, one for each entry of `within`, that add up to the total of each group."""
+    members = np.bincount(within, minlength=len(total))
+    place = np.arange(len(within)) - np.searchsorted(within, within)  # groups lie together, in order
+    share, rest = np.divmod(total, np.maximum(members, 1))
+    return share[within] + (place < rest[within])
 
 
 def _ends_of_hooks(graph: Graph, nodes: Selection) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from daydream import Graph, GraphError
 from daydream.costs.kernels import floor_ns
 from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, update_calls, update_of
 from daydream.transforms import stages
+from daydream.transforms.real_changes import optimizer_settings
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-adam", "fused-optimizer", "offload-optimizer"})
@@ -63,14 +63,6 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
         gone.where(lambda tasks: graph.alive[tasks.ids]).remove()
 
 
-@contextmanager
-def apply(model: Any = None, optimizer: Any = None, **options: Any) -> Iterator[None]:
+def apply(model: Any = None, optimizer: Any = None, **options: Any) -> AbstractContextManager[None]:
     """Make the change for real: the optimizer's parameter groups ask for foreach operators."""
-    before = [(group.get("foreach"), group.get("fused")) for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["foreach"], group["fused"] = True, False
-    try:
-        yield
-    finally:
-        for group, (foreach, fused) in zip(optimizer.param_groups, before, strict=True):
-            group["foreach"], group["fused"] = foreach, fused
+    return optimizer_settings(optimizer, foreach=True, fused=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from daydream import Graph
 from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, RULES, fused_ns, update_calls, update_of
 from daydream.transforms import stages
+from daydream.transforms.real_changes import optimizer_settings
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-adam", "foreach-optimizer", "offload-optimizer"})
@@ -61,14 +61,6 @@ def fused_optimizer(
         graph.note(f"The trace's own optimizer is {update.kind or 'unknown'}, the predicted one {chosen}.")
 
 
-@contextmanager
-def apply(model: Any = None, optimizer: Any = None, **options: Any) -> Iterator[None]:
+def apply(model: Any = None, optimizer: Any = None, **options: Any) -> AbstractContextManager[None]:
     """Make the change for real: the optimizer's parameter groups ask for the fused kernel."""
-    before = [(group.get("fused"), group.get("foreach")) for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["fused"], group["foreach"] = True, False
-    try:
-        yield
-    finally:
-        for group, (fused, foreach) in zip(optimizer.param_groups, before, strict=True):
-            group["fused"], group["foreach"] = fused, foreach
+    return optimizer_settings(optimizer, fused=True, foreach=False)

@@ -56,4 +56,4 @@ def apply(model: Any = None, optimizer: Any = None, **options: Any) -> Iterator[
     try:
         yield
     finally:
-        optimizer.zero_grad = before
+        del optimizer.zero_grad  # the class's own is found again

@@ -283,6 +283,12 @@ def test_real_changes_can_be_made_and_undone():
         assert optimizer.param_groups[0]["foreach"] is True
         optimizer.step()
     assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (None, False)
+    del optimizer.param_groups[0]["fused"]
+    with fused.apply(optimizer=optimizer):
+        assert optimizer.param_groups[0]["fused"] is True
+    assert "fused" not in optimizer.param_groups[0]
+    optimizer.param_groups[0]["fused"] = None
     with none.apply(optimizer=optimizer):
         optimizer.zero_grad(set_to_none=False)
     assert weight.grad is None
+    assert "zero_grad" not in vars(optimizer)
