@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from daydream.collect.alternating import Alternating
 from daydream.collect.capture import Capture, Captured, prepared_profiler
 from daydream.collect.free_steps import FreeSteps
+from daydream.collect.hook_times import HookTimes
+from daydream.collect.own_profilers import OwnProfilers
 from daydream.collect.periods_of_steps import DIFFERENT
 from daydream.collect.profiler_cost import measure_profiler_cost
 from daydream.collect.step_hooks import BACKWARD, StepHooks
 from daydream.collect.step_sequence import StepSequence, why_nothing
 from daydream.collect.steps import Ranges
-from daydream.collect.torch_private import profiler_runs, watch_profilers
 from daydream.errors import DaydreamError, OutputError
 from daydream.trace import Trace
 from daydream.wording import counted
@@ -75,7 +74,7 @@ class Session:
         self._alternate = alternate
         self._installed = False
         self._step_hooks = StepHooks(self._on_marker)
-        self._unwatch: Callable[[], None] = lambda: None
+        self._own_profilers = OwnProfilers(self._give_way)
         self._reset()
 
     def _reset(self) -> None:
@@ -86,11 +85,9 @@ class Session:
         self._sequence = StepSequence()
         self._began = 0  # position of the marker at which the capture began
         self._capture: Capture | None = None
-        self._ours = False
         self._in_hook = False
         self._afterwards: Callable[[], None] | None = None
-        self._others: list[Any] = []  # profilers of the script that run now
-        self._interrupted = False
+        self._own_profilers.forget()
         self._captured: Captured | None = None
         self._ranges: tuple[Ranges, str] = [], ""
         self._skipped: set[str] = set()  # names of captured steps without an update
@@ -98,7 +95,7 @@ class Session:
         self._free: FreeSteps | None = None
         self._first_step = 1  # number of the first captured step
         self._failure: BaseException | None = None
-        self._hook_times: dict[tuple[int, int], list[int]] = {}  # ns, by state and what was marked
+        self._hook_times = HookTimes()
 
     @property
     def done(self) -> bool:
@@ -111,7 +108,7 @@ class Session:
             return
         self._installed = True
         self._pid = os.getpid()
-        self._unwatch = watch_profilers(self._profiler_starts, self._profiler_stopped)
+        self._own_profilers.watch()
         self._step_hooks.install()
         self._tell("waiting for training steps")
 
@@ -151,7 +148,7 @@ class Session:
             if self._state == CAPTURING:
                 self._stop_capture()
             if self._captured is None:
-                sequence, profiled = self._sequence, self._interrupted
+                sequence, profiled = self._sequence, self._own_profilers.seen
                 raise DaydreamError(why_nothing(sequence, self._warmup, reason, profiled=profiled))
             self._save(self._captured, reason)
         finally:
@@ -161,7 +158,7 @@ class Session:
 
     def _on_marker(self, which: int, skipped: bool) -> None:  # noqa: FBT001 - as StepHooks calls it
         """Go on after an optimizer step or a backward pass; a fault of ours must not stop the script."""
-        if self._finished or self._ours or _is_loader_worker():
+        if self._finished or self._own_profilers.ours_starts or _is_loader_worker():
             return
         if os.getpid() != self._pid:
             self._on_fork()
@@ -172,7 +169,7 @@ class Session:
         try:
             self._proceed(which, skipped=skipped)
             if state == self._state:
-                self._hook_times.setdefault((state, which), []).append(time.perf_counter_ns() - began)
+                self._hook_times.add(state, which, time.perf_counter_ns() - began)
         except Exception as error:  # noqa: BLE001 - kept, and raised by `finish`
             self._failure = error
             self._finished = True
@@ -212,7 +209,7 @@ class Session:
         sequence = self._sequence
         sequence.forget_the_past()
         ready = sequence.may_capture(which, self._warmup) and sequence.steps >= self._warmup
-        if self._others or profiler_runs():
+        if self._own_profilers.any_runs:
             if ready:
                 self._tell("waiting: the script's own profiler is running")
             return
@@ -234,11 +231,8 @@ class Session:
 
     def _as_ours(self, function: Callable[[], Any]) -> Any:
         """Call a function whose profiler is not one of the script's."""
-        self._ours = True
-        try:
+        with self._own_profilers.not_theirs():
             return function()
-        finally:
-            self._ours = False
 
     def _start_capture(self, capture: Capture) -> None:
         self._as_ours(capture.start)
@@ -286,7 +280,7 @@ class Session:
     def _time(self, which: int, *, skipped: bool) -> None:
         if self._free is None:
             return
-        if skipped or self._others:  # the script's own profiler would be timed too
+        if skipped or len(self._own_profilers):  # the script's own profiler would be timed too
             self._free.leave_out()
         if which == self._anchor and self._free.end_step():
             self.finish("the end")
@@ -303,16 +297,8 @@ class Session:
             metadata["notes"].append(f"What recording costs could not be measured: {error}.")
         else:
             if cost:
-                metadata["profiler_cost"] = {**cost, "step_hooks_ns": self._step_hooks_ns()}
-
-    def _step_hooks_ns(self) -> int:
-        """Return how much longer our own step hooks took in a captured step than in an unprofiled one."""
-        total = 0.0
-        for (state, _), times in self._hook_times.items():
-            per_step = len(times) / max(len(self._hook_times.get((state, self._anchor or 0), times)), 1)
-            sign = {CAPTURING: 1, TIMING: -1}.get(state, 0)
-            total += sign * per_step * median(times)
-        return max(round(total), 0)
+                hooks_ns = self._hook_times.more_in(CAPTURING, than=TIMING, once_a_step=self._anchor or 0)
+                metadata["profiler_cost"] = {**cost, "step_hooks_ns": hooks_ns}
 
     def _start_again(self) -> None:
         """Forget the backward passes that were taken for steps: an optimizer steps after all."""
@@ -324,19 +310,8 @@ class Session:
         self._on_holding(False)
         self._sequence = StepSequence()
 
-    # The script's own profiler -------------------------------------------------------------------
-
-    def _profiler_starts(self, profiler: Any) -> None:
-        """Give way: two profilers at once would leave one of them with nothing, and without an error."""
-        if self._ours or self._finished or os.getpid() != self._pid:
-            return
-        self._others.append(profiler)
-        if not self._interrupted:
-            self._interrupted = True
-            warnings.warn(
-                "the script runs torch.profiler itself; `daydream collect` records while it does not, "
-                "so that neither recording is lost", stacklevel=2,
-            )  # fmt: skip
+    def _give_way(self) -> None:
+        """End what a profiler of the script, about to start, would spoil."""
         if self._state == WAITING:
             self._capture = None  # only prepared: theirs replaces it
         if self._state == CAPTURING:
@@ -346,9 +321,6 @@ class Session:
                 return
             self._state = WAITING
             self._tell("the script's own profiler started; capturing again when it has stopped")
-
-    def _profiler_stopped(self, profiler: Any) -> None:
-        self._others = [one for one in self._others if one is not profiler]
 
     # The end -------------------------------------------------------------------------------------
 
@@ -378,9 +350,8 @@ class Session:
             self._free.close()
         self._step_hooks.disable()
         self._capture = None
-        self._unwatch()
+        self._own_profilers.unwatch()
         self._step_hooks.forget()
-        self._others = []
         self._on_holding(False)
 
 
