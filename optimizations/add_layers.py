@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
+from daydream.costs.autograd_walks import nodes_of, walk_nodes
 from daydream.costs.parameters import joint_update, trained_parameters
 from daydream.graph.blocks import repeated_blocks
 from daydream.transforms import stages
@@ -24,7 +25,8 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     of the blocks that the model repeats is copied. A copy does the block's forward,
     backward and optimizer work again right behind it, on the CPU and on the device, with its
     launches. An update of all parameters at once, and gradients reduced between ranks,
-    grow in proportion to the parameters; other collectives are not copied.
+    grow in proportion to the parameters; other collectives are not copied. On a CPU autograd's walks
+    over its graph take as much longer as it has more nodes.
 
     Not modelled: memory, caches that the larger model no longer fits in, convergence.
     """
@@ -44,8 +46,10 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     copies = {block: (count + len(blocks) - 1 - turn) // len(blocks) for turn, block in enumerate(blocks)}
     trained = trained_parameters(graph)
     tensors = elements = 1.0
+    nodes, more_nodes = nodes_of(graph.select()), 0
     for block, members in graph.select().group_by(block=pattern).items():
         more = trained.part(set(members.layer.tolist()))
+        more_nodes += copies[block] * nodes_of(members)
         tensors, elements = tensors + copies[block] * more[0], elements + copies[block] * more[1]
     joint, time = joint_update(graph, tensors, elements)
     reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)
@@ -56,6 +60,8 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     if len(reductions):
         reductions.scale(elements)
         graph.note("Reductions of gradients grow with the gradients, waiting for peers included.")
+    if nodes:
+        walk_nodes(graph, 1 + more_nodes / nodes)
     for times in sorted(set(copies.values()) - {0}):
         groups.where(np.array([copies[key[0]] == times for key in groups.keys], bool)).repeat(times)
     copied = [f"{block} {times} times" if times > 1 else block for block, times in copies.items() if times]

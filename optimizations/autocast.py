@@ -30,12 +30,12 @@ EXCLUDES = frozenset({"amp", "tf32"})
 def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16", casts: bool = True) -> None:
     """Predict `torch.autocast` in forward, loss and backward.
 
-    Products and convolutions run in 16 bits: by FLOP and bytes, at the efficiency that each reaches
+    Products and convolutions run in `dtype`: by FLOP and bytes, at the efficiency that each reaches
     today (docs/costs.md). Softmax, norms, losses and sums stay in 32 bits, as autocast keeps them
     (ATen/autocast_mode.h); all other float32 kernels move half the bytes. Casts are inserted, each of
     6 B an element, a launch and the CPU time of an element-wise operator of this trace: of every
     weight once a step and of its gradient back, of an activation wherever 32-bit work feeds a product
-    and the other way round. `--no-casts` leaves them out.
+    and the other way round. Without `casts` (`--no-casts`) they are left out.
 
     Which tensor a kernel reads is not recorded: a kernel in between takes the type of the work before
     it on its stream. So a residual path that stays in 32 bits is predicted too fast, and one

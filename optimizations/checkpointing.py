@@ -32,7 +32,7 @@ FORWARD_NS, BACKWARD_NS = (50_000, 6_900), (82_000, 12_300)  # a block, a saved 
 def checkpointing(graph: Graph, *, layers: str | None = None, python: bool = True) -> None:
     """Predict activation checkpointing of the blocks whose path matches, for example `layers="blocks.*"`.
 
-    A block is an outermost module that matches, with all modules inside it. By default blocks are
+    A block is an outermost module that matches `layers`, with all modules inside it. By default blocks are
     those that the model repeats, else all outermost modules. The forward work of each runs once
     more, on the thread of the backward pass, right before the block's first backward
     task. Blocks without backward work are not computed again, nor are collectives.

@@ -31,7 +31,7 @@ def compression(
     As with torch's `fp16_compress` and `bf16_compress` hooks, a kernel on the compute stream casts a bucket
     down before its all-reduce, one behind it casts the result up; both bring their launches and take
     their bytes at the trace's own memory bandwidth. The all-reduce takes its time by the bytes that are
-    left, but no less than the 6.6 us that any collective takes. float16 and bfloat16 differ in
+    left, but no less than the 6.6 us that any collective takes. The two of `dtype` differ in
     accuracy, not in time.
 
     With `rank` r a gradient of n x m values is exchanged as n x r values, then as m x r (Vogels et al.,

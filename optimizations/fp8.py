@@ -22,7 +22,7 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     """Predict linear layers in float8 (e4m3; gradients e5m2, of the same rate) with one scale a tensor.
 
     Each product of a linear layer runs at the 8-bit peak with the share of the peak it reaches today, reads
-    1 B an element and writes its result as before. Before it both operands are cast: `dynamic` scaling
+    1 B an element and writes its result as before. Before it both operands are cast: `dynamic` `scaling`
     reads a tensor for its largest value (amax), then reads it again and writes 1 B an element, two
     kernels each; `delayed` takes the scale from earlier steps, one kernel that notes the amax in
     passing. Weights of a trace without a backward pass are cast once beforehand and cost nothing. Casts

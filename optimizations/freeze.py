@@ -20,7 +20,7 @@ NODES = r"AccumulateGrad"
 def freeze(graph: Graph, *, layers: str) -> None:
     """Predict training with the parameters of some layers frozen, for example `layers="blocks.[0-3]"`.
 
-    Of the modules whose path matches, and of all inside them, the gradients of parameters are
+    Of the modules whose path matches `layers`, and of all inside them, the gradients of parameters are
     no longer computed, accumulated or applied. Gradients of inputs stay as long as a layer
     that ran earlier in the forward pass is trained. What ran before the first layer that is
     still trained has no backward pass at all, and that layer computes no gradient of its input.

@@ -21,13 +21,13 @@ SCALER_KERNEL = r"(?i)non_?finite_?check|amp_update_scale|unscale"
 def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
     """Predict the cost of `torch.amp.GradScaler`, as float16 training needs it: `amp+grad-scaler`.
 
-    Before the update every gradient is read, checked for infinities, multiplied by 1/scale
-    and written back, in as many launches as torch's foreach kernels need (torch/amp/grad_scaler.py). Then
-    `.item()` copies the flag to the CPU and waits for it, so the CPU cannot launch the update
-    before the backward pass is done. Behind the update a tiny kernel adjusts the scale. The loss is
-    multiplied once, a tiny kernel forward and one backward. A fused optimizer reads the flag on the
-    device: there is no wait then, nor with `--no-sync` (as for `fused-optimizer+grad-scaler`). Python
-    takes 30 us and 0.7 us a tensor (measured; see daydream/costs/precision.py).
+    Before the update every gradient is read, checked for infinities, multiplied by 1/scale and written
+    back, in as many launches as torch's foreach kernels need (torch/amp/grad_scaler.py). Then `.item()`
+    copies the flag to the CPU and waits for it, so the CPU cannot launch the update before the backward
+    pass is done. Behind the update a tiny kernel adjusts the scale. The loss is multiplied once, a tiny
+    kernel forward and one backward. A fused optimizer reads the flag on the device: there is no wait then,
+    nor without `sync` (`--no-sync`, as for `fused-optimizer+grad-scaler`). Python takes 30 us and 0.7 us a
+    tensor (measured; see daydream/costs/precision.py).
 
     Not modelled: steps that are skipped, the time from the end of the copy to the return of the call.
     bfloat16 has the range of float32 and needs no scaler.

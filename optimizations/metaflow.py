@@ -24,7 +24,7 @@ def metaflow(
 ) -> None:
     """Predict other layers in the place of some, `layers="blocks.*.conv?"` (Daydream, section 5.2).
 
-    Layers that match the pattern and run one behind the other are one place, and are substituted
+    Layers that match `layers` and run one behind the other are one place, and are substituted
     together, forward and backward. The time of what comes there is known from one of:
 
     - `like`: other layers of this trace, in one place of a step or in as many; their kernels'

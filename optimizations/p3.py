@@ -33,9 +33,10 @@ def p3(
     own parameters only. The worker's optimizer keeps its cost and its place, though each parameter
     would be updated when its gradient has come; with `update` by the server it goes.
 
-    Every worker is a server too, and its link of `bandwidth` GB/s carries (workers - 1)/workers of
-    all gradients once as pushes and once as pulls. With `servers` machines of their own a slice takes
-    workers/servers times as long where that is more than one, and pulls do not hold up pushes.
+    Sizes are the recorded ones, or `gradient_mb` MiB in all where the trace tells none. Every worker is a
+    server too, and its link of `bandwidth` GB/s carries (workers - 1)/workers of all gradients once as
+    pushes and once as pulls. With `servers` machines of their own a slice takes workers/servers times as
+    long where that is more than one, and pulls do not hold up pushes.
 
     Defaults: 4 workers and slices of 50,000 float32 values are those of the P3 paper (Jayarajan et
     al., 2019); 1.25 GB/s are 10 Gbit/s; 14 us is what NCCL reckons with for a step over a network. Not

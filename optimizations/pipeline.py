@@ -32,16 +32,16 @@ def pipeline(
 
     Blocks are shared out in order, so that the longest stage is as short as it can be; what runs before,
     between and behind them goes with its neighbour: embeddings with the first, the loss with the last.
-    Each GPU runs its passes in the order of the schedule: all forward passes first (`gpipe`), one
+    Each GPU runs its passes in the order of the `schedule`: all forward passes first (`gpipe`), one
     forward and one backward in turn (`1f1b`), or that with two chunks of blocks a GPU
     (`interleaved`). Between stages activations, and backward their gradients, are sent. Every GPU updates
     its own parameters. How long GPUs stand idle comes out of the simulation.
 
-    With `micro_batch="divided"` the recorded batch is divided into the micro-batches, work by the recorded
-    shapes: the step does what it did before. With `recorded` each micro-batch is as large as the
-    recorded batch, and the step does `micro_batches` times the work. Each pass brings its CPU work; a
-    GPU's is on one thread. `activation_mb` is the size (MiB) of what one recorded batch passes between
-    blocks, for a trace without shapes. The network is `cluster` (machines of the trace's GPU if not
+    `micro_batch` says how large one is. `divided`: the recorded batch is divided into the micro-batches,
+    work by the recorded shapes: the step does what it did before. With `recorded` each micro-batch is as
+    large as the recorded batch, and the step does `micro_batches` times the work. Each pass brings its CPU
+    work; a GPU's is on one thread. `activation_mb` is the size (MiB) of what one recorded batch passes
+    between blocks, for a trace without shapes. The network is `cluster` (machines of the trace's GPU if not
     given), or `bandwidth` in GB/s and `latency_us` a message.
 
     Loading of data stays as it was. Not modelled: labels that the last stage loads, sums of gradients

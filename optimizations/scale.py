@@ -24,7 +24,7 @@ def scale(
 
     `on` is cpu or gpu; `kind` a kind of task (cpu, kernel, memcpy, memset, collective);
     `name` and `op` are regular expressions on task and operator names, `layer` a shell
-    pattern, `phase` a phase. What all of them select is scaled. For CPU tasks selected as
+    pattern, `phase` a phase. What all of them select is scaled by `factor`. For CPU tasks selected as
     such, the untraced time after them is scaled too, or with `only_gaps` nothing else; waits
     are never scaled: they come out of the simulation.
     """

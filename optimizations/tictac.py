@@ -31,9 +31,10 @@ def tictac(
     of the next step waits for its own. What the order gains is the difference to `order` ready: pulls
     as gradients were, the last layer first, about the worst of the orders that come without one.
 
-    Links, servers, defaults and where the update runs are those of `p3`, which goes further: it divides
-    gradients into slices, orders pushes too and waits for no other parameter. Order by first use is
-    the paper's TIC; its TAC, which weighs times as well, is the same for a forward pass that is a chain.
+    `servers`, `bandwidth` and `update`, `gradient_mb` and all defaults are those of `p3`, which goes
+    further: it divides gradients into slices, orders pushes too and waits for no other parameter. Order by
+    first use is the paper's TIC; its TAC, which weighs times as well, is the same for a forward pass that
+    is a chain.
     Not modelled: copies to and from the CPU's memory, the servers' own time.
     """
     if workers < 1 or servers < 0 or bandwidth <= 0 or latency_us < 0:

@@ -27,7 +27,7 @@ def vdnn(
 ) -> None:
     """Predict the offloading of feature maps to CPU memory (Daydream, section 5.2).
 
-    The input of each convolution (`all`: of linear layers too) is copied to the CPU behind
+    The input of each convolution (with `layers` all, of linear layers too) is copied to the CPU behind
     the layer's first kernel; the next such layer starts when that copy is done, as the memory is
     freed then. In the backward pass it comes back when the layer `ahead` places before its
     use begins; the layer that needs it waits, so a late prefetch stalls. Copies go at

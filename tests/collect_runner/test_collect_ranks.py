@@ -197,6 +197,7 @@ def test_a_sharded_model_gives_one_trace(folder, port):
             optimizer.zero_grad()
             model(torch.randn(4, 32)).square().mean().backward()
             optimizer.step()
+        dist.barrier()  # torch 2.13 aborts at times where a rank leaves while the other is still at it
         dist.destroy_process_group()
         """
     )

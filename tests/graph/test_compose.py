@@ -48,6 +48,12 @@ def result(*optimizations: Optimization, **options) -> int:
     return int(graph.select().duration_ns[0])
 
 
+@pytest.mark.parametrize("name", names())
+def test_the_help_of_an_optimization_names_each_of_its_options(name):
+    optimization = find(name)
+    assert [each.name for each in optimization.options if f"`{each.name}`" not in optimization.help] == []
+
+
 def test_stages_decide_the_order_then_names():
     first = replace(describe(add), stage=stages.WORK)
     later = replace(describe(halve), stage=stages.PRECISION)
