@@ -33,6 +33,9 @@ def main() -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the page (default: docs/speed.md, if all run)"
     )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep each part's result there, and use what was kept"
+    )
     chosen = parser.parse_args()
     output = chosen.output or (None if chosen.only or chosen.quick else REPOSITORY / "docs" / "speed.md")
     facts = machine()
@@ -45,7 +48,7 @@ def main() -> None:
                 )
         except MissingError as reason:
             facts["HTA's environment"] = str(reason)
-        parts = [_run(name, cache, quick=chosen.quick) for name in chosen.only or PARTS]
+        parts = [_part(name, cache, chosen.keep, quick=chosen.quick) for name in chosen.only or PARTS]
     page = "\n".join(_page(facts, parts))
     failed = any(part.failed for part in parts)
     if output is None or failed:
@@ -58,6 +61,21 @@ def main() -> None:
     )
     sys.stdout.write("\n")
     sys.exit(1 if failed else 0)
+
+
+def _part(name: str, cache: Path, kept: Path | None, *, quick: bool) -> Part:
+    """Return a part's result, from an earlier run of the same kind where it was kept."""
+    if kept is None:
+        return _run(name, cache, quick=quick)
+    file = kept / f"{name}{'-quick' if quick else ''}.json"
+    if file.exists():
+        say(f"{name}: kept from before")
+        return read(file.read_text())
+    part = _run(name, cache, quick=quick)
+    if not part.failed:
+        kept.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(part)))
+    return part
 
 
 def _run(name: str, cache: Path, *, quick: bool) -> Part:

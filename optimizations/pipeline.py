@@ -17,7 +17,7 @@ from daydream.transforms import stages as order
 from daydream.wording import counted, listed
 
 STAGE = order.PARALLEL
-EXCLUDES = frozenset({"ddp", "p3", "fsdp", "tensor-parallel", "gradient-accumulation"})
+EXCLUDES = frozenset({"ddp", "fsdp", "gradient-accumulation", "p3", "tensor-parallel", "tictac"})
 
 CHUNKS = 2  # of blocks a GPU, where stages are interleaved
 

@@ -15,7 +15,7 @@ from daydream.transforms import stages
 from daydream.wording import counted, listed
 
 STAGE = stages.PARALLEL
-EXCLUDES = frozenset({"ddp", "p3", "pipeline", "fsdp"})
+EXCLUDES = frozenset({"ddp", "fsdp", "p3", "pipeline", "tictac"})
 
 LANE = "all-reduce"
 
