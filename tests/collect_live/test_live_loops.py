@@ -220,27 +220,6 @@ def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path: Path, a
     assert "no torch.optim optimizer was seen" in trace.metadata["step_source"]
 
 
-def test_a_profiler_that_the_script_starts_replaces_a_prepared_one(tmp_path: Path) -> None:
-    iteration = train(*MODELS["mlp"]())
-    session = Session(tmp_path / "trace.parquet", warmup=3, steps=1, unprofiled=0)
-    session.install()
-    iteration()
-    iteration()
-    theirs = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True)
-    with pytest.warns(UserWarning, match=r"torch\.profiler itself"):
-        theirs.start()
-    iteration()
-    iteration()
-    theirs.stop()
-    for _ in range(4):
-        iteration()
-    session.finish("the loop ended")
-
-    assert any(event.key == "aten::linear" and event.count == 4 for event in theirs.key_averages())
-    assert session.trace is not None
-    assert per_step(session.trace, "aten::linear") == [2, 2]
-
-
 @pytest.mark.parametrize("kind", ["LBFGS", "Adam"])
 def test_a_closure_runs_forward_and_backward_inside_the_optimizer(tmp_path: Path, kind: str) -> None:
     model, loss = MODELS["mlp"]()
@@ -370,9 +349,15 @@ def test_a_trace_that_cannot_be_written_does_not_stop_the_script(tmp_path: Path)
     session.finish("once more")
 
 
-def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("warmup", "steps"),
+    [(1, 2), pytest.param(3, 1, id="while ours is prepared")],
+)
+def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(
+    tmp_path: Path, warmup: int, steps: int
+) -> None:
     iteration = train(*MODELS["mlp"]())
-    session = Session(tmp_path / "trace.parquet", warmup=1, steps=2, unprofiled=0)
+    session = Session(tmp_path / "trace.parquet", warmup=warmup, steps=steps, unprofiled=0)
     session.install()
     iteration()
     iteration()
@@ -388,7 +373,7 @@ def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(tmp_path: Path) -
 
     assert sum(event.key == "aten::linear" and event.count == 4 for event in theirs.key_averages()) == 1
     assert session.trace is not None
-    assert per_step(session.trace, "aten::linear") == [2, 2, 2]
+    assert per_step(session.trace, "aten::linear") == [2] * (steps + 1)
 
 
 def test_a_notebook_records_with_a_context_manager(tmp_path: Path) -> None:

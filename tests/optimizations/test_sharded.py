@@ -1,42 +1,23 @@
-"""Sharding, perfect overlap, ordered transfers and low-rank gradients: each answer worked out by hand."""
+"""Sharding: each answer worked out by hand."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from daydream.optimizations.compression import compression
+import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
-from daydream.optimizations.no_stragglers import no_stragglers
-from daydream.optimizations.overlap import overlap
-from daydream.optimizations.p3 import p3
-from daydream.optimizations.tictac import tictac
 from recorded import Program
-from shared import shared_replay
-from test_communication import (
-    A100,
-    GRADIENT,
-    ONE,
-    buckets_of,
-    exchanged,
-    meeting,
-    reduce_bucket,
-    reduced,
-    times,
-    training,
-)
+from training_programs import A100, GRADIENT, ONE, ONE_UNIT, reduced, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.achieved import copies_ns, memory_bandwidth
+from daydream.costs.achieved import copies_ns
 from daydream.costs.cluster_names import cluster
-from daydream.costs.kernels import floor_ns
 from daydream.costs.scaling import scaled_time
 from daydream.simulate.steady import settle
-from daydream.transforms.compose import parse
 
 BLOCKS = ("blocks.0", "blocks.1", "head")
-ONE_UNIT = {"workers": 2, "unit_mb": ONE}  # one gradient of 4,000 B a unit
 
 
 def network(names=BLOCKS, *, known: bool = True, update: int = 30_000, steps: int = 1, **metadata) -> Graph:
@@ -64,9 +45,6 @@ def network(names=BLOCKS, *, known: bool = True, update: int = 30_000, steps: in
         with program.range("Optimizer.step#SGD.step", phase="optimizer"):
             program.op("aten::add_", "optimizer", ("update", update), shapes=[[3_000_000], [3_000_000]])
     return program.graph(**{**A100, **metadata})
-
-
-# fsdp
 
 
 def test_units_are_gathered_one_ahead_and_scattered_one_at_a_time():
@@ -312,238 +290,3 @@ def test_a_named_cluster_prices_shards():
 def test_fsdp_says_why_it_does_not_apply(graph, options, error, words):
     with pytest.raises(error, match=words):
         fsdp(graph(), **options)
-
-
-# overlap
-
-
-@pytest.mark.parametrize(("bandwidth", "end"), [(100.0, 226 + 30), (10.0, 2 + 800)])
-def test_a_step_is_as_long_as_its_work_or_its_transfers(bandwidth, end):
-    #  stream 7             6|forward 0|forward 1|grad 1|grad 0 60|update 30|
-    #  all-reduce, hidden  2|8,000 B: 80 ns, at 10 B/ns 800 ns|
-    graph = training()
-    ddp(graph, workers=2, bandwidth=bandwidth)
-    assert simulate(graph).makespan_ns == 226 + 8000 / bandwidth + 30
-    overlap(graph)
-    assert simulate(graph).makespan_ns == end
-    assert graph.lint() == []
-
-
-def test_hidden_transfers_bound_the_settled_step():
-    graph = training(steps=3, uncovered=1)
-    ddp(graph, workers=2, bandwidth=10.0)
-    overlap(graph)
-    assert settle(graph).step_ns == 800
-
-
-def test_hiding_is_never_slower():
-    for bandwidth in (1.0, 10.0, 100.0, 1e3):
-        graph = training(steps=2)
-        fsdp(graph, bandwidth=bandwidth, **ONE_UNIT)
-        before = simulate(graph).makespan_ns
-        overlap(graph)
-        assert simulate(graph).makespan_ns <= before
-
-
-def test_a_rank_still_waits_for_those_that_arrive_later():
-    graph = meeting()
-    overlap(graph)
-    assert times(graph)["all_reduce"] == [(30, 30), (30, 30)]
-    graph = meeting()
-    no_stragglers(graph)
-    overlap(graph)
-    assert sorted(times(graph)["all_reduce"]) == [(10, 10), (30, 30)]
-
-
-def recorded_reduction(*, awaited: bool) -> Graph:
-    """A step with an all-reduce of 1,000 ns on stream 13; an update that was launched begins behind it."""
-    program = Program()
-    program.op("aten::mm", "backward", ("grad", 60))
-    reduce_bucket(program, 8000, 1000)
-    if awaited:
-        program.free += 1000
-    program.op("aten::add_", "optimizer", ("update", 30))
-    return program.graph(world_size=2, **A100)
-
-
-def test_transfers_that_nothing_waited_for_are_hidden_already():
-    with pytest.raises(NotApplicableError, match="hidden already"):
-        overlap(recorded_reduction(awaited=False))
-    graph = recorded_reduction(awaited=True)
-    overlap(graph)
-    assert graph.select(name="^transfers$").duration_ns.tolist() == [1000]
-    assert "waiting for peers" in " ".join(graph.facts.notes)
-
-
-@pytest.mark.parametrize(
-    ("graph", "words"),
-    [
-        (training, "no collectives"),
-        (lambda: meeting("send_recv"), "messages from one rank"),
-        (lambda: buckets_of(8, duration=0), "transfers that take time"),
-    ],
-)
-def test_overlap_says_why_it_does_not_apply(graph, words):
-    with pytest.raises(NotApplicableError, match=words):
-        overlap(graph())
-
-
-def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
-    graph = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
-    with pytest.raises(NotApplicableError, match="hidden already"):
-        overlap(graph)
-
-
-# tictac
-
-
-def test_parameters_are_pulled_in_the_order_they_are_needed():
-    # 4,000 B / 2 at 25 B/ns are 80 ns. All gradients are there at 326.
-    #  network  166|push 1|push 0|pull 0|pull 1|
-    #  stream 7                         |F 0 50|  |F 1 50|
-    #                       326  406    486
-    graph = training(steps=2)
-    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0)
-    ran = times(graph)
-    assert ran["push"][:2] == [(166, 246), (246, 326)]
-    assert ran["pull"][:2] == [(326, 406), (406, 486)]
-    assert ran["forward 0"][1] == (406, 456)
-    assert ran["forward 1"][1] == (486, 536)
-    assert graph.lint() == []
-
-
-def test_without_that_order_the_first_operator_waits_for_all():
-    graph = training(steps=2)
-    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0, order="ready")
-    ran = times(graph)
-    assert ran["forward 0"][1] == (486, 536)
-    assert ran["forward 1"][1] == (536, 586)
-
-
-def test_servers_of_their_own_send_back_what_has_come():
-    graph = training(steps=2)
-    tictac(graph, workers=4, servers=2, bandwidth=100.0, latency_us=0.001)  # 4,000 B x 4/2 at 100 B/ns: 80 ns
-    ran = times(graph)
-    assert ran["push"][:2] == [(166, 246), (246, 326)]
-    assert ran["pull"][:2] == [(327, 407), (407, 487)]
-    assert set(graph.select(name="^pull$").lane.tolist()) == {"network, back"}
-
-
-def test_where_the_server_updates_the_worker_does_not():
-    graph = training()
-    tictac(graph, workers=2, bandwidth=1e6, latency_us=0.0, update="server")
-    assert not len(graph.select(kind="kernel", phase="optimizer"))
-    assert simulate(graph).makespan_ns == 6 + 2 * 50 + 2 * 60
-    assert graph.lint() == []
-
-
-def test_slices_and_no_barrier_are_never_slower_and_order_helps():
-    ends = {}
-    for bandwidth in (5.0, 25.0, 100.0, 1e6):
-        for name, make in (("p3", p3), ("tictac", tictac)):
-            graph = training(steps=3)
-            make(graph, workers=2, bandwidth=bandwidth, latency_us=0.0)
-            ends[name, bandwidth] = simulate(graph).makespan_ns
-        graph = training(steps=3)
-        tictac(graph, workers=2, bandwidth=bandwidth, latency_us=0.0, order="ready")
-        ends["ready", bandwidth] = simulate(graph).makespan_ns
-        assert ends["p3", bandwidth] <= ends["tictac", bandwidth] <= ends["ready", bandwidth]
-    ordered = [ends["tictac", bandwidth] for bandwidth in (5.0, 25.0, 100.0, 1e6)]
-    assert ordered == sorted(ordered, reverse=True)
-    assert ordered[-1] == simulate(training(steps=3)).makespan_ns  # never faster than a single worker
-
-
-@pytest.mark.parametrize(
-    ("graph", "options", "error", "words"),
-    [
-        (training, {"workers": 1}, NotApplicableError, "one worker"),
-        (training, {"servers": -1}, GraphError, "0 or more"),
-        (training, {"bandwidth": 0.0}, GraphError, "above 0"),
-        (lambda: training(shapes=None), {}, NotApplicableError, "sizes of gradients"),
-        (reduced, {}, NotApplicableError, "several ranks already"),
-    ],
-)
-def test_tictac_says_why_it_does_not_apply(graph, options, error, words):
-    with pytest.raises(error, match=words):
-        tictac(graph(), **options)
-
-
-@pytest.mark.parametrize("both", ["fsdp+ddp", "p3+fsdp", "tictac+p3", "ddp+tictac", "fsdp+tictac"])
-def test_gradients_are_exchanged_in_one_way(both):
-    with pytest.raises(GraphError, match="exclude"):
-        parse(both)
-
-
-# compression in factors
-
-
-def test_gradients_go_as_factors_one_behind_the_other():
-    # A bucket of two matrices of 10 x 100: P has 2 x 10 values, Q 2 x 100, of 2,000. 8,000 B take 80 us.
-    #  stream 7    ...|grad 0|copy|make P|
-    #  all-reduce                        |P 6.6 us|make Q|Q 8 us|P times Q|
-    graph = exchanged()
-    rate, floor = memory_bandwidth(graph), floor_ns(graph)
-    before = times(graph)["all-reduce"][0][0]
-    compression(graph, rank=1)
-    make = round(2 * floor + (5 * 2000 + 2000 + 20) * 4 / rate)
-    between = round(2 * floor + (2000 + 20 + 200) * 4 / rate)
-    back = round(2 * floor + (3 * 2000 + 2000 + 20 + 200) * 4 / rate)
-    ran = times(graph)
-    at = before + make
-    assert ran["make P"] == [(before, at)]
-    assert ran["all-reduce"] == [(at, at + 6600), (at + 6600 + between, at + 6600 + between + 8000)]
-    assert ran["make Q"] == [(at + 6600, at + 6600 + between)]
-    end = at + 6600 + between + 8000
-    assert ran["P times Q"] == [(end, end + back)]
-    assert ran["update"][0][0] == end + back
-    assert graph.select(kind="collective").bytes.tolist() == [80, 800]
-    assert "2 of 2 gradients a step" in " ".join(graph.facts.notes)
-    assert graph.lint() == []
-
-
-def test_what_saves_less_than_half_goes_whole_with_the_first_factors():
-    program_shapes = [[10, 100]]
-    graph = training(shapes=program_shapes, **A100)
-    nodes = graph.select(kind="cpu", within="AccumulateGrad")
-    nodes.first().set(shapes="[[1000]]")  # a vector of as many values
-    ddp(graph, workers=2, bandwidth=0.1, gradient_as_bucket_view=True)
-    compression(graph, rank=2)
-    # The matrix's P of 2 x 10 values with the vector's 1,000, then Q of 2 x 100.
-    assert graph.select(kind="collective").bytes.tolist() == [(20 + 1000) * 4, 200 * 4]
-    assert "1 of 2 gradients a step" in " ".join(graph.facts.notes)
-
-
-def test_a_higher_rank_is_never_faster():
-    ends = []
-    for rank in (1, 2, 3, 4):
-        graph = exchanged()
-        compression(graph, rank=rank)
-        ends.append(simulate(graph).makespan_ns)
-    assert ends == sorted(ends)
-
-
-@pytest.mark.parametrize(
-    ("graph", "options", "error", "words"),
-    [
-        (exchanged, {"rank": 0}, GraphError, "rank must be"),
-        (exchanged, {"rank": 10}, NotApplicableError, "saves half"),
-        (training, {"rank": 1}, NotApplicableError, "no all-reduce"),
-        (lambda: buckets_of(8), {"rank": 1}, NotApplicableError, "memory bandwidth"),
-    ],
-)
-def test_low_rank_compression_says_why_it_does_not_apply(graph, options, error, words):
-    with pytest.raises(error, match=words):
-        compression(graph(), **options)
-
-
-def test_waits_of_a_step_that_is_not_repeated_hold_none_that_is():
-    # 400 ns each. The last step's marker ends late, as where a recording stops: what step 0 waited for,
-    # moved on by the length of the window, would fall behind the last step's work.
-    #  network  |push 1|push 0|pull 0|pull 1|                 |push 1|...
-    #  stream 7                      |F 0|  |forward 1|grad 1|grad 0|
-    graph = training(steps=3, uncovered=1)
-    graph.steps[-1]["end_ns"] += 300
-    tictac(graph, workers=2, bandwidth=5.0, latency_us=0.0)
-    settled = settle(graph)
-    repeated = {step: ns for (copy, step), ns in settled.times.items() if copy == 1}
-    assert repeated == {1: 4 * 400 + 50 + 60, 2: 4 * 400 + 50 + 60}

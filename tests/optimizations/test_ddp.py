@@ -1,0 +1,290 @@
+"""DistributedDataParallel and its buckets: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import strategies  # noqa: F401 - sets hypothesis up
+from daydream.optimizations.bucket_size import bucket_size
+from daydream.optimizations.ddp import ddp
+from daydream.optimizations.gradient_accumulation import gradient_accumulation
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import Program
+from shared import shared_replay
+from training_programs import A100, GRADIENT, ONE, buckets_of, layer, reduce_bucket, reduced, times, training
+
+from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.costs.achieved import memory_bandwidth
+from daydream.costs.buckets import assign
+from daydream.costs.cluster_names import cluster
+from daydream.costs.kernels import floor_ns
+from daydream.costs.scaling import tiny_call_ns
+
+# ddp
+
+
+def test_buckets_are_reduced_beside_the_backward_pass_and_the_optimizer_waits():
+    #  stream 7    6|forward 0 50|forward 1 50|grad 1 60|grad 0 60|            |update 30|
+    #  all-reduce                                    166|40|   226|40|
+    graph = training()
+    assert simulate(graph).makespan_ns == 6 + 2 * 50 + 2 * 60 + 30
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)  # a ring of 2 moves 4,000 B at 100 B/ns
+    ran = times(graph)
+    assert ran["all-reduce"] == [(166, 166 + 40), (226, 226 + 40)]
+    assert ran["update"] == [(266, 266 + 30)]
+    assert graph.lint() == []
+
+
+def test_one_bucket_begins_with_the_last_gradient():
+    graph = training()
+    ddp(graph, workers=2, bandwidth=100.0)
+    assert times(graph)["all-reduce"] == [(226, 226 + 80)]
+    assert simulate(graph).makespan_ns == 226 + 80 + 30
+
+
+def test_each_all_reduce_brings_a_launch_and_the_thread_goes_on():
+    #  thread  ... |grad 1 10|gradient 2|launch 6|grad 0 10|gradient 2|launch 6|update 10|
+    graph = training()
+    before = simulate(graph)
+    cpu = before.end_ns[before.column("kind") == "cpu"].max()
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
+    after = simulate(graph)
+    assert after.end_ns[after.column("kind") == "cpu"].max() == cpu + 2 * 6
+
+
+def test_copies_into_and_out_of_buckets_take_the_bandwidth_of_the_device():
+    graph = training(**A100)
+    copy = floor_ns(graph) + 2 * 4000 / memory_bandwidth(graph)
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
+    copies = graph.select(name="^copy")
+    assert copies.duration_ns.tolist() == [round(copy)] * 4
+    one = round(copy)
+    ran = times(graph)
+    assert ran["all-reduce"] == [(166 + one, 206 + one), (226 + 2 * one, 266 + 2 * one)]
+    # The first bucket's gradients go back while the second bucket is reduced.
+    assert ran["copy from bucket"] == [(226 + 2 * one, 226 + 3 * one), (266 + 2 * one, 266 + 3 * one)]
+    assert ran["update"][0][0] == 266 + 3 * one
+
+    graph = training(**A100)
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE, gradient_as_bucket_view=True)
+    assert times(graph)["update"][0][0] == 266 + 2 * one
+
+
+def test_every_step_has_its_own_buckets():
+    graph = training(steps=3)
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=1.0)
+    reduced = graph.select(kind="collective")
+    assert reduced.step.tolist() == [0, 1, 2]
+    assert reduced.bytes.tolist() == [8000] * 3
+    assert simulate(graph).makespan_ns == 6 + 3 * (2 * 50 + 2 * 60 + 80 + 30)
+
+
+def test_of_several_backward_passes_the_last_one_is_reduced():
+    graph = training(passes=2)
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
+    second = 6 + 2 * 50 + 2 * 60 + 2 * 50
+    assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
+
+    graph = training()
+    gradient_accumulation(graph, steps=2)
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
+    assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
+
+
+def on_a_cpu(**update) -> Graph:
+    """Two layers of 50 ns forward, 60 backward and 2 for each gradient, and an update of 30."""
+    program = Program()
+
+    def run(name: str, phase: str, duration: int, **columns) -> None:
+        with program.range(name, "operator", phase=phase, **columns):
+            program.now += duration
+
+    gradient = {"shapes": json.dumps(GRADIENT), "dtype": "float32"}
+    for _ in range(2):
+        run("aten::addmm", "forward", 50)
+    for _ in range(2):
+        run("AddmmBackward0", "backward", 60)
+        run("torch::autograd::AccumulateGrad", "backward", 2, **gradient)
+    run("aten::add_", "optimizer", 30, **update)
+    return program.graph(vendor="cpu")
+
+
+def test_on_a_cpu_the_thread_waits():
+    #  thread      |forward 50|forward 50|grad 1 60|gradient 2|grad 0 60|gradient 2|    |update 30|
+    #  all-reduce                                          162|40|               224|40|
+    graph = on_a_cpu()
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
+    ran = times(graph)
+    assert ran["all-reduce"] == [(162, 202), (224, 264)]
+    assert ran["aten::add_"] == [(264, 264 + 30)]
+
+
+def test_a_cpu_reads_what_copies_overwrite_and_copies_back_bucket_by_bucket():
+    #  thread     ...|gradient 2|in|grad 0 60|gradient 2|in|   |back 1|         |back 0|update 30|
+    #  all-reduce                  |10,000                     |10,000          |
+    graph = on_a_cpu(op="aten::add_", shapes="[[10000], [10000]]", dtype="float32")
+    assert memory_bandwidth(graph, "cpu") == 3 * 40_000 / 30  # two read, one written
+    copy = round(tiny_call_ns(graph) + 3 * 4000 / 4000)
+    ddp(graph, workers=2, bandwidth=0.5, latency_us=1.0, bucket_mb=ONE)
+    ran, took = times(graph), 2 * 1000 + 4000 * 2
+    first = 162 + copy
+    second = max(first + took, 224 + 2 * copy)
+    assert ran["all-reduce"] == [(first, first + took), (second, second + took)]
+    behind = second + took
+    assert ran["copy from bucket"] == [(first + took, first + took + copy), (behind, behind + copy)]
+    assert ran["aten::add_"] == [(behind + copy, behind + copy + 30)]
+
+
+def test_a_bucket_is_full_at_its_size_and_never_divides_a_gradient():
+    same = [(0, 0, "float32")] * 5
+    assert assign([4, 4, 4, 4, 4], same, [8]).tolist() == [0, 0, 1, 1, 2]
+    assert assign([1, 9, 1, 2, 9], same, [1, 10]).tolist() == [0, 1, 1, 2, 2]
+    types = [(0, 0, "float32"), (0, 0, "float16"), (0, 0, "float32"), (0, 0, "float16"), (0, 0, "float32")]
+    assert assign([4, 4, 4, 4, 4], types, [8]).tolist() == [0, 1, 0, 1, 2]
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30),
+    limits=st.lists(st.integers(1, 200), min_size=1, max_size=2),
+)
+def test_gradients_are_assigned_as_torch_assigns_them(sizes, limits):
+    torch = pytest.importorskip("torch")
+    tensors = [torch.empty(size, dtype=torch.float16 if half else torch.float32) for size, half in sizes]
+    theirs, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, limits)
+    nbytes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    ours = assign(nbytes, [(0, 0, str(tensor.dtype)) for tensor in tensors], limits)
+    grouped = [np.flatnonzero(ours == number).tolist() for number in range(ours.max() + 1)]
+    assert sorted(grouped) == sorted(map(list, theirs))
+
+
+def test_the_buckets_of_a_single_gpu_trace_are_those_that_real_ddp_reduced():
+    # The same network, ResNet-50, on one V100 without DDP and on two A100s with it.
+    single = shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz").graph.copy()
+    real = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph
+    ddp(single, workers=2)
+    reduced = real.select(kind="collective", collective="all_reduce", step=1).bytes.tolist()
+    assert single.select(kind="collective", step=1).bytes.tolist() == reduced
+
+
+def test_sizes_that_the_trace_does_not_tell_can_be_given():
+    graph = training(shapes=None)
+    ddp(graph, workers=2, bandwidth=100.0, gradient_mb=2 * ONE)
+    assert times(graph)["all-reduce"] == [(226, 226 + 80)]
+
+
+def test_ddp_on_more_bandwidth_or_fewer_workers_is_never_slower():
+    def makespan(**options) -> int:
+        graph = training(steps=2)
+        ddp(graph, bucket_mb=ONE, **options)
+        return simulate(graph).makespan_ns
+
+    by_bandwidth = [makespan(workers=4, bandwidth=rate) for rate in (1.0, 10.0, 100.0, 1e6)]
+    assert by_bandwidth == sorted(by_bandwidth, reverse=True)
+    # A network without limits costs the launches only, which the device does not wait for.
+    assert by_bandwidth[-1] == 6 + 2 * (2 * 50 + 2 * 60 + 30)
+    by_workers = [makespan(workers=count, bandwidth=10.0) for count in (2, 4, 8, 64)]
+    assert by_workers == sorted(by_workers)
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (training, {"workers": 1}, NotApplicableError, "one worker"),
+        (training, {"workers": 0}, GraphError, "1 or more"),
+        (training, {}, NotApplicableError, "--cluster or --bandwidth"),
+        (training, {"bandwidth": -1.0}, GraphError, "above 0"),
+        (training, {"bandwidth": 1.0, "cluster": "p3"}, GraphError, "both"),
+        (training, {"latency_us": 1.0, "cluster": "p3"}, GraphError, "goes with bandwidth"),
+        (training, {"bandwidth": 1.0, "bucket_mb": 0.0}, GraphError, "bucket_mb"),
+        (training, {"bandwidth": 1.0, "gradient_mb": 1.0}, GraphError, "tells the sizes"),
+        (lambda: training(shapes=None), {"bandwidth": 1.0}, NotApplicableError, "sizes of gradients"),
+        (reduced, {"bandwidth": 1.0}, NotApplicableError, "several ranks already"),
+    ],
+)
+def test_ddp_says_why_it_does_not_apply(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        ddp(graph(), **options)
+
+
+def test_a_named_cluster_prices_the_buckets_and_grows_to_hold_the_workers():
+    graph = training()
+    ddp(graph, workers=16, cluster="dgx-a100")
+    assert graph.select(kind="collective").duration_ns.tolist() == [
+        cluster("dgx-a100:2").all_reduce_ns(8000, 16)
+    ]
+    assert "2 nodes of 8 GPUs" in " ".join(graph.facts.notes)
+
+
+# bucket-size
+
+
+def distributed(*reduced_behind: int, duration: int = 100_000, hooks: bool = True, **metadata) -> Graph:
+    """Training of two layers with DDP: behind these layers' gradients a bucket is reduced, on stream 13.
+
+    Two of them are buckets of 4,000 B, a single one holds 8,000 B.
+    """
+    program = Program()
+    for number in (0, 1):
+        layer(program, number, backward=False)
+    for number in (1, 0):
+        with program.range("AddmmBackward0", "operator", phase="backward", sequence=number):
+            program.op("aten::mm", "backward", (f"grad {number}", 60))
+        name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+        with program.range(name, "operator", phase="backward"):
+            with program.range(
+                "torch::autograd::AccumulateGrad", "operator", phase="backward",
+                shapes=json.dumps(GRADIENT), dtype="float32",
+            ):  # fmt: skip
+                program.now += 2
+            if number in reduced_behind and hooks:
+                reduce_bucket(program, 8000 // len(reduced_behind), duration)
+        if number in reduced_behind and not hooks:
+            reduce_bucket(program, 8000 // len(reduced_behind), duration)
+    with program.range("Optimizer.step#SGD.step", phase="optimizer"):
+        program.op("aten::add_", "optimizer", ("update", 30))
+    return program.graph(world_size=2, **{**A100, **metadata})
+
+
+FIXED = cluster("dgx-a100").all_reduce_ns(1, 2)
+
+
+def test_two_buckets_become_one():
+    #  stream 7   ...|grad 1 60|grad 0 60|                |update 30|
+    #  stream 13                      226|all-reduce      |
+    graph = distributed(1, 0)
+    bucket_size(graph, bucket_mb=1.0)
+    ran = times(graph)
+    end = 226 + FIXED + 2 * (100_000 - FIXED)
+    assert ran["all-reduce"] == [(226, end)]
+    assert ran["update"] == [(end, end + 30)]
+    assert graph.select(kind="collective").bytes.tolist() == [8000]
+    assert len(graph.select(name="cudaLaunchKernel", kind="cpu")) == 5  # those of the kernels stay
+    assert graph.lint() == []
+
+
+def test_one_bucket_becomes_two():
+    #  stream 7   ...|grad 1 60|grad 0 60|                       |update 30|
+    #  stream 13            166|all-reduce 4,000 B|all-reduce 4,000 B|
+    graph = distributed(0)
+    bucket_size(graph, bucket_mb=ONE)
+    half = FIXED + (100_000 - FIXED) // 2
+    assert times(graph)["all-reduce"] == [(166, 166 + half), (166 + half, 166 + 2 * half)]
+    assert times(graph)["update"][0][0] == 166 + 2 * half
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (lambda: distributed(1, 0), {"bucket_mb": ONE}, NotApplicableError, "already"),
+        (lambda: distributed(0), {"bucket_mb": 0.0}, GraphError, "above 0"),
+        (lambda: distributed(0, hooks=False), {"bucket_mb": ONE}, NotApplicableError, "no hook"),
+        (training, {}, NotApplicableError, "no all-reduce"),
+        (lambda: buckets_of(8), {}, NotApplicableError, "no all-reduce of known size"),
+    ],
+)
+def test_bucket_size_says_why_it_does_not_apply(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        bucket_size(graph(), **options)

@@ -1,0 +1,147 @@
+"""Recorded programs and graphs that the tests of communication share."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from daydream.optimizations.ddp import ddp
+from recorded import Program
+
+from daydream import Graph, simulate
+from daydream.graph.tables import Lane
+
+GRADIENT = [[10, 100]]  # 1,000 floats, 4,000 B
+ONE = 4000 / 2**20  # MiB: a bucket is full with one of them
+A100 = {"devices": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}
+ONE_UNIT = {"workers": 2, "unit_mb": ONE}  # one gradient of 4,000 B a unit
+
+
+def reduced() -> Graph:
+    """A gradient that is reduced, and the update behind it."""
+    #  stream 7   |backward 10|             |update 5|
+    #  stream 13              |all-reduce 40|
+    graph = Graph()
+    backward = graph.insert("backward", kind="kernel", lane="stream 7", duration_ns=10, phase="backward")
+    transfer = graph.insert(
+        "all-reduce", kind="collective", lane="stream 13", duration_ns=40, after=[backward]
+    )
+    graph.insert("update", kind="kernel", lane="stream 7", duration_ns=5, phase="optimizer", after=[transfer])
+    return graph
+
+
+def layer(program: Program, number: int, *, backward: bool, shapes=GRADIENT, sequences: bool = True) -> None:
+    """A forward operator of a kernel of 50 ns, or its backward node of 60 ns and the gradient's node."""
+    known = {"sequence": 100 * program.step + number} if sequences else {}  # autograd never counts back
+    if not backward:
+        with program.range("aten::linear", "operator", phase="forward", **known):
+            program.op("aten::addmm", "forward", (f"forward {number}", 50))
+        return
+    with program.range("AddmmBackward0", "operator", phase="backward", **known):
+        program.op("aten::mm", "backward", (f"grad {number}", 60))
+    text = None if shapes is None else json.dumps(shapes)
+    with program.range(
+        "torch::autograd::AccumulateGrad", "operator", phase="backward", shapes=text, dtype="float32"
+    ):
+        program.now += 2
+
+
+def training(
+    *,
+    steps: int = 1,
+    layers: int = 2,
+    passes: int = 1,
+    shapes=GRADIENT,
+    sequences: bool = True,
+    uncovered: int = 0,
+    **metadata,
+) -> Graph:
+    """One thread and stream 7; each step ends with an update of 30 ns."""
+    program = Program()
+    ends = [0]
+    for step in range(steps):
+        program.step = step
+        for _ in range(passes):
+            for number in range(layers):
+                layer(program, number, backward=False, sequences=sequences)
+            for number in reversed(range(layers)):
+                layer(program, number, backward=True, shapes=shapes, sequences=sequences)
+        with program.range("Optimizer.step#SGD.step", phase="optimizer"):
+            program.op("aten::add_", "optimizer", ("update", 30))
+        ends.append(program.now)
+    listed = [
+        {"name": f"step {i}", "rank": 0, "start_ns": ends[i], "end_ns": ends[i + 1],
+         "covered": i >= uncovered, "measured_ns": ends[i + 1] - ends[i]}
+        for i in range(steps)
+    ]  # fmt: skip
+    return program.graph(steps=listed, **metadata)
+
+
+def times(graph: Graph) -> dict[str, list[tuple[int, int]]]:
+    """Return (start, end) of the tasks of each name, in the order they run."""
+    timeline = simulate(graph)
+    found: dict[str, list[tuple[int, int]]] = {}
+    order = np.argsort(timeline.start_ns, kind="stable")
+    for place in order.tolist():
+        name = timeline.column("name")[place]
+        found.setdefault(name, []).append((int(timeline.start_ns[place]), int(timeline.end_ns[place])))
+    return found
+
+
+def buckets_of(*sizes: int, duration: int | list[int] = 1000) -> Graph:
+    """Backward kernels of 10 ns, an all-reduce behind each, an update behind the last."""
+    graph = Graph()
+    graph.facts.launch_latency_ns, graph.facts.launch_cost_ns = 0, 0
+    graph.insert("begin", kind="cpu", lane="thread 1", duration_ns=0, phase="backward")
+    transfers = []
+    for place, nbytes in enumerate(sizes):
+        made = graph.insert(
+            f"grad {place}", kind="kernel", lane="stream 7", duration_ns=10, phase="backward",
+            launch_after=graph.select(kind="cpu").last(),
+        )  # fmt: skip
+        transfers.append(
+            graph.insert(
+                f"all-reduce {place}", kind="collective", lane="stream 13", phase="backward", after=[made],
+                duration_ns=duration if isinstance(duration, int) else duration[place],
+                collective="all_reduce", bytes=nbytes, dtype="float32",
+            )
+        )  # fmt: skip
+    graph.insert("update", kind="kernel", lane="stream 7", duration_ns=5, phase="optimizer", after=transfers)
+    return graph
+
+
+def exchanged(**options) -> Graph:
+    """One bucket of 8,000 B that takes 80 us, in training on an A100."""
+    graph = training(**A100)
+    ddp(graph, workers=2, bandwidth=0.1, gradient_as_bucket_view=True, **options)
+    return graph
+
+
+def meeting(operation: str = "all_reduce") -> Graph:
+    #  rank 0 stream   |k 10|arrive|      |all-reduce 40|
+    #  rank 1 stream   |k 30       |arrive|all-reduce 40|
+    graph = Graph()
+    arrivals = []
+    for rank, work in ((0, 10), (1, 30)):
+        lane = graph.add_lane(Lane(f"rank {rank} stream 7", rank, on_device=True))
+        graph.insert("k", kind="kernel", lane=lane, duration_ns=work, step=rank)
+        arrivals.append(graph.insert("arrival", kind="collective", lane=lane, duration_ns=0, step=rank))
+    meetings = graph.add_lane(Lane("meetings of the ranks", background=True))
+    hub = graph.insert("last arrival", kind="cpu", lane=meetings, duration_ns=0, after=arrivals)
+    for rank in (0, 1):
+        graph.insert(
+            operation, kind="collective", lane=f"rank {rank} stream 7", duration_ns=40, after=[hub],
+            collective=operation, bytes=8, step=rank,
+        )  # fmt: skip
+    return graph
+
+
+def reduce_bucket(program: Program, nbytes: int, duration: int) -> None:
+    call = program.row("runtime", "cudaLaunchKernel", program.now, 6, correlation=1000 + program.now)
+    program.rows[call]["phase"] = "backward"
+    program.row(
+        "collective", "ncclKernel_AllReduce", program.free, duration, device=0, stream=13, parent=call,
+        correlation=1000 + program.now, collective="all_reduce", bytes=nbytes, dtype="float32",
+        phase="backward",
+    )  # fmt: skip
+    program.now += 6
