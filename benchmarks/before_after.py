@@ -1,14 +1,16 @@
 """Real changes on a CPU, measured beside the trace they are to be predicted from.
 
-    python benchmarks/before_after.py -o validation/cpu      about a quarter of an hour; alone on the machine
+    python benchmarks/before_after.py -o validation/cpu      about twenty minutes; alone on the machine
+    python benchmarks/before_after.py -o validation/cpu --only torch.compile    this change, beside the others
 
-Small models train on one CPU thread; the method is that of `recordings.py`. Nothing is predicted
+Small models train on one CPU thread; the method is that of `recordings.py`. What is compiled is compiled
+before it is timed (it takes g++, and up to a minute a model the first time). Nothing is predicted
 here: `python validation/ledger.py` does that from the traces alone, again whenever daydream changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,11 @@ EVERYWHERE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # title: the optimization, its options, and what `_step` is given to make the change
     "Adam foreach=False to fused=True": ("fused-adam", {}, {"foreach": None, "fused": True}),
     "Adam foreach=False to True": ("foreach-optimizer", {}, {"foreach": True}),
-    "accumulate 2 batches": ("gradient-accumulation", {"steps": 2}, {"batches": 2}),
-    "accumulate 4 batches": ("gradient-accumulation", {"steps": 4}, {"batches": 4}),
+    "accumulate 2 batches": ("gradient-accumulation", {"batches": 2}, {"batches": 2}),
+    "accumulate 4 batches": ("gradient-accumulation", {"batches": 4}, {"batches": 4}),
     "batch x 2": ("batch-size", {"factor": 2.0}, {"batch": 2.0}),
     "batch x 1/2": ("batch-size", {"factor": 0.5}, {"batch": 0.5}),
+    "torch.compile": ("compile", {}, {"compiled": True}),
 }
 OF_BLOCKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "layers 4 to 2": ("remove-layers", {"layers": "blocks.[23]*"}, {"layers": 2}),
@@ -38,8 +41,8 @@ def changes(model: str) -> dict[str, tuple[str, dict[str, Any], dict[str, Any]]]
     return {**EVERYWHERE, **(OF_BLOCKS if model in WIDTHS else {})}
 
 
-def recording(name: str, path: Path) -> dict[str, Any]:
-    """Save a trace of a model's step; return the measured ratio of each change."""
+def recording(name: str, path: Path, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Save a trace of a model's step; return the measured ratio of each change, or of `only` these."""
     import torch
 
     torch.set_num_threads(1)
@@ -47,7 +50,7 @@ def recording(name: str, path: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     base = _step(name)
     record(base, path)
-    made = changes(name)
+    made = {title: change for title, change in changes(name).items() if not only or title in only}
     changed = {title: _step(name, **real) for title, (_, _, real) in made.items()}
     return measured(
         {"base": base, "again": base, **changed},
@@ -58,7 +61,7 @@ def recording(name: str, path: Path) -> dict[str, Any]:
 
 def _step(
     name: str, *, layers: int = 4, batch: float = 1.0, batches: int = 1, checkpointed: bool = False,
-    **adam: Any,
+    compiled: bool = False, **adam: Any,
 ) -> Step:  # fmt: skip
     """Return a training step of a model of its own."""
     import torch
@@ -66,6 +69,8 @@ def _step(
     model, loss = _gpt(name, layers, batch) if name in WIDTHS else _small(name, batch)
     if checkpointed:
         _checkpoint(model)
+    if compiled:
+        model.forward = torch.compile(model.forward)  # its backward pass with it; neither loss nor optimizer
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, **{"foreach": False, **adam})
 
     def step() -> None:
@@ -114,4 +119,4 @@ def _checkpoint(model: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, __file__, MODELS, recording)
+    main(__doc__, __file__, MODELS, recording, [*EVERYWHERE, *OF_BLOCKS])

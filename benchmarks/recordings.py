@@ -32,12 +32,17 @@ Change = tuple[str, dict[str, Any]]  # the optimization that predicts it, and it
 
 
 def main(
-    about: str | None, script: str, models: Sequence[str], recording: Callable[[str, Path], dict[str, Any]]
+    about: str | None,
+    script: str,
+    models: Sequence[str],
+    recording: Callable[..., dict[str, Any]],
+    titles: Sequence[str] = (),
 ) -> Path | None:
     """Run a script that records: write traces and one JSON document; return their folder.
 
     `recording` is given a model's name and where to save its trace; the script runs it in new
-    processes of itself (where None is returned).
+    processes of itself (where None is returned). With `titles` one can ask for some changes alone:
+    it is given these as well, and what is recorded stands beside the recordings that were there.
     """
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("models", nargs="*", help="which models; all without")
@@ -45,22 +50,29 @@ def main(
     parser.add_argument("--repeats", type=int, default=REPEATS, help="recordings of each model that count")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no recording later than this")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    if titles:
+        parser.add_argument(
+            "--only", action="append", choices=titles, help="make this change alone, in further recordings"
+        )
+    parser.set_defaults(only=None)
     options = parser.parse_args()
+    some = [options.only] if options.only else []
     if options.one:
-        print(json.dumps(recording(options.one, options.output)))
+        print(json.dumps(recording(options.one, options.output, *some)))
         return None
     folder: Path = options.output
     folder.mkdir(exist_ok=True, parents=True)
     page = folder / "measured.json"
     document = json.loads(page.read_text()) if page.exists() else {"recordings": {}}
     names = options.models or list(models)
+    there = {name: _of_others(document["recordings"].get(name, []), options.only) for name in names}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    left_out = dict.fromkeys(names, 0)
+    left_out = {name: document.get("left_out", {}).get(name, 0) if there[name] else 0 for name in names}
     until = time.monotonic() + 60 * options.minutes
     for name in names * MOST_TRIES:  # models take turns
         if len(found[name]) < options.repeats and time.monotonic() < until:
-            trace = folder / f"{name}-{len(found[name]) + 1}.parquet"
-            one = _in_process(script, name, trace)
+            trace = folder / f"{name}-{len(there[name]) + len(found[name]) + 1}.parquet"
+            one = _in_process(script, name, trace, *some)
             quiet = all(abs(one.get(what, 1.0) - 1) <= limit for what, limit in QUIET.items())
             if quiet:
                 found[name].append({"trace": trace.name, **one})
@@ -71,7 +83,9 @@ def main(
             said = "ok" if quiet else "restless"
             print(name, said, {**one, "changes": ratios}, file=sys.stderr, flush=True)
             document["machine"] = _machine()
-            document["recordings"].update({model: kept for model, kept in found.items() if kept})
+            document["recordings"].update(
+                {model: there[model] + kept for model, kept in found.items() if kept}
+            )
             document["left_out"] = {**document.get("left_out", {}), **left_out}
             page.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return folder
@@ -119,9 +133,15 @@ def measured(
     }
 
 
-def _in_process(script: str, name: str, trace: Path) -> dict[str, Any]:
+def _of_others(recordings: list[dict[str, Any]], only: list[str] | None) -> list[dict[str, Any]]:
+    """Return the recordings that stay where some changes are recorded alone: those of other changes."""
+    return [one for one in recordings if set(one["changes"]) - set(only)] if only else []
+
+
+def _in_process(script: str, name: str, trace: Path, only: Sequence[str] = ()) -> dict[str, Any]:
+    asked = [part for title in only for part in ("--only", title)]
     done = subprocess.run(
-        [sys.executable, script, "--one", name, "-o", str(trace)],
+        [sys.executable, script, "--one", name, "-o", str(trace), *asked],
         stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

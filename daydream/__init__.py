@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from daydream.graph.selection import Selection
     from daydream.ranking import Ranking, rank
     from daydream.scaling import Scaling, scaling
+    from daydream.scenarios import Sweep, sweep
     from daydream.sensitivity import curves
     from daydream.simulate import simulate
     from daydream.simulate.replay import Replay
@@ -56,6 +57,7 @@ _HOMES = {
     "Replay": "daydream.simulate.replay",
     "Scaling": "daydream.scaling",
     "Selection": "daydream.graph.selection",
+    "Sweep": "daydream.scenarios",
     "Timeline": "daydream.simulate.timeline",
     "Trace": "daydream.trace",
     "TraceError": "daydream.errors",
@@ -70,6 +72,7 @@ _HOMES = {
     "replay": "daydream.api",
     "scaling": "daydream.scaling",
     "simulate": "daydream.simulate",
+    "sweep": "daydream.scenarios",
     "whatif": "daydream.api",
 }
 
@@ -87,6 +90,7 @@ __all__ = [
     "Replay",
     "Scaling",
     "Selection",
+    "Sweep",
     "Timeline",
     "Trace",
     "TraceError",
@@ -101,6 +105,7 @@ __all__ = [
     "replay",
     "scaling",
     "simulate",
+    "sweep",
     "whatif",
 ]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daydream.comparison import Comparison, compare
+from daydream.contention import MEASURED
+from daydream.contention import Option as ContentionOption
 from daydream.costs.measured import give_table
 from daydream.costs.table import KernelTable
 from daydream.graph.build import build
@@ -15,6 +17,9 @@ from daydream.simulate.replay import Replay
 from daydream.simulate.replay import replay as replay_graph
 from daydream.trace import Trace
 from daydream.transforms.compose import apply, parse
+
+if TYPE_CHECKING:
+    from daydream.engines import Engine
 
 Source = Trace | str | os.PathLike[str]
 
@@ -25,8 +30,11 @@ def load(
     steps: str | None = None,
     ranks: Sequence[int] | None = None,
     progress: Callable[[str, float], None] | None = None,
+    engine: str | Engine = "local",
 ) -> Trace:
     """Return a trace from a parquet file, or from anything `daydream import` accepts.
+
+    `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`, ...
 
     Raises `TraceError` if a file is not a usable trace.
     """
@@ -35,7 +43,9 @@ def load(
         return Trace.load(sources[0])
     from daydream.collect.importers import import_trace
 
-    return import_trace(sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=progress)
+    return import_trace(
+        sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=progress, engine=engine
+    )
 
 
 def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None) -> Replay:
@@ -57,12 +67,15 @@ def whatif(
     optimization: str | Callable[..., None] | Sequence[Any],
     *,
     table: KernelTable | str | os.PathLike[str] | None = None,
+    contention: ContentionOption = MEASURED,
     **options: Any,
 ) -> Comparison:
     """Return what a change would give: a name, `"a+b"`, the path of a file, or a function of a graph.
 
     A replay given as the source is used again, so that many questions cost one replay. `table` is as in
-    `replay`; an optimization's own option of that name is given as `<optimization>.table`.
+    `replay`; an optimization's own option of that name is given as `<optimization>.table`. `contention` says
+    how kernels and transfers that overlap slow each other: `"measured"` (as far as the trace tells), `"off"`,
+    a factor for kernels, or two, for kernels and for transfers.
     """
     before = source if isinstance(source, Replay) else replay(source)
     optimizations = parse(optimization)
@@ -76,7 +89,7 @@ def whatif(
     changed = before.graph.copy()
     used = edit(changed)
     name = "+".join(each.name for each in optimizations)
-    return compare(before, changed, optimization=name, options=used, edit=edit)
+    return compare(before, changed, optimization=name, options=used, edit=edit, contention=contention)
 
 
 def _is_parquet(path: str | os.PathLike[str]) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.binding import why_unmoved
+from daydream.contention import MEASURED, Choice, choose
+from daydream.contention import Option as ContentionOption
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
@@ -17,13 +20,14 @@ from daydream.shown import Drawn
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady import Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
+from daydream.touched import Edits, Touched
+from daydream.uncertainty import Uncertainty, uncertainty_of
 from daydream.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OTHER_WORK = 0.1  # of the tasks of a typical step: more or fewer is another kind of step
-UNUSUAL = 0.25  # steps further than this from the median (a stalled loader, a warm-up) are not typical
+AGREEING = " The prediction is made of those that agree with the steps timed without a profiler."
 
 
 @dataclass(repr=False)
@@ -44,6 +48,9 @@ class Comparison(Drawn):
     inserted: int
     removed: int
     edit: Callable[[Graph], object] | None = None  # makes the change in another copy of the graph
+    contention: Choice | None = None  # of kernels and transfers; None where there are no transfers
+    recorded: Replay | None = None  # the replay of the recording, where `replay` is of a graph made of it
+    bias: float | None = None  # how far that graph's step is from the step that was measured so
 
     def __repr__(self) -> str:
         return (
@@ -74,7 +81,11 @@ class Comparison(Drawn):
         same typical steps: steps of a recording differ, and a change shifts their
         boundaries against each other, which a ratio of sums does not see.
         """
-        before, after = _times(self.replay.settled), _times(self.after)
+        return self.step_of(self.after)
+
+    def step_of(self, settled: Settled) -> int:
+        """Return the step of a changed graph that has settled, as `predicted_ns` is made."""
+        before, after = self.replay.settled.step_times(), settled.step_times()
         typical = [step for step in self.typical_steps() if step in after]
         work = sum(before[step] for step in typical)
         if not work:
@@ -82,56 +93,38 @@ class Comparison(Drawn):
         return round(self.replayed_ns * sum(after[step] for step in typical) / work)
 
     def typical_steps(self) -> list[int]:
-        """Return the steps that the headline is about.
-
-        A step far from the median that does the same work was held up (a stalled loader, a
-        warm-up) and is left out; one that does other work (the optimizer every fourth
-        step) is part of the loop.
-        """
-        return self._typical_steps
-
-    @cached_property
-    def _typical_steps(self) -> list[int]:
-        times = _times(self.replay.settled)
-        graph = self.replay.graph
-        steps = graph.columns["step"][graph.alive]
-        tasks = np.bincount(steps[steps >= 0], minlength=len(graph.steps))
-        usual = median(times.values())
-        same = [step for step, ns in times.items() if abs(ns - usual) <= UNUSUAL * usual]
-        amount = median(tasks[step] for step in same) if same else 0
-        return [step for step in times if step in same or abs(tasks[step] - amount) > OTHER_WORK * amount]
+        """Return the steps that the headline is about: those that were held up are left out."""
+        return self.replay.typical.steps
 
     @property
     def speedup(self) -> float:
         """Return replayed / predicted; infinite if nothing is left of the step."""
         return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
 
-    @property
-    def uncertainty(self) -> float:
-        """Relative half-width of the range: how steps vary, replay error, untraced work, unexplained delays.
+    @cached_property
+    def edits(self) -> Edits:
+        """What the change did, task by task."""
+        return Edits(self.replay.graph, self.graph)
 
-        What the optimization's own model assumes (its factors) is not in it.
-        """
-        measured = [step.measured_ns for step in self.replay.steps]
-        typical = [ns for ns in measured if abs(ns - median(measured)) <= UNUSUAL * median(measured)]
-        varies = 0.0
-        if len(typical) > 1:
-            low, high = np.percentile(typical, [10, 90])
-            varies = float(high - low) / 2 / median(typical)
-        facts = self.replay.graph.facts
-        recorded = sum(measured)
-        unexplained = min((facts.unexplained_ns + facts.untraced_ns) / recorded, 1.0) if recorded else 0.0
-        return varies + self.replay.max_error + unexplained
+    @cached_property
+    def touched(self) -> Touched:
+        """What the change touches of a step."""
+        return self.edits.touched(self.predicted_ns - self.replayed_ns)
+
+    @cached_property
+    def uncertainty(self) -> Uncertainty:
+        """How far the step after the change may be from the predicted one, by cause."""
+        return uncertainty_of(self)
 
     @property
     def predicted_low_ns(self) -> int:
         """Lower end of the range."""
-        return round(self.predicted_ns * max(1 - self.uncertainty, 0))
+        return max(round(self.predicted_ns - self.uncertainty.total_ns), 0)
 
     @property
     def predicted_high_ns(self) -> int:
         """Upper end of the range."""
-        return round(self.predicted_ns * (1 + self.uncertainty))
+        return round(self.predicted_ns + self.uncertainty.total_ns)
 
     @property
     def timeline(self) -> Timeline:
@@ -144,19 +137,25 @@ class Comparison(Drawn):
 
         `predicted_ns` of it is the prediction for a run without a profiler.
         """
-        return self._again(self.replay.unprofiled if self.edit is not None else None)
+        return self._again(
+            self.replay.unprofiled if self.edit is not None else None, self.replay.unprofiled_error
+        )
 
     @cached_property
     def anchored(self) -> Comparison | None:
         """The same change in unprofiled steps that take as long as measured; see `Replay.anchored`."""
         return self._again(self.replay.anchored if self.edit is not None else None)
 
-    def _again(self, before: Replay | None) -> Comparison | None:
+    def _again(self, before: Replay | None, bias: float | None = None) -> Comparison | None:
         if before is None or self.edit is None:
             return None
         changed = before.graph.copy()
         self.edit(changed)
-        return compare(before, changed, optimization=self.optimization, options=self.options)
+        again = compare(
+            before, changed, optimization=self.optimization, options=self.options,
+            contention=self.contention or MEASURED,
+        )  # fmt: skip
+        return replace(again, recorded=self.replay, bias=bias)
 
     @property
     def unprofiled_predicted_ns(self) -> int | None:
@@ -182,21 +181,27 @@ class Comparison(Drawn):
     def shown_steps(self) -> tuple[int, int]:
         """Return the step that stands for the change, before and after: the same one where both have it.
 
-        Of the typical steps the one whose time changes most nearly as the headline's does, since a
-        change also shifts the boundaries of steps; of several the one nearest to the median.
+        Of the typical steps the one that is nearest to the headline's two times.
         """
-        before, after = _times(self.replay.settled), _times(self.after)
+        before, after = self.replay.settled.step_times(), self.after.step_times()
         both = [step for step in self.typical_steps() if before.get(step) and after.get(step) is not None]
         if not both:
             return self.replay.settled.typical()[0], self.after.typical()[0]
-        share = self.predicted_ns / self.replayed_ns if self.replayed_ns else 1.0
 
-        def apart(step: int) -> tuple[float, float]:
-            off = round(abs(after[step] / before[step] - share), 3)  # nearer than that is no reason
-            return off, abs(before[step] - self.replayed_ns)
+        def apart(step: int) -> int:
+            return abs(before[step] - self.replayed_ns) + abs(after[step] - self.predicted_ns)
 
         chosen = min(both, key=apart)
         return chosen, chosen
+
+    def shown_apart(self) -> float:
+        """Return how far the shown step is from the headline, before or after, as a part of a step."""
+        before, after = self.shown_steps()
+        off = (
+            self.replay.settled.step_times()[before] - self.replayed_ns,
+            self.after.step_times()[after] - self.predicted_ns,
+        )
+        return max(map(abs, off)) / max(self.replayed_ns, 1)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return where a typical step's time goes, before and after in ns: a row per cause and per phase."""
@@ -215,6 +220,13 @@ class Comparison(Drawn):
         """Return what a reader should know before trusting the figures."""
         said = list(self.replay.notes)
         said += [note for note in self.graph.facts.notes if note not in said]
+        if self.contention is not None:
+            said.append(self.contention.note())
+        if not self.after.timeline.overlaps_settled:
+            said.append(
+                "Which kernels run beside transfers had not settled after simulating it again and again; "
+                "the last of these simulations is shown."
+            )
         if not self.after.settled:
             said.append(
                 "The predicted step had not settled after repeating the window; its last pass is shown."
@@ -225,14 +237,18 @@ class Comparison(Drawn):
                 f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take "
                 f"{self.replayed_ns / 1e6:,.2f} ms."
             )
-        times = _times(self.replay.settled)
+        times = self.replay.settled.step_times()
         left_out = sorted(set(times) - set(self.typical_steps()))
         if left_out:
             share = sum(times[step] for step in left_out) / max(sum(times.values()), 1)
             said.append(
                 f"{len(left_out)} of {counted(len(times), 'step')}, {share:.0%} of their time, took far "
                 "longer or shorter for the same work and are left out."
+                + (AGREEING if self.replay.typical.by_unprofiled else "")
             )
+        unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
+        if unmoved is not None:
+            said.append(unmoved)
         if len(self.replay.steps) == 1:
             said.append("Only one step is covered: the range knows nothing of how steps vary.")
         return said
@@ -240,7 +256,7 @@ class Comparison(Drawn):
     def to_json(self) -> dict[str, Any]:
         """Return the object `whatif --json` prints."""
         before, after = self.breakdowns()
-        replayed, predicted = _times(self.replay.settled), _times(self.after)
+        replayed, predicted = self.replay.settled.step_times(), self.after.step_times()
         steps = self.graph.steps
         return {
             "optimization": self.optimization,
@@ -251,6 +267,7 @@ class Comparison(Drawn):
             "predicted_ns": self.predicted_ns,
             "predicted_low_ns": self.predicted_low_ns,
             "predicted_high_ns": self.predicted_high_ns,
+            "uncertainty_ns": self.uncertainty.to_json(),
             "speedup": self.speedup if self.predicted_ns else None,
             "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
             "unprofiled_replayed_ns": None if self.unprofiled is None else self.unprofiled.replayed_ns,
@@ -270,6 +287,7 @@ class Comparison(Drawn):
             "changed": self.changed,
             "inserted": self.inserted,
             "removed": self.removed,
+            "contention": None if self.contention is None else self.contention.to_json(),
             "notes": self.notes(),
         }
 
@@ -282,11 +300,13 @@ def compare(
     options: Mapping[str, Any] | None = None,
     edit: Callable[[Graph], object] | None = None,
     passes: int = 2,
+    contention: ContentionOption | Choice = MEASURED,
 ) -> Comparison:
     """Return the comparison of a replay with a changed copy of its graph.
 
     `edit` makes the same change in another copy; with it the unprofiled step is predicted too.
-    `passes` are simulated at once; only the speed depends on it (see `settle`).
+    `passes` are simulated at once; only the speed depends on it (see `settle`). `contention` says how
+    kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one or two factors.
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
@@ -304,8 +324,10 @@ def compare(
     if not (changed or inserted or removed or graph.edits > old.edits):
         raise NotApplicableError(f"{optimization} found nothing to change in this trace")
     need_steps(graph)
+    chosen = choose(contention, old, graph)
+    slowed = None if chosen is None else chosen.between(old, graph)
     try:
-        after = settle(graph, passes=passes)
+        after = settle(graph, passes=passes, contention=slowed)
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
         raise GraphError(f"{optimization} left a broken graph: {error}.") from None
     return Comparison(
@@ -318,12 +340,9 @@ def compare(
         inserted=inserted,
         removed=removed,
         edit=edit,
+        contention=chosen,
     )
 
 
 def _step_ns(settled: Settled) -> int:
-    return round(median(_times(settled).values()))
-
-
-def _times(settled: Settled) -> dict[int, int]:
-    return {step: ns for (copy, step), ns in settled.times.items() if copy == settled.copy}
+    return round(median(settled.step_times().values()))

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from daydream.collect.alternating import steps_needed
 from daydream.comparison import Comparison
-from daydream.errors import DaydreamError
+from daydream.difference import Difference, compare
+from daydream.errors import DaydreamError, GraphError
 from daydream.trace import Trace
+from daydream.wording import counted
 
 FEWEST_ROUNDS = 3  # of fewer no median is worth much
+ROUNDS, BLOCK_STEPS = 5, 5  # if not asked otherwise
+SHORT_BLOCKS = 2  # steps of a block, for scripts of few steps
+APART = 0.1  # recorded steps that tell a speedup this far from the timed ones' were held up by something
+PREDICTION, CHANGED = "the prediction", "the changed steps"
 RESTLESS = 0.05  # an A/A control further from 1 tells of a machine that changes its speed
 
 
@@ -56,10 +63,13 @@ class Confirmation:
     """What was predicted from the recorded steps alone, and what the real change gave.
 
     Both are of the step without a profiler; where the trace cannot say that, of the recorded one.
+    `difference` holds the recorded steps with the change against the prediction for recorded ones: where
+    in the step it came true. None where the changed steps could not be recorded.
     """
 
     comparison: Comparison
     blocks: Blocks
+    difference: Difference | None = None
 
     @property
     def predicted_speedup(self) -> float:
@@ -81,6 +91,19 @@ class Confirmation:
         """Whether the machine changed its speed too much for the confirmed figure to be believed."""
         return abs(self.blocks.control - 1) > RESTLESS
 
+    @property
+    def recorded_speedup(self) -> float | None:
+        """How many times faster the changed step is as recorded; None where it was not."""
+        if self.difference is None or not self.difference.after.step_ns:
+            return None
+        return self.comparison.replayed_ns / self.difference.after.step_ns
+
+    @property
+    def apart(self) -> bool:
+        """Whether the recorded steps tell another speedup than the timed ones: something disturbed them."""
+        recorded = self.recorded_speedup
+        return recorded is not None and abs(recorded / self.blocks.speedup - 1) > APART
+
     def to_json(self) -> dict[str, Any]:
         """Return the comparison's document, with what was confirmed."""
         document = self.comparison.to_json()
@@ -95,26 +118,61 @@ class Confirmation:
             "error": self.error,
             "control": self.blocks.control,
             "rounds": self.blocks.rounds,
+            "recorded_speedup": self.recorded_speedup,
+            "difference": None if self.difference is None else self.difference.to_json(),
         }
 
 
-def blocks_of(trace: Trace) -> Blocks:
+def confirmation(comparison: Comparison, recorded: Trace, changed: Trace | None) -> Confirmation:
+    """Return a prediction beside what came of it.
+
+    `recorded` is the trace that it was made from, with the blocks that were timed, `changed` that of the
+    steps with the change. Raises `DaydreamError` if the change could not be made, or the script
+    ended too soon.
+    """
+    found = None
+    if changed is not None:
+        try:
+            found = compare(comparison, changed, names=(PREDICTION, CHANGED))
+        except GraphError:  # too few steps were recorded before the script ended
+            found = None
+    return Confirmation(comparison, blocks_of(recorded), found)
+
+
+def blocks_of(trace: Trace, *, rounds: int = ROUNDS, block_steps: int = BLOCK_STEPS) -> Blocks:
     """Return the blocks that a run of `daydream confirm` left in its trace.
 
-    Raises `DaydreamError` if the change could not be made, or the script ended too soon.
+    Raises `DaydreamError` if the change could not be made, or the script ended too soon; how many steps
+    it should have had is told for so many `rounds` and `block_steps`.
     """
     found = trace.metadata.get("confirmed")
-    if not found:
-        raise DaydreamError(
-            "the script ended before the change could be made: it takes about 35 steps more than `collect`, "
-            "or fewer with --rounds and --block-steps"
-        )
-    if "failed" in found:
+    if found and "failed" in found:
         raise DaydreamError(f"the change could not be made in the script: {found['failed']}")
-    blocks = Blocks(**found)
+    blocks = Blocks(**found) if found else Blocks([], [], [])
     if blocks.rounds < FEWEST_ROUNDS:
-        raise DaydreamError(
-            f"the script ended after {blocks.rounds} rounds with and without the change; "
-            f"at least {FEWEST_ROUNDS} are needed: let it train longer, or take a lower --block-steps"
-        )
+        done = (
+            f"after {counted(blocks.rounds, 'round')} with and without the change" if found
+            else "before the change could be made"
+        )  # fmt: skip
+        raise DaydreamError(f"the script ended {done}.{_too_short(trace, rounds, block_steps)}")
     return blocks
+
+
+def _too_short(trace: Trace, rounds: int, block_steps: int) -> str:
+    """Return how many training steps a script needs, and how many more it should have had."""
+    asked = trace.metadata.get("collected", {})
+    begin = asked.get("warmup", 5) + asked.get("steps", 3) + 1 + asked.get("unprofiled", 20) + 1
+    least, whole, short = (
+        begin + steps_needed(*each)
+        for each in ((FEWEST_ROUNDS, block_steps), (rounds, block_steps), (FEWEST_ROUNDS, SHORT_BLOCKS))
+    )
+    ran, times = asked.get("ran"), trace.metadata.get("unprofiled_step_ns")
+    said = f"\n{counted(rounds, 'round')} take {whole:,} training steps"
+    said += f", the fewest, {FEWEST_ROUNDS}, take {least:,}" if rounds > FEWEST_ROUNDS else ""
+    if ran is not None:
+        longer = whole - ran
+        took = f", {longer * median(times) / 1e9:,.1f} s at this step time" if times else ""
+        said += f"; {ran:,} ran. Let it train about {counted(longer, 'step')} longer{took}"
+    if block_steps > SHORT_BLOCKS:
+        said += f".\n--rounds {FEWEST_ROUNDS} --block-steps {SHORT_BLOCKS} takes {short:,} steps"
+    return said + "."

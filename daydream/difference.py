@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_low
@@ -12,6 +13,8 @@ import numpy as np
 
 from daydream.api import Source, replay
 from daydream.comparison import Comparison
+from daydream.explanation.parts import parts_of, parts_of_change
+from daydream.graph.device import device_work as on_device
 from daydream.shown import Drawn
 from daydream.simulate.replay import Replay
 from daydream.work_of_steps import (
@@ -72,8 +75,8 @@ class Side:
 
     @cached_property
     def on_device(self) -> bool:
-        """Whether any device work was recorded."""
-        return bool((self.graph.columns["kind"][self.graph.alive] > 0).any())
+        """Whether any device work was recorded; collectives on CPU threads (gloo) are none."""
+        return bool(on_device(self.graph)[self.graph.alive].any())
 
     def to_json(self) -> dict[str, Any]:
         """Return the side as `compare --json` prints it."""
@@ -215,8 +218,13 @@ def compare(
     read, `GraphError` if one covers no step.
     """
     start = before.measured_ns if isinstance(before, Comparison) else None
-    one = _predicted(before) if isinstance(before, Comparison) else _recorded(before)
-    two = _recorded(after)
+    found = before if isinstance(before, Comparison | Replay) else replay(before)
+    other = after if isinstance(after, Replay) else replay(after)
+    graph = found.graph
+    shared = _ranks(graph) & _ranks(other.graph)
+    shown = found.shown_steps()[1] if isinstance(found, Comparison) else _typical(found, shared)
+    one = _predicted(found) if isinstance(found, Comparison) else _recorded(found, shown)
+    two = _recorded(other, _typical(other, shared & {_rank(graph, shown)} or shared))
     if names is None:
         names = (one.name or "the first trace", two.name or "the second trace")
     if names[0] == names[1]:
@@ -225,8 +233,9 @@ def compare(
     both = one.on_device and two.on_device
     graphs = one.graph, two.graph
     cpu = [cpu_work(graph) for graph in graphs]
-    work = [
-        device_work(side.graph) if side.on_device else own for side, own in zip((one, two), cpu, strict=True)
+    work = [  # where there is no device, what is no CPU work is collectives on the host
+        device_work(side.graph) if side.on_device else {**device_work(side.graph), **own}
+        for side, own in zip((one, two), cpu, strict=True)
     ]
     return Difference(
         before=one,
@@ -239,8 +248,7 @@ def compare(
     )
 
 
-def _recorded(source: Source | Replay) -> Side:
-    found = source if isinstance(source, Replay) else replay(source)
+def _recorded(found: Replay, step: int) -> Side:
     times = [step.measured_ns for step in found.steps]
     low, high = np.percentile(times, [10, 90]).tolist()
     return Side(
@@ -252,20 +260,24 @@ def _recorded(source: Source | Replay) -> Side:
         unprofiled_ns=found.unprofiled_measured_ns,
         steps=len(times),
         replay_error=found.max_error,
-        breakdown=found.timeline.breakdown(0, _typical(found)),
+        breakdown=parts_of(found.timeline, 0, step),
         graph=found.graph,
     )
 
 
-def _typical(found: Replay) -> int:
-    """Return the median step of those that were recorded: what follows behind them is not the question."""
+def _typical(found: Replay, ranks: AbstractSet[int]) -> int:
+    """Return the median step of those that these ranks recorded: what follows behind is not the question.
+
+    Of no ranks, where two traces have none in common, it is that of all.
+    """
     times = found.settled.first_pass()
+    times = {step: ns for step, ns in times.items() if not ranks or _rank(found.graph, step) in ranks}
     middle = median_low(times.values())
     return next(step for step, ns in times.items() if ns == middle)
 
 
 def _predicted(comparison: Comparison) -> Side:
-    _, after = comparison.breakdowns()
+    _, after = parts_of_change(comparison)
     return Side(
         name=_name(comparison.replay.graph),
         prediction=comparison.optimization,
@@ -279,6 +291,15 @@ def _predicted(comparison: Comparison) -> Side:
         graph=comparison.graph,
         notes=tuple(note for note in comparison.notes() if note not in comparison.replay.notes),
     )
+
+
+def _ranks(graph: Graph) -> set[int]:
+    """Return the ranks that have covered steps."""
+    return {_rank(graph, number) for number, step in enumerate(graph.steps) if step.get("covered")}
+
+
+def _rank(graph: Graph, step: int) -> int:
+    return int(graph.steps[step].get("rank", 0))
 
 
 def _name(graph: Graph) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from daydream.binding import bound_by
 from daydream.comparison import Comparison, compare
 from daydream.errors import DaydreamError
 from daydream.graph.graph import Graph
@@ -24,20 +25,6 @@ if TYPE_CHECKING:
 
     from daydream.trace import Trace
 
-BOUND_BY = {  # what stands on the chain of causes, in a word
-    "kernel": "GPU",
-    "memset": "GPU",
-    "start-up between device tasks": "GPU",
-    "graph": "GPU",
-    "memcpy": "copies",
-    "collective": "communication",
-    "communication": "communication",
-    "cpu": "CPU",
-    "untraced CPU time": "CPU",
-    "launch latency": "CPU",
-    "thread hand-off": "CPU",
-    "synchronization": "CPU",
-}
 NEEDS = {
     stages.HARDWARE: "other hardware",
     stages.WORK: "other work",
@@ -197,6 +184,8 @@ def rank(
         else:
             left_out[name] = result
 
+    found, same = _without_twins(found)
+    left_out |= same
     together: list[Ranked] = []
     for number, couple in enumerate(_couples(found) if pairs > 0 else []):
         if len(together) > pairs or number >= 4 * pairs:
@@ -222,6 +211,40 @@ def rank(
         left_out=left_out,
         curves=curves(before) if with_curves else [],
     )
+
+
+def _without_twins(
+    found: Sequence[tuple[Ranked, Optimization]],
+) -> tuple[list[tuple[Ranked, Optimization]], dict[str, str]]:
+    """Return what is left if of two that are the same change here one goes, and the reasons for those gone.
+
+    The same are two that exclude each other, edit as many tasks and give the same step. The one with
+    fewer notes stays, then the first by name.
+    """
+    kept: list[tuple[Ranked, Optimization]] = []
+    same: dict[str, str] = {}
+    for ranked, optimization in sorted(found, key=lambda pair: (len(pair[0].notes), pair[0].name)):
+        twin = next((name for name, other in _figures(kept, optimization) if other == _figure(ranked)), None)
+        if twin is None:
+            kept.append((ranked, optimization))
+        else:
+            same[ranked.name] = f"the same change as {twin} in this trace"
+    return [pair for pair in found if pair in kept], same
+
+
+def _figures(
+    found: Sequence[tuple[Ranked, Optimization]], excluded: Optimization
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the figures of those that cannot be combined with an optimization."""
+    return [
+        (ranked.name, _figure(ranked))
+        for ranked, each in found
+        if each.name in excluded.excludes or excluded.name in each.excludes
+    ]
+
+
+def _figure(ranked: Ranked) -> tuple[int, ...]:
+    return ranked.predicted_ns, ranked.changed, ranked.inserted, ranked.removed
 
 
 def _couples(found: Sequence[tuple[Ranked, Optimization]]) -> list[tuple[Optimization, Optimization]]:
@@ -292,18 +315,3 @@ def _ranked(parsed: Sequence[Optimization], comparison: Comparison) -> Ranked:
         removed=comparison.removed,
         notes=tuple(note for note in comparison.notes() if note not in known),
     )
-
-
-def bound_by(comparison: Comparison) -> tuple[str, float]:
-    """Return what most of a typical step waits for, and its share, from the chain of causes behind it."""
-    after = comparison.after
-    _, step = comparison.shown_steps()
-    shares: dict[str, int] = {}
-    for cause, ns in after.timeline.breakdown(after.copy, step)["by_cause"].items():
-        what = BOUND_BY.get(cause, "other causes")
-        shares[what] = shares.get(what, 0) + ns
-    total = sum(shares.values())
-    if total <= 0:
-        return "nothing", 0.0
-    most = max(shares, key=lambda what: shares[what])
-    return most, shares[most] / total

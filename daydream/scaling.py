@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.contention import MEASURED, Choice, Option
 from daydream.errors import GraphError
-from daydream.scaling_model import Model, Scaled, nodes_assumed
+from daydream.scaling_model import Model, Scaled
 from daydream.simulate.replay import Replay
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Scaling:
     options: dict[str, Any]
     rows: list[Scaled]
     said: list[str]
+    contention: Choice | None = None  # of kernels and transfers, in the last row
 
     def __repr__(self) -> str:
         last = self.rows[-1]
@@ -91,6 +93,7 @@ class Scaling:
             "alone_ns": self.alone_ns,
             "network": self.network,
             "options": self.options,
+            "contention": None if self.contention is None else self.contention.to_json(),
             "workers": [row.to_json() for row in self.rows],
             "notes": self.notes(),
         }
@@ -103,6 +106,7 @@ def scaling(
     jitter: float = 0.0,
     straggler: float = 1.0,
     seed: int = 0,
+    contention: Option = MEASURED,
     progress: Callable[[str, float], None] | None = None,
     **options: Any,
 ) -> Scaling:
@@ -111,7 +115,7 @@ def scaling(
     `options` are those of the optimization `ddp`: `cluster`, `bandwidth`, `bucket_mb`, ... `jitter` is
     the standard deviation of a worker's step from its mean, as a share of it, drawn from `seed`;
     `straggler` how many times as long one of the workers takes for everything. A trace that has
-    collectives already takes `cluster` only.
+    collectives already takes `cluster` only. `contention` is as in `whatif`.
 
     Raises `GraphError` if the trace covers no step or for numbers that make no sense, and
     `NotApplicableError` if the trace does not tell what gradients there are.
@@ -121,15 +125,16 @@ def scaling(
     say = progress or (lambda _what, _share: None)
     chosen = _checked(workers, jitter, straggler)
     before = source if isinstance(source, Replay) else replay_of(source)
-    model = Model(before, options, jitter, straggler, seed)
+    model = Model(before, options, jitter, straggler, seed, contention)
     rows = []
     for number, count in enumerate(chosen):
         say(f"predicting {count:,} workers", number / len(chosen))
         rows.append(model.row(count))
     said = [*model.said, "Each worker has as much work as the one that was recorded, whatever their number."]
-    said += nodes_assumed(options.get("cluster"), chosen[-1])
     used = {**model.way.options, "jitter": jitter, "straggler": straggler, "seed": seed}
-    return Scaling(before, model.way.recorded, model.alone_ns, model.described, used, rows, said)
+    return Scaling(
+        before, model.way.recorded, model.alone_ns, model.described, used, rows, said, model.chosen
+    )
 
 
 def _checked(workers: Sequence[int], jitter: float, straggler: float) -> list[int]:

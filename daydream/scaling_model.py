@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from daydream.binding import BOUND_BY
 from daydream.comparison import Comparison, compare
-from daydream.costs.cluster_names import cluster as named
+from daydream.contention import MEASURED, Choice, Option
 from daydream.costs.networks import Network, network_of
 from daydream.costs.world_size import Message, RecordedCollectives, times
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.ranking import BOUND_BY
 from daydream.simulate.many_ranks import COLLECTIVE, job
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady import SETTLED
@@ -58,9 +58,17 @@ class Model:
     """One trace on any number of workers."""
 
     def __init__(
-        self, before: Replay, options: dict[str, Any], jitter: float, straggler: float, seed: int
+        self,
+        before: Replay,
+        options: dict[str, Any],
+        jitter: float,
+        straggler: float,
+        seed: int,
+        contention: Option = MEASURED,
     ) -> None:
         self.before = before
+        self.contention = contention
+        self.chosen: Choice | None = None
         self.jitter, self.straggler, self.seed = jitter, straggler, seed
         self.way = _Recorded(before, options) if _has_collectives(before.graph) else _Ddp(before, options)
         several = len({lane.rank for lane in before.graph.lanes}) > 1
@@ -87,7 +95,7 @@ class Model:
         step_ns = self._no_less(after.predicted_ns, self.alone_ns)
         silent_ns = self._no_less(self._silent(graph), self.alone_ns)
         exposed_ns, waiting_ns = max(step_ns - silent_ns, 0), self._waiting(after, workers)
-        self.described = network.describe()
+        self.described, self.chosen = network.describe(), after.contention or self.chosen
         said = [network.describe(), *after.notes(), *self.way.notes]
         self.said = [note for note in dict.fromkeys(said) if note not in self.before.notes]
         whole = step_ns + waiting_ns
@@ -118,7 +126,7 @@ class Model:
     def _compared(self, graph: Graph) -> Comparison:
         if graph is self.before.graph:
             return Comparison("", {}, self.before, graph, self.before.settled, 0, 0, 0)
-        return compare(self.before, graph, optimization="scaling")
+        return compare(self.before, graph, optimization="scaling", contention=self.contention)
 
     def _no_less(self, ns: int, least: int) -> int:
         """Return a step that has more to do than another, without what is only settling to 0.1 %."""
@@ -140,6 +148,9 @@ class Model:
         found = job(
             after.graph, workers, jitter=self.jitter, stragglers=slow, seed=self.seed,
             settled_copy=after.after.copy,
+            contention=None if after.contention is None else after.contention.between(
+                self.before.graph, after.graph
+            ),
         )  # fmt: skip
         return max(round(after.predicted_ns * (found.slowdown - 1)), 0)
 
@@ -251,13 +262,6 @@ def _latency_share(network: Network, messages: Sequence[Message]) -> float:
         whole = sum(network.time_ns(*message) for message in messages)
         left = sum(endless.time_ns(*message) for message in messages)
     return min(left / whole, 1.0) if whole else 1.0
-
-
-def nodes_assumed(cluster: str | None, workers: int) -> list[str]:
-    """Return a note if the cluster was given with fewer nodes than the workers need."""
-    if cluster is None or (given := named(cluster)).nodes == 1 or given.world_size >= workers:
-        return []
-    return [f"{cluster} has {given.world_size:,} GPUs; for more workers, more such nodes are assumed."]
 
 
 def _bottleneck(network: Network) -> str:

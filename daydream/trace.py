@@ -249,7 +249,8 @@ def write_whole(path: str | os.PathLike[str], write: Any, *, force: bool = False
         write(str(temporary))
         temporary.replace(target)
     except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}") from None
+        why = os.strerror(error.errno) if error.errno else error.strerror or error
+        raise OutputError(f"cannot write {target}: {why}") from None
     finally:
         temporary.unlink(missing_ok=True)
 

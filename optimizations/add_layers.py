@@ -9,6 +9,7 @@ from daydream.costs.autograd_walks import nodes_of, walk_nodes
 from daydream.costs.parameters import joint_update, trained_parameters
 from daydream.graph.blocks import repeated_blocks
 from daydream.transforms import stages
+from daydream.transforms.limits import need_room
 from daydream.wording import counted, listed
 
 STAGE = stages.WORK
@@ -22,7 +23,8 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
 
     The blocks whose path matches `layers` are copied in turn until there are `count` more: of
     `blocks.*` with 4 blocks and a count of 4 each one is there twice. By default the middle one
-    of the blocks that the model repeats is copied. A copy does the block's forward,
+    of the blocks that the model repeats is copied; where modules take turns, as Linear and ReLU do, it is one
+    turn more (`4 + 5`). A copy does the block's forward,
     backward and optimizer work again right behind it, on the CPU and on the device, with its
     launches. An update of all parameters at once, and gradients reduced between ranks,
     grow in proportion to the parameters; other collectives are not copied. On a CPU autograd's walks
@@ -44,6 +46,8 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     if not len(groups.tasks.where(phase="forward")):
         graph.does_not_apply(f"layers {layers!r} do no work in the forward pass")
     copies = {block: (count + len(blocks) - 1 - turn) // len(blocks) for turn, block in enumerate(blocks)}
+    sizes = zip(groups.keys, groups.sizes.tolist(), strict=True)
+    need_room(sum(copies[key[0]] * size for key, size in sizes), "count", count)
     trained = trained_parameters(graph)
     tensors = elements = 1.0
     nodes, more_nodes = nodes_of(graph.select()), 0
@@ -74,7 +78,8 @@ def _middle_block(graph: Graph) -> str:
     families = repeated_blocks(graph)
     if not families:
         graph.does_not_apply(
-            "the model repeats no numbered block (`blocks.0`, `blocks.1`); name one by --layers"
+            "the model repeats no numbered block (`blocks.0`, `blocks.1`) or turn of modules; "
+            "name one by --layers"
         )
     time = [graph.select().group_by(block=family).tasks.total("duration_ns") for family in families]
     family = families[int(np.argmax(time))]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from daydream import Graph, GraphError
 from daydream.costs import scaled_time
-from daydream.costs.input_sizes import is_feature_size, recorded_batch, resized_time
+from daydream.costs.grown import Resizing, grow_copies, leave_grown
+from daydream.costs.input_sizes import (
+    is_feature_size,
+    need_shapes,
+    recorded_batch,
+    resized_time,
+    shares_of_growth,
+)
+from daydream.costs.resize import growth_of
 from daydream.transforms import stages
 
 STAGE = stages.WORK
@@ -17,8 +25,9 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     shapes with the new batch in them: parameters, and what is done with them alone, stay.
     `recorded` is the size of the trace's batch, by default the one that most calls show.
     Kernels keep their fixed cost and fill idle units of the device first; on a trace without device
-    work, operator calls keep their overhead. Where no shapes were recorded, all work of these
-    phases is taken to grow by `factor`, which over-predicts work on parameters.
+    work, operator calls keep their overhead. Work without shapes is taken to grow by `factor`, which
+    over-predicts work on parameters: so where it is most of the time, inference is refused, which may
+    read its weights whatever the batch. What is combined with this sees the new sizes.
 
     Assumes that the loading of data on the CPU and the copying of data take `factor` times as long.
     The optimizer, collectives and the CPU work of launching stay. Not modelled: memory,
@@ -38,19 +47,25 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     size = recorded_batch(graph) if recorded is None else recorded
 
     if size is None:
-        work.set(duration_ns=scaled_time(graph, work, factor).duration_ns)
         loaded = loaded | copies
-        graph.note("The trace's shapes do not tell its batch: all work of the passes grows by the factor.")
+        retimed = scaled_time(graph, work, factor)
+        shares = shares_of_growth(work, retimed)
+        said = "The trace's shapes do not tell its batch: all work of the passes grows by the factor."
     else:
         new = round(size * factor)
         if new < 1 or abs(new - size * factor) > 1e-6 * new:
             raise GraphError(f"{factor:g} times a batch of {size} is no whole number of samples")
         work = work | copies
         retimed = resized_time(graph, work, size, new)
-        work.set(duration_ns=retimed.duration_ns)
-        graph.note(f"The batch goes from {size:,} to {new:,}, by the recorded shapes. {retimed.words()}")
+        shares = shares_of_growth(work, retimed, growth_of(graph, work, size, new).known)
+        said = f"The batch goes from {size:,} to {new:,}, {shares.words()}. {retimed.words()}"
         if is_feature_size(graph, size):
             graph.note(f"The model has features of size {size} too: shapes do not tell which of them grow.")
+    need_shapes(graph, shares)
+    work.set(duration_ns=retimed.duration_ns)
+    leave_grown(graph, Resizing(factor, size, every=False, on_device=len(kernels) > 0))
+    graph.note(said)
+    grow_copies(work | loaded, factor)
     if len(loaded):
         loaded.scale(factor)
     if len(loading):

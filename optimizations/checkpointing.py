@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, GraphError, Selection
+from daydream.costs.saved_tensors import behind_last_saved, saved_tensors
 from daydream.graph.blocks import repeated_blocks
+from daydream.graph.groups import Groups
 from daydream.transforms import stages
 from daydream.wording import listed
 
@@ -19,29 +21,31 @@ STAGE = stages.WORK
 
 OF_FORWARD = r"^aten::(conv[123]d|linear|batch_norm|layer_norm|embedding|gelu|scaled_dot_product_attention)$"
 
-NODE = r"^\w+Backward\d*$"
-SAVES_NONE = (
-    r"^(\w*View|T|Transpose|Permute|Expand|Unsqueeze|Squeeze|Slice|Select|Split|Unbind|"
-    r"Add|Sub|Clone|ToCopy)Back"
-)
-SAVES_TWO = r"^(Addmm|Mm|Bmm|Convolution|Mul|Linear)Back"
-SAVES_FIVE = r"^Native(LayerNorm|BatchNorm|GroupNorm)Back"
 FORWARD_NS, BACKWARD_NS = (50_000, 6_900), (82_000, 12_300)  # a block, a saved tensor
 
 
-def checkpointing(graph: Graph, *, layers: str | None = None, python: bool = True) -> None:
+def checkpointing(
+    graph: Graph, *, layers: str | None = None, python: bool = True, reentrant: bool = False
+) -> None:
     """Predict activation checkpointing of the blocks whose path matches, for example `layers="blocks.*"`.
 
     A block is an outermost module that matches `layers`, with all modules inside it. By default blocks are
-    those that the model repeats, else all outermost modules. The forward work of each runs once
-    more, on the thread of the backward pass, right before the block's first backward
-    task. Blocks without backward work are not computed again, nor are collectives.
+    those that the model repeats (of modules that take turns, such as Linear and ReLU, each turn is
+    one), else all outermost modules. The forward work of each runs once more, on the thread of the
+    backward pass, right before the block's first backward task. Blocks without backward work are not
+    computed again, nor are collectives.
+
+    As torch does with `use_reentrant=False`, computing again stops with the last tensor that the block
+    saves: the product of a linear layer at its end has saved its inputs before it begins, and is left out.
+    With `reentrant` whole blocks are computed again, as they are where the trace does not tell
+    which node belongs to which forward call (sequence numbers).
 
     `python` adds what `torch.utils.checkpoint` costs on the CPU, by the autograd nodes of the block
     that the trace shows: 50 us a block and 6.9 us a saved tensor in the forward pass, 82 us and
     12.3 us in the backward pass (measured in training steps of perceptrons of 8 to 41 saved tensors
     a block, torch 2.13.0, `use_reentrant=False`, x86, one thread; in a loop of nothing else it is half
-    of that). The tensors that a node saves are those of torch's derivative formulas.
+    of that). The tensors that a node saves are those of torch's derivative formulas. With `reentrant`
+    it is what a block costs alone: no tensor passes through Python (not measured).
 
     Not modelled: the memory that is saved and what a larger batch could do with it.
     """
@@ -57,13 +61,21 @@ def checkpointing(graph: Graph, *, layers: str | None = None, python: bool = Tru
     tasks = tasks - tasks.where(kind="collective") - tasks.where(kind="collective").launches()
     forward = tasks.where(phase="forward").group_by("rank", "step", block=pattern)
     backward = tasks.where(phase="backward").group_by("rank", "step", block=pattern)
-    place = {key: number for number, key in enumerate(backward.keys)}
-    again = forward.where(np.array([key in place for key in forward.keys], bool))
+    again, begin = _with_backward(forward, backward)
     if not len(again):
         graph.does_not_apply(f"no layer of {layers or '*'!r} has both forward and backward work")
+    names = listed(list(dict.fromkeys(key[0] for key in again.keys)))
+    computed, before = again, begin
+    if not reentrant:
+        behind, known = behind_last_saved(again)
+        computed, before = _with_backward(
+            (again.tasks - behind).group_by("rank", "step", block=pattern), backward
+        )
+        if not len(computed):
+            graph.does_not_apply(f"of {names} no tensor is saved that would have to be computed again")
+        _say(graph, again.tasks, behind, known)
 
-    begin = backward.take(np.array([place[key] for key in again.keys]))
-    tensors = np.array([_saved_tensors(work) for work in begin])
+    tensors = saved_tensors(begin)
     if (
         python
         and tensors.any()
@@ -72,15 +84,22 @@ def checkpointing(graph: Graph, *, layers: str | None = None, python: bool = Tru
     ):
         for groups, (block_ns, tensor_ns) in ((again, FORWARD_NS), (begin, BACKWARD_NS)):
             graph.insert_before(
-                groups.first(), "checkpoint in Python", duration_ns=block_ns + tensor_ns * tensors
+                groups.first(),
+                "checkpoint in Python",
+                duration_ns=block_ns + (0 if reentrant else tensor_ns) * tensors,
             )
-    again.repeat(before=begin.first())
-    graph.note(f"Computed again: {listed(list(dict.fromkeys(key[0] for key in again.keys)))}.")
+    computed.repeat(before=before.first())
+    graph.note(f"Computed again: {names}.")
 
 
 @contextmanager
 def apply(
-    model: Any = None, optimizer: Any = None, *, layers: str | None = None, **options: Any
+    model: Any = None,
+    optimizer: Any = None,
+    *,
+    layers: str | None = None,
+    reentrant: bool = False,
+    **options: Any,
 ) -> Iterator[None]:
     """Make the change for real: the outermost modules that match run under `torch.utils.checkpoint`."""
     from torch.utils.checkpoint import checkpoint
@@ -96,7 +115,7 @@ def apply(
         raise GraphError(f"the model has no module {layers!r}")
     before = {path: module.forward for path, module in chosen.items()}
     for path, module in chosen.items():
-        module.forward = partial(checkpoint, before[path], use_reentrant=False)
+        module.forward = partial(checkpoint, before[path], use_reentrant=reentrant)
     try:
         yield
     finally:
@@ -104,9 +123,21 @@ def apply(
             del module.forward
 
 
-def _saved_tensors(work: Selection) -> int:
-    """Return how many tensors the autograd nodes of this backward work had saved, 0 without such nodes."""
-    nodes = work.where(kind="cpu", op=NODE)
-    kinds = ((nodes, 1), (nodes.where(op=SAVES_TWO), 1), (nodes.where(op=SAVES_FIVE), 4))
-    saving = sum(len(np.unique(some.call)) * more for some, more in kinds)
-    return saving - len(np.unique(nodes.where(op=SAVES_NONE).call))
+def _with_backward(forward: Groups, backward: Groups) -> tuple[Groups, Groups]:
+    """Return the groups of forward work that have backward work, and that work in the same order."""
+    place = {key: number for number, key in enumerate(backward.keys)}
+    again = forward.where(np.array([key in place for key in forward.keys], bool))
+    return again, backward.take(np.array([place[key] for key in again.keys], np.int64))
+
+
+def _say(graph: Graph, work: Selection, behind: Selection, known: np.ndarray) -> None:
+    """Note which part of the work is left out, and where that cannot be told."""
+    if not known.all():
+        graph.note(
+            "The trace has no sequence numbers of autograd for some of these layers: they are computed again "
+            "as a whole; torch stops at the last tensor that they save."
+        )
+    on = "gpu" if len(work.where(on="gpu")) else "cpu"
+    left_out, whole = (some.where(on=on).total("duration_ns") for some in (behind, work))
+    if left_out:
+        graph.note(f"Left out: the {left_out / whole:.0%} of that work behind the last tensor that is saved.")

@@ -10,6 +10,7 @@ import numpy as np
 
 from daydream import Graph
 from daydream.costs import work
+from daydream.costs.compiled_calls import compile_calls
 from daydream.costs.fusion import fused_chain_ns
 from daydream.transforms import stages
 
@@ -19,6 +20,7 @@ FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "cop
 # Kernels whose work is not known, as the trace has no shapes.
 FUSIBLE_KERNEL = r"(?i)elementwise|reduce_kernel|layer_?norm|softmax|batch_norm|bn_(fw|bw)|dropout"
 ACCUMULATE = r"AccumulateGrad$"
+COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region"
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
 
 
@@ -35,10 +37,19 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     Not modelled: results kept for the backward pass (a compiler recomputes most), matrix
     products with fused ends, chains that cannot fuse (two reductions along other
     dimensions), guards (checks before each call, tens of microseconds), compile time, Python that goes
-    with the frame, CUDA graphs (see cuda-graphs). Fusion on a CPU is not modelled.
+    with the frame, CUDA graphs (see cuda-graphs).
+
+    On a CPU the calls of matrix libraries stay and what lies between two of them becomes one
+    loop, without operator dispatch, autograd's nodes and the traffic between its parts; the model's
+    Python goes. What comes are the fixed costs of compiled code, as measured
+    (daydream/costs/compiled_calls.py): a small model may take longer. The loss is outside, as `apply`
+    compiles the model. Modules that call torch's LSTM, GRU or RNN stay uncompiled, as Dynamo leaves them.
     """
+    if not len(graph.select(on="gpu")):
+        _compile_on_cpu(graph)
+        return
     device = graph.select(on="gpu", phase=("forward", "loss", "backward"))
-    device.need("device work in the forward or backward pass; on a CPU fusion is not modelled")
+    device.need("device work in the forward or backward pass")
     device = device - device.where(within=ACCUMULATE)  # runs behind the compiled backward pass
     compiled = device.where(name=COMPILED) | device.where(within=COMPILED)
     if len(compiled) > len(device) / 2:
@@ -63,6 +74,13 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
         f"{count:,} kernels of {before.sum() / 1e6:,.1f} ms become {len(chains):,} of "
         f"{after.sum() / 1e6:,.1f} ms; compiled code also checks its guards before each call."
     )
+
+
+def _compile_on_cpu(graph: Graph) -> None:
+    compiled = graph.select(kind="cpu", phase=("forward", "backward")).where(within=COMPILED_CALL)
+    if len(compiled):
+        graph.does_not_apply("forward and backward run compiled code already")
+    graph.note(compile_calls(graph))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream import Graph
+from daydream import Graph, GraphError
 from daydream.transforms import stages
 from daydream.wording import counted
 
@@ -25,12 +25,15 @@ def cuda_graphs(
     stream: 15 us and 0.58 us a node measured on an RTX 5070 Ti (ahrefs/ocannl, issue 488).
     Calls that cannot be captured stay where they are and part the step in several graphs: waits
     of the CPU for the device, copies from and to the CPU, graphs that the step has already.
-    A step without such parts is one graph.
+    A step without such parts is one graph. Untraced CPU time between launches goes too, as Python
+    that a replay does not run; a note says how much it is, since file access or sleep would stay.
 
     Not modelled: capture itself, the copy of inputs to fixed addresses, the memory of a pool
     that is never shared, branches and shapes that change (they cannot be captured), CPU
     tensors in forward or backward (a replay computes them no more).
     """
+    if min(launch_us, node_us) < 0:
+        raise GraphError(f"launch_us and node_us must be 0 or more, not {launch_us:g} and {node_us:g}")
     phases = ("forward", "loss", "backward", "optimizer")[: 4 if optimizer else 3]
     device = graph.select(on="gpu", phase=phases)
     device.need("device work in the forward or backward pass")
@@ -43,6 +46,8 @@ def cuda_graphs(
     other = device - captured
     waits = graph.select(kind="cpu", phase=phases).waiting()
     parts = captured.stretches(waits | other.launches())
+    before = graph.select(kind="cpu", phase=phases)
+    work, untraced = before.total("duration_ns"), before.total("gap_ns")
 
     captured.set(latency_ns=np.minimum(captured.latency_ns, graph.facts.launch_latency_ns))
     captured.set(gap_ns=np.minimum(captured.gap_ns, round(node_us * 1e3)))
@@ -54,6 +59,14 @@ def cuda_graphs(
     gone = graph.select(kind="cpu", phase=phases) - stays
     if len(gone):
         gone.remove()
-    count = len(calls) / max(len(captured.group_by("step")), 1)
+    left = graph.select(kind="cpu", phase=phases)
+    work, untraced = work - left.total("duration_ns"), untraced - left.total("gap_ns")
+    steps = max(len(captured.group_by("step")), 1)
     nodes = len(captured) / len(calls)
-    graph.note(f"{counted(round(count), 'graph')} a step of {nodes:,.0f} nodes in the mean.")
+    graph.note(f"{counted(round(len(calls) / steps), 'graph')} a step of {nodes:,.0f} nodes in the mean.")
+    if untraced > 0:
+        graph.note(
+            f"Of the CPU time that goes, {untraced / steps / 1e6:,.2f} ms a step "
+            f"({untraced / (untraced + max(work, 0)):.0%}) are untraced: taken for Python between launches; "
+            "file access, sleep or other work in it would stay."
+        )

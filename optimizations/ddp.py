@@ -6,7 +6,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs.achieved import copies_ns
-from daydream.costs.buckets import compute_lane, gradients_of
+from daydream.costs.buckets import MIB, compute_lane, gradients_of
 from daydream.costs.networks import network_of
 from daydream.transforms import stages
 from daydream.wording import counted
@@ -32,7 +32,7 @@ def ddp(
 
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
-    size of all gradients, for a trace that does not tell.
+    size of all gradients in MiB, for a trace that does not tell.
 
     Assumes workers that are equally fast, each with the batch of this trace. Not modelled: what
     else DDP does on the CPU, broadcasts of buffers, kernels that a transfer beside them slows.
@@ -80,7 +80,7 @@ def ddp(
     graph.note(network.describe())
     steps = len(np.unique(gradients.nodes.step))
     graph.note(
-        f"{gradients.nbytes.sum() / steps / 1e6:,.1f} MB of gradients a step in "
+        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients a step in "
         f"{counted(round(len(buckets) / steps), 'bucket')}."
     )
     if copies is None:

@@ -9,7 +9,7 @@ from daydream.optimizations.ddp import ddp
 
 from daydream import Graph, GraphError, Selection
 from daydream.costs.achieved import copies_ns
-from daydream.costs.buckets import Gradients, compute_lane, gradients_of
+from daydream.costs.buckets import MIB, Gradients, compute_lane, gradients_of
 from daydream.costs.networks import Network, network_of
 from daydream.costs.scaling import scaled_time
 from daydream.costs.units import Units, units_of
@@ -44,7 +44,7 @@ def fsdp(
 
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
-    size of all gradients, for a trace that does not tell. Not modelled: hooks in Python, copies of
+    size of all gradients in MiB, for a trace that does not tell. Not modelled: hooks in Python, copies of
     shards, memory, frozen parameters, norms over all workers, other than the last of several backward
     passes of a step, kernels that a transfer slows.
     """
@@ -80,7 +80,7 @@ def fsdp(
         _gather(units, copy, network, lane, again=stage == 3)
         graph.note(network.describe())
         graph.note(
-            f"{units.nbytes.sum() / steps / 1e6:,.1f} MB of parameters in "
+            f"{units.nbytes.sum() / steps / MIB:,.1f} MiB of parameters in "
             f"{counted(round(len(units) / steps), 'unit')}: {units.what}."
         )
         if known is None:

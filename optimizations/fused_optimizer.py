@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-from daydream import Graph
+from daydream import Graph, GraphError
 from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, RULES, fused_ns, update_calls, update_of
 from daydream.transforms import stages
 from daydream.transforms.real_changes import optimizer_settings
@@ -33,6 +33,8 @@ def fused_optimizer(
     `kind` is that of the trace; another one predicts the change of optimizer as well.
     `memory_speedup` divides the update's time. Not modelled: another course of training.
     """
+    if memory_speedup <= 0:
+        raise GraphError(f"memory_speedup must be above 0, not {memory_speedup:g}")
     on_gpu = len(graph.select(on="gpu")) > 0
     cpu = update_calls(graph)
     updates = graph.select(kind="kernel", phase="optimizer") if on_gpu else cpu

@@ -6,6 +6,7 @@ import numpy as np
 
 from daydream import Graph, GraphError, Selection
 from daydream.transforms import stages
+from daydream.transforms.limits import need_room
 
 STAGE = stages.WORK
 
@@ -14,10 +15,10 @@ PASSES = ("data", *COMPUTING)
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others exchange activations
 
 
-def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
-    """Predict `steps` batches of the recorded size for each optimizer step.
+def gradient_accumulation(graph: Graph, *, batches: int = 2) -> None:
+    """Predict `batches` batches of the recorded size for each optimizer step.
 
-    The forward pass, loss and backward pass of a step run `steps` times, and so does what the
+    The forward pass, loss and backward pass of a step run `batches` times, and so does what the
     trace shows of loading a batch; the optimizer runs once. Gradients are reduced with the
     last batch only, as under `no_sync` of DistributedDataParallel; other collectives run with
     each batch. The passes of a batch run on the threads they were recorded on, and the next batch
@@ -26,8 +27,8 @@ def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
     Not modelled: the addition of a gradient to the one that is there already (the trace has
     the first of a step, which is stored); memory; convergence with the larger batch.
     """
-    if steps < 2:
-        raise GraphError(f"steps must be 2 or more, not {steps}: the trace has one batch a step already")
+    if batches < 2:
+        raise GraphError(f"batches must be 2 or more, not {batches}: the trace has one batch a step already")
     passes = graph.select(phase=PASSES)
     reductions = passes.where(kind="collective", phase="backward", collective=REDUCTIONS)
     passes = passes - reductions - reductions.launches()
@@ -38,15 +39,16 @@ def gradient_accumulation(graph: Graph, *, steps: int = 2) -> None:
     groups = groups.where(np.array([key in trained for key in groups.keys], bool))
     if not len(groups):
         graph.does_not_apply("no step has both a backward pass and an optimizer step")
+    need_room(len(groups.tasks) * (batches - 1), "batches", batches)
     computing = groups.tasks.where(phase=COMPUTING).group_by("rank", "step")
     place = {key: number for number, key in enumerate(computing.keys)}
     begin = computing.take(np.array([place[key] for key in groups.keys]))
 
     start = dict(zip(groups.keys, begin.first().ids.tolist(), strict=True))
-    passed = groups.repeat(steps - 1, before=begin.first(), stay=True)
+    passed = groups.repeat(batches - 1, before=begin.first(), stay=True)
     _one_after_another(graph, passed, start)
     graph.note(
-        f"A step now takes {steps} batches: for the throughput, compare its time with {steps} old steps."
+        f"A step now takes {batches} batches: for the throughput, compare its time with {batches} old steps."
     )
     if len(set(passes.rank.tolist())) > 1:
         graph.note("Repeated collectives do not wait for other ranks.")

@@ -47,6 +47,8 @@ def metaflow(
         )
     if factor is not None and factor < 0:
         raise GraphError(f"factor must be 0 or more, not {factor:g}")
+    if factor == 1 and like is None:
+        graph.does_not_apply("a factor of 1 leaves the layers as they are")
     sites = {phase: places_of(graph, layers, phase) for phase in PHASES}
     chosen = sites["forward"].tasks | sites["loss"].tasks | sites["backward"].tasks
     chosen.need(f"work of layers {layers!r}: `daydream collect` records layers, `*` is any text")

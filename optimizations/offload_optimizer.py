@@ -43,7 +43,7 @@ def offload_optimizer(
     state = (RULES[update.kind].reads - 2) * STATE_BYTES * update.elements
     if state <= 0:
         graph.does_not_apply(f"{update.kind} keeps no state that could be offloaded")
-    rates = {way: bandwidth or link_bandwidth(graph, way) for way in ("DtoH", "HtoD")}
+    rates = {way: link_bandwidth(graph, way) if bandwidth is None else bandwidth for way in ("DtoH", "HtoD")}
     if None in rates.values():
         graph.does_not_apply("the link to the CPU is unknown; give --bandwidth in GB/s")
     to_cpu, to_device = (rate for rate in rates.values() if rate)

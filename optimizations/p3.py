@@ -9,7 +9,7 @@ import numpy as np
 from daydream import Graph, GraphError
 from daydream.costs.buckets import MIB, gradients_of
 from daydream.costs.first_uses import first_uses
-from daydream.costs.optimizers import update_calls
+from daydream.costs.parameter_servers import places, update_where, wait_for_parameters
 from daydream.transforms import stages
 from daydream.wording import counted
 
@@ -17,7 +17,8 @@ STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp"})
 
 PUSH, PULL = "network", "network, back"  # one lane where every worker is a server too
-PULLED = "parameters {}"  # a lane for the parameters of each forward operator: when they have come
+PULLED = "parameters {}"  # a lane for what comes back for each task that waits: when all of it has come
+MOST_SLICES = 200_000  # in all steps: about a minute of simulation on one core
 
 
 def p3(
@@ -29,9 +30,13 @@ def p3(
     One of `workers` data-parallel workers is predicted from the trace of a single one. Each gradient is
     divided into slices of `slice_mb` MiB. A slice is pushed to a parameter server as soon as the
     gradient is there and pulled back `latency_us` later. Among the slices that are ready those whose
-    parameters the forward pass reads first go first, and the next step's forward operator waits for its
-    own parameters only. The worker's optimizer keeps its cost and its place, though each parameter
-    would be updated when its gradient has come; with `update` by the server it goes.
+    parameters the forward pass reads first go first.
+
+    With `update` by the server, as in the P3 paper and MXNet's key-value store, parameters come back: the
+    next step's forward operator waits for its own only, and the worker's optimizer goes. With `update` by
+    the worker summed gradients come back, then their parameters are updated, then read. An optimizer that
+    loops over parameters updates those of an operator right before it; one that updates all in the same
+    calls (foreach, fused) waits for the last gradient, and the forward pass for it.
 
     Sizes are the recorded ones, or `gradient_mb` MiB in all where the trace tells none. Every worker is a
     server too, and its link of `bandwidth` GB/s carries (workers - 1)/workers of all gradients once as
@@ -53,10 +58,14 @@ def p3(
     gradients = gradients_of(graph, gradient_mb)
     users = first_uses(graph, gradients)
     place = places(graph, gradients.step_and_rank, users.ids)
-    updates = graph.select(on="gpu", phase="optimizer")
-    calls = update_calls(graph)
-
-    slices = np.maximum(np.ceil(gradients.nbytes / (slice_mb * MIB)), 1).astype(np.int64)
+    slices = np.maximum(np.ceil(gradients.nbytes / (slice_mb * MIB)), 1)
+    if slices.sum() > MOST_SLICES:
+        raise GraphError(
+            f"slice_mb {slice_mb:g} makes {slices.sum():,.0f} slices of the gradients of this trace, more "
+            f"than {MOST_SLICES:,}: give a larger slice_mb"
+        )
+    slices = slices.astype(np.int64)
+    waiting = update_where(graph, gradients, users, place, update)
     of = np.repeat(np.arange(len(gradients)), slices)
     share = (workers - 1) / workers if not servers else max(1.0, workers / servers)
     time = (gradients.nbytes / slices)[of] * share / bandwidth
@@ -66,65 +75,30 @@ def p3(
         gap_ns=0, after=graph.tasks(gradients.makers.ids[of]), bytes=nbytes, launched=False,
     )  # fmt: skip
     pulled = graph.insert_after(
-        pushed,
-        "pull",
-        lane=PULL if servers else PUSH,
-        duration_ns=time,
-        gap_ns=0,
-        bytes=nbytes,
+        pushed, "pull", lane=PULL if servers else PUSH, duration_ns=time, gap_ns=0, bytes=nbytes,
         launched=False,
-    )
+    )  # fmt: skip
     graph.link(pushed, pulled, latency_ns=latency_us * 1e3)
     urgency = np.zeros(graph.size, np.int64)
     urgency[pushed.ids] = urgency[pulled.ids] = place[of]
     for lane in (PUSH, PULL) if servers else (PUSH,):
         graph.schedule(lane, key=lambda tasks: urgency[tasks.ids])
 
-    # The parameters of one operator have come with the last of their slices.
-    keys = np.stack([gradients.nodes.step[of], gradients.nodes.rank[of], place[of]])
+    # What one task waits for has come with the last of its slices.
+    keys = np.stack([gradients.nodes.step[of], gradients.nodes.rank[of], waiting.group[of]])
     _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     last = np.zeros(len(first), np.int64)
     np.maximum.at(last, group.reshape(-1), np.arange(len(of)))
+    lanes = [PULLED.format(number) for number in waiting.group[of[first]].tolist()]
     come = graph.insert_after(
         graph.tasks(pulled.ids[last]), "parameters are there", duration_ns=0, gap_ns=0, launched=False,
-        lane=[PULLED.format(number) for number in place[of[first]].tolist()],
+        lane=lanes,
     )  # fmt: skip
     graph.link(pulled, graph.tasks(come.ids[group.reshape(-1)]))
-    wait_for_parameters(
-        graph, users.ids[of[first]], [PULLED.format(number) for number in place[of[first]].tolist()]
-    )
-    for gone in (updates, calls) if update == "server" else ():
-        if len(gone):
-            gone.remove()
+    wait_for_parameters(graph, waiting.tasks[of[first]], lanes)
     steps = len(set(gradients.nodes.step.tolist()))
     graph.note(
-        f"{gradients.nbytes.sum() / steps / 1e6:,.1f} MB of gradients a step in {len(of) / steps:,.0f} "
+        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients a step in {len(of) / steps:,.0f} "
         f"slices; {counted(workers, 'worker')}, "
-        f"{counted(servers, 'server') if servers else 'each of them a server too'}."
+        f"{counted(servers, 'server') if servers else 'each of them a server too'}. {waiting.said}"
     )
-
-
-def places(graph: Graph, steps: list[tuple[int, int]], users: np.ndarray) -> np.ndarray:
-    """Return the place of each operator among those of its step, in the order of the forward pass."""
-    order = graph.columns["order"][users]
-    found = np.zeros(len(users), np.int64)
-    counts = set()
-    for step in set(steps):
-        here = np.array([one == step for one in steps])
-        distinct, found[here] = np.unique(order[here], return_inverse=True)
-        counts.add(len(distinct))
-    if len(counts) > 1:
-        graph.does_not_apply("its steps train different parameters, so what waits for which is not known")
-    return found
-
-
-def wait_for_parameters(graph: Graph, users: np.ndarray, lanes: list[str]) -> None:
-    """Let each forward task wait for the parameters that came on a lane in the step before."""
-    if (graph.columns["kind"][users] == 0).all():
-        graph.tasks(users).wait_for(lanes)
-        return
-    calls = graph.columns["launch"][users]
-    known = calls >= 0  # what was launched before the window follows no step of it
-    streams = graph.tasks(users[known]).lane.tolist()
-    names = [lane for lane, there in zip(lanes, known.tolist(), strict=True) if there]
-    graph.tasks(calls[known]).wait_for(names, on=streams)

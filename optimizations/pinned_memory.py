@@ -33,7 +33,7 @@ def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
         graph.does_not_apply("every copy to the device comes from pinned memory already")
     if bandwidth is not None and bandwidth <= 0:
         raise GraphError(f"bandwidth must be above 0 GB/s, not {bandwidth:g}")
-    rate = bandwidth or link_bandwidth(graph, "HtoD")
+    rate = link_bandwidth(graph, "HtoD") if bandwidth is None else bandwidth
     if rate is None:
         graph.does_not_apply("the trace has no pinned copies and an unknown device; give --bandwidth in GB/s")
 
@@ -51,4 +51,4 @@ def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
     if len(calls):
         calls.set(duration_ns=np.minimum(calls.duration_ns, graph.facts.launch_cost_ns))
     source = "as asked" if bandwidth else "as pinned copies of this trace or its device do"
-    graph.note(f"{counted(len(copies), 'copy', 'copies')} to the device at {rate:,.1f} GB/s, {source}.")
+    graph.note(f"{counted(len(copies), 'copy', 'copies')} to the device at {rate:,.4g} GB/s, {source}.")

@@ -14,6 +14,7 @@ from daydream.costs.pipeline_schedules import equal_parts, in_order, passes_of_s
 from daydream.costs.pipeline_stages import Passes, input_bytes, passes_by_block
 from daydream.graph.groups import Groups
 from daydream.transforms import stages as order
+from daydream.transforms.limits import need_room
 from daydream.wording import counted, listed
 
 STAGE = order.PARALLEL
@@ -50,11 +51,14 @@ def pipeline(
     """
     if stages < 1 or micro_batches < 1:
         raise GraphError(f"stages and micro_batches must be 1 or more, not {stages} and {micro_batches}")
+    if activation_mb is not None and activation_mb < 0:
+        raise GraphError(f"activation_mb must be 0 or more, not {activation_mb:g}")
     if stages == 1:
         graph.does_not_apply("one stage is no pipeline")
     if len(graph.select(kind="collective")):
         graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
     passes = passes_by_block(graph)
+    need_room(len(passes.tasks) * (micro_batches - 1), "micro_batches", micro_batches)
     chunks = stages * (CHUNKS if schedule == "interleaved" else 1)
     if chunks > len(passes.blocks):
         graph.does_not_apply(

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from daydream import Graph, GraphError
-from daydream.costs.input_sizes import is_feature_size, need_size, recorded_length, resized_time
+from daydream.costs.grown import Resizing, grow_copies, leave_grown
+from daydream.costs.input_sizes import (
+    is_feature_size,
+    need_shapes,
+    need_size,
+    recorded_length,
+    resized_time,
+    shares_of_growth,
+)
+from daydream.costs.resize import growth_of
 from daydream.transforms import stages
 
 STAGE = stages.WORK
@@ -17,7 +26,8 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     and what is done with them as the square. Parameters and their update stay.
     `recorded` is the length in the trace, by default the one that most calls of attention,
     softmax and embedding show. Kernels keep their fixed cost and fill idle units first; on a trace
-    without device work, operator calls keep their overhead.
+    without device work, operator calls keep their overhead. Inference most of whose time has no
+    shapes is refused. What is combined with this sees the new sizes.
 
     Assumes that loading and copying of data, and kernels of unknown work, grow in proportion.
     Collectives and the CPU work of launching stay. Not modelled: positions that a learned table
@@ -25,6 +35,8 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     """
     if length < 1:
         raise GraphError(f"length must be 1 or more, not {length}")
+    if recorded is not None and recorded < 1:
+        raise GraphError(f"recorded must be 1 or more, not {recorded}")
     kernels = graph.select(kind="kernel")
     passes = graph.select(on="gpu" if len(kernels) else "cpu", phase=("forward", "loss", "backward"))
     work = passes - passes.where(kind="collective")
@@ -41,10 +53,14 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     copies = graph.select(kind=("memcpy", "memset"), phase="data")
 
     retimed = resized_time(graph, work, old, length, every=True)
+    shares = shares_of_growth(work, retimed, growth_of(graph, work, old, length, every=True).known)
+    need_shapes(graph, shares)
     work.set(duration_ns=retimed.duration_ns)
+    leave_grown(graph, Resizing(length / old, old, every=True, on_device=len(kernels) > 0))
     for tasks in (loading, copies):
         if len(tasks):
             tasks.scale(length / old)
-    graph.note(f"Sequences go from {old:,} to {length:,} tokens, by the recorded shapes. {retimed.words()}")
+    grow_copies(work | copies, length / old)
+    graph.note(f"Sequences go from {old:,} to {length:,} tokens, {shares.words()}. {retimed.words()}")
     if len(graph.select(kind="collective", phase=("forward", "loss"))):
         graph.note("Collectives keep their time, those that exchange activations too.")

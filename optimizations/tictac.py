@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from daydream.optimizations.p3 import PULL, PULLED, PUSH, places, wait_for_parameters
+from daydream.optimizations.p3 import PULL, PULLED, PUSH
 
 from daydream import Graph, GraphError
-from daydream.costs.buckets import gradients_of
+from daydream.costs.buckets import MIB, gradients_of
 from daydream.costs.first_uses import first_uses
-from daydream.costs.optimizers import update_calls
+from daydream.costs.parameter_servers import places, update_where, wait_for_parameters
 from daydream.transforms import stages
 from daydream.wording import counted
 
@@ -28,8 +28,9 @@ def tictac(
     One of `workers` synchronous workers is predicted from the trace of a single one. Each gradient is
     pushed whole, as soon as it and the link are there. When all have come, and `latency_us` later, the
     parameters are pulled in the order in which the forward pass reads them, and each forward operator
-    of the next step waits for its own. What the order gains is the difference to `order` ready: pulls
-    as gradients were, the last layer first, about the worst of the orders that come without one.
+    of the next step (with `update` by the worker: the update of its parameters) waits for its own.
+    What the order gains is the difference to `order` ready: pulls as gradients were,
+    the last layer first, about the worst of the orders that come without one.
 
     `servers`, `bandwidth` and `update`, `gradient_mb` and all defaults are those of `p3`, which goes
     further: it divides gradients into slices, orders pushes too and waits for no other parameter. Order by
@@ -49,7 +50,7 @@ def tictac(
     gradients = gradients_of(graph, gradient_mb)
     users = first_uses(graph, gradients)
     place = places(graph, gradients.step_and_rank, users.ids)
-    gone = (graph.select(on="gpu", phase="optimizer"), update_calls(graph)) if update == "server" else ()
+    waiting = update_where(graph, gradients, users, place, update)
 
     share = (workers - 1) / workers if not servers else max(1.0, workers / servers)
     time = gradients.nbytes * share / bandwidth
@@ -69,24 +70,21 @@ def tictac(
     )  # fmt: skip
     graph.link(all_there, pulled, latency_ns=latency_us * 1e3)
 
-    # The parameters of one operator have come with the last of them.
+    # What one task waits for has come with the last of it.
     _, first, number = np.unique(
-        np.stack([step, place])[:, turn], axis=1, return_index=True, return_inverse=True
+        np.stack([step, waiting.group])[:, turn], axis=1, return_index=True, return_inverse=True
     )
     end = np.zeros(len(first), np.int64)
     end[number.reshape(-1)] = np.arange(len(turn))
-    lanes = [PULLED.format(one) for one in place[turn[first]].tolist()]
+    lanes = [PULLED.format(one) for one in waiting.group[turn[first]].tolist()]
     graph.insert_after(
         graph.tasks(pulled.ids[end]), "parameters are there", lane=lanes, duration_ns=0, gap_ns=0,
         launched=False,
     )  # fmt: skip
-    wait_for_parameters(graph, users.ids[turn[first]], lanes)
-    for tasks in gone:
-        if len(tasks):
-            tasks.remove()
+    wait_for_parameters(graph, waiting.tasks[turn[first]], lanes)
     steps = len(last)
     graph.note(
-        f"{gradients.nbytes.sum() / steps / 1e6:,.1f} MB of gradients a step in "
+        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients a step in "
         f"{counted(round(len(pushed) / steps), 'transfer')} each way; {counted(workers, 'worker')}, "
-        f"{counted(servers, 'server') if servers else 'each of them a server too'}."
+        f"{counted(servers, 'server') if servers else 'each of them a server too'}. {waiting.said}"
     )

@@ -27,18 +27,20 @@ def vdnn(
 ) -> None:
     """Predict the offloading of feature maps to CPU memory (Daydream, section 5.2).
 
-    The input of each convolution (with `layers` all, of linear layers too) is copied to the CPU behind
-    the layer's first kernel; the next such layer starts when that copy is done, as the memory is
-    freed then. In the backward pass it comes back when the layer `ahead` places before its
-    use begins; the layer that needs it waits, so a late prefetch stalls. Copies go at
-    `bandwidth` GB/s on two lanes of their own, prefetches in the order they are needed; by
-    default at the rate of the trace's pinned copies, else 3/4 of the device's PCIe. The last
-    layer's input stays, as its backward pass comes first.
+    The input of each convolution (with `layers` all, of linear layers too) is copied to the CPU while
+    the layer computes, from the start of its first kernel on; the next such layer starts when that copy is
+    done, as the memory is freed then (Rhu et al., 2016). In the backward pass it comes back from when the
+    layer `ahead` places before its use begins; the layer that needs it waits, so a late prefetch stalls.
+    Copies go at `bandwidth` GB/s on two lanes of their own, prefetches in the order they are needed; by
+    default at the rate of the trace's pinned copies, else 3/4 of the device's PCIe. The last layer's
+    input stays, as its backward pass comes first.
 
     Not modelled: kernels that the copies slow, the larger batch that the memory allows.
     """
     if ahead < 1:
         raise GraphError(f"ahead must be 1 or more, not {ahead}")
+    if bandwidth is not None and bandwidth <= 0:
+        raise GraphError(f"bandwidth must be above 0 GB/s, not {bandwidth:g}")
     work = graph.select(on="gpu", phase=("forward", "backward"))
     work.need("device work in the forward and backward pass")
     calls, nodes = makers_and_users(work, *(CONVOLUTION if layers == "conv" else PRODUCT))
@@ -51,7 +53,7 @@ def vdnn(
     offloaded = places[places < last]
     if not len(offloaded):
         graph.does_not_apply("no step has two such layers, and the input of the last one stays")
-    rates = [bandwidth or link_bandwidth(graph, way) for way in ("DtoH", "HtoD")]
+    rates = [link_bandwidth(graph, way) if bandwidth is None else bandwidth for way in ("DtoH", "HtoD")]
     if None in rates:
         graph.does_not_apply("the link to the CPU is unknown; give --bandwidth in GB/s")
     needed = offloaded[::-1]  # of one start the copy that is needed first goes first
@@ -59,15 +61,18 @@ def vdnn(
     begins = graph.tasks(use.ids[np.minimum(needed + ahead, last[needed])])
     to_cpu, to_device = (rate for rate in rates if rate)
 
-    graph.insert_after(
-        graph.tasks(first.ids[offloaded]), "offload", kind="memcpy", lane=OFFLOAD,
-        duration_ns=nbytes[offloaded] / to_cpu, bytes=nbytes[offloaded],
-        before=graph.tasks(first.ids[offloaded + 1]),
+    computing = graph.tasks(first.ids[offloaded])
+    offloads = graph.insert_after(
+        computing, "offload", kind="memcpy", lane=OFFLOAD, duration_ns=nbytes[offloaded] / to_cpu,
+        bytes=nbytes[offloaded], before=graph.tasks(first.ids[offloaded + 1]),
     )  # fmt: skip
-    graph.insert_after(
+    prefetches = graph.insert_after(
         begins, "prefetch", kind="memcpy", lane=PREFETCH, duration_ns=nbytes[needed] / to_device,
         bytes=nbytes[needed], before=graph.tasks(use.ids[needed]),
     )  # fmt: skip
+    for beside, copies in ((computing, offloads), (begins, prefetches)):
+        graph.unlink(beside, copies)  # they run beside that work, not behind it
+        graph.link(beside, copies, from_start=True)
     graph.schedule(PREFETCH, key="order")
     saved = nbytes[offloaded].sum() / len(np.unique(step))
     graph.note(f"Up to {saved / 2**20:,.0f} MiB of feature maps a step wait outside of the device's memory.")

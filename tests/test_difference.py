@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from graph.jobs import job
 from graph.small_traces import launched, op, trace
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from shared import shared_trace
 
 import daydream
 from daydream.cli import main
+from daydream.explanation.causes import GROUPS
 from daydream.report.difference import difference_text
 from daydream.work_of_steps import Amount, Key, layer_changes, name_changes, operator_changes
 
@@ -289,10 +291,21 @@ def test_a_larger_batch_moves_the_step_from_the_cpu_to_the_gpu():
     found = compared("a100_particle_transformer_forward_batch8", "a100_particle_transformer_forward_batch128")
     before, after = (side.breakdown["by_cause"] for side in (found.before, found.after))
 
-    assert max(before, key=before.get) == "cpu"
-    assert max(after, key=after.get) == "kernel"
+    assert max(before, key=before.get) == "launch-bound CPU"
+    assert GROUPS[max(after, key=after.get)] == "GPU"
     assert all(each.change_ns > 0 for each in found.kernels if each.before_ns > 10 * US)
     assert sum(each.after_ns for each in found.kernels) > 4 * sum(each.before_ns for each in found.kernels)
+
+
+def test_steps_of_the_same_rank_stand_side_by_side():
+    # Ranks that do not meet: each by itself, the lower middle of all steps is that of the fast one.
+    one = job(5, cpu=(100, 300), meet=False)
+    other = job(5, cpu=(300, 100), meet=False)
+    for before in (one, daydream.whatif(daydream.replay(one), "scale", on="gpu", factor=0.5)):
+        found = daydream.compare(before, other)
+
+        assert sum(found.before.breakdown["by_cause"].values()) == 110 * US
+        assert sum(found.after.breakdown["by_cause"].values()) == 310 * US  # rank 0 again
 
 
 def test_the_page_shows_what_is_printed(monkeypatch, capsys):

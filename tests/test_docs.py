@@ -218,7 +218,11 @@ def known_options(words: list[str]) -> set[str]:
     command: click.Command = importlib.import_module(COMMANDS[words[0]]).command
     options = command.get_params(click.Context(command))
     own: set[str] = set()
-    if words[0] in ("whatif", "confirm") and len(words) > 1 and not words[1].startswith(("-", "NAME")):
+    if (
+        words[0] in ("whatif", "sweep", "confirm")
+        and len(words) > 1
+        and not words[1].startswith(("-", "NAME"))
+    ):
         names = [name for name in words[1].split("+") if not name.endswith(".py")]
         options += click_options([find(name) for name in names], options)
         if ".py" in words[1]:  # a reader's file, with options of its own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "validation"))
 
 import ledger  # noqa: E402
+import ledger_plot  # noqa: E402
+import ranges  # noqa: E402
+
+from daydream.uncertainty import MODEL_ERROR  # noqa: E402
 
 
 def entry(title: str, measured: float, predicted: float, *, recording: str = "a") -> ledger.Entry:
@@ -52,11 +57,99 @@ def test_a_recorded_cpu_is_predicted_from_its_traces():
 
 def test_a_row_is_the_median_of_the_recordings():
     found = [entry("half", 0.5, 0.5), entry("half", 0.52, 0.5, recording="b")]  # errors 0 and -3.8 %
-    assert ledger._row(found) == "| model | half | 0.510 | 0.500 | -1.9% (-3.8% to +0.0%) |"
+    assert ledger._row(found) == "| model | half | 0.510 | 0.500 | -1.9% (-3.8% to +0.0%) |  |"
+
+
+def test_the_papers_model_stands_beside_ours_where_it_has_one():
+    found = [replace(entry("half", 0.5, 0.5), paper=0.6), replace(entry("half", 0.5, 0.5), paper=0.55)]
+    assert ledger._row(found).endswith("| +0.0% (+0.0% to +0.0%) | +15.0% |")
 
 
 def test_the_page_says_which_public_traces_are_missing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ledger, "entries", lambda _: iter([entry("half", 0.5, 0.5)]))
-    lines = list(ledger.page())
+    known = replace(entry("half", 0.5, 0.5), pair=pair("model", error=0.01, moved=0.5))
+    monkeypatch.setattr(ledger, "entries", lambda _: iter([known]))
+    lines = list(ledger.page(ledger.predicted()))
     assert sum("traces not at hand" in line for line in lines) == 9
     assert (lines[0], lines[-1]) == (ledger.BEGIN, ledger.END)
+
+
+# -- ranges: fitted on some models, judged on another -------------------------------------------------
+
+
+def pair(model: str, *, error: float, other: float = 0.0, **touched: float) -> ranges.Pair:
+    return ranges.Pair("cpu", model, error, {**dict.fromkeys(MODEL_ERROR, 0.0), **touched}, other)
+
+
+def test_an_error_is_what_the_range_needs_to_hold_nine_pairs_of_ten():
+    # Errors of 1 % to 11 % where half of the step is touched: the tenth of eleven needs 20 % of that half.
+    errors = ranges.fit([pair("a", error=n / 100, kernels=0.5) for n in range(1, 12)])
+    assert errors["kernels"] == pytest.approx(0.2)
+    assert errors["moved"] == pytest.approx(0.2)  # no pair shows it: the largest of the others
+
+
+def test_sorts_that_mix_share_what_holds_nine_pairs_of_ten_in_the_narrowest_ranges():
+    # 20 % of what is computed hold nine; the tenth pair is left outside.
+    computed = [pair("a", error=0.1, computed=0.5, moved=0.4) for _ in range(9)]
+    errors = ranges.fit([*computed, pair("a", error=0.9, computed=0.5, moved=0.4)])
+    assert errors["computed"] == pytest.approx(0.2)
+    assert errors["moved"] == pytest.approx(0.2)  # no pair is mostly of it: the largest of the others
+    errors = ranges.fit([*computed, *[pair("a", error=0.01, moved=1.0)] * 9])
+    assert errors["moved"] == pytest.approx(0.01)  # the median miss
+    assert errors["computed"] == pytest.approx(0.2)
+
+
+def test_what_the_recording_leaves_open_is_no_error_of_the_models():
+    # 5 % in all, of which 3 % are how steps vary: 4 % of a step that is touched as a whole
+    one = [pair("a", error=0.05, other=0.03, transfers=1.0)]
+    assert ranges.fit(one)["transfers"] == pytest.approx(0.05)  # no less than the median miss
+    three = [pair("a", error=error, other=0.03, transfers=1.0) for error in (0.0, 0.0, 0.05)]
+    assert ranges.fit(three)["transfers"] == pytest.approx(0.8 * 0.04)  # the 90 % quantile of 0, 0 and 4 %
+
+
+def test_hidden_time_tells_nothing_of_an_error():
+    hidden = [pair("a", error=0.3, transfers=0.001)] * 5
+    assert ranges.fit([*hidden, pair("a", error=0.05, transfers=0.5)])["transfers"] == pytest.approx(0.1)
+
+
+def test_no_pair_is_judged_by_an_error_that_it_helped_to_fit():
+    pairs = [pair("a", error=0.1, kernels=0.5), pair("b", error=0.2, kernels=0.5)]
+    of_a, of_b = ranges.held_out(pairs)
+    assert (of_a.model, of_a.errors["kernels"], of_a.inside) == ("a", pytest.approx(0.4), [True])
+    assert (of_b.model, of_b.errors["kernels"], of_b.inside) == ("b", pytest.approx(0.2), [False])
+
+
+def test_the_last_row_is_judged_by_the_errors_that_ship():
+    shown = ranges.table([pair("a", error=0.5, moved=0.5), pair("b", error=0.0, moved=0.5)])
+    assert "| 1 of 2 |" in next(line for line in shown if line.startswith("| none: as shipped"))
+
+
+# -- the picture ---------------------------------------------------------------------------------------
+
+
+def drawn_rows() -> list[ledger_plot.Row]:
+    return [
+        ledger_plot.Row("cpu", "MLP", "batch x 2", 1.1, 1.2, (0.08, 0.1), 0.1, paper=0.3),
+        ledger_plot.Row("cpu", "CNN", "batch x 2", 0.6, 0.5, (-0.1,), 0.05),
+    ]
+
+
+def test_the_picture_takes_the_readers_colors():
+    pytest.importorskip("matplotlib")
+    svg = ledger_plot.drawn(drawn_rows())
+    assert "prefers-color-scheme:dark" in svg
+    assert not {ledger_plot.TEXT, ledger_plot.PAPER, "DejaVu"} & set(
+        svg.replace("'", " ").replace(";", " ").split()
+    )
+    for said in ("batch x 2", "MLP", "CNN", "measured speed-up"):
+        assert said in svg
+    assert svg == ledger_plot.drawn(drawn_rows())
+
+
+def test_rows_are_medians_of_the_recordings():
+    found = [entry("half", 0.5, 0.5), entry("half", 0.52, 0.6, recording="b"), entry("less", 0.8, 0.9)]
+    recorded = ledger.Recorded("cpu", {}, [*found, replace(found[0], predicted=None, title="refused")])
+    half, less = ledger_plot.rows_of(ledger.Ledger([recorded], []))
+    assert (half.title, half.measured, half.predicted) == ("half", 0.51, 0.55)
+    assert half.errors == (0.0, found[1].error)
+    assert half.half_width == pytest.approx(0.055)
+    assert less.title == "less"

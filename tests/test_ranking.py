@@ -12,7 +12,7 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream import GraphError, NotApplicableError, Trace
-from daydream.ranking import bound_by
+from daydream.binding import bound_by
 from daydream.report.ranking import ranking_text
 from daydream.sensitivity import family
 from daydream.transforms import stages
@@ -253,3 +253,22 @@ def test_it_becomes_a_data_frame(ranking):
 )  # fmt: skip
 def test_the_family_of_a_kernel_is_its_name_without_types_and_tiles(name, short):
     assert family(name) == short
+
+
+def test_of_two_that_are_the_same_change_one_is_left_out():
+    def twin(name, factor, excludes=(), note=None):
+        def change(graph):
+            graph.select(name="^long_kernel").scale(factor)
+            if note:
+                graph.note(note)
+
+        return replace(describe(change, name), excludes=frozenset(excludes))
+
+    one, other = twin("one", 0.5, note="with a caveat"), twin("other", 0.5, {"one"})
+    slower, apart = twin("slower", 0.75, {"one"}), twin("apart", 0.5)
+
+    ranking = daydream.rank(steps(), [one, other, slower, apart], with_curves=False)
+
+    assert [each.name for each in ranking.optimizations] == ["apart", "other", "slower"]
+    assert ranking.left_out["one"] == "the same change as other in this trace"
+    assert not any("one" in pair.name.split("+") for pair in ranking.pairs)

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import ledger
+import ledger_plot
 from machine import Machine
 from machine.harder import HARDER
 from machine.programs import PROGRAMS
@@ -56,14 +57,16 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder with kineto/, nsys/ and odd/ of public traces")
     parser.add_argument("--write", type=Path, help="the page to write; standard output without it")
     options = parser.parse_args()
-    page = "\n".join(_page(options.traces))
+    found = ledger.predicted(options.traces)
+    page = "\n".join(_page(options.traces, found))
     if options.write:
         options.write.write_text(page, encoding="utf-8")
+        ledger_plot.write(found, options.write.with_suffix(".svg"))
     else:
         print(page)
 
 
-def _page(traces: Path | None) -> Iterator[str]:
+def _page(traces: Path | None, found: ledger.Ledger) -> Iterator[str]:
     yield INTRODUCTION
     if traces is None:
         yield "\nMade without the public traces; only the machine model is judged here.\n"
@@ -79,7 +82,7 @@ def _page(traces: Path | None) -> Iterator[str]:
         yield from _table(_machines(Path(folder), HARDER))
         yield from _ablation(loaded, machines)
     yield ""
-    yield from ledger.page(traces)
+    yield from ledger.page(found)
 
 
 WHY_LARGE = """Where a figure of the table is above 1 %:
@@ -102,8 +105,8 @@ most of it is the cost of entering a call that waits in every instance of the tr
 
 INTRODUCTION = """# How accurate is it?
 
-This page is made by `python validation/accuracy.py --traces FOLDER --write docs/accuracy.md`. Nothing on it is
-typed by hand, and what falls short stays in.
+This page is made by `python validation/accuracy.py --traces FOLDER --write docs/accuracy.md`, with its picture. No
+figure in its tables is typed by hand, and what falls short stays in.
 
 Three questions, in the order in which they should be believed:
 

@@ -1,10 +1,10 @@
-"""Kernel time predicted for another GPU or another batch size against what was measured there.
+"""Kernel time predicted for another GPU or more work against what was measured there.
 
     python validation/cross_device.py --traces ../shared/traces --write docs/costs.md
 
 Public pairs: three models recorded on an H100 and on an MI300X, each predicted from the
-other; a forward pass recorded at batch 8 and 128, each predicted from the other. Judged
-is the sum of all kernels' durations. Nothing is fitted on a pair: peaks and sustained
+other; a forward pass recorded with 8 events of 43 particles and with 128 of 128, each predicted from the
+other. Judged is the sum of all kernels' durations. Nothing is fitted on a pair: peaks and sustained
 shares are published figures, fixed costs come from other traces.
 """
 
@@ -13,18 +13,21 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+from public_pairs import LARGE, PARTICLES, SMALL
+
 import daydream
-from daydream.costs import resized_work, retime, scaled_time
+from daydream.costs import retime, work
 from daydream.costs.devices import find_device
 from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
 
 MODELS = ("bert_small_inference", "vit_inference", "qwen_0.5b_inference")
 GPUS = {"h100": "H100 SXM", "mi300x": "MI300X"}
-BATCH = "a100_particle_transformer_forward_batch"
-BATCHES = (8, 128)
 BEGIN, END = "<!-- made by validation/cross_device.py -->", "<!-- end -->"
 
 
@@ -76,25 +79,42 @@ def devices(folder: Path) -> Iterator[str]:
 
 
 def batches(folder: Path) -> Iterator[str]:
-    """Yield the table of batch sizes."""
-    yield "| batch | measured there ms | by shapes ms | error | all tasks scaled ms | error | in proportion |"
-    yield "|---|---|---|---|---|---|---|"
-    for old, new in (BATCHES, BATCHES[::-1]):
-        paths = [folder / f"{BATCH}{size}.json.gz" for size in (old, new)]
+    """Yield the table of other sizes: kernels that both traces have, given the work that they had there."""
+    yield "| from | to | kernels | before ms | measured ms | predicted ms | error | within 1.5 x | in proportion |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for (old, length), (new, other) in ((SMALL, LARGE), (LARGE, SMALL)):
+        head = f"| {old} x {length} | {new} x {other} |"
+        paths = [folder / f"{PARTICLES}{size}.json.gz" for size in (old, new)]
         if not all(path.exists() for path in paths):
-            yield f"| {old} to {new} | trace not at hand | | | | | |"
+            yield f"{head} trace not at hand | | | | | | |"
             continue
-        source, target = (_graph(path) for path in paths)
-        kernels = source.select(kind="kernel")
-        measured = target.select(kind="kernel").total("duration_ns")
-        flop, nbytes = resized_work(source, kernels, old, new)
-        by_shapes = retime(source, kernels, flop_factor=flop, bytes_factor=nbytes).duration_ns.sum()
-        by_factor = scaled_time(source, kernels, new / old).duration_ns.sum()
-        naive = kernels.total("duration_ns") * new / old
+        here, there = _alike(*(_graph(path).select(kind="kernel") for path in paths))
+        was, now = work(here.graph, here), work(there.graph, there)
+        flop = np.where(was.flop > 0, now.flop / np.maximum(was.flop, 1), 1.0)
+        nbytes = now.nbytes / was.nbytes
+        before, measured = here.duration_ns, there.duration_ns
+        predicted = retime(here.graph, here, flop_factor=flop, bytes_factor=nbytes).duration_ns
+        close = np.abs(np.log(predicted / measured)) < np.log(1.5)
+        naive = (before * np.where(flop != 1, flop, nbytes)).sum()
         yield (
-            f"| {old} to {new} | {measured / 1e6:.2f} | {by_shapes / 1e6:.2f} | {by_shapes / measured - 1:+.1%} | "
-            f"{by_factor / 1e6:.2f} | {by_factor / measured - 1:+.1%} | {naive / measured - 1:+.0%} |"
+            f"{head} {len(here)} | {before.sum() / 1e6:.2f} | {measured.sum() / 1e6:.2f} | "
+            f"{predicted.sum() / 1e6:.2f} | {predicted.sum() / measured.sum() - 1:+.1%} | {close.mean():.0%} | "
+            f"{naive / measured.sum() - 1:+.0%} |"
         )
+
+
+def _alike(here: Selection, there: Selection) -> tuple[Selection, Selection]:
+    """Return the kernels of one order of operators that both have, those whose bytes are known."""
+    amounts = [work(each.graph, each) for each in (here, there)]
+    calls = [
+        list(zip(each.op.tolist(), amount.family.tolist(), strict=True))
+        for each, amount in zip((here, there), amounts, strict=True)
+    ]
+    blocks = SequenceMatcher(a=calls[0], b=calls[1], autojunk=False).get_matching_blocks()
+    first = np.concatenate([np.arange(block.a, block.a + block.size) for block in blocks])
+    second = np.concatenate([np.arange(block.b, block.b + block.size) for block in blocks])
+    known = (amounts[0].nbytes[first] > 0) & (amounts[1].nbytes[second] > 0)
+    return here.graph.tasks(here.ids[first[known]]), there.graph.tasks(there.ids[second[known]])
 
 
 @cache

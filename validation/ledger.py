@@ -4,8 +4,7 @@
     python validation/ledger.py --traces ../shared/traces --write docs/accuracy.md    between their markers
 
 `validation/<device>/measured.json` holds what was measured, the traces beside it are all that a
-prediction may know. `benchmarks/before_after.py` records a CPU's. No number in daydream is
-fitted to these pairs.
+prediction may know. `benchmarks/before_after.py` records a CPU's. What is fitted to what stands on the page.
 """
 
 from __future__ import annotations
@@ -20,13 +19,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import ledger_plot
 import numpy as np
 import public_pairs
+import ranges
+from ledger_text import FALLS_SHORT, FITTED, RANGES
 
 import daydream
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- begin: ledger -->", "<!-- end: ledger -->"
+PAPER: dict[str, dict[str, Any]] = {"fused-adam": {"model": "sum"}}  # one kernel for the sum of the old ones
 CLOSE = 0.05  # ratios nearer than this are no ranking that a measurement of this noise can tell
 
 
@@ -42,6 +45,8 @@ class Entry:
     low: float = 0.0
     high: float = 0.0
     refused: str = ""
+    pair: ranges.Pair | None = None
+    paper: float | None = None  # predicted by the paper's own model, where it has one
 
     @property
     def error(self) -> float:
@@ -54,13 +59,36 @@ class Entry:
         return self.low <= self.measured <= self.high
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """A device's measured changes, and their predictions."""
+
+    name: str
+    document: dict[str, Any]
+    entries: list[Entry]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Everything that was measured, and predicted again."""
+
+    recorded: list[Recorded]
+    public: list[public_pairs.Found]
+
+    def pairs(self) -> list[ranges.Pair]:
+        """Return all that has a prediction."""
+        every = [*(one for device in self.recorded for one in device.entries), *self.public]
+        return [one.pair for one in every if one.pair is not None]
+
+
 def main() -> None:
     """Predict everything; print or write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
     parser.add_argument("--traces", type=Path, help="folder with kineto/ of public traces")
     options = parser.parse_args()
-    text = "\n".join(page(options.traces))
+    found = predicted(options.traces)
+    text = "\n".join(page(found))
     if options.write is None:
         print(text)
         return
@@ -71,6 +99,16 @@ def main() -> None:
     else:
         whole = f"{whole.rstrip()}\n\n{text}\n"
     options.write.write_text(whole, encoding="utf-8")
+    ledger_plot.write(found, options.write.with_suffix(".svg"))
+
+
+def predicted(traces: Path | None = None) -> Ledger:
+    """Return the ledger; `traces` is the folder of public traces, where it is at hand."""
+    recorded = []
+    for folder in folders():
+        document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+        recorded.append(Recorded(folder.name, document, list(entries(folder))))
+    return Ledger(recorded, list(public_pairs.found(traces)))
 
 
 def entries(folder: Path) -> Iterator[Entry]:
@@ -80,10 +118,17 @@ def entries(folder: Path) -> Iterator[Entry]:
         for recording in recordings:
             replay = daydream.replay(folder / recording["trace"])
             for title, change in recording["changes"].items():
-                yield _entry(replay, model, recording["trace"], title, change)
+                yield _entry(replay, model, recording["trace"], title, change, folder.name)
 
 
-def _entry(replay: daydream.Replay, model: str, name: str, title: str, change: dict[str, Any]) -> Entry:
+def folders() -> list[Path]:
+    """Return the folders of recorded devices."""
+    return sorted(path.parent for path in HERE.glob("*/measured.json"))
+
+
+def _entry(
+    replay: daydream.Replay, model: str, name: str, title: str, change: dict[str, Any], group: str = ""
+) -> Entry:
     try:
         comparison = daydream.whatif(replay, change["optimization"], **change["options"])
     except daydream.DaydreamError as error:
@@ -92,34 +137,43 @@ def _entry(replay: daydream.Replay, model: str, name: str, title: str, change: d
     known = comparison.anchored or comparison.unprofiled or comparison
     low, high = known.predicted_low_ns, known.predicted_high_ns
     before = known.replayed_ns
+    paper = None
+    if change["optimization"] in PAPER:
+        whole = daydream.whatif(
+            replay, change["optimization"], **change["options"], **PAPER[change["optimization"]]
+        )
+        theirs = whole.anchored or whole.unprofiled or whole
+        paper = theirs.predicted_ns / theirs.replayed_ns
     return Entry(
-        model, name, title, change["measured"], known.predicted_ns / before, low / before, high / before
-    )
+        model, name, title, change["measured"], known.predicted_ns / before, low / before, high / before,
+        pair=ranges.of_comparison(group, model, known, change["measured"]), paper=paper,
+    )  # fmt: skip
 
 
-def page(traces: Path | None = None) -> Iterator[str]:
-    """Yield the lines of the section; `traces` is the folder of public traces, where it is at hand."""
+def page(found: Ledger) -> Iterator[str]:
+    """Yield the lines of the section."""
     yield BEGIN
     yield "## Real changes, measured"
-    for folder in sorted(path.parent for path in HERE.glob("*/measured.json")):
-        document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
-        found = list(entries(folder))
+    yield ""
+    yield "![predicted and measured steps, and the error of each change](accuracy.svg)"
+    for device in found.recorded:
+        document, mine = device.document, device.entries
         yield ""
         yield (
-            f"`validation/{folder.name}`: {document['machine']}. {len({one.recording for one in found})} recordings, "
+            f"`validation/{device.name}`: {document['machine']}. {len({one.recording for one in mine})} recordings, "
             "each in a process of its own; before and after in blocks that take turns. Ratios of the step after to the "
             "step before, the median of the recordings; errors of the predicted step, the least and the most in brackets. "
             f"Recordings left out because the unchanged step differed from itself by more than 5 %: "
             f"{sum(document['left_out'].values())}."
         )
         yield ""
-        yield "| model | change | measured | predicted | error |"
-        yield "|---|---|---:|---:|---:|"
+        yield "| model | change | measured | predicted | error | paper's model |"
+        yield "|---|---|---:|---:|---:|---:|"
         for model in document["recordings"]:
-            for title in dict.fromkeys(one.title for one in found if one.model == model):
-                yield _row([one for one in found if (one.model, one.title) == (model, title)])
+            for title in dict.fromkeys(one.title for one in mine if one.model == model):
+                yield _row([one for one in mine if (one.model, one.title) == (model, title)])
         yield ""
-        yield from _summary(found)
+        yield from _summary(mine)
     yield ""
     yield (
         "Public pairs: the same work recorded twice, the second predicted from the first, ms. Inference traces hold "
@@ -127,9 +181,15 @@ def page(traces: Path | None = None) -> Iterator[str]:
         "when the models were written: these rows are no blind test."
     )
     yield ""
-    yield "| pair | asked | compared | before | after | predicted | error |"
-    yield "|---|---|---|---:|---:|---:|---:|"
-    yield from public_pairs.rows(traces)
+    yield "| pair | asked | compared | before | after | predicted | error | range |"
+    yield "|---|---|---|---:|---:|---:|---:|---:|"
+    yield from public_pairs.rows(found.public)
+    yield FALLS_SHORT
+    yield "## Does the range hold?"
+    yield ""
+    yield RANGES
+    yield from ranges.table(found.pairs())
+    yield FITTED
     yield END
 
 
@@ -139,12 +199,17 @@ def _row(found: list[Entry]) -> str:
     head = f"| {first.model} | {first.title} | {measured:.3f} "
     known = [one for one in found if one.predicted is not None]
     if not known:
-        return f"{head}| refused: {first.refused} | |"
+        return f"{head}| refused: {first.refused} | | |"
     errors = [one.error for one in known]
     return (
         f"{head}| {median(one.predicted or 0 for one in known):.3f} "
-        f"| {median(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%}) |"
+        f"| {median(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%}) | {_of_the_paper(known)} |"
     )
+
+
+def _of_the_paper(found: list[Entry]) -> str:
+    errors = [one.paper / one.measured - 1 for one in found if one.paper is not None]
+    return f"{median(errors):+.1%}" if errors else ""
 
 
 def _summary(found: list[Entry]) -> Iterator[str]:

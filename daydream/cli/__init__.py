@@ -24,6 +24,7 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "replay": "daydream.cli.replay",
     "whatif": "daydream.cli.whatif",
     "rank": "daydream.cli.rank",
+    "sweep": "daydream.cli.sweep",
     "explain": "daydream.cli.explain",
     "scaling": "daydream.cli.scaling",
     "compare": "daydream.cli.compare",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from daydream.cli.output import help_of
-from daydream.cli.source import force_option, json_option, read, stdout_for_the_result, trace_options
+from daydream.cli.source import (
+    force_option,
+    json_option,
+    read,
+    stdout_for_the_result,
+    trace_options,
+    trace_words,
+)
 
 if TYPE_CHECKING:
     from daydream.calibration import Calibration
@@ -25,11 +31,13 @@ class Calibrate(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find the optimizations' name among the arguments, then parse with their options."""
+        from daydream.cli.whatif_options import optimizations_named
+
         for place, arg in enumerate(args):
             flag, _, value = arg.partition("=")
             if flag == FLAG and (value or place + 1 < len(args)):
                 with stdout_for_the_result():
-                    ctx.meta[CHOSEN] = _found(ctx, value or args[place + 1])
+                    ctx.meta[CHOSEN] = optimizations_named(ctx, value or args[place + 1])
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -39,18 +47,6 @@ class Calibrate(click.Command):
         chosen = ctx.meta.get(CHOSEN)
         own = super().get_params(ctx)
         return [*own, *click_options(chosen, own)] if chosen else own
-
-
-def _found(ctx: click.Context, name: str) -> list[Optimization]:
-    from daydream.errors import GraphError, UnknownOptimizationError
-    from daydream.transforms.compose import parse
-
-    try:
-        return parse(name)
-    except UnknownOptimizationError:
-        raise
-    except GraphError as error:
-        raise click.UsageError(str(error), ctx) from None
 
 
 def _calibrate(
@@ -78,11 +74,11 @@ def _calibrate(
     gives the times for `whatif gpu`. Needs torch, and no model and no data.
     """
     from daydream.calibration import calibrate
+    from daydream.cli.failures import of_optimizations
     from daydream.cli.output import check
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
-    from daydream.cli.whatif_options import option_values
-    from daydream.errors import GraphError
+    from daydream.cli.results import print_json, print_next
+    from daydream.cli.whatif_options import option_values, typed_options
 
     ctx = click.get_current_context()
     chosen: list[Optimization] = ctx.meta.get(CHOSEN) or []
@@ -90,15 +86,11 @@ def _calibrate(
     check(output, force=force, sources=[trace])
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
-        try:
+        with of_optimizations(ctx, optimization or "calibrate"):
             result = calibrate(
                 recording, chosen, values, device=device,
                 total_limit_s=total_limit, call_limit_s=call_limit, progress=progress,
             )  # fmt: skip
-        except GraphError as error:
-            if type(error) is not GraphError:
-                raise
-            raise click.UsageError(str(error), ctx) from error  # a value that the optimization cannot take
         result.save(output, force=force)
     if as_json:
         print_json({"trace": trace, "optimization": optimization, "output": output, **result.to_json()})
@@ -106,21 +98,8 @@ def _calibrate(
         click.echo(_text(result))
     click.echo(f"wrote {output} ({Path(output).stat().st_size:,} bytes)", err=True)
     if optimization is not None and not as_json:
-        typed = [optimization, *_typed(values), "--trace", trace, "--table", output]
-        click.echo(f"next: daydream whatif {shlex.join(typed)}", err=True)
-
-
-def _typed(values: dict[str, Any]) -> list[str]:
-    """Return options as they are typed."""
-    words: list[str] = []
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        words += (
-            [f"--{flag}" if value else f"--no-{flag}"]
-            if isinstance(value, bool)
-            else [f"--{flag}", str(value)]
-        )
-    return words
+        again = trace_words(trace, step_marker, steps)
+        print_next("whatif", optimization, *typed_options(values), *again, "--table", output)
 
 
 def _text(result: Calibration) -> str:

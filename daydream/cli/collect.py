@@ -23,6 +23,7 @@ def _collect(
     steps: int,
     warmup: int,
     stop_after: bool,
+    with_stack: bool,
     nproc_per_node: int | None,
     module: bool,
     force: bool,
@@ -49,15 +50,18 @@ def _collect(
     done = collect(
         command_line(target, args, module=module, nproc_per_node=nproc_per_node),
         path,
-        Recording(steps=steps, warmup=warmup, stop_after=stop_after),
+        Recording(steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack),
         force=force,
         say=lambda text: click.echo(f"daydream: {text}", err=True),
         own_stdout=as_json,
     )
     for problem in done.problems:
         click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
+    restless = None if done.path is None else _unrest(done.path)
+    if restless:
+        click.echo(f"note: {restless}", err=True)
     if as_json:
-        _print_json(done)
+        _print_json(done, restless)
     if done.path is None:
         return done.exit_code or FAILED
     if as_json:
@@ -87,7 +91,18 @@ def _output(target: str, output: str | None, *, module: bool) -> Path:
     return path / name if path.is_dir() else path
 
 
-def _print_json(done: Collected) -> None:
+def _unrest(path: Path) -> str | None:
+    """Return why the recording seems not to have been made at rest, as `replay` and `info` say it."""
+    import daydream
+    from daydream.errors import GraphError
+
+    try:
+        return daydream.replay(path).unrest
+    except GraphError:  # there is no step to judge; `info` says why
+        return None
+
+
+def _print_json(done: Collected, restless: str | None) -> None:
     from daydream.cli.results import print_json
 
     found: dict[str, object] = {}
@@ -102,7 +117,7 @@ def _print_json(done: Collected) -> None:
             "steps": len(steps),
             "covered": sum(bool(step.get("covered")) for step in steps),
             "bytes": done.path.stat().st_size,
-            "notes": trace.metadata.get("notes", []),
+            "notes": [*trace.metadata.get("notes", []), *filter(None, [restless])],
         }
     print_json({
         "trace": None if done.path is None else str(done.path),
@@ -131,6 +146,11 @@ command = click.Command(
             ["--warmup"], type=click.IntRange(min=0), default=5, help="Steps to skip first; 5 by default."
         ),
         click.Option(["--stop-after"], is_flag=True, help="End the script when the steps are captured."),
+        click.Option(
+            ["--with-stack"],
+            is_flag=True,
+            help="Record which function called what, for `explain`; the captured steps take longer by that.",
+        ),
         click.Option(
             ["--nproc-per-node"],
             type=click.IntRange(min=1),

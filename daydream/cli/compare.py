@@ -23,10 +23,12 @@ class Compare(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find what `--whatif` names among the arguments, then parse with their options."""
+        from daydream.cli.whatif_options import optimizations_named
+
         named = _value_of("--whatif", args)
         if named is not None:
             with stdout_for_the_result():
-                ctx.meta[CHOSEN] = _found(ctx, named)
+                ctx.meta[CHOSEN] = optimizations_named(ctx, named)
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -48,18 +50,6 @@ def _value_of(option: str, args: list[str]) -> str | None:
         if arg == option and place + 1 < len(args):
             return args[place + 1]
     return None
-
-
-def _found(ctx: click.Context, name: str) -> list[Optimization]:
-    from daydream.errors import GraphError
-    from daydream.transforms.compose import parse
-
-    try:
-        return parse(name)
-    except GraphError as error:
-        if type(error) is not GraphError:
-            raise
-        raise click.UsageError(str(error), ctx) from None
 
 
 def _compare(
@@ -113,25 +103,13 @@ def _compare(
 def _predicted(replay: Replay, options: dict[str, Any]) -> Comparison:
     """Return the prediction; a value that an optimization cannot work with is a usage error."""
     import daydream
-    from daydream.cli.failures import in_own_file
+    from daydream.cli.failures import of_optimizations
     from daydream.cli.whatif_options import option_values
-    from daydream.errors import DaydreamError, GraphError
 
     ctx = click.get_current_context()
     chosen: list[Optimization] = ctx.meta[CHOSEN]
-    try:
+    with of_optimizations(ctx, "+".join(each.name for each in chosen)):
         return daydream.whatif(replay, chosen, **option_values(chosen, options))
-    except GraphError as error:
-        if type(error) is not GraphError:
-            raise  # nothing to change in this trace, with the reason
-        raise click.UsageError(str(error), ctx) from error
-    except (DaydreamError, click.ClickException):
-        raise
-    except Exception as error:
-        found = in_own_file(error)
-        if found is None:
-            raise
-        raise found from error
 
 
 command = Compare(

@@ -13,6 +13,7 @@ from daydream.cli.source import force_option, json_option, stdout_for_the_result
 
 if TYPE_CHECKING:
     from daydream.collect.runner import Collected
+    from daydream.trace import Trace
     from daydream.transforms.registry import Optimization
 
 CHOSEN = "daydream.optimizations"  # where a context keeps what was named
@@ -49,17 +50,13 @@ class Confirm(click.Command):
 
 
 def _found(ctx: click.Context, name: str) -> list[Optimization]:
-    from daydream.errors import GraphError
-    from daydream.transforms.compose import parse
-    from daydream.transforms.registry import find, names
+    from daydream.cli.whatif_options import optimizations_named
+    from daydream.transforms.registry import loadable
 
-    try:
-        chosen = parse(name)
-    except GraphError as error:
-        raise click.UsageError(str(error), ctx) from None
+    chosen = optimizations_named(ctx, name)
     for each in chosen:
         if each.apply is None:
-            able = [known for known in names() if find(known).apply is not None]
+            able = [known.name for known in loadable()[0] if known.apply is not None]
             raise click.UsageError(
                 f"{each.name} can be predicted, not confirmed: daydream cannot make that change in a "
                 f"running script. It can make {', '.join(able)}, and what your own file defines as `apply`.",
@@ -91,21 +88,28 @@ def _confirm(
 
     The script runs once, as with `collect`: a few of its steps are recorded and the change is
     predicted from them. Then the script goes on in blocks of steps with and without the
-    change, in turns, which are timed without a profiler. Options of `confirm` and of the optimization
-    stand before the script. The changed steps train on, with the change: what the script
-    saves behind them is not what it would have been.
+    change, in turns, which are timed without a profiler; at last a few steps with the change are
+    recorded, and compared with the prediction. That takes some 130 steps, fewer with `--rounds` and
+    `--block-steps`. The result comes when the script ends, or at once with `--stop-after`.
+    Options of `confirm` and of the optimization stand before the script. The changed steps
+    train on, with the change: what the script saves behind them is not what it would have been.
     """
     from daydream.cli.collect import check_target
-    from daydream.cli.failures import message
+    from daydream.cli.failures import INTERRUPTED, message
     from daydream.cli.output import check
     from daydream.cli.whatif_options import option_values
+    from daydream.collect.messages import changed_path
     from daydream.collect.runner import Recording, collect, command_line
+    from daydream.confirmation import blocks_of
+    from daydream.errors import DaydreamError
+    from daydream.trace import Trace
 
     check_target(target, module=module)
     chosen: list[Optimization] = click.get_current_context().meta[CHOSEN]
     values = option_values(chosen, options)
     if output is not None:
-        check(Path(output), force=force, sources=[])
+        for path in (Path(output), changed_path(Path(output))):
+            check(path, force=force, sources=[])
     names = [str(Path(each).resolve()) if each.endswith(".py") else each for each in _names(chosen)]
     change = {"names": names, "options": values, "rounds": rounds, "steps": block_steps}
     with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
@@ -117,32 +121,45 @@ def _confirm(
             force=force,
             say=lambda text: click.echo(f"daydream: {text}", err=True),
             own_stdout=as_json,
+            kept=output is not None,
         )
         for problem in done.problems:
             click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
         if done.path is None:
             return done.exit_code or 1
-        _show(done, chosen, values, as_json=as_json)
+        trace = Trace.load(done.path)
+        try:  # without the blocks there is nothing to predict for
+            blocks_of(trace, rounds=rounds, block_steps=block_steps)
+        except DaydreamError:
+            if done.exit_code != INTERRUPTED:
+                raise
+            click.echo(message("interrupted before the change was confirmed"), err=True)
+            return done.exit_code
+        _show(done, trace, chosen, values, as_json=as_json)
         if output is not None:
-            click.echo(f"wrote {path} ({path.stat().st_size:,} bytes)", err=True)
+            for kept in filter(None, (done.path, done.changed)):
+                click.echo(f"wrote {kept} ({kept.stat().st_size:,} bytes)", err=True)
         return done.exit_code
 
 
-def _show(done: Collected, chosen: list[Optimization], values: dict[str, Any], *, as_json: bool) -> None:
+def _show(
+    done: Collected, trace: Trace, chosen: list[Optimization], values: dict[str, Any], *, as_json: bool
+) -> None:
     import daydream
+    from daydream.cli.failures import of_optimizations
     from daydream.cli.results import print_json
-    from daydream.confirmation import Confirmation, blocks_of
+    from daydream.confirmation import confirmation
     from daydream.report.confirmation import confirmation_text
 
-    if done.path is None:
-        return
-    trace = daydream.Trace.load(done.path)
-    blocks = blocks_of(trace)
-    confirmation = Confirmation(daydream.whatif(trace, chosen, **values), blocks)
+    changed = None if done.changed is None else daydream.Trace.load(done.changed)
+    replay = daydream.replay(trace)
+    with of_optimizations(click.get_current_context(), "+".join(each.name for each in chosen)):
+        predicted = daydream.whatif(replay, chosen, **values)
+    found = confirmation(predicted, trace, changed)
     if as_json:
-        print_json(confirmation.to_json())
+        print_json(found.to_json())
     else:
-        click.echo(confirmation_text(confirmation))
+        click.echo(confirmation_text(found))
 
 
 def _names(chosen: list[Optimization]) -> list[str]:

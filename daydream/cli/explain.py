@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
-from daydream.cli.source import json_option, read, stdout_for_the_result, trace_options
+from daydream.cli.source import json_option, read, stdout_for_the_result, trace_options, trace_words
 
 
 def _explain(
@@ -16,24 +18,30 @@ def _explain(
     work, communication, copies, data loading, synchronization. Then come the largest avoidable
     costs, each with the what-if that removes it and what that would save, by simulation.
     """
-    from daydream.cli.output import quoted
+    import daydream
+    from daydream.cli.failures import of_optimizations
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
+    from daydream.cli.results import print_json, print_next
     from daydream.explanation import explain
-    from daydream.report.explain import command as typed
     from daydream.report.explain import explain_json, explain_text
 
+    ctx = click.get_current_context()
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
-        explanation = explain(recording, whatif, progress=progress)
+        replay = daydream.replay(recording)
+        with contextlib.nullcontext() if whatif is None else of_optimizations(ctx, whatif):
+            explanation = explain(replay, whatif, progress=progress)
     if as_json:
         print_json({"trace": trace, **explain_json(explanation)})
         return
     click.echo(explain_text(explanation))
     best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
+    again = trace_words(trace, step_marker, steps)
     if best is not None:
-        click.echo(f"next: {typed(best)} --trace {quoted(trace)}", err=True)
+        print_next(*best.command[1:], *again)
+    elif whatif is None:
+        print_next("rank", *again)
 
 
 command = click.Command(

@@ -6,18 +6,23 @@ keeps its traceback.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import errno
+import itertools
 import os
+import shlex
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, GraphError
 
 FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
 INDENT = " " * len("error: ")
+WHOLE = "\nIn Python, daydream.whatif(trace, function) shows the whole traceback."
 
 
 def run(group: click.Group, args: Sequence[str] | None) -> int:
@@ -33,7 +38,7 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # newer than the oldest click that is supported
             click.echo(error.format_message(), err=True)
         else:
-            _say(_usage_message(error))
+            _say(_usage_message(error, sys.argv[1:] if args is None else args))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -60,30 +65,60 @@ def message(text: str) -> str:
     return "\n".join([f"error: {first}", *(INDENT + line for line in others)])
 
 
-def in_own_file(error: Exception) -> DaydreamError | None:
-    """Return what to say of an error in a user's own optimization, and where; None if it is not there."""
-    own = {module.__file__ for name, module in sys.modules.items() if name.startswith("daydream_user_")}
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
-    if not frames:
-        return None
-    place, said = frames[-1], "".join(traceback.format_exception_only(error)).strip()
-    return DaydreamError(
-        f"{place.filename}, line {place.lineno}: {said}\n{place.line}\n"
-        "In Python, daydream.whatif(trace, function) shows the whole traceback."
-    )
+@contextlib.contextmanager
+def of_optimizations(ctx: click.Context, name: str) -> Iterator[None]:
+    """Say what an optimization raises as people can put it right.
+
+    What its options cannot be is a usage error. Anything else that goes wrong in a user's own file
+    is told with file and line; `name` is what was asked for.
+    """
+    from daydream.transforms.mistakes import mistake_in_own_file
+
+    try:
+        yield
+    except click.ClickException:
+        raise
+    except Exception as error:
+        mistake = mistake_in_own_file(error)
+        if mistake is not None:
+            more = "" if isinstance(error, DaydreamError) else WHOLE
+            raise DaydreamError(mistake.message + more) from error
+        # An optimization that finds nothing to change says so with a subclass; what is
+        # left is a value that it cannot work with, which click cannot know.
+        if type(error) is GraphError:
+            raise click.UsageError(str(error), ctx) from error
+        if isinstance(error, ArithmeticError):
+            raise click.UsageError(f"{name} cannot take these values ({error})", ctx) from error
+        raise
 
 
 def _say(text: str) -> None:
     click.echo(message(text), err=True)
 
 
-def _usage_message(error: click.ClickException) -> str:
+def _usage_message(error: click.ClickException, args: Sequence[str]) -> str:
     text = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        text = f"no such option '{error.option_name}'."
+        nearest_first = difflib.get_close_matches(error.option_name, error.possibilities or (), 2)
+        text += f" Did you mean {' or '.join(nearest_first)}?" if nearest_first else ""
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     context = getattr(error, "ctx", None)
     if isinstance(error, click.UsageError) and context is not None:
+        stray = _stray_trace(context.command, args)
+        text += f"\nGive the trace as --trace {shlex.quote(stray)}." if stray else ""
         text += f"\nTry '{context.command_path} --help'."
     return text
+
+
+def _stray_trace(command: click.Command, args: Sequence[str]) -> str | None:
+    """Return a file that stands where no file is looked for, if the command needs a `--trace`."""
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    takes_value = {flag for option in options if not option.is_flag for flag in option.opts}
+    if "--trace" not in takes_value or any(arg.partition("=")[0] == "--trace" for arg in args):
+        return None
+    words = (arg for before, arg in itertools.pairwise(args) if before not in takes_value)
+    return next((word for word in words if not word.endswith(".py") and Path(word).exists()), None)
 
 
 def _reader_left() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +24,15 @@ def html_option() -> click.Option:
     )
 
 
+def ranking_option() -> click.Option:
+    """Return the option that leaves the ranking out of a report."""
+    return click.Option(
+        ["--no-ranking"],
+        is_flag=True,
+        help="Leave the ranked what-ifs out of the report: each is simulated for it, as `rank` does.",
+    )
+
+
 def check_html(output: str | None, *, force: bool, trace: str) -> None:
     """Raise `OutputError` or a usage error if the report could not be written there."""
     if output is None:
@@ -34,8 +45,27 @@ def check_html(output: str | None, *, force: bool, trace: str) -> None:
     check(output, force=force, sources=[trace])
 
 
-def write_html(output: str, replay: Replay, comparison: Comparison | None, *, force: bool) -> None:
-    """Write the file. Raises `OutputError` if that fails."""
+def write_html(
+    output: str,
+    replay: Replay,
+    comparison: Comparison | None,
+    *,
+    force: bool,
+    ranked: bool,
+    progress: Callable[[str, float], None],
+) -> str:
+    """Write the file and return what is said about it. Raises `OutputError` if that fails."""
     from daydream.report.html_page import write
 
-    write(output, replay, comparison, force=force)
+    ranking, said = None, f"wrote {output}   open it in a browser"
+    if ranked:
+        from daydream.ranking import rank
+
+        begin = time.perf_counter()
+        ranking = rank(replay, pairs=0, with_curves=False, progress=progress)
+        taken = time.perf_counter() - begin
+        tried = len(ranking.optimizations) + len(ranking.left_out)
+        said = f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without\n{said}"
+    progress(f"writing {output}", -1.0)
+    write(output, replay, comparison, ranking=ranking, force=force)
+    return said

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from daydream.cli.engine import engine_option
 from daydream.cli.source import force_option, json_option, read, step_options
+
+if TYPE_CHECKING:
+    from daydream.engines import Engine
 
 NOT_PARQUET = (".json", ".gz", ".sqlite")
 
@@ -26,6 +31,7 @@ def _import(
     step_marker: str | None,
     steps: str | None,
     ranks: tuple[int, ...] | None,
+    engine: Engine,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -33,7 +39,8 @@ def _import(
 
     SOURCE is Kineto JSON from torch.profiler (.json, .json.gz) or an Nsight Systems
     export (.sqlite, .sqlite.gz). Several files, or a folder of them, are the ranks of
-    one job. Only named fields are copied: environment dumps and the like stay behind.
+    one job, which --engine reads side by side. Only named fields are copied: environment
+    dumps and the like stay behind.
     """
     from daydream.cli.output import check, quoted, trace_name
     from daydream.cli.progress import Progress
@@ -50,7 +57,7 @@ def _import(
         target = target / trace_name(list(source))
     check(target, force=force, sources=source)
     with Progress() as progress:
-        trace = read(source, step_marker, steps, progress, ranks)
+        trace = read(source, step_marker, steps, progress, ranks, engine)
         progress(f"writing {target}")
         trace.save(target, force=force)
     kinds = rows_by_kind(trace)
@@ -93,6 +100,7 @@ command = click.Command(
             callback=_ranks,
             help="Ranks of the files in their order, as 0,1,4, where neither they nor their names tell.",
         ),
+        engine_option(),
         force_option(),
         json_option(),
     ],

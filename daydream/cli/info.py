@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.source import json_option, read, step_options
+from daydream.cli.source import json_option, read, step_options, trace_words
 
 
-def _info(trace: str, step_marker: str | None, steps: str | None, as_json: bool) -> None:
+def _info(
+    trace: str | None, named: str | None, step_marker: str | None, steps: str | None, as_json: bool
+) -> None:
     """Say what a trace holds, and whether that is good enough.
 
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is
     replayed as well: how well that works says most about what it can tell.
     """
-    from daydream.cli.output import quoted
     from daydream.cli.progress import Progress
-    from daydream.cli.results import next_question, print_json
+    from daydream.cli.results import print_json, print_next
     from daydream.report.overview import overview
     from daydream.report.overview_text import info_text
 
+    if trace is None and named is None:
+        raise click.UsageError("missing argument 'TRACE'", click.get_current_context())
+    if trace is not None and named is not None:
+        raise click.UsageError("the trace is given twice, as --trace too", click.get_current_context())
+    trace = trace or named or ""
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
@@ -28,7 +34,7 @@ def _info(trace: str, step_marker: str | None, steps: str | None, as_json: bool)
         return
     click.echo(info_text(found))
     if found.replay is not None:
-        click.echo(f"next: daydream whatif {next_question(found.graph)} --trace {quoted(trace)}", err=True)
+        print_next("explain", *trace_words(trace, step_marker, steps))
 
 
 command = click.Command(
@@ -36,5 +42,10 @@ command = click.Command(
     callback=_info,
     help=_info.__doc__,
     short_help="Say what a trace holds, and whether that is good enough.",
-    params=[click.Argument(["trace"], metavar="TRACE"), *step_options(), json_option()],
+    params=[
+        click.Argument(["trace"], required=False, metavar="TRACE"),
+        click.Option(["--trace", "named"], metavar="TRACE", help="The same, as other commands take it."),
+        *step_options(),
+        json_option(),
+    ],
 )

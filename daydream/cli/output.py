@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from collections.abc import Callable, Iterable
@@ -51,6 +52,12 @@ def check(path: str | os.PathLike[str], *, force: bool, sources: Iterable[str]) 
         raise OutputError(f"{target} is the trace that is read; choose another name for the output")
     if not force:
         raise OutputError(f"{target} exists already; choose another name or give --force")
+
+
+def free_name(stem: str, suffix: str) -> str:
+    """Return a name in the current folder that no file has: the stem's, or with a number behind it."""
+    more = (f"{stem}-{count}{suffix}" for count in itertools.count(2))
+    return next(name for name in itertools.chain([f"{stem}{suffix}"], more) if not Path(name).exists())
 
 
 def quoted(path: str | os.PathLike[str]) -> str:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.source import json_option, read, stdout_for_the_result, table_option, trace_options
+from daydream.cli.source import (
+    json_option,
+    read,
+    stdout_for_the_result,
+    table_option,
+    trace_options,
+    trace_words,
+)
 
 SHOWN = 10
 PAIRS = 3
@@ -25,11 +32,14 @@ def _rank(
     Also shows, for every layer, operator, kernel family, link and CPU cost, how the step
     depends on its speed: what a step would take if it took half its time or none, and the
     knee, from where on making it faster stops paying.
+
+    "then" says what most of the step waits for after the change, "needs" what it takes besides
+    code: other hardware, more GPUs, or other work, which is a step that computes something else
+    (another batch, other layers, another algorithm) and is to be judged by what it trains, too.
     """
     import daydream
-    from daydream.cli.output import quoted
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
+    from daydream.cli.results import print_json, print_next
     from daydream.ranking import rank
     from daydream.report.ranking import ranking_text
 
@@ -43,9 +53,12 @@ def _rank(
         print_json({"trace": trace, **ranking.to_json()})
         return
     click.echo(ranking_text(ranking, top=top))
-    best = next(iter(ranking.optimizations), None)
-    if best is not None:
-        click.echo(f"next: daydream whatif {best.name} --trace {quoted(trace)}", err=True)
+    best = next((each for each in ranking.optimizations if each.saving_ns > 0), None)
+    again = trace_words(trace, step_marker, steps)
+    if best is None or best.changes_nothing:
+        print_next("explain", *again)
+    else:
+        print_next("whatif", best.name, *again, *([] if table is None else ["--table", table]))
 
 
 command = click.Command(

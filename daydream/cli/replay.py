@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.html import check_html, html_option, write_html
-from daydream.cli.source import force_option, json_option, read, trace_options
+from daydream.cli.html import check_html, html_option, ranking_option, write_html
+from daydream.cli.source import force_option, json_option, read, trace_options, trace_words
 from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
 
 
@@ -15,14 +15,14 @@ def _replay(
     steps: str | None,
     output: str | None,
     html: str | None,
+    no_ranking: bool,
     force: bool,
     as_json: bool,
 ) -> None:
     """Simulate a trace untouched and hold it against what was measured, step by step."""
     import daydream
-    from daydream.cli.output import quoted
     from daydream.cli.progress import Progress
-    from daydream.cli.results import next_question, print_json
+    from daydream.cli.results import print_json, print_next
     from daydream.report.terminal import replay_text
 
     check_timeline(output, force=force, trace=trace)
@@ -35,8 +35,9 @@ def _replay(
             progress(f"writing {output}")
             write_timeline(output, result, None, force=force)
         if html is not None:
-            progress(f"writing {html}")
-            write_html(html, result, None, force=force)
+            written = write_html(
+                html, result, None, force=force, ranked=not no_ranking, progress=progress
+            )  # fmt: skip
     if as_json:
         print_json({"trace": trace, **result.to_json()})
     else:
@@ -44,9 +45,9 @@ def _replay(
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     if html is not None:
-        click.echo(f"wrote {html}   open it in a browser", err=True)
+        click.echo(written, err=True)
     if output is None and html is None and not as_json:
-        click.echo(f"next: daydream whatif {next_question(result.graph)} --trace {quoted(trace)}", err=True)
+        print_next("explain", *trace_words(trace, step_marker, steps))
 
 
 command = click.Command(
@@ -58,6 +59,7 @@ command = click.Command(
         *trace_options(),
         timeline_option("measured and replayed"),
         html_option(),
+        ranking_option(),
         force_option(),
         json_option(),
     ],

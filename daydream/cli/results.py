@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from daydream.graph.graph import Graph
-
 SCHEMA = 1
+
+
+def print_next(*words: str) -> None:
+    """Say on stderr what may be typed next."""
+    click.echo(f"next: daydream {shlex.join(words)}", err=True)
 
 
 def print_json(result: Mapping[str, Any]) -> None:
     """Print one object, its schema first. What is not a finite number is null."""
     click.echo(json.dumps({"schema": SCHEMA, **_finite(result)}, indent=2, allow_nan=False))
-
-
-def next_question(graph: Graph) -> str:
-    """Return a what-if that this graph can answer, as typed: mixed precision where that changes anything."""
-    from daydream.errors import NoMatchError
-    from daydream.transforms.compose import apply, parse
-
-    try:
-        apply(parse("amp"), graph.copy(), {})
-    except NoMatchError:
-        on = "gpu" if (graph.columns["kind"] > 0).any() else "cpu"
-        return f"scale --on {on} --factor 0.5"
-    return "amp"
 
 
 def _finite(value: Any) -> Any:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import click
 
-from daydream.cli.source import force_option, json_option, read, stdout_for_the_result, trace_options
+from daydream.cli.contention import contention_option
+from daydream.cli.source import (
+    force_option,
+    json_option,
+    read,
+    stdout_for_the_result,
+    trace_options,
+    trace_words,
+)
+from daydream.cli.value_lists import numbers_of
 
 DEFAULT = "1,2,4,8,...,1024"
 PLOTS = (".png", ".svg", ".html")
-MOST = 10_000  # numbers of workers that one list may mean
 MOST_WORKERS = 1 << 20
+RANGE = re.compile(r"(\d+)(?:\.{2,3}|-|:)(\d+)")  # how other tools write one
 
 
 def numbers_in(text: str) -> list[int]:
@@ -20,32 +31,23 @@ def numbers_in(text: str) -> list[int]:
 
     Raises `ValueError` with what is wrong.
     """
-    found: list[int] = []
-    parts = [part.strip() for part in text.split(",")]
-    for place, part in enumerate(parts):
-        if part == "...":
-            if len(found) < 2 or place + 1 == len(parts):
-                raise ValueError(f"{text!r}: '...' stands behind two numbers and before another")
-        elif not (part.isascii() and part.isdigit()) or not 1 <= int(part) <= MOST_WORKERS:
-            raise ValueError(f"{part!r} is not a number of workers from 1 to {MOST_WORKERS:,}")
-        elif place and parts[place - 1] == "...":
-            found += _between(found, int(part))
-        else:
-            found.append(int(part))
-    return found
+    return [int(number) for number in numbers_of(text, _number)]
 
 
-def _between(found: list[int], last: int) -> list[int]:
-    """Return what `...` leaves out and the number behind it: equal steps if three show them, else factors."""
-    before, one = found[-2:]
-    by_steps = one % before > 0 or (len(found) > 2 and one - before == before - found[-3])
-    following: list[int] = []
-    while before < one < last and len(following) < MOST:
-        before, one = one, 2 * one - before if by_steps else one * (one // before)
-        following.append(one)
-    if not following or following[-1] != last:
-        raise ValueError(f"the numbers before '...' do not lead to {last}")
-    return following
+def _number(text: str) -> Fraction:
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_WORKERS:
+        meant = RANGE.fullmatch(text)
+        hint = f"; a list is written {_as_list(*map(int, meant.groups()))}" if meant else ""
+        raise ValueError(f"{text!r} is not a number of workers from 1 to {MOST_WORKERS:,}{hint}")
+    return Fraction(text)
+
+
+def _as_list(first: int, last: int) -> str:
+    """Return a range as `--workers` takes it, by factors of two if they lead to its end."""
+    times = last // max(first, 1)
+    doubled = last == times * first and times & (times - 1) == 0
+    following = (2 * first, 4 * first) if doubled else (first + 1, first + 2)
+    return ",".join(map(str, [first, *following, "...", last])) if following[1] < last else f"{first},{last}"
 
 
 def _workers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -87,6 +89,7 @@ def _scaling(
     jitter: float,
     straggler: float,
     seed: int,
+    contention: str,
     plot: str | None,
     force: bool,
     as_json: bool,
@@ -104,10 +107,11 @@ def _scaling(
     last in every collective.
     """
     import daydream
-    from daydream.cli.output import check, quoted
+    from daydream.cli.output import check
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
-    from daydream.cli.whatif_options import option_values
+    from daydream.cli.results import print_json, print_next
+    from daydream.cli.whatif_options import option_values, typed_options
+    from daydream.contention import MEASURED
     from daydream.errors import GraphError
     from daydream.report.scaling import scaling_text
     from daydream.report.scaling_plot import check_plot, draw
@@ -123,8 +127,9 @@ def _scaling(
         replay = daydream.replay(recording)
         try:
             found = scaling(
-                replay, workers, jitter=jitter, straggler=straggler, seed=seed, progress=progress, **values
-            )
+                replay, workers, jitter=jitter, straggler=straggler, seed=seed, contention=contention,
+                progress=progress, **values,
+            )  # fmt: skip
         except GraphError as error:
             if type(error) is not GraphError:
                 raise  # nothing to scale, with the reason
@@ -139,8 +144,12 @@ def _scaling(
     if plot is not None:
         click.echo(f"wrote {plot}", err=True)
     elif not as_json:
-        what = f"ddp --workers {max(*workers, 2)}" if found.recorded == 1 else "network --bandwidth-factor 2"
-        click.echo(f"next: daydream whatif {what} --trace {quoted(trace)}", err=True)
+        again = typed_options({"contention": None if contention == MEASURED else contention})
+        again += trace_words(trace, step_marker, steps)
+        if found.recorded == 1:
+            print_next("whatif", "ddp", "--workers", str(max(*workers, 2)), *typed_options(values), *again)
+        else:
+            print_next("whatif", "network", "--bandwidth-factor", "2", *again)
 
 
 command = Scaling(
@@ -163,6 +172,7 @@ command = Scaling(
             help="One of the workers takes so many times as long for everything but transfers.",
         ),
         click.Option(["--seed"], type=click.IntRange(0), default=0, metavar="N", help="Of the jitter."),
+        contention_option(),
         click.Option(
             ["--plot"], metavar="FILE", callback=_plot,
             help="Draw it too: .png, .svg or .html. Needs matplotlib.",

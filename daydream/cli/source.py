@@ -12,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
+    from daydream.engines import Engine
     from daydream.trace import Trace
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -54,6 +55,12 @@ def trace_options() -> list[click.Parameter]:
     return [trace, *step_options()]
 
 
+def trace_words(trace: str, step_marker: str | None, steps: str | None) -> list[str]:
+    """Return the options that read the same trace again, as typed."""
+    given = {"--trace": trace, "--step-marker": step_marker, "--steps": steps}
+    return [word for flag, value in given.items() if value is not None for word in (flag, value)]
+
+
 def table_option() -> click.Option:
     """Return `--table`."""
     return click.Option(
@@ -79,6 +86,7 @@ def read(
     steps: str | None,
     progress: Progress,
     ranks: Sequence[int] | None = None,
+    engine: Engine | str = "local",
 ) -> Trace:
     """Return the trace of these sources. Raises `TraceError` if they are not usable."""
     import daydream
@@ -95,7 +103,9 @@ def read(
             progress(f"sorting out {name}")
 
     progress(f"reading {sources[0]}")
-    return daydream.load(*sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show)
+    return daydream.load(
+        *sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show, engine=engine
+    )
 
 
 def _refuse_parquet(sources: Sequence[str]) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.cli.html import check_html, html_option, write_html
+from daydream.cli.contention import contention_option
+from daydream.cli.html import check_html, html_option, ranking_option, write_html
 from daydream.cli.source import (
     force_option,
     json_option,
@@ -84,9 +85,7 @@ class WhatIf(click.Command):
         return ["--trace TRACE", "[OPTIONS]"] if ctx.meta.get(CHOSEN) else super().collect_usage_pieces(ctx)
 
     def _choose(self, ctx: click.Context, args: list[str]) -> None:
-        from daydream.errors import GraphError
-        from daydream.transforms.compose import check, parts
-        from daydream.transforms.registry import find
+        from daydream.cli.whatif_options import optimizations_named
 
         words = self._words(args)
         if not words:
@@ -94,16 +93,7 @@ class WhatIf(click.Command):
         sure = [word for word, maybe_value in words if not maybe_value]
         # Behind an unknown option a word may or may not have been taken as its value.
         chosen = sure[0] if sure else next((word for word, _ in words if _is_known(word)), words[0][0])
-        try:
-            names = parts(chosen)
-        except GraphError as error:
-            raise click.UsageError(str(error), ctx) from None
-        found = [find(name) for name in names]
-        try:
-            check(found)
-        except GraphError as error:
-            raise click.UsageError(str(error), ctx) from None
-        ctx.meta[CHOSEN] = found
+        ctx.meta[CHOSEN] = optimizations_named(ctx, chosen)
         ctx.info_name = f"{ctx.info_name} {chosen}"
 
     def _words(self, args: Sequence[str]) -> list[tuple[str, bool]]:
@@ -143,8 +133,10 @@ def _whatif(
     step_marker: str | None,
     steps: str | None,
     table: str | None,
+    contention: str,
     output: str | None,
     html: str | None,
+    no_ranking: bool,
     force: bool,
     as_json: bool,
     as_list: bool,
@@ -166,10 +158,10 @@ def _whatif(
     if trace is None:
         raise click.UsageError("missing option '--trace'", ctx)
     import daydream
-    from daydream.cli.output import quoted
+    from daydream.cli.output import free_name
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
-    from daydream.report.terminal import whatif_text
+    from daydream.cli.results import print_json, print_next
+    from daydream.report.terminal import whatif_json, whatif_text
 
     check_timeline(output, force=force, trace=trace)
     check_html(html, force=force, trace=trace)
@@ -178,69 +170,47 @@ def _whatif(
         progress("replaying")
         replay = daydream.replay(recording, table=table)
         progress(f"predicting {name}")
-        comparison = _predict_or_say_where(ctx, replay, ctx.meta[CHOSEN], options)
+        comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options, contention)
         if output is not None:
             progress(f"writing {output}")
             write_timeline(output, replay, comparison, force=force)
         if html is not None:
-            progress(f"writing {html}")
-            write_html(html, replay, comparison, force=force)
+            written = write_html(
+                html, replay, comparison, force=force, ranked=not no_ranking, progress=progress
+            )  # fmt: skip
     if as_json:
-        print_json(comparison.to_json())
+        print_json(whatif_json(comparison))
     else:
         click.echo(whatif_text(comparison))
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     if html is not None:
-        click.echo(f"wrote {html}   open it in a browser", err=True)
+        click.echo(written, err=True)
     if output is None and html is None and not as_json:
-        typed = " ".join(quoted(arg) for arg in ctx.meta[TYPED])
-        example = quoted(f"{comparison.optimization}.json.gz")
-        click.echo(f"next: daydream whatif {typed} -o {example}", err=True)
+        print_next("whatif", *ctx.meta[TYPED], "-o", free_name(comparison.optimization, ".json.gz"))
 
 
 def _predict(
-    ctx: click.Context, replay: Replay, optimizations: list[Optimization], given: Mapping[str, Any]
+    ctx: click.Context,
+    replay: Replay,
+    optimizations: list[Optimization],
+    given: Mapping[str, Any],
+    contention: str,
 ) -> Comparison:
+    from daydream.cli.failures import of_optimizations
     from daydream.cli.whatif_options import option_values
     from daydream.comparison import compare
-    from daydream.errors import GraphError
     from daydream.transforms.compose import apply
 
     name = "+".join(each.name for each in optimizations)
     changed = replay.graph.copy()
-    try:
-        values = option_values(optimizations, given)
+    values = option_values(optimizations, given)
+    with of_optimizations(ctx, name):
         used = apply(optimizations, changed, values)
-    except (GraphError, ArithmeticError) as error:
-        # An optimization that finds nothing to change says so with a subclass; what is
-        # left is a value that it cannot work with, which click cannot know.
-        if isinstance(error, GraphError) and type(error) is not GraphError:
-            raise
-        what = str(error) if isinstance(error, GraphError) else f"{name} cannot take these values ({error})"
-        raise click.UsageError(what, ctx) from error
-    return compare(
-        replay, changed, optimization=name, options=used,
-        edit=lambda graph: apply(optimizations, graph, values),
-    )  # fmt: skip
-
-
-def _predict_or_say_where(
-    ctx: click.Context, replay: Replay, optimizations: list[Optimization], given: Mapping[str, Any]
-) -> Comparison:
-    """Return the prediction; an error in a user's own file becomes one message that names the line."""
-    from daydream.cli.failures import in_own_file
-    from daydream.errors import DaydreamError
-
-    try:
-        return _predict(ctx, replay, optimizations, given)
-    except (DaydreamError, click.ClickException):
-        raise
-    except Exception as error:
-        found = in_own_file(error)
-        if found is None:
-            raise
-        raise found from error
+        return compare(
+            replay, changed, optimization=name, options=used,
+            edit=lambda graph: apply(optimizations, graph, values), contention=contention,
+        )  # fmt: skip
 
 
 def _parameters() -> list[click.Parameter]:
@@ -251,8 +221,10 @@ def _parameters() -> list[click.Parameter]:
         trace,
         *steps,
         table_option(),
+        contention_option(),
         timeline_option("measured, replayed and predicted"),
         html_option(),
+        ranking_option(),
         force_option(),
         json_option(),
         click.Option(["--list", "as_list"], is_flag=True, help="List the optimizations."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,19 +20,25 @@ UNBROKEN = "\0"  # stands for a space where a line must not end
 def print_list(*, as_json: bool) -> None:
     """Print the optimizations that ship and that other packages add."""
     from daydream.cli.results import print_json
-    from daydream.transforms.registry import find, names
+    from daydream.transforms.registry import loadable
 
     with stdout_for_the_result():
-        found = [find(name) for name in names()]
+        found, broken = loadable()
     if as_json:
-        print_json({"optimizations": [_described(each) for each in found]})
+        unusable = [
+            {"name": name, "summary": error, "options": [], "error": error} for name, error in broken.items()
+        ]
+        print_json({"optimizations": [*map(_described, found), *unusable]})
         return
-    click.echo(list_text(found))
+    click.echo(list_text(found, broken))
     click.echo("next: daydream whatif NAME --help   or   daydream whatif NAME --trace TRACE", err=True)
 
 
-def list_text(optimizations: list[Optimization]) -> str:
-    """Return the optimizations under a heading for each stage: name and summary, then the options."""
+def list_text(optimizations: list[Optimization], broken: Mapping[str, str] | None = None) -> str:
+    """Return the optimizations under a heading for each stage: name and summary, then the options.
+
+    At last those that are `broken`, with what is wrong with each.
+    """
     from daydream.report.layout import printable
     from daydream.transforms.stages import TITLES
 
@@ -47,6 +54,10 @@ def list_text(optimizations: list[Optimization]) -> str:
             options = [_option_text(option) for option in each.options]
             if options:
                 lines += _wrapped("   ".join(options), " " * (margin + 2), " " * (margin + 2))
+    if broken:
+        lines += ["", "cannot be loaded"]
+        for name, error in broken.items():
+            lines += _wrapped(printable(error), f"  {printable(name)}".ljust(margin), " " * margin)
     return "\n".join(lines[1:])
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.transforms.compose import option_names
+from daydream.errors import GraphError
+from daydream.transforms.compose import check, option_names, parts
 
 if TYPE_CHECKING:
     from daydream.transforms.registry import Optimization, Option
@@ -46,6 +47,25 @@ class Qualified(click.Option):
         return short
 
 
+def optimizations_named(ctx: click.Context, spec: str) -> list[Optimization]:
+    """Return the optimizations of `a+b`. What cannot be asked for together is a usage error.
+
+    Raises `DaydreamError` for one that there is not, or whose file cannot be loaded.
+    """
+    from daydream.transforms.registry import find
+
+    try:
+        names = parts(spec)
+    except GraphError as error:
+        raise click.UsageError(str(error), ctx) from None
+    found = [find(name) for name in names]
+    try:
+        check(found)
+    except GraphError as error:
+        raise click.UsageError(str(error), ctx) from None
+    return found
+
+
 def click_options(
     optimizations: Sequence[Optimization], own: Sequence[click.Parameter]
 ) -> list[click.Parameter]:
@@ -65,6 +85,18 @@ def option_values(optimizations: Sequence[Optimization], given: Mapping[str, Any
     """Return the values that were typed, by the names that `compose.apply` takes."""
     values = {name: given[f"{OWN}{index}"] for index, name in enumerate(option_names(optimizations))}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def typed_options(values: Mapping[str, Any]) -> list[str]:
+    """Return values of options as they are typed; those that are None are not."""
+    words: list[str] = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 def _option(parameter: str, names: list[str], option: Option) -> click.Option:

@@ -19,7 +19,8 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
     """Record the training steps that run inside the `with` block, and save them as a trace.
 
     After `warmup` steps, `steps` are recorded, and `unprofiled` more are timed without
-    the profiler; the block may run on. `trace` is the trace once it is saved.
+    the profiler; the block may run on. `trace` is the trace once it is saved. `with_stack`
+    records which function called what, which makes the captured steps slower.
 
     Raises `DaydreamError` at the end of the block if it held too few steps, `OutputError`
     if `path` exists and `force` is not given.
@@ -32,13 +33,16 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
         steps: int = 3,
         warmup: int = 5,
         unprofiled: int = 20,
+        with_stack: bool = False,
         force: bool = False,
     ) -> None:
         from pathlib import Path
 
         from daydream.collect.session import Session
 
-        self._session = Session(Path(path), steps=steps, warmup=warmup, unprofiled=unprofiled, force=force)
+        self._session = Session(
+            Path(path), steps=steps, warmup=warmup, unprofiled=unprofiled, with_stack=with_stack, force=force
+        )
 
     @property
     def trace(self) -> Trace | None:

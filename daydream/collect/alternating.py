@@ -21,6 +21,11 @@ BASE, AGAIN, CHANGED = "base", "again", "changed"
 WARM_UP = 3  # steps with the change before the first round: what it builds on first use does not count
 
 
+def steps_needed(rounds: int, block_steps: int) -> int:
+    """Return how many steps it takes to make and undo a change so often; a block's first does not count."""
+    return WARM_UP + 1 + 3 * rounds * (block_steps + 1)
+
+
 class Alternating:
     """Makes a change in turns for `rounds` rounds of blocks of `steps` steps that count."""
 
@@ -32,7 +37,7 @@ class Alternating:
         steps: int,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._change, self._clock = change, clock
+        self.change, self._clock = change, clock
         order = (BASE, AGAIN, CHANGED)
         turns = [kind for number in range(rounds) for kind in (order if number % 2 == 0 else order[::-1])]
         self._blocks = [(CHANGED, WARM_UP), *((kind, steps) for kind in turns)]
@@ -85,7 +90,7 @@ class Alternating:
         """Be ready for the block at this place."""
         wanted = not self.enough and self._blocks[self._place][0] == CHANGED
         if wanted and self._made is None:
-            made = self._change()
+            made = self.change()
             made.__enter__()
             self._made = made
         elif not wanted:

@@ -17,16 +17,21 @@ from daydream.collect.torch_private import events_of, profiler_config, quiet_pro
 from daydream.collect.warm_memory import WarmMemory
 from daydream.trace import Trace
 
+STACKS = "Python's frames were recorded too: the recorded steps are slower by that, and it is not taken out."
 
-def prepared_profiler() -> Any:
-    """Return a profiler with the settings of every capture, prepared to start."""
+
+def prepared_profiler(*, with_stack: bool = False) -> Any:
+    """Return a profiler with the settings of every capture, prepared; it may record Python frames."""
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
     if _on_gpu():
         activities.append(ProfilerActivity.CUDA)  # also on ROCm builds
     make: Any = profile
-    profiler = make(activities=activities, record_shapes=True, experimental_config=profiler_config())
+    profiler = make(
+        activities=activities, record_shapes=True, with_stack=with_stack,
+        experimental_config=profiler_config(),
+    )  # fmt: skip
     with quiet_profiler():
         profiler.prepare_trace()
     return profiler
@@ -51,14 +56,16 @@ class Captured:
 class Capture:
     """A profiler, prepared when it is made. It must be stopped on the thread that started it.
 
+    `with_stack` records Python's frames too, which makes the recorded steps slower.
     `slow_to_start` tells that a device is recorded too: its side is best prepared some steps ahead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_stack: bool = False) -> None:
         self.slow_to_start = _on_gpu()
+        self._with_stack = with_stack
         self._hooks = LayerHooks()
         self._range = range_type()
-        self._profiler = prepared_profiler()
+        self._profiler = prepared_profiler(with_stack=with_stack)
         self._memory: WarmMemory | None = None
 
     def start(self) -> None:
@@ -89,6 +96,8 @@ class Capture:
         }
         recording, markers = read_events(events_of(self._profiler), layers)
         recording.metadata.update(metadata)
+        if self._with_stack:
+            recording.metadata["notes"].append(STACKS)
         return Captured(recording, markers)
 
 

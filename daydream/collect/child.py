@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.messages import SETTINGS, tell, trace_path
+from daydream.collect.step_sequence import INTERRUPTED
 from daydream.collect.termination import SaveOnTermination
 from daydream.errors import DaydreamError
 
@@ -42,7 +43,7 @@ class Child:
         self.session = Session(
             self._path(), steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
             on_fork=self._forked, on_holding=self._termination.switch,
-            alternate=_alternate(settings.get("change")),
+            alternate=_alternate(settings.get("change")), with_stack=bool(settings.get("with_stack")),
         )  # fmt: skip
 
     def attach(self) -> None:
@@ -58,19 +59,21 @@ class Child:
         if self._ended or os.getpid() != self._pid:
             return
         self._ended = True
-        interrupted = sys.exc_info()[0] or getattr(sys, "last_type", None)
+        interrupted = (sys.exc_info()[0] or getattr(sys, "last_type", None)) is KeyboardInterrupt
         failed: str | None = None
         try:
-            self.session.finish(reason)
+            self.session.finish(INTERRUPTED if interrupted else reason)
         except DaydreamError as error:
             failed = str(error)
+        except KeyboardInterrupt:  # held back until everything was done
+            interrupted = True
         except Exception:  # noqa: BLE001 - a fault of ours must not change how the script ends
             failed = f"collecting failed in process {self._pid}:\n{traceback.format_exc()}"
         self._locate()
         rank, world = self._place
         if not tell(self._folder, what="ended", failed=failed, rank=rank, world=world) and failed:
             sys.stderr.write(f"daydream: {failed}\n")
-        if interrupted is KeyboardInterrupt:
+        if interrupted:
             _still_interrupted()
 
     def _progress(self, what: str, *_: Any, **__: Any) -> None:

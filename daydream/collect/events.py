@@ -19,6 +19,7 @@ from daydream.collect.importers.kineto_values import Codes, Numbers, group_of, p
 from daydream.collect.layer_hooks import LAYER_RANGE
 from daydream.collect.layers import AUTOGRAD_THREADS
 from daydream.collect.recording import Recording, narrow
+from daydream.collect.source_lines import SourceLines, is_frame, own_frame
 from daydream.collect.work import (
     ITEM_BYTES,
     collective_of_name,
@@ -62,6 +63,7 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
     ]  # fmt: skip
     paths = [_path(name, layers) for name in names]
     ours = [bool(mark or LAYER_RANGE.match(name)) for mark, name in zip(marks, names, strict=True)]
+    lines = _source_lines([each for each, name in zip(events, names, strict=True) if own_frame(name)])
     keep = [row for row, kind in enumerate(kinds) if kind is not None and (paths[row] or not ours[row])]
     events = [events[row] for row in keep]
     names, paths = [names[row] for row in keep], [paths[row] for row in keep]
@@ -78,6 +80,10 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
     _add_coded(columns, texts, "layer", paths)
     _add_host(columns, texts, events, kind)
     _add_arguments(columns, texts, events, kind)
+    if lines.texts:
+        called = kind <= KINDS.index("runtime")
+        columns["stack"] = np.where(called, lines.of(columns["start_ns"], columns["tid"]), UNKNOWN)
+        texts["stack"] = lines.texts
 
     order = np.lexsort((-columns["duration_ns"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}
@@ -99,11 +105,28 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
     return recording, sorted((number, at - origin) for number, at in markers)
 
 
+def _source_lines(frames: list[Any]) -> SourceLines:
+    """Return the frames of the program that the profiler recorded, with stacks."""
+    lines = SourceLines()
+    start, duration, thread = (
+        np.array([int(each) for each in column], np.int64)
+        for column in (
+            [event.start_ns() for event in frames],
+            [event.duration_ns() for event in frames],
+            [event.device_resource_id() for event in frames],
+        )
+    )
+    lines.add([event.name() for event in frames], start, duration, thread)
+    return lines
+
+
 def _kind(event: Any, name: str) -> str | None:
     """Return the kind of row an event becomes; None for the profiler's own spans and repeated annotations."""
     if hasattr(event, "activity_type"):
         return KIND_OF_ACTIVITY.get(event.activity_type())
     # torch before 2.6 tells the device and whether a person named the range.
+    if is_frame(name):
+        return None
     if str(event.device_type()).endswith("CPU"):
         if RUNTIME_CALL.match(name):
             return "runtime"

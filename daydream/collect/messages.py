@@ -15,11 +15,17 @@ from typing import Any
 
 VARIABLE = "DAYDREAM_COLLECT"  # the environment variable that holds the folder
 SETTINGS, MESSAGES, HELLO = "settings.json", "messages", ".hello"
+INTERRUPTED_EARLY = "interrupted before a step was captured"
 
 
 def trace_path(folder: Path, pid: int | str, name: str) -> Path:
     """Return where a process leaves its trace; its file name is the final one, which becomes its source."""
     return folder / str(pid) / name
+
+
+def changed_path(path: Path) -> Path:
+    """Return where the trace of steps with a change stands, beside that of the unchanged ones."""
+    return path.with_name(f"{path.stem}.changed{path.suffix}")
 
 
 def tell(folder: Path, **message: Any) -> bool:

@@ -12,6 +12,7 @@ thread computes alone, as waiting for other threads would only blur the times.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -62,46 +63,66 @@ Times = dict[str, list[int]]  # by class, one a round
 
 
 def measure_profiler_cost(
-    make_profiler: Callable[[], Any], *, seconds: float = MOST_SECONDS
+    make_profiler: Callable[[], Any],
+    *,
+    seconds: float = MOST_SECONDS,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Return the cost per recorded event in ns, as a document for a trace's metadata.
 
     `make_profiler` makes a profiler with the settings of the capture. Empty where this torch
-    cannot switch recording on and off. Takes about twice `seconds`; the calling thread waits.
+    cannot switch recording on and off, and where `stop`, asked now and then, says to break off.
+    Takes about twice `seconds`; the calling thread waits.
     """
     switch = recording_switch()
     if switch is None:
         return {}
     found: list[dict[str, Any]] = []
     failed: list[BaseException] = []
+    over, left = threading.Event(), threading.Event()
 
     def work() -> None:
         try:
             compute_alone()
             with without_global_hooks():
-                found.append(_Calibration(switch, seconds).run(make_profiler))
+                calibration = _Calibration(switch, seconds, lambda: left.is_set() or stop())
+                found.append(calibration.run(make_profiler))
         except BaseException as error:  # noqa: BLE001 - raised again below, on the thread that asked
             failed.append(error)
+        finally:
+            over.set()
 
     thread = threading.Thread(target=work, name="daydream calibration")
     thread.start()
-    thread.join()
+    try:
+        over.wait()  # an interrupted `join` would take the thread for ended
+    finally:
+        left.set()
+        _outlast(over)
+        thread.join()
     if failed:
         raise failed[0]
     return found[0]
 
 
+def _outlast(over: threading.Event) -> None:
+    """Wait whatever comes: torch aborts a process that ends while another thread is at work in it."""
+    while not over.is_set():
+        with contextlib.suppress(BaseException):  # the first one is on its way already
+            over.wait()
+
+
 class _Calibration:
     """Runs the programs in turns, and divides."""
 
-    def __init__(self, switch: Callable[[bool], None], seconds: float) -> None:
-        self._switch, self._seconds = switch, seconds
+    def __init__(self, switch: Callable[[bool], None], seconds: float, stop: Callable[[], bool]) -> None:
+        self._switch, self._seconds, self._stop = switch, seconds, stop
         self._range = range_type()
         self._hooks = LayerHooks()
         self._windows: list[tuple[int, int]] = []  # program and number of a marker pair
 
     def run(self, make_profiler: Callable[[], Any]) -> dict[str, Any]:
-        """Return the document."""
+        """Return the document, an empty one if it was broken off."""
         import torch
 
         steps = programs()
@@ -123,6 +144,8 @@ class _Calibration:
                 rounds < MOST_ROUNDS and time.perf_counter() - began < self._seconds
             ):
                 for number, step in enumerate(steps):
+                    if self._stop():
+                        return {}
                     self._turn(number, step, off[number], on[number], rounds, control)
                 for name, call in calls.items():
                     work = steps[-1] if name in RANGES else None

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daydream.collect.messages import HELLO, SETTINGS, VARIABLE, Reader, trace_path
+from daydream.collect.messages import (
+    HELLO,
+    INTERRUPTED_EARLY,
+    SETTINGS,
+    VARIABLE,
+    Reader,
+    changed_path,
+    trace_path,
+)
 from daydream.collect.signals import passing_on
 from daydream.errors import OutputError
 from daydream.trace import write_whole
@@ -30,6 +39,7 @@ from daydream.trace import write_whole
 INJECT = Path(__file__).with_name("inject")
 ISOLATED_MAIN = INJECT / "isolated_main.py"
 WAITING = "waiting for"  # how progress begins in a process that has not trained yet
+TRAINS_ON = "the script trains on without the change; the result comes when it ends (or give --stop-after)"
 LOOK_EVERY_S = 0.25
 FEW, LOOK_AGAIN_S = 6, 5.0  # lines of a count that are all shown; seconds between the others
 SILENT_S = 10.0  # an interpreter starts in well under a second, on a slow network disk in a few
@@ -42,21 +52,26 @@ class Recording:
     """What to record: steps to capture, after how many others, and whether the script then ends.
 
     `change` (names, options, rounds, steps of a block) is then made for real, in turns with
-    unchanged steps.
+    unchanged steps. `with_stack` records which function of the script called what.
     """
 
     steps: int = 3
     warmup: int = 5
     stop_after: bool = False
     change: dict[str, Any] | None = None
+    with_stack: bool = False
 
 
 @dataclass
 class Collected:
-    """What came of it: the script's exit code, the trace if there is one, and what went wrong."""
+    """What came of it: the script's exit code, the trace if there is one, and what went wrong.
+
+    `changed` is the trace of the steps with a change, where one was made and they were recorded.
+    """
 
     exit_code: int
     path: Path | None = None
+    changed: Path | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -92,11 +107,13 @@ def collect(
     force: bool = False,
     say: Say = lambda _: None,
     own_stdout: bool = False,
+    kept: bool = True,
 ) -> Collected:
     """Run a command to its end and save the trace of its training steps.
 
     `say` gets a line for every stage. With `own_stdout` the command's output goes to
-    stderr. Raises `OutputError` before anything is run if the trace could not be written.
+    stderr. The name of a trace that is not `kept` is not told. Raises `OutputError` before anything is
+    run if the trace could not be written.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.absolute().parent))
@@ -107,7 +124,7 @@ def collect(
         if flags := isolation_flags():
             command = isolated(command, flags)
             say(f"python {' '.join(flags)} hides us from the script; it is run inside a process of ours")
-        run = _Run(folder, output, force, say)
+        run = _Run(folder, output, recording, force=force, say=say, kept=kept)
         code = run.follow(command, own_stdout=own_stdout)
         return run.result(code)
     finally:
@@ -117,8 +134,12 @@ def collect(
 class _Run:
     """A running command, as seen from outside."""
 
-    def __init__(self, folder: Path, output: Path, force: bool, say: Say) -> None:  # noqa: FBT001
+    def __init__(
+        self, folder: Path, output: Path, recording: Recording, *, force: bool, say: Say, kept: bool
+    ) -> None:
         self._folder, self._output, self._force, self._say = folder, output, force, say
+        self._kept = kept
+        self._result_waits = recording.change is not None and not recording.stop_after
         self._messages = Reader(folder)
         self._root = 0  # the process that we started
         self._speaker: int | None = None  # the process whose progress is shown
@@ -128,6 +149,7 @@ class _Run:
         self._ended: dict[int, dict[str, Any]] = {}
         self._saved: Path | None = None
         self._problems: list[str] = []
+        self._signals: list[int] = []  # that came to us
 
     def follow(self, command: Sequence[str], *, own_stdout: bool) -> int:
         """Run the command to its end and show what it does. Returns its exit code as a shell sees it."""
@@ -136,7 +158,7 @@ class _Run:
         sys.stdout.flush()
         sys.stderr.flush()
         begin, warned = time.monotonic(), False
-        with passing_on() as started:
+        with passing_on(self._signals) as started:
             child = subprocess.Popen(command, env=environment, stdout=2 if own_stdout else None)  # noqa: S603
             started(child)
             self._root = child.pid
@@ -174,7 +196,10 @@ class _Run:
         if self._saved is None and own.exists():
             # Kept at once: the script may train for days, and be killed in the end.
             self._keep(own.replace)
-            self._show(f"captured, wrote {self._saved}")
+            self._show(f"captured, wrote {self._saved}" if self._kept else "captured")
+        elif self._saved is not None and self._result_waits and not self._ended:
+            self._result_waits = False
+            self._show(TRAINS_ON)
 
     def _show(self, text: str) -> None:
         """Say what is new; of a long count the first lines, and then one now and then."""
@@ -193,18 +218,35 @@ class _Run:
 
     def result(self, code: int) -> Collected:
         """Return what came of it, after merging the ranks' traces."""
-        if self._saved is None:
-            traces = {
-                int(path.parent.name): path
-                for path in self._folder.glob("[0-9]*/*")
-                if path.name == self._output.name
-            }
-            if traces:
-                self._merge(traces)
+        if self._saved is None and (traces := self._traces(self._output.name)):
+            self._merge(traces)
         failed = self._failures()
-        if self._saved is None and not failed:
+        if self._saved is None and self._interrupted(code):
+            # Those that were killed meanwhile have nothing else to say.
+            failed = [text for text in failed if INTERRUPTED_EARLY in text][:1] or [f"{INTERRUPTED_EARLY}."]
+        elif self._saved is None and not failed:
             failed = [self._why_nothing()]
-        return Collected(code, self._saved, [*self._problems, *failed])
+        return Collected(code, self._saved, self._changed(), [*self._problems, *failed])
+
+    def _traces(self, name: str) -> dict[int, Path]:
+        """Return the traces of this name that processes left, by process."""
+        found = (path for path in self._folder.glob("[0-9]*/*") if path.name == name)
+        return {int(path.parent.name): path for path in found}
+
+    def _changed(self) -> Path | None:
+        """Save the trace of the steps with a change beside the other, if there is one."""
+        traces = self._traces(changed_path(self._output).name)
+        if self._saved is None or not traces:
+            return None
+        from daydream.collect.merge import merge
+
+        merged, _ = merge(traces, self._ended, self._root)
+        target = changed_path(self._saved)
+        if isinstance(merged, Path):
+            write_whole(target, merged.replace, force=True)
+        else:
+            merged.save(target, force=True)
+        return target
 
     def _merge(self, traces: dict[int, Path]) -> None:
         from daydream.collect.merge import merge
@@ -242,6 +284,12 @@ class _Run:
     def _named(self, pid: int, text: str) -> str:
         rank = self._ended[pid].get("rank")
         return text if rank is None or len(self._moved) < 2 else f"rank {rank}: {text}"
+
+    def _interrupted(self, code: int) -> bool:
+        """Return whether Ctrl-C ended the script, and no process that trained says otherwise."""
+        told = {pid: str(each["failed"]) for pid, each in self._ended.items() if each["failed"]}
+        failed = any(pid in self._moved and INTERRUPTED_EARLY not in text for pid, text in told.items())
+        return not failed and (signal.SIGINT in self._signals or code == 128 + signal.SIGINT)
 
     def _why_nothing(self) -> str:
         if not (self._folder / f"{self._root}{HELLO}").exists():

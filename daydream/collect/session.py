@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.alternating import Alternating
-from daydream.collect.capture import Capture, Captured, prepared_profiler
+from daydream.collect.capture import Capture
+from daydream.collect.captured_steps import CapturedSteps
+from daydream.collect.changed_window import ChangedWindow
 from daydream.collect.free_steps import FreeSteps
 from daydream.collect.hook_times import HookTimes
+from daydream.collect.interruption import HeldInterruptions
+from daydream.collect.messages import changed_path
 from daydream.collect.own_profilers import OwnProfilers
-from daydream.collect.periods_of_steps import DIFFERENT
-from daydream.collect.profiler_cost import measure_profiler_cost
 from daydream.collect.step_hooks import BACKWARD, StepHooks
 from daydream.collect.step_sequence import StepSequence, why_nothing
-from daydream.collect.steps import Ranges
 from daydream.errors import DaydreamError, OutputError
 from daydream.trace import Trace
 from daydream.wording import counted
@@ -35,7 +36,6 @@ from daydream.wording import counted
 WAITING, CAPTURING, TIMING, DONE = range(4)
 AHEAD = 2  # steps between a profiler's preparation and its start: a GPU's takes long to start up
 MOST = 3  # times as many steps as asked for are captured at most, where updates are skipped
-SKIPPED = "its update was skipped: the gradient scaler found infinite gradients"
 
 
 class Session:
@@ -45,7 +45,8 @@ class Session:
     gets a sentence now and then. `on_fork` is called at the steps of a forked child, which records
     nothing until `begin_anew`; `on_holding` when there begins to be something to lose, and when there
     no longer is. With `alternate`, called with the optimizers, blocks of steps with a real change
-    follow. Raises `OutputError` if `output` exists and `force` is not given.
+    follow. `with_stack` records Python frames too. Raises `OutputError` if `output` exists and
+    `force` is not given.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Session:
         on_holding: Callable[[bool], None] | None = None,
         unprofiled: int = 20,
         alternate: Callable[[list[Any]], Alternating] | None = None,
+        with_stack: bool = False,
     ) -> None:
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
             if value < least:
@@ -71,8 +73,9 @@ class Session:
         self._tell = on_progress or (lambda _: None)
         self._on_fork = on_fork or (lambda: None)
         self._on_holding = on_holding or (lambda _: None)
-        self._alternate = alternate
+        self._alternate, self._with_stack = alternate, with_stack
         self._installed = False
+        self._interruptions = HeldInterruptions()
         self._step_hooks = StepHooks(self._on_marker)
         self._own_profilers = OwnProfilers(self._give_way)
         self._reset()
@@ -88,9 +91,7 @@ class Session:
         self._in_hook = False
         self._afterwards: Callable[[], None] | None = None
         self._own_profilers.forget()
-        self._captured: Captured | None = None
-        self._ranges: tuple[Ranges, str] = [], ""
-        self._skipped: set[str] = set()  # names of captured steps without an update
+        self._captured: CapturedSteps | None = None
         self._anchor: int | None = None  # what ended the captured steps
         self._free: FreeSteps | None = None
         self._first_step = 1  # number of the first captured step
@@ -136,23 +137,24 @@ class Session:
         """
         if os.getpid() != self._pid:
             return
-        if not self._in_hook:
-            self._step_hooks.remove()
-        if self._finished:
-            failure, self._failure = self._failure, None
-            if failure is not None:
-                raise failure
-            return
-        self._finished = True
-        try:
-            if self._state == CAPTURING:
-                self._stop_capture()
-            if self._captured is None:
-                sequence, profiled = self._sequence, self._own_profilers.seen
-                raise DaydreamError(why_nothing(sequence, self._warmup, reason, profiled=profiled))
-            self._save(self._captured, reason)
-        finally:
-            self._take_down()
+        with self._interruptions:
+            if not self._in_hook:
+                self._step_hooks.remove()
+            if self._finished:
+                failure, self._failure = self._failure, None
+                if failure is not None:
+                    raise failure
+                return
+            self._finished = True
+            try:
+                if self._state == CAPTURING:
+                    self._stop_capture()
+                if self._captured is None:
+                    sequence, profiled = self._sequence, self._own_profilers.seen
+                    raise DaydreamError(why_nothing(sequence, self._warmup, reason, profiled=profiled))
+                self._save(self._captured, reason)
+            finally:
+                self._take_down()
 
     # Steps ---------------------------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ class Session:
             return
         prepared = self._capture is not None
         if not prepared and sequence.steps >= self._warmup - AHEAD:
-            self._capture = self._as_ours(Capture)
+            self._capture = self._as_ours(lambda: Capture(with_stack=self._with_stack))
         if ready and self._capture is not None and (prepared or not self._capture.slow_to_start):
             self._start_capture(self._capture)
         else:
@@ -230,8 +232,8 @@ class Session:
     # Capture -------------------------------------------------------------------------------------
 
     def _as_ours(self, function: Callable[[], Any]) -> Any:
-        """Call a function whose profiler is not one of the script's."""
-        with self._own_profilers.not_theirs():
+        """Call a function whose profiler is not one of the script's, and which Ctrl-C does not break off."""
+        with self._interruptions, self._own_profilers.not_theirs():
             return function()
 
     def _start_capture(self, capture: Capture) -> None:
@@ -253,13 +255,14 @@ class Session:
         self._state = TIMING
         if capture is None:
             return
-        captured = self._as_ours(lambda: capture.stop(self._step_hooks.optimizers))
-        self._anchor = self._sequence.anchor
-        self._ranges, self._skipped = self._sequence.ranges(
-            captured.markers, self._first_step, self._step_hooks.optimizers
-        )
-        if len(captured.recording) and self._ranges[0]:
-            self._captured = captured
+        with self._interruptions:
+            captured = self._as_ours(lambda: capture.stop(self._step_hooks.optimizers))
+            self._anchor = self._sequence.anchor
+            ranges, skipped = self._sequence.ranges(
+                captured.markers, self._first_step, self._step_hooks.optimizers
+            )
+            if len(captured.recording) and ranges[0]:
+                self._captured = CapturedSteps(captured, ranges, skipped)
 
     def _begin_timing(self) -> None:
         if self._captured is None or not self._unprofiled:
@@ -269,6 +272,7 @@ class Session:
             self._unprofiled,
             None if self._alternate is None else self._begin_alternating,
             self._measure_cost,
+            self._record_changed,
         )
         self._tell(f"timing {counted(self._unprofiled, 'step')} without the profiler")
 
@@ -277,28 +281,30 @@ class Session:
         self._tell("timing blocks of steps with and without the change")
         return self._alternate(self._step_hooks.optimizers)
 
+    def _record_changed(self, blocks: Alternating) -> ChangedWindow:
+        self._tell("recording steps with the change")
+        return ChangedWindow(
+            blocks.change, changed_path(self._output), steps=self._steps,
+            optimizers=self._step_hooks.optimizers, as_ours=self._as_ours,
+        )  # fmt: skip
+
     def _time(self, which: int, *, skipped: bool) -> None:
         if self._free is None:
             return
         if skipped or len(self._own_profilers):  # the script's own profiler would be timed too
             self._free.leave_out()
-        if which == self._anchor and self._free.end_step():
-            self.finish("the end")
+        if which == self._anchor:
+            self._sequence.steps += 1
+            if self._free.end_step():
+                self.finish("the end")
 
     def _measure_cost(self) -> None:
-        """Add to the trace what recording costs an event, in this process; where that fails, why."""
-        if self._captured is None:
+        captured = self._captured
+        if captured is None:
             return
         self._tell("measuring what recording costs")
-        metadata = self._captured.recording.metadata
-        try:
-            cost = self._as_ours(lambda: measure_profiler_cost(prepared_profiler))
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            metadata["notes"].append(f"What recording costs could not be measured: {error}.")
-        else:
-            if cost:
-                hooks_ns = self._hook_times.more_in(CAPTURING, than=TIMING, once_a_step=self._anchor or 0)
-                metadata["profiler_cost"] = {**cost, "step_hooks_ns": hooks_ns}
+        hooks_ns = self._hook_times.more_in(CAPTURING, than=TIMING, once_a_step=self._anchor or 0)
+        self._as_ours(lambda: captured.measure_cost(self._interruptions, hooks_ns))
 
     def _start_again(self) -> None:
         """Forget the backward passes that were taken for steps: an optimizer steps after all."""
@@ -316,7 +322,7 @@ class Session:
             self._capture = None  # only prepared: theirs replaces it
         if self._state == CAPTURING:
             self._stop_capture()
-            if self._captured is not None and len(self._ranges[0]) > self._steps:
+            if self._captured is not None and self._captured.count >= self._steps:
                 self._begin_timing()
                 return
             self._state = WAITING
@@ -324,24 +330,14 @@ class Session:
 
     # The end -------------------------------------------------------------------------------------
 
-    def _save(self, captured: Captured, reason: str) -> None:
+    def _save(self, captured: CapturedSteps, reason: str) -> None:
         self._tell("writing")
         self._captured = None
-        metadata = captured.recording.metadata
-        taken = len(self._ranges[0]) - 1
-        if taken < self._steps:
-            metadata["notes"].append(
-                f"{counted(taken, 'step')} of {self._steps} could be measured before {reason}."
-            )
         if self._free is not None:
-            metadata.update(self._free.document())
+            captured.metadata.update(self._free.document())
         asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
-        metadata.update(source=self._output.name, collected=asked)
-        self.trace = captured.trace(self._ranges)
-        for step in self.trace.metadata["steps"]:
-            if step["name"] in self._skipped and (step["covered"] or step["why_not"] == DIFFERENT):
-                step.update(covered=False, why_not=SKIPPED)
-        self.trace.save(self._output, force=self._force)
+        captured.metadata.update(source=self._output.name, collected={**asked, "ran": self._sequence.steps})
+        self.trace = captured.save(self._output, force=self._force, wanted=self._steps, reason=reason)
 
     def _take_down(self) -> None:
         """Leave the process as it was."""

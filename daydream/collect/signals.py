@@ -19,16 +19,20 @@ FROM_THE_KEYBOARD = ("SIGINT", "SIGQUIT")  # Ctrl-C, Ctrl-\
 
 
 @contextlib.contextmanager
-def passing_on() -> Iterator[Callable[[subprocess.Popen[Any]], None]]:
+def passing_on(came: list[int]) -> Iterator[Callable[[subprocess.Popen[Any]], None]]:
     """Pass signals on to the child that the yielded function is called with, and outlive them.
 
-    A terminal sends Ctrl-C to its whole foreground group, child included; passing that on would
-    interrupt the child's own cleaning up a second time.
+    They are added to `came`. A terminal sends Ctrl-C to its whole foreground group, child included;
+    passing that on would interrupt the child's own cleaning up a second time.
     """
     children: list[subprocess.Popen[Any]] = []
     early: list[int] = []
 
-    def pass_on(number: int, frame: FrameType | None = None) -> None:  # noqa: ARG001 - signal's signature
+    def arrived(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        pass_on(number)
+
+    def pass_on(number: int) -> None:
         if not children:
             early.append(number)
         elif not (signal.Signals(number).name in FROM_THE_KEYBOARD and _in_the_foreground()):
@@ -43,7 +47,7 @@ def passing_on() -> Iterator[Callable[[subprocess.Popen[Any]], None]]:
     if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
         # What we were started to ignore (nohup), the child ignores as well.
         numbers = [each for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, pass_on) for number in numbers}
+        before = {number: signal.signal(number, arrived) for number in numbers}
     try:
         yield started
     finally:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from daydream.collect.events import Marker
+from daydream.collect.messages import INTERRUPTED_EARLY
 from daydream.collect.parameter_versions import Updates
 from daydream.collect.periods_of_steps import Anchor
 from daydream.collect.step_hooks import BACKWARD, any_optimizer_exists
@@ -14,6 +15,7 @@ from daydream.wording import counted
 
 MEMORY = 256  # markers that are looked back on while waiting
 PATIENCE = 32  # backward passes without an update before they count as steps, where an optimizer exists
+INTERRUPTED = "Ctrl-C"  # what ended the recording
 SHORT_PATIENCE = 8  # the same where none exists: an update can hide, as one of `parameter.data` does
 
 
@@ -133,6 +135,9 @@ class StepSequence:
 
 def why_nothing(sequence: StepSequence, warmup: int, reason: str, *, profiled: bool) -> str:
     """Return why no step was captured before the recording's end; `profiled`: the script did so itself."""
+    if reason == INTERRUPTED:
+        ran = f"{counted(sequence.steps, 'training step')} had run, the first {warmup} are to warm up."
+        return f"{INTERRUPTED_EARLY}: {ran}"
     if profiled and sequence.steps > warmup:
         return (
             f"no step was captured before {reason}: the script's own torch.profiler ran all the while. "

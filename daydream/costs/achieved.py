@@ -1,11 +1,14 @@
-"""Bandwidth that a trace's own work reaches: what new streaming work of the same machine will reach."""
+"""Bandwidth that a trace's own work reaches: what new streaming work of the same machine will reach.
+
+Recorded work over recorded time: what edits made of either says nothing of the machine.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from daydream.costs.devices import device_of
-from daydream.costs.kernels import floor_ns, work
+from daydream.costs.kernels import floor_ns, recorded_duration_ns, work_of_rows
 from daydream.costs.scaling import tiny_call_ns
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -28,16 +31,17 @@ def memory_bandwidth(graph: Graph, on: str = "gpu") -> float | None:
     within its memory, else nine tenths of the table's bandwidth for the device. On a CPU
     from operators that work in place: new memory costs page faults.
     """
-    tasks = graph.select(on=on) if on == "gpu" else graph.select(on=on, op=r"_$")
-    amounts = work(graph, tasks)
-    streaming = np.isin(amounts.family.astype(str), STREAMING)
-    nbytes, duration_ns = amounts.nbytes[streaming], tasks.duration_ns[streaming]
+    tasks = _recorded(graph, on)
+    if on == "cpu":
+        tasks = tasks.where(op=r"_$")
+    nbytes, duration_ns = _streaming(tasks)
     if on == "cpu":
         return _rate(nbytes, duration_ns, 0.0, COLD)
-    rate = _rate(nbytes, duration_ns, floor_ns(graph))
+    floor = floor_ns(graph)
+    rate = _rate(nbytes, duration_ns, floor)
     if rate is None:
         inside = tasks.where(kind="memcpy", name=r"DtoD|DeviceToDevice")
-        rate = _rate(2 * inside.bytes, inside.duration_ns, floor_ns(graph))
+        rate = _rate(2 * _recorded_bytes(inside), recorded_duration_ns(inside), floor)
     try:
         limit = device_of(graph).bandwidth
     except NotApplicableError:
@@ -60,10 +64,40 @@ def copies_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray |
     return tiny_call_ns(graph) + 3 * nbytes / rate
 
 
+def _recorded(graph: Graph, on: str) -> Selection:
+    """Return the recorded tasks, removed ones too, and those that somebody put in by hand."""
+    columns = graph.columns
+    recorded = (columns["row"] >= 0) & (columns["repeat"] == 0)
+    if graph.recorded_ns is not None:  # parts that a task was split into are no recorded ones
+        recorded[len(graph.recorded_ns) :] = False
+    mine = recorded | (columns["row"] < 0) & graph.alive
+    return Selection(graph, np.flatnonzero(mine & ((columns["kind"] > 0) == (on == "gpu"))))
+
+
+def _streaming(tasks: Selection) -> tuple[np.ndarray, np.ndarray]:
+    """Return bytes and ns, both as recorded, of the calls and kernels that do streaming work."""
+    graph = tasks.graph
+    if graph.trace is None:
+        return np.empty(0, np.int64), np.empty(0)
+    rows, which = np.unique(graph.columns["row"][tasks.ids], return_inverse=True)
+    duration = np.bincount(which.reshape(-1), recorded_duration_ns(tasks), len(rows))
+    amounts = work_of_rows(graph.trace, rows)
+    streaming = np.isin(amounts.family.astype(str), STREAMING)
+    return amounts.nbytes[streaming], duration[streaming]
+
+
+def _recorded_bytes(copies: Selection) -> np.ndarray:
+    rows = copies.graph.columns["row"][copies.ids]
+    if copies.graph.trace is None:
+        return copies.bytes
+    found: np.ndarray = np.where(rows >= 0, copies.graph.trace["bytes"][np.maximum(rows, 0)], copies.bytes)
+    return found
+
+
 def link_bandwidth(graph: Graph, direction: str = "HtoD") -> float | None:
     """Return GB/s of pinned copies to (or from) the device: the trace's own, else by the device's PCIe."""
-    copies = pinned(graph.select(kind="memcpy", name=_names(direction)))
-    rate = _rate(copies.bytes, copies.duration_ns, 0.0, sizes=LARGE_ENOUGH[:2])
+    copies = pinned(_recorded(graph, "gpu").where(kind="memcpy", name=_names(direction)))
+    rate = _rate(_recorded_bytes(copies), recorded_duration_ns(copies), 0.0, sizes=LARGE_ENOUGH[:2])
     if rate is not None:
         return rate
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -116,19 +117,24 @@ def assign(
     return np.array(number, np.int64)
 
 
-def gradients_of(graph: Graph, gradient_mb: float | None = None) -> Gradients:
+def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None = "no option") -> Gradients:
     """Return the gradients of a trace.
 
-    `gradient_mb` is how many MiB they are in all, for a trace that does not tell; the
-    `AccumulateGrad` nodes then share it equally. Raises `NotApplicableError` where sizes are unknown.
+    `gradient_mb` is how many MiB they are in all, for a trace that does not tell, if the caller has
+    such an option; the `AccumulateGrad` nodes then share it equally. Raises `NotApplicableError`
+    where sizes are unknown.
     """
+    if gradient_mb == "no option":
+        gradient_mb, hint = None, ""
+    else:
+        hint = "; or say with --gradient-mb how many MiB they are in all"
     graph.select(phase="backward").need("backward pass")
     try:
         nodes, makers, nbytes = gradients(graph)
-    except NotApplicableError:
+    except NotApplicableError as error:
         nodes, makers = accumulated(graph)
         if gradient_mb is None or not len(nodes):
-            raise
+            raise NotApplicableError(f"{error}{hint if len(nodes) else ''}") from None
         nbytes = np.zeros(len(nodes), np.int64)
     else:
         if gradient_mb is not None:

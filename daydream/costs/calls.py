@@ -34,7 +34,7 @@ from daydream.trace import UNKNOWN, Trace
 
 MATRIX_KERNEL = re.compile(
     r"gemm|gemv|conv|cudnn|cutlass|xmma|wgrad|dgrad|fprop|winograd|flash|fmha|attn|nvjet|^Cijk|igemm|miopen\w*conv|"
-    r"scudnn|mma|rnn|LSTM|GRU|fft|dot_kernel|ck_tile|ck::",
+    r"scudnn|(?<!ga)mma|rnn|LSTM|GRU|fft|dot_kernel|ck_tile|ck::",  # not GammaBeta of a norm
     re.IGNORECASE,
 )
 NOT_MAIN = re.compile(
@@ -42,6 +42,16 @@ NOT_MAIN = re.compile(
     r"batched_transpose|PackTensor|bn_fw|bn_bw",
     re.IGNORECASE,
 )
+
+# What else a call of a family may be made of: the slow path of `_foreach_add_` is `add_` for each tensor.
+DONE_BY = {
+    "attention": ("matmul",),
+    "recurrent": ("matmul",),
+    "convolution": ("matmul",),
+    "optimizer": ("element-wise",),
+    "normalization": ("element-wise", "reduction"),
+    "pooling": ("reduction",),
+}
 
 _known: WeakKeyDictionary[Trace, Calls] = WeakKeyDictionary()
 
@@ -115,23 +125,19 @@ class Calls:
 
     @cached_property
     def wraps(self) -> np.ndarray:
-        """Mask of rows that only call another operator of their kind, which does the work."""
+        """Mask of rows that only call others of their kind, which do the work.
+
+        What only writes (a buffer filled with zeros) does not do the work of a call that calculates.
+        """
         wraps = np.zeros(len(self.trace), bool)
         parent = np.asarray(self.trace["parent"], np.int64)
         family = self.families[self.which]
+        flop = np.append(self.flop, UNKNOWN)[self.which]
         for kind in {amount.family for amount in self.amounts}:
-            doing = (
-                {kind, "matmul", "convolution"}
-                if kind in ("attention", "recurrent", "convolution")
-                else {kind}
-            )
-            inner = np.flatnonzero(np.isin(self.which, _places(self.families, doing)))
-            above = np.zeros(len(self.trace), bool)
-            up = parent[inner]
-            while len(up := np.unique(up[up >= 0])):
-                above[up] = True
-                up = parent[up]
-            wraps |= above & (family == kind)
+            doing = {kind, *DONE_BY.get(kind, ())}
+            inner = np.isin(self.which, _places(self.families, doing))
+            calculates = _above(parent, np.flatnonzero(inner & (flop != 0)))
+            wraps |= (family == kind) & np.where(flop == 0, _above(parent, np.flatnonzero(inner)), calculates)
         return wraps
 
     @cached_property
@@ -180,13 +186,8 @@ class Calls:
     def launches_work(self) -> np.ndarray:
         """Mask of host rows under which device work was launched: their own work is done there."""
         trace = self.trace
-        above = np.zeros(len(trace), bool)
         parent = np.asarray(trace["parent"], np.int64)
-        up = parent[np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset", "collective"))]
-        while len(up := np.unique(up[up >= 0])):
-            above[up] = True
-            up = parent[up]
-        return above
+        return _above(parent, np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset", "collective")))
 
     def work_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return FLOP, bytes (-1 for unknown), family and owner of rows, device or operator."""
@@ -281,6 +282,17 @@ class Calls:
     def _name_and_grid(self, rows: np.ndarray) -> np.ndarray:
         grids = len(self.trace.text("grid")) + 1
         return self._name(rows) * grids + np.asarray(self.trace["grid"], np.int64)[rows]
+
+
+def _above(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Mask of the rows around any of these."""
+    above = np.zeros(len(parent), bool)
+    up = parent[rows]
+    while len(up := np.unique(up[up >= 0])):
+        up = up[~above[up]]
+        above[up] = True
+        up = parent[up]
+    return above
 
 
 def _places(families: np.ndarray, wanted: set[str]) -> np.ndarray:

@@ -1,16 +1,18 @@
 """Clusters by name (`dgx-a100:4`, four nodes), and those described in a file.
 
 Bandwidths are what NCCL reckons with, not what is printed on the box. Inside a node: the links of
-a GPU times NCCL's figure for one link in one direction (SM70_NVLINK_BW 20.0, SM80 20.0, SM90 20.6,
-SM100 40.1, PCI_BW 12.0 for gen 3 x16; src/graph/topo.h), for AMD RCCL's (GFX94X_XGMI_WIDTH 48.0).
-Out of a node: its network cards times NET_BW, 12.0 for each 100 Gbit/s (same file). Steps: hwLat of
-the ring with the Simple protocol (src/graph/tuning.cc): NVLink 3.4 us, PCI 5.7 us, network 14.0 us.
+a GPU times NCCL's figure for one link in one direction (SM60_NVLINK_BW 18.0, SM70 20.0, SM80 20.0, SM90
+20.6, SM100 40.1, PCI_BW 12.0 for gen 3 x16, twice that a generation; src/graph/topo.h), for AMD RCCL's
+(GFX94X_XGMI_WIDTH 48.0). Out of a node: its network cards times NET_BW, 12.0 for each 100 Gbit/s
+(same file). Steps: hwLat of the ring with the Simple protocol (src/graph/tuning.cc): NVLink 3.4 us, PCI
+5.7 us, network 14.0 us.
 Links and cards of the machines are those of the makers' data sheets.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ SUFFIXES = (".toml", ".json")
 
 # name: GPUs, GB/s between them, ns of a step inside, Gbit/s out of a node, what it is
 MACHINES: dict[str, tuple[int, float, int, float, str]] = {
+    "dgx-p100": (8, 4 * 18.0, NVLINK_NS, 400, "4 NVLinks a GPU, 4 cards of 100 Gbit/s"),
     "dgx-v100": (8, 6 * 20.0, NVLINK_NS, 400, "6 NVLinks a GPU, 4 cards of 100 Gbit/s"),
     "dgx-2": (16, 6 * 20.0, NVLINK_NS, 800, "6 NVLinks a GPU through NVSwitch, 8 cards of 100 Gbit/s"),
     "dgx-a100": (8, 12 * 20.0, NVLINK_NS, 1600, "12 NVLinks a GPU through NVSwitch, 8 cards of 200 Gbit/s"),
@@ -37,6 +40,7 @@ MACHINES: dict[str, tuple[int, float, int, float, str]] = {
     "p5": (8, 18 * 20.6, NVLINK_NS, 3200, "p5.48xlarge: H100 with 18 NVLinks, 3200 Gbit/s"),
     "pcie3": (8, 12.0, PCI_NS, 100, "GPUs on PCIe gen 3 x16, one card of 100 Gbit/s"),
     "pcie4": (8, 24.0, PCI_NS, 200, "GPUs on PCIe gen 4 x16, one card of 200 Gbit/s"),
+    "pcie5": (8, 48.0, PCI_NS, 400, "GPUs on PCIe gen 5 x16, one card of 400 Gbit/s"),
 }
 
 
@@ -66,7 +70,7 @@ def cluster(text: str) -> Cluster:
             f"unknown cluster {name!r}.{hint} Known are {', '.join(MACHINES)}; one's own is described in a "
             "file ending in .toml or .json."
         )
-    return found.with_nodes(int(count)) if count else found
+    return replace(found, nodes=int(count), nodes_given=True) if count else found
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -102,8 +106,9 @@ def read_cluster(path: str | Path) -> Cluster:
     inter = _link(content, "inter", path) if "inter" in content or nodes > 1 else intra
     name = str(content.get("name", path.stem))
     return Cluster(
-        name, int(nodes), int(gpus), intra, inter, f"by the description in {path.name}, not measured"
-    )
+        name, int(nodes), int(gpus), intra, inter, f"by the description in {path.name}, not measured",
+        nodes_given="nodes" in content,
+    )  # fmt: skip
 
 
 def _toml(text: str) -> Any:

@@ -27,7 +27,7 @@ from daydream.costs.collectives import (
     hierarchical_all_to_all_ns,
     ring_reduce_scatter_ns,
 )
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, GraphError
 from daydream.wording import counted
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ PROTOCOLS = (
 class Cluster:
     """Nodes of equal GPUs. `intra.bandwidth` is a GPU's to its peers, `inter.bandwidth` a whole node's.
 
-    `source` is a sentence on where the figures come from, for the notes of a result.
+    `source` is a sentence on where the figures come from, for the notes of a result. `nodes_given` says
+    that the number of nodes was given: there are no more.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Cluster:
     inter: Link
     source: str
     curve: StepCurve | None = field(default=None, compare=False)
+    nodes_given: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.gpus_per_node < 1:
@@ -98,7 +100,16 @@ class Cluster:
         return replace(self, nodes=nodes)
 
     def holding(self, world_size: int) -> Cluster:
-        """Return this cluster, with more nodes if it has not enough for so many GPUs."""
+        """Return this cluster, with more nodes if it has not enough for so many GPUs.
+
+        Raises `GraphError` if it has not, and the number of nodes was given.
+        """
+        if self.nodes_given and world_size > self.world_size:
+            raise GraphError(
+                f"{world_size:,} workers do not fit: cluster {self.name!r} was given "
+                f"{counted(self.nodes, 'node')} of {counted(self.gpus_per_node, 'GPU')}. Give it "
+                f"{ceil(world_size / self.gpus_per_node):,} nodes, or no number for as many as are needed."
+            )
         return self.with_nodes(max(self.nodes, ceil(world_size / self.gpus_per_node)))
 
     def scaled(self, *, bandwidth: float = 1.0, latency: float = 1.0) -> Cluster:

@@ -24,13 +24,8 @@ def fused_chain_ns(graph: Graph, chains: Groups) -> np.ndarray:
     widths = np.array([itemsize(dtype) or 0 for dtype in parts.dtype.tolist()], np.int64)
     read = np.minimum(parts.input_elements * widths, nbytes)
     known = (nbytes > 0) & (read > 0)
-    written = np.where(known, nbytes - read, 0)
-    inner = number[1:] == number[:-1]
-    kept = np.where(inner, 2 * np.minimum(written[:-1], np.maximum(read[1:], 0)), 0)
+    share = bytes_left(number, np.where(known, nbytes, 0), read, len(chains))
     starts = np.append(0, np.cumsum(chains.sizes))[:-1]
-    moved = np.add.reduceat(np.where(known, nbytes, 0), starts) if len(starts) else starts
-    saved = np.bincount(number[1:], kept, len(chains))
-    share = 1 - saved / np.maximum(moved, 1)
 
     floor = np.minimum(floor_ns(graph), parts.duration_ns)
     body = np.bincount(number, parts.duration_ns - floor, len(chains))
@@ -39,3 +34,18 @@ def fused_chain_ns(graph: Graph, chains: Groups) -> np.ndarray:
     whole = np.bincount(number, known, len(chains)) == chains.sizes
     time: np.ndarray = np.where(whole, least + share * body, longest)
     return np.minimum(time, chains.total("duration_ns"))
+
+
+def bytes_left(number: np.ndarray, nbytes: np.ndarray, read: np.ndarray, chains: int) -> np.ndarray:
+    """Return which part of its bytes each chain moves as one kernel; 1 for one without any.
+
+    Parts stand in program order, `number` says whose each is; `read` are those of their bytes that
+    go in. Twice what a part writes and the next one reads is not moved.
+    """
+    known = (nbytes > 0) & (read > 0)
+    written = np.where(known, nbytes - np.minimum(read, nbytes), 0)
+    goes_in = np.where(known, np.minimum(read, nbytes), 0)
+    kept = np.where(number[1:] == number[:-1], 2 * np.minimum(written[:-1], goes_in[1:]), 0)
+    moved = np.bincount(number, nbytes, chains)
+    left: np.ndarray = 1 - np.bincount(number[1:], kept, chains) / np.maximum(moved, 1)
+    return left

@@ -68,7 +68,7 @@ class _Search:
             return None
         images = inputs[0]
         kernel = inputs[1] if len(inputs) > 1 and len(inputs[1]) == len(images) else None
-        transposed = "transpose" in self._name(row)
+        transposed = self._transposed(row)
         for later in after.tolist():
             if self.trace["tid"][later] != self.trace["tid"][row]:
                 return None
@@ -78,12 +78,22 @@ class _Search:
                 continue
             if first[0] == images and (kernel is None or inside):
                 continue
+            if first[0] == kernel and inside:
+                continue
             if _can_be_output(first[0], images, kernel, transposed=transposed):
                 return first[0]
         return None
 
     def _name(self, row: int) -> str:
         return self.bare[self.trace["name"][row]]
+
+    def _transposed(self, row: int) -> bool:
+        """Say whether a convolution is transposed: `conv_transpose2d` calls `convolution`."""
+        while row >= 0 and "conv" in self._name(row):
+            if "transpose" in self._name(row):
+                return True
+            row = int(self.trace["parent"][row])
+        return False
 
     def _inside(self, row: int, outer: int) -> bool:
         parent = self.trace["parent"]
@@ -95,7 +105,10 @@ class _Search:
 
 
 def _can_be_output(shape: Shape, images: Shape, kernel: Shape | None, *, transposed: bool) -> bool:
-    """Say whether a convolution (or, without a kernel, a pooling) of `images` can have this output."""
+    """Say whether a convolution (or, without a kernel, a pooling) of `images` can have this output.
+
+    Padding is taken to be no more than the kernel's size: out = size + 2 padding - kernel + 1.
+    """
     if len(shape) != len(images) or shape[0] != images[0]:
         return False
     if kernel is None:
@@ -103,4 +116,4 @@ def _can_be_output(shape: Shape, images: Shape, kernel: Shape | None, *, transpo
     if transposed:
         return shape[1] % max(kernel[1], 1) == 0
     fits = zip(shape[2:], images[2:], kernel[2:], strict=True)
-    return shape[1] == kernel[0] and all(out <= size + width for out, size, width in fits)
+    return shape[1] == kernel[0] and all(out <= size + width + 1 for out, size, width in fits)

@@ -1,28 +1,30 @@
 """Input sizes: with which batch and sequence length a trace was recorded, and times at another size.
 
 Sizes are read from the shapes of calls whose layout is known: convolutions, attention,
-embeddings, linear layers, norms. The size that most calls have counts.
+embeddings, linear layers, norms. The size that most calls have counts; where two are equally often
+seen, nobody can tell which one is meant.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from daydream.costs.calls import Calls, calls_of
+from daydream.costs.grown import SCALAR_BYTES
 from daydream.costs.kernels import work
-from daydream.costs.resize import parameter_shapes, resized_shapes, resized_work
+from daydream.costs.resize import growth_of, parameter_shapes, resized_shapes
 from daydream.costs.retime import Retimed, measured_first, retime
 from daydream.costs.scaling import scaled_time
 from daydream.costs.shapes import Argument, Shape, parse_shapes
-from daydream.costs.work import bare_name
+from daydream.costs.work import MATRIX_FAMILIES, bare_name
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
-SCALAR_BYTES = 8  # a copied number grows with nothing
 BATCH_FIRST = {
     "conv1d", "conv2d", "conv3d", "convolution", "cudnn_convolution", "miopen_convolution", "batch_norm",
     "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "group_norm",
@@ -33,37 +35,46 @@ BY_TOKEN = {
     "layer_norm": 0,
     "native_layer_norm": 0,
 }  # and which argument is no parameter
+# Their tensors are batch x length x heads x width; those of other attention batch x heads x length x width.
+LENGTH_SECOND = ("_flash_attention", "_efficient_attention")
+MOST = 0.5  # of the time of work that grows: where less has shapes, they do not tell the answer
 
 
 def recorded_batch(graph: Graph) -> int | None:
-    """Return the batch size of the trace, as most calls show it; None where no shape tells it."""
+    """Return the batch size of the trace, as most calls show it; None where no shape tells it.
+
+    Raises `NotApplicableError` if as many calls show another one.
+    """
     sure, likely, perhaps = Counter[int](), Counter[int](), Counter[int]()
     for name, arguments, times in _calls(graph):
         first = _tensor(arguments, 0)
         if name in BATCH_FIRST or "attention" in name:
-            sure.update({size: times for size in first[:1] if len(first) > 2})
+            sure.update({size: times for size in first[:1] if len(first) > (3 if "attention" in name else 2)})
         elif name == "embedding" and len(_tensor(arguments, 1)) == 2:
             sure[_tensor(arguments, 1)[0]] += times
         elif name in BY_TOKEN and len(given := _tensor(arguments, BY_TOKEN[name])) > 1:
             # A third dimension may stand first, where sequences do; a second one may be batch and sequence.
             (likely if len(given) > 2 else perhaps)[given[0]] += times
-    return _most(sure or likely or perhaps)
+    return _most(sure or likely or perhaps, "batch size")
 
 
 def recorded_length(graph: Graph) -> int | None:
-    """Return the sequence length of the trace, as most calls show it; None where no shape tells it."""
+    """Return the sequence length of the trace, as most calls show it; None where no shape tells it.
+
+    Raises `NotApplicableError` if as many calls show another one.
+    """
     sure, perhaps = Counter[int](), Counter[int]()
     for name, arguments, times in _calls(graph):
         first = _tensor(arguments, 0)
         if "attention" in name and len(first) == 4:
-            sure[first[2]] += times
+            sure[first[1 if name.startswith(LENGTH_SECOND) else 2]] += times
         elif name in ("softmax", "_softmax") and len(first) > 2 and first[-1] == first[-2]:
             sure[first[-1]] += times
         elif name == "embedding" and len(_tensor(arguments, 1)) == 2:
             sure[_tensor(arguments, 1)[1]] += times
         elif name == "linear" and len(first) == 3:
             perhaps[first[1]] += times
-    return _most(sure or perhaps)
+    return _most(sure or perhaps, "sequence length")
 
 
 def is_feature_size(graph: Graph, size: int) -> bool:
@@ -91,12 +102,14 @@ def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: b
     formula in proportion to the size. Copies go with their bytes, single numbers stay. Times
     that the graph's table holds at the new shapes come first.
     """
-    flop, nbytes = resized_work(graph, tasks, old, new, every=every)
-    known = (work(graph, tasks).call >= 0) | (flop != 1) | (nbytes != 1)
+    growth = growth_of(graph, tasks, old, new, every=every)
+    flop, nbytes, known = growth.flop, growth.nbytes, growth.known
     shapes = {} if graph.times is None else resized_shapes(graph, tasks, flop, old, new, every=every)
     flop, nbytes = (np.where(known, factor, new / old) for factor in (flop, nbytes))
     if (tasks.kind == "cpu").all():
-        scaled = scaled_time(graph, tasks, np.where(flop != 1, flop, nbytes))
+        scaled = scaled_time(
+            graph, tasks, np.where(flop != 1, flop, nbytes), weights=_weights(graph, tasks, flop, nbytes)
+        )
         return measured_first(graph, tasks, scaled, shapes=shapes)
     number = (tasks.bytes >= 0) & (tasks.bytes <= SCALAR_BYTES) & (tasks.kind != "kernel")
     return retime(
@@ -104,8 +117,74 @@ def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: b
         tasks,
         flop_factor=np.where(number, 1, flop),
         bytes_factor=np.where(number, 1, nbytes),
+        grid_factor=np.where(known, growth.results, np.nan),
         shapes=shapes,
     )
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Parts of some tasks' time: that grow as their shapes say, in proportion to the size, not at all."""
+
+    by_shapes: float
+    in_proportion: float
+    stays: float
+
+    def words(self) -> str:
+        """Return a clause that says which part goes by what."""
+        if not self.by_shapes:
+            return "in proportion, as no shapes tell more"
+        if round(self.by_shapes, 2) == 1:
+            return "by the recorded shapes"
+        others = [
+            f"{part:.0%} {what}"
+            for part, what in ((self.in_proportion, "in proportion"), (self.stays, "stays"))
+            if part >= 0.005
+        ]
+        return f"by the recorded shapes for {self.by_shapes:.0%} of the time ({', '.join(others)})"
+
+
+def shares_of_growth(tasks: Selection, retimed: Retimed, by_shapes: np.ndarray | None = None) -> Shares:
+    """Return how much of the tasks' time before the change goes by shapes (a mask), in proportion, or stays.
+
+    On a CPU what only calls others, makes views or allocates stays.
+    """
+    time = retimed.before_ns.astype(np.float64)
+    total = max(time.sum(), 1.0)
+    known = np.zeros(len(tasks), bool) if by_shapes is None else by_shapes
+    stays = (retimed.model == "unchanged") & ~known
+    return Shares(*(float(time[mask].sum() / total) for mask in (known, ~known & ~stays, stays)))
+
+
+def need_shapes(graph: Graph, shares: Shares) -> None:
+    """Say, or raise `NotApplicableError`, where most of the work that grows has no shapes.
+
+    Inference may read its weights whatever the size: in proportion would promise a gain that is not there.
+    In training, where activations and gradients take most of the traffic, it is a bound.
+    """
+    grows = shares.by_shapes + shares.in_proportion
+    if not grows or shares.by_shapes >= MOST * grows:
+        return
+    part = shares.in_proportion / grows
+    if not len(graph.select(phase="backward")):
+        raise NotApplicableError(
+            f"no shapes tell how {part:.0%} of the work would grow, and without a backward pass most of it "
+            "may be on weights, which stay.\n"
+            "       Record it with record_shapes=True, and without replayed CUDA graphs."
+        )
+    graph.note(
+        f"No shapes tell how {part:.0%} of the work would grow: it is taken to grow in proportion. What is "
+        "done with parameters alone stays, so a larger size takes at most that long, a smaller one at least."
+    )
+
+
+def _weights(graph: Graph, tasks: Selection, flop: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+    """Return the bytes of each product's operand that stays: the bytes grow by so much less than the FLOP."""
+    task_work = work(graph, tasks)
+    family = task_work.family.astype(str)  # a recurrent layer has an overhead for each time step instead
+    product = np.isin(family, MATRIX_FAMILIES) & (family != "recurrent") & (flop != 1)
+    part = np.where(product, (flop - nbytes) / np.where(product, flop - 1, 1), 0.0)
+    return np.asarray(np.clip(part, 0.0, 1.0) * np.maximum(task_work.nbytes, 0))
 
 
 def need_size(size: int | None, what: str) -> int:
@@ -132,6 +211,17 @@ def _tensor(arguments: list[Argument], place: int) -> Shape:
     return part if isinstance(part, tuple) else ()
 
 
-def _most(votes: Counter[int]) -> int | None:
-    """Return the size with most votes, of several the smallest."""
-    return min(votes, key=lambda size: (-votes[size], size)) if votes else None
+def _most(votes: Counter[int], what: str) -> int | None:
+    """Return the size with most votes, None if there are none; raise `NotApplicableError` if several have.
+
+    A size of 1 may be that of a tensor which is the same for all, so any other one goes before it.
+    """
+    most = max(votes.values(), default=0)
+    sizes = sorted(size for size, count in votes.items() if count == most)
+    sizes = [size for size in sizes if size > 1] or sizes
+    if len(sizes) > 1:
+        raise NotApplicableError(
+            f"the trace's shapes do not tell its {what}: as many calls show {sizes[0]:,} as {sizes[1]:,}.\n"
+            "       Give it by --recorded."
+        )
+    return sizes[0] if sizes else None

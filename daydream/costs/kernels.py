@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.costs.calls import calls_of
+from daydream.costs.counters import counted_work
 from daydream.costs.devices import Device, device_of, device_properties
+from daydream.costs.grown import grown_by
 from daydream.costs.work import MATRIX_FAMILIES
 from daydream.graph.columns import read_column
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.graph.tables import kind_code
-from daydream.trace import UNKNOWN
+from daydream.trace import UNKNOWN, Trace
 
 TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm|s1688cudnn|s161616?gemm_f32|xf32", re.IGNORECASE)
 TENSOR_KERNEL = re.compile(
@@ -49,29 +51,49 @@ class Work:
 def work(graph: Graph, selection: Selection) -> Work:
     """Return FLOP and bytes of the selected tasks, from the shapes that the trace recorded.
 
+    What a GPU counted goes before that, where the trace has it (`counters.py`). An edit that made
+    the work more counts (`grown.py`).
+
     Kernels of one operator call share its work; pieces of a CPU operator likewise, by
     time. Copies and memsets have the bytes that the trace says.
     """
     rows = graph.columns["row"][selection.ids]
-    count = len(rows)
-    flop, nbytes, call = (np.full(count, UNKNOWN, np.int64) for _ in range(3))
-    family = np.full(count, None, dtype=object)
-    trace = graph.trace
-    if trace is None or not count:
-        return Work(flop, nbytes, family, call)
-    there = np.flatnonzero(rows >= 0)
-    flop[there], nbytes[there], family[there], call[there] = calls_of(trace).work_of_rows(rows[there])
+    if graph.trace is None or not len(rows):
+        return _unknown(len(rows))
+    found = work_of_rows(graph.trace, rows)
+    factors = grown_by(graph, selection)[:2] if graph.resized else (1.0, 1.0)
     on_cpu = graph.columns["kind"][selection.ids] == 0
-    if on_cpu.any():
-        part = _part_of_row(graph, selection.ids)
-        for amounts in (flop, nbytes):
-            known = on_cpu & (amounts >= 0)
-            amounts[known] = np.rint(amounts[known] * part[known]).astype(np.int64)
+    part = np.where(on_cpu, _part_of_row(graph, selection.ids), 1.0) if on_cpu.any() else 1.0
+    for amounts, factor in zip((found.flop, found.nbytes), factors, strict=True):
+        known = amounts >= 0
+        amounts[known] = np.rint(amounts * factor * part)[known].astype(np.int64)
     moved = np.isin(graph.columns["kind"][selection.ids], (kind_code("memcpy"), kind_code("memset")))
     recorded = read_column(graph, "bytes", selection.ids)
     moved &= recorded >= 0
-    flop[moved], nbytes[moved], family[moved] = 0, recorded[moved], "transfer"
-    return Work(flop, nbytes, family, call)
+    found.flop[moved], found.nbytes[moved], found.family[moved] = 0, recorded[moved], "transfer"
+    return found
+
+
+def work_of_rows(trace: Trace, rows: np.ndarray) -> Work:
+    """Return the recorded work of rows of a trace, device or operator; -1 stands for no row."""
+    found = _unknown(len(rows))
+    there = np.flatnonzero(rows >= 0)
+    for column, values in zip(
+        (found.flop, found.nbytes, found.family, found.call),
+        calls_of(trace).work_of_rows(rows[there]),
+        strict=True,
+    ):
+        column[there] = values
+    if trace.metadata.get("counters"):
+        for amounts, column in zip((found.flop, found.nbytes), counted_work(trace), strict=True):
+            here = there[column[rows[there]] >= 0]
+            amounts[here] = column[rows[here]]
+    return found
+
+
+def _unknown(count: int) -> Work:
+    flop, nbytes, call = (np.full(count, UNKNOWN, np.int64) for _ in range(3))
+    return Work(flop, nbytes, np.full(count, None, dtype=object), call)
 
 
 def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:
@@ -122,18 +144,33 @@ def peaks(formats: np.ndarray, device: Device) -> np.ndarray:
 
 
 def floor_ns(graph: Graph) -> float:
-    """Return what the smallest kernels of this graph take: the fixed cost of any kernel."""
-    kernels = (graph.columns["kind"] == 1) & graph.alive
-    duration = graph.columns["duration_ns"][kernels]
+    """Return what the smallest kernels of this graph take: the fixed cost of any kernel, as recorded."""
+    kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == 1) & graph.alive))
+    duration = recorded_duration_ns(kernels)
     duration = duration[duration > 0]
     if not len(duration):
         return 0.0
     return float(min(np.percentile(duration, FLOOR_PERCENTILE), LARGEST_FLOOR_NS))
 
 
+def recorded_duration_ns(tasks: Selection) -> np.ndarray:
+    """Return what tasks took before the first edit of any duration; of tasks made since, what they take."""
+    found: np.ndarray = tasks.duration_ns
+    kept = tasks.graph.recorded_ns
+    if kept is not None:
+        there = tasks.ids < len(kept)
+        found[there] = kept[tasks.ids[there]]
+    return found
+
+
 def grid_blocks(graph: Graph, selection: Selection) -> np.ndarray:
     """Return the thread blocks of each kernel's grid, -1 where it was not recorded."""
     return _volume(graph, selection, "grid")
+
+
+def block_threads(graph: Graph, selection: Selection) -> np.ndarray:
+    """Return the threads of a block of each kernel, -1 where they were not recorded."""
+    return _volume(graph, selection, "block")
 
 
 def _volume(graph: Graph, selection: Selection, column: str) -> np.ndarray:
@@ -151,7 +188,7 @@ def units_of(graph: Graph, device: Device) -> int:
     return int(device_properties(graph).get("multiprocessors") or device.units)
 
 
-def filled(blocks: np.ndarray, units: int, *, in_waves: np.ndarray) -> np.ndarray:
+def filled(blocks: np.ndarray, units: int | np.ndarray, *, in_waves: np.ndarray) -> np.ndarray:
     """Return how much of the device a grid fills; 1 where the grid is unknown.
 
     `in_waves`: one block a unit at a time, as large matrix tiles run, so that 1.2 waves
@@ -159,7 +196,7 @@ def filled(blocks: np.ndarray, units: int, *, in_waves: np.ndarray) -> np.ndarra
     fewer blocks than units leaves the device unfilled.
     """
     waves = np.maximum(blocks / units, 1.0)
-    waves = np.where(in_waves, np.ceil(waves), waves)
+    waves = np.where(in_waves, np.ceil(waves - 1e-9), waves)
     return np.where(blocks > 0, blocks / (waves * units), 1.0)
 
 

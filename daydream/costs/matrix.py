@@ -91,9 +91,17 @@ def convolution(images: Shape, weight: Shape, out: Shape) -> Amount:
     return Amount("convolution", 2 * positions * prod(weight), moved)
 
 
-def transposed(images: Shape, weight: Shape) -> bool:
-    """Say whether shapes can only be those of a transposed convolution."""
-    return images[1] == weight[0] and images[1] % max(weight[1], 1) != 0
+def transposed(images: Shape, weight: Shape, out: Shape | None = None) -> bool:
+    """Say whether shapes are those of a transposed convolution.
+
+    Channels tell; where they fit both ways it is one if the output is larger than the input.
+    """
+    width = max(weight[1], 1)
+    plain = images[1] % width == 0 and (out is None or out[1] == weight[0])
+    turned = images[1] == weight[0] and (out is None or out[1] % width == 0)
+    if plain and turned and out is not None:
+        return any(size > before for size, before in zip(out[2:], images[2:], strict=True))
+    return turned and not plain
 
 
 def _convolution(arguments: list[Argument], hint: Shape | None) -> Amount | None:
@@ -101,11 +109,10 @@ def _convolution(arguments: list[Argument], hint: Shape | None) -> Amount | None
     if len(found) < 2 or len(found[0]) != len(found[1]) or len(found[0]) < 3:
         return None
     images, weight = found[:2]
-    if transposed(images, weight):
-        return _transposed(arguments, hint)
-    if hint is None or len(hint) != len(images):
-        return None
-    return convolution(images, weight, hint)
+    fits = hint if hint is not None and len(hint) == len(images) else None
+    if transposed(images, weight, fits):
+        return _transposed(arguments, fits)
+    return None if fits is None else convolution(images, weight, fits)
 
 
 def _transposed(arguments: list[Argument], hint: Shape | None) -> Amount | None:
@@ -124,7 +131,7 @@ def _convolution_backward(arguments: list[Argument], _hint: Shape | None) -> Amo
     if len(found) < 3 or not len(found[0]) == len(found[1]) == len(found[2]) >= 3:
         return None
     gradient, images, weight = found[:3]
-    if transposed(images, weight) or gradient[1] != weight[0]:
+    if transposed(images, weight, gradient):
         gradient, images = images, gradient
     one = convolution(images, weight, gradient)
     return Amount("convolution", 2 * (one.flop or 0), 2 * (one.elements or 0))

@@ -22,14 +22,31 @@ RINGS = {
     "reduce_scatter": ring_reduce_scatter_ns,
     "all_gather": ring_all_gather_ns,
 }
-# Machines that such GPUs come in, first match of the device's name; others stand on their PCIe.
+# Machines (`cluster_names.MACHINES`) that a board of the table of devices stands in, by its form factor:
+# modules on the makers' own baseboards (NVIDIA's DGX-1, DGX A100, H100, H200 and B200 data sheets; H200 has
+# the links of H100, MI325X those of MI300X: AMD Instinct platform data sheets), cards on the generation
+# of PCIe that their data sheets state. NVLink bridges join two cards only, and a ring of more goes over PCIe.
+# What stands in one-off machines (MI250, GH200) is left out.
 MACHINE_OF = {
-    "v100": "dgx-v100",
-    "a100": "dgx-a100",
-    "h100": "dgx-h100",
-    "b200": "dgx-b200",
-    "mi300": "mi300x",
-}
+    "P100 SXM2": "dgx-p100",
+    "V100 SXM2": "dgx-v100",
+    "A100 SXM 40GB": "dgx-a100",
+    "A100 SXM 80GB": "dgx-a100",
+    "H100 SXM": "dgx-h100",
+    "H200": "dgx-h100",
+    "B200": "dgx-b200",
+    "MI300X": "mi300x",
+    "MI325X": "mi300x",
+    **dict.fromkeys(
+        ("P100 PCIe", "Quadro GP100", "V100 PCIe", "V100S PCIe", "T4", "RTX 2080 Ti"), "pcie3"
+    ),
+    **dict.fromkeys(
+        ("A100 PCIe 40GB", "A100 PCIe 80GB", "A10G", "A10", "A40", "RTX A6000", "RTX 3090 Ti", "RTX 3090",
+         "RTX 3080", "RTX 3070 Ti", "RTX 3070", "RTX 4090", "RTX 4080", "RTX 6000 Ada", "L40S", "L40", "L4",
+         "MI100", "MI210"), "pcie4"
+    ),
+    **dict.fromkeys(("H100 PCIe", "H100 NVL"), "pcie5"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,13 +107,19 @@ def network_of(
 
 
 def machine_of(graph: Graph) -> str:
-    """Return the name of the cluster that the trace's GPU stands in as a rule."""
+    """Return the name of the cluster that the trace's GPU stands in as a rule.
+
+    Raises `NotApplicableError` if the GPU is unknown, or no machine is usual for it.
+    """
     try:
         device = device_of(graph)
     except NotApplicableError:
         raise NotApplicableError(
             "which network the workers have is not known; give --cluster or --bandwidth in GB/s"
         ) from None
-    name = device.name.lower()
-    known = [machine for pattern, machine in MACHINE_OF.items() if pattern in name]
-    return known[0] if known else ("pcie4" if device.pcie > 16 else "pcie3")
+    if device.name not in MACHINE_OF:
+        raise NotApplicableError(
+            f"which network joins the workers of a {device.name} is not known: no machine is usual for it; "
+            "give --cluster or --bandwidth in GB/s"
+        )
+    return MACHINE_OF[device.name]

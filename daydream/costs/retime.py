@@ -55,6 +55,7 @@ def retime(
     device: str | Device | None = None,
     flop_factor: float | np.ndarray = 1.0,
     bytes_factor: float | np.ndarray = 1.0,
+    grid_factor: float | np.ndarray = np.nan,
     table: KernelTable | None = None,
     shapes: NewShapes | None = None,
     model: str = "auto",
@@ -63,9 +64,10 @@ def retime(
 
     `dtype` is torch's name of a type, or `tf32`: 32-bit data, products in TF32. It changes
     floating-point kernels only. `device` is a name of the table of GPUs. The factors
-    multiply FLOP and bytes, one for all or one a task; `shapes` are those of the changed calls
-    (`resized_shapes`), for a table of measured times: the one given, or the graph's own. With
-    `model="paper"` the constants of the paper are used throughout.
+    multiply FLOP and bytes, one for all or one a task; `grid_factor` multiplies the blocks, NaN where
+    they grow with the work, as those of a product that sums over more do not. `shapes` are those of
+    the changed calls (`resized_shapes`), for a table of measured times: the one given, or the graph's
+    own. With `model="paper"` the constants of the paper are used throughout.
 
     Raises `NotApplicableError` if a peak rate is needed and unknown, `NoMatchError` if
     nothing is selected.
@@ -76,7 +78,13 @@ def retime(
         return _by_paper(selection, dtype, old)
     target = find_device(device) if isinstance(device, str) else device
     change = Change(
-        graph, selection, dtype=dtype, target=target, flop_factor=flop_factor, bytes_factor=bytes_factor
+        graph,
+        selection,
+        dtype=dtype,
+        target=target,
+        flop_factor=flop_factor,
+        bytes_factor=bytes_factor,
+        grid_factor=grid_factor,
     )
     new, used = change.predict()
     table = graph.times if table is None else table

@@ -17,17 +17,14 @@ import numpy as np
 from daydream.costs.calls import MATRIX_KERNEL
 from daydream.costs.devices import Device, device_of
 from daydream.costs.kernels import (
-    LATENCY_SHARE,
     TF32_KERNEL,
-    filled,
     floor_ns,
     formats_of,
-    grid_blocks,
     peaks,
-    units_of,
     work,
 )
-from daydream.costs.tiles import output_tiles
+from daydream.costs.occupancy import Grids
+from daydream.costs.reached import UNDER_LOAD, reachable, reachable_when_full
 from daydream.costs.work import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -35,15 +32,12 @@ from daydream.graph.selection import Selection
 
 PAPER = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
 HALF = ("float16", "bfloat16")
-UNDER_LOAD = ("float16", "bfloat16", "float8", "int8")  # formats that `Device.sustained` speaks of
 ON_VECTOR_UNITS = ("float32", "float64")
 ON_MATRIX_UNITS = ("float16", "bfloat16", "tf32", "float8", "int8")
 # Matrix units are harder to keep busy than vector units: what a kernel keeps of its share of the peak
 # when it moves there. Large 16-bit products of the public trace `h100_qwen_0.5b_inference` reach 0.63
 # of the peak; well-tuned 32-bit ones on vector units come close to 1.
 KEPT_ON_MATRIX_UNITS = 0.63
-LEAST_REACHABLE = 0.6  # of a peak: a kernel below this on both resources is held up by something else
-REACHED_BY = 0.75  # "good kernels" are at this quantile of efficiency, by time
 
 
 def is_matrix_kernel(names: np.ndarray) -> np.ndarray:
@@ -76,6 +70,7 @@ class Change:
         target: Device | None,
         flop_factor: float | np.ndarray,
         bytes_factor: float | np.ndarray,
+        grid_factor: float | np.ndarray = np.nan,
     ) -> None:
         self.graph, self.selection, self.dtype = graph, selection, dtype
         self.names, self.dtypes = selection.name, selection.dtype
@@ -101,6 +96,7 @@ class Change:
         self.narrower = np.where(self.typed, new_size / size, 1.0)
         self.flop_factor = np.broadcast_to(np.asarray(flop_factor, np.float64), len(self.old))
         self.bytes_factor = np.asarray(bytes_factor, np.float64) * self.narrower
+        self.grid_factor = np.broadcast_to(np.asarray(grid_factor, np.float64), len(self.old))
         self.touched = self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
         self.floor = np.minimum(floor_ns(graph), self.old)
         self.body = self.old - self.floor
@@ -114,6 +110,7 @@ class Change:
         used[~self.touched] = "unchanged"
         less = (self.flop_factor <= 1) & (self.bytes_factor <= 1) & ~self.typed & (not self.other_device)
         new = np.where(less, np.minimum(new, self.old), new)  # less work never takes longer
+        new = np.where(self._more(), np.maximum(new, self.old), new)  # nor does more take less
         return np.where(self.touched, new, self.old), used
 
     def _by_peaks(self, source: Device, target: Device) -> tuple[np.ndarray, np.ndarray]:
@@ -131,48 +128,48 @@ class Change:
         new_bytes_ns = bytes_ns * self.bytes_factor * source.bandwidth / new_bandwidth
         steps_up = np.isin(formats.astype(str), ON_VECTOR_UNITS)
         steps_up &= np.isin(new_formats.astype(str), ON_MATRIX_UNITS)
-        compute, memory = self._efficiencies(flop_ns, bytes_ns, steps_up)
+        now = np.maximum(flop_ns, bytes_ns)
+        own = now / np.maximum(self.body, 1e-3)  # a kernel at the floor has no body
+        compute, memory = self._efficiencies(flop_ns, bytes_ns, own, steps_up)
         with np.errstate(divide="ignore", invalid="ignore"):
             terms = np.fmax(
                 np.where(new_flop_ns > 0, new_flop_ns / compute, 0.0),
                 np.where(new_bytes_ns > 0, new_bytes_ns / memory, 0.0),
             )
-        now = np.maximum(flop_ns, bytes_ns)
         known = now > 0
         at_peak = np.maximum(new_flop_ns, new_bytes_ns) / np.maximum(1.0, now / np.maximum(self.old, 1.0))
 
-        room = self._room(source)
+        grids = self._grids(source)
+        room = 1.0 if grids is None else grids.filled(1.0) / grids.filled(self._more_blocks(grids))
         floor = self._new_floor(source, target)
         streaming = self.bytes_factor * source.bandwidth / new_bandwidth
         by_constant = self.typed & (self.narrower < 1) & ~self.tf32
         arithmetic = self.flop_factor * np.where(by_constant, np.maximum(1 / PAPER[0], slower), slower)
         ratio = floor + self.body * np.where(self.matrix, arithmetic, streaming) * room
-        new = np.where(known, np.maximum(floor + terms * room, at_peak), ratio)
+        terms = terms * room
+        if grids is not None:
+            limit = reachable_when_full(self.graph, self.selection, self.matrix, grids.full, source)
+            beside = self._beside(grids, limit, (flop_ns, bytes_ns), (new_flop_ns, new_bytes_ns))
+            terms = np.where(known & self._more() & (grids.resident > 1), beside, terms)
+        new = np.where(known, np.maximum(floor + terms, at_peak), ratio)
         over_link: np.ndarray = names_fit(self.names, _crosses_link)
         over_link &= self.work.family == "transfer"
         new = np.where(over_link, self.old * self.bytes_factor * source.pcie / target.pcie, new)
         return new, np.where(known & ~over_link, "roofline", "ratio").astype(object)
 
     def _efficiencies(
-        self, flop_ns: np.ndarray, bytes_ns: np.ndarray, steps_up: np.ndarray
+        self, flop_ns: np.ndarray, bytes_ns: np.ndarray, own: np.ndarray, steps_up: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the parts of peak arithmetic and of bandwidth that each kernel will reach."""
-        body = np.maximum(self.body, 1e-3)  # a kernel at the floor has none
+        body = np.maximum(self.body, 1e-3)
         by_flop = flop_ns >= bytes_ns
-        own = np.maximum(flop_ns, bytes_ns) / body
         compute = np.where(by_flop, own, np.maximum(flop_ns / body, self._reachable(own, by_flop)))
         memory = np.where(by_flop, np.maximum(bytes_ns / body, self._reachable(own, ~by_flop)), own)
         return np.where(steps_up, compute * KEPT_ON_MATRIX_UNITS, compute), memory
 
     def _reachable(self, own: np.ndarray, where: np.ndarray) -> float:
         """Return the efficiency that good kernels of this trace reach on the resource that binds them."""
-        long = where & (own > 0) & (self.old > 3 * LATENCY_SHARE * floor_ns(self.graph))
-        if not long.any():
-            return LEAST_REACHABLE
-        order = np.argsort(own[long])
-        weight = np.cumsum(self.old[long][order])
-        reached = own[long][order][np.searchsorted(weight, REACHED_BY * weight[-1])]
-        return float(np.clip(reached, LEAST_REACHABLE, 1.0))
+        return reachable(own, self.old, where, floor_ns(self.graph))
 
     def _new_formats(self, target: Device) -> np.ndarray:
         """Return the formats after the change; raises if the device has no units for one."""
@@ -186,20 +183,48 @@ class Change:
             target.peak(number_format)
         return new
 
-    def _room(self, source: Device) -> np.ndarray:
-        """Return by how much less than its work a kernel grows: a small grid leaves room for more blocks.
+    def _more(self) -> np.ndarray:
+        """Mask of the kernels whose work may have grown, and nothing else changed."""
+        grown: np.ndarray = (self.flop_factor >= 1) & (self.bytes_factor >= 1) & ~self.typed
+        return grown & (not self.other_device)
 
-        At the same tiles; on another device libraries choose other tiles, and fill it as well.
+    def _grids(self, source: Device) -> Grids | None:
+        """Return the kernels' blocks: where a grid is small, a kernel grows by less than its work.
+
+        At the same tiles: on another device libraries choose other tiles, and fill it as well. None
+        there, and where no work changes.
         """
-        if self.other_device:
-            return np.ones(len(self.old))
-        blocks, units = grid_blocks(self.graph, self.selection), units_of(self.graph, source)
-        if (self.flop_factor != 1).any():  # the grid of a persistent kernel does not tell its work
-            tiles = output_tiles(self.graph, self.names, self.work.call)
-            blocks = np.where((blocks > 0) & self.matrix, np.maximum(blocks, tiles), blocks)
-        grown = np.where(blocks > 0, np.ceil(blocks * self.flop_factor), blocks)
-        before = filled(blocks, units, in_waves=self.matrix)
-        return before / filled(grown, units, in_waves=self.matrix)
+        resized = (self.flop_factor != 1) | (self.bytes_factor != self.narrower)
+        if self.other_device or not resized.any():
+            return None
+        return Grids(self.graph, self.selection, self.work, self.matrix, source)
+
+    def _more_blocks(self, grids: Grids) -> np.ndarray:
+        return grids.growth(self.flop_factor, self.bytes_factor / self.narrower, self.grid_factor)
+
+    def _beside(
+        self,
+        grids: Grids,
+        reachable: tuple[np.ndarray, np.ndarray],
+        now: tuple[np.ndarray, np.ndarray],
+        after: tuple[np.ndarray, np.ndarray],
+    ) -> np.ndarray:
+        """Return what kernels of more work take above the floor, ns, where units hold several blocks.
+
+        New blocks run beside those that are there, each as long as now, while the device has places.
+        So they take no longer, until a resource gives what it does to good kernels, or to this one
+        already. `now` and `after` are arithmetic and traffic at peak, ns.
+        """
+        blocks = self._more_blocks(grids)
+        waves = grids.filled(1.0, resident=True) / grids.filled(blocks, resident=True)
+        found = self.body * grids.work(self.flop_factor, self.bytes_factor) * waves
+        # Arithmetic is each unit's own, and the last wave leaves some idle; memory is there for all.
+        for share, old_ns, new_ns, used in zip(
+            reachable, now, after, (grids.filled, grids.busy), strict=True
+        ):
+            already = old_ns / (np.maximum(self.body, 1e-3) * used(1.0))
+            found = np.maximum(found, new_ns / np.maximum(share, already) / used(blocks))
+        return found
 
     def _new_floor(self, source: Device, target: Device) -> np.ndarray:
         """Return the fixed cost after the change: the target's where both are known, else the same."""

@@ -6,7 +6,9 @@ overhead stays. It is the line through the smallest and the largest calls of the
 operator in the trace, where those differ enough. Else it is what the call takes longer
 than its work would at the best rate of the trace, at least what the trace's tiny calls
 take and at most what its dearest tiny calls take; a recurrent layer has an overhead for each
-of its time steps, so no such limit.
+of its time steps, so no such limit. What an element-wise operator takes longer than it would at
+the rate of the slowest functions is overhead in any case, unless it is large: libraries that
+generate code look it up with each call.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ TINY_BYTES = 16 * 1024  # moved in well under a microsecond
 TINY_FLOP = 32 * 1024
 WIDE_ENOUGH = 4.0  # largest over smallest work of an operator, for a line through them
 DEAREST = 0.9  # quantile of tiny calls' times that an overhead may reach
-BEST = 0.95  # quantile of rates; a few calls are timed too short
+BEST = 0.95  # quantile of rates, of the usual times of calls
+# Of element-wise operators, GB/s: exp and the derivative of gelu, the slowest that are vectorized, reach 9.7
+# and 14 on one thread of an x86 server (torch 2.13.0, float32, 1 MB each way); random numbers are slower.
+# Results larger than malloc's usual threshold come on fresh pages: their time is one of size.
+LEAST_RATE = 8.0
+SMALL_BYTES = 256 * 1024
+RANDOM = re.compile(r"bernoulli|normal|uniform|random|exponential|multinomial|dropout|poisson")
+PACKED = 3.0  # times that an operand is moved which is packed first: read, written, read
 USUAL_OVERHEAD_NS = 5_000.0  # of an operator call, where the trace holds no tiny one
 SHORT_NS = 20_000  # calls of unknown work below this are taken for overhead
 NO_WORK = re.compile(
@@ -39,9 +48,13 @@ NO_WORK = re.compile(
 )
 
 
-def scaled_time(graph: Graph, selection: Selection, work_factor: float | np.ndarray) -> Retimed:
+def scaled_time(
+    graph: Graph, selection: Selection, work_factor: float | np.ndarray, *, weights: np.ndarray | None = None
+) -> Retimed:
     """Return durations when the work of each task is multiplied by a factor, one for all or one a task.
 
+    `weights` are the bytes of a product's operand that stays, one a task: a CPU's library reads it, packs it
+    and reads it packed, however many rows are multiplied with it.
     Device tasks go by `retime`. CPU tasks keep their overhead; those that only call
     others, make views or allocate keep their time. The coverage names `cpu line` (overhead
     from the operator's own calls of several sizes), `cpu overhead` (from the trace's tiny
@@ -63,6 +76,10 @@ def scaled_time(graph: Graph, selection: Selection, work_factor: float | np.ndar
     if len(host):
         part = Selection(graph, selection.ids[host], selection.words)
         overhead, model = cpu_overheads(graph, part)
+        if weights is not None:
+            rate = _call_table(graph, _recorded(graph)).rate
+            moved = PACKED * weights[host] / rate if rate else 0.0
+            overhead = np.minimum(overhead + moved, old[host])
         body = np.maximum(old[host] - overhead, 0)
         new[host] = np.rint(old[host] + body * (factor[host] - 1)).astype(np.int64)
         models[host] = model
@@ -115,6 +132,7 @@ class _Table:
     overhead_ns: np.ndarray
     fitted: np.ndarray
     typical_ns: float
+    rate: float  # bytes a ns, of the best calls that are no products; 0 if there are none
 
 
 def _call_table(graph: Graph, host: Selection) -> _Table:
@@ -139,32 +157,48 @@ def _call_table(graph: Graph, host: Selection) -> _Table:
     dearest = float(np.quantile(time[tiny], DEAREST)) if tiny.any() else USUAL_OVERHEAD_NS
     recurrent = matrix & (task_work.family[first].astype(str) == "recurrent") if count else matrix
     limit = np.where(recurrent, time, dearest)
-    above = np.maximum(time - _fastest(amount, time, matrix, recurrent), typical)
+    usual = _usual(np.asarray(trace["name"], np.int64)[rows], amount, time)
+    usual = np.maximum(usual - typical, usual / 2)  # a call's rate is that of its work
+    # A recurrent layer goes by the products outside such layers, its own time where there are none.
+    needed, rates = time.copy(), {}
+    for kind, members, judges in (("products", matrix, matrix & ~recurrent), ("bytes", ~matrix, ~matrix)):
+        rates[kind] = _best_rate(amount[judges], usual[judges])
+        if rates[kind]:
+            needed[members] = amount[members] / rates[kind]
+    above = np.maximum(time - needed, typical)
     overhead = np.minimum(time, np.minimum(above, limit))
-    fitted = np.zeros(count, bool)
     names = np.asarray(trace["name"], np.int64)[rows]
+    slow = np.array([bool(RANDOM.search(text)) for text in trace.text("name")] or [False])[names]
+    vectorized = (task_work.family[first].astype(str) == "element-wise") & ~slow & (nbytes <= SMALL_BYTES)
+    overhead = np.where(vectorized, np.maximum(overhead, time - nbytes / LEAST_RATE), overhead)
+    fitted = np.zeros(count, bool)
     for name in np.unique(names).tolist():
         members = np.flatnonzero(names == name)
         found = _intercept(amount[members], time[members])
         if found is not None:
             overhead[members] = min(found, float(time[members].min()))
             fitted[members] = True
-    return _Table(rows, time, overhead, fitted, typical)
+    return _Table(rows, time, overhead, fitted, typical, rates["bytes"])
 
 
-def _fastest(amount: np.ndarray, time: np.ndarray, matrix: np.ndarray, recurrent: np.ndarray) -> np.ndarray:
-    """Return how long each call's work takes at the best rate of the trace: that of products, or of bytes.
+def _usual(name: np.ndarray, amount: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Return for each call the median time of those with its name and work.
 
-    A recurrent layer goes by the products outside such layers, its own time where there are none.
+    Single calls are timed too short, above all where the cost of recording was taken out of them.
     """
-    needed = time.copy()
-    for kind, members in (("products", matrix), ("bytes", ~matrix)):
-        judges = members & ~recurrent if kind == "products" else members
-        judges &= (amount > 0) & (time > 0)
-        if judges.any():
-            rate = float(np.quantile(amount[judges] / time[judges], BEST))
-            needed[members] = amount[members] / rate
-    return needed
+    _, alike = np.unique(np.stack([name, amount]), axis=1, return_inverse=True)
+    order = np.argsort(alike.reshape(-1), kind="stable")
+    bounds = np.flatnonzero(np.append(True, np.diff(alike.reshape(-1)[order]) != 0))
+    usual = np.empty_like(time)
+    for members in np.split(order, bounds[1:]) if len(order) else []:
+        usual[members] = np.median(time[members])
+    return usual
+
+
+def _best_rate(amount: np.ndarray, time: np.ndarray) -> float:
+    """Return the best rate of some calls, work a ns; 0 if there are none with any work."""
+    there = (amount > 0) & (time > 0)
+    return float(np.quantile(amount[there] / time[there], BEST)) if there.any() else 0.0
 
 
 def _intercept(amount: np.ndarray, time: np.ndarray) -> float | None:

@@ -7,10 +7,10 @@ one: such kernels are bound by memory, so what counts is their traffic.
 from __future__ import annotations
 
 from daydream.costs.amount import Amount
+from daydream.costs.lookups import INDEX_BYTES
 from daydream.costs.matrix import Formula, tensors
 from daydream.costs.shapes import Argument, Shape, broadcast, elements
 
-INDEX_BYTES = 8  # torch indexes with int64
 MASK_BYTES = 1
 
 # Element-wise operators by how many tensors they read; a further shape is an output handed in.
@@ -21,19 +21,20 @@ READ_ONE = (
     "hardshrink log_sigmoid_forward logit frac trunc erfinv"
 )
 READ_TWO = (
-    "add sub rsub mul div true_divide floor_divide remainder fmod pow maximum minimum eq ne lt le gt ge "
+    "add sub rsub mul div true_divide floor_divide remainder fmod pow maximum minimum "
     "atan2 "
-    "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor masked_fill "
+    "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor _prelu_kernel "
     "threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward hardtanh_backward "
-    "leaky_relu_backward elu_backward softplus_backward hardswish_backward hardsigmoid_backward "
+    "leaky_relu_backward softplus_backward hardswish_backward hardsigmoid_backward "
     "mish_backward relu_backward logit_backward log_sigmoid_backward prelu mse_loss smooth_l1_loss "
     "huber_loss "
     "l1_loss binary_cross_entropy_with_logits binary_cross_entropy kl_div xlogy nextafter"
 )
 READ_THREE = (
-    "addcmul addcdiv lerp where mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
+    "addcmul addcdiv lerp mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
     "binary_cross_entropy_backward clamp_Tensor"
 )
+COMPARISONS = "eq ne lt le gt ge"
 FLOP_OF = {"addcmul": 3, "addcdiv": 3, "lerp": 3, "mse_loss": 3, "mse_loss_backward": 3}
 WRITE_ONLY = "fill zero uniform normal random bernoulli exponential geometric log_normal cauchy"
 REDUCTIONS = (
@@ -45,16 +46,62 @@ COPIES = "clone contiguous _to_copy to repeat_interleave flip roll permute_copy 
 
 def _element_wise(reads: int, flop: int) -> Formula:
     def formula(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
-        found = tensors(arguments)[:reads]
-        if not found:
-            return None
+        found = tensors(arguments[:reads])
         out = broadcast(found)
-        if out is None:
+        if not found or out is None:
             return None
         written = elements(out)
         return Amount("element-wise", flop * written, sum(map(elements, found)) + written)
 
     return formula
+
+
+def _masked(arguments: list[Argument], mask: int) -> Amount | None:
+    """Reads three arguments at most, one of them a mask."""
+    found = tensors(arguments[:3])
+    out = broadcast(found)
+    if not found or out is None or len(arguments) <= mask:
+        return None
+    masks = elements(arguments[mask])
+    read = sum(map(elements, found)) - masks
+    return Amount("element-wise", elements(out), read + elements(out), masks * MASK_BYTES)
+
+
+def _where(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
+    return _masked(arguments, 0)
+
+
+def _masked_fill(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
+    return _masked(arguments[:2], 1)
+
+
+def _comparison(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
+    found = tensors(arguments[:2])
+    out = broadcast(found)
+    if not found or out is None:
+        return None
+    return Amount("element-wise", elements(out), sum(map(elements, found)), elements(out) * MASK_BYTES)
+
+
+def _elu_backward(arguments: list[Argument], hint: Shape | None) -> Amount | None:
+    return _element_wise(2, 1)(list(tensors(arguments)), hint)  # three numbers stand between the tensors
+
+
+def _glu(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
+    """One half times the sigmoid of the other."""
+    found = tensors(arguments)
+    if not found:
+        return None
+    half = elements(found[0]) // 2
+    return Amount("element-wise", 2 * half, 3 * half)
+
+
+def _glu_backward(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
+    found = tensors(arguments)
+    if len(found) < 2:
+        return None
+    size = elements(found[1])
+    return Amount("element-wise", 3 * size, elements(found[0]) + 2 * size)
 
 
 def _write(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
@@ -130,55 +177,6 @@ def _concatenate(arguments: list[Argument], _hint: Shape | None) -> Amount | Non
     return Amount("copy", 0, 2 * elements(parts[0]), tensors=len(parts[0])) if parts else None
 
 
-def _embedding(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
-    found = tensors(arguments)
-    if len(found) < 2 or len(found[0]) < 1:
-        return None
-    rows = elements(found[1])
-    width = elements(found[0]) // max(found[0][0], 1)
-    return Amount("gather", 0, 2 * rows * width, rows * INDEX_BYTES)
-
-
-def _embedding_backward(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
-    """Gradient read, its rows of the weight's gradient written; the weight's size is not recorded."""
-    found = tensors(arguments)
-    if len(found) < 2:
-        return None
-    size = elements(found[0])
-    return Amount("gather", size, 2 * size, elements(found[1]) * INDEX_BYTES)
-
-
-def _gather(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
-    found = tensors(arguments)
-    if len(found) < 2:
-        return None
-    return Amount("gather", 0, 2 * elements(found[1]), elements(found[1]) * INDEX_BYTES)
-
-
-def _scatter(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
-    found = tensors(arguments)
-    if len(found) < 2:
-        return None
-    moved = elements(found[-1])
-    return Amount("gather", moved, 3 * moved, moved * INDEX_BYTES)
-
-
-def _pooling(arguments: list[Argument], hint: Shape | None) -> Amount | None:
-    found = tensors(arguments)
-    if not found:
-        return None
-    written = elements(hint) if hint is not None and len(hint) == len(found[0]) else 0
-    return Amount("pooling", elements(found[0]), elements(found[0]) + written)
-
-
-def _pooling_backward(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
-    found = tensors(arguments)
-    if len(found) < 2:
-        return None
-    indices = elements(found[2]) * INDEX_BYTES if len(found) > 2 else 0
-    return Amount("pooling", elements(found[1]), elements(found[0]) + elements(found[1]), indices)
-
-
 def _dropout(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
     found = tensors(arguments)
     if not found:
@@ -194,6 +192,15 @@ def _lstm_cell(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
         return None
     gates, cell = elements(found[0]), elements(found[2])
     return Amount("element-wise", 2 * gates + 5 * cell, 3 * gates + 3 * cell)
+
+
+def _gru_cell(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
+    """Gates from two inputs of 3H, with the state read; the state and five values for later written."""
+    found = tensors(arguments)
+    if len(found) < 3:
+        return None
+    gates, state = elements(found[0]), elements(found[2])
+    return Amount("element-wise", 2 * gates + 4 * state, 2 * gates + 7 * state)
 
 
 def _list_update(flop: int, writes: int) -> Formula:
@@ -229,6 +236,12 @@ FORMULAS: dict[str, Formula] = {
     **{name: _element_wise(1, FLOP_OF.get(name, 1)) for name in READ_ONE.split()},
     **{name: _element_wise(2, FLOP_OF.get(name, 1)) for name in READ_TWO.split()},
     **{name: _element_wise(3, FLOP_OF.get(name, 1)) for name in READ_THREE.split()},
+    "where": _where,
+    "masked_fill": _masked_fill,
+    **dict.fromkeys(COMPARISONS.split(), _comparison),
+    "elu_backward": _elu_backward,
+    "glu": _glu,
+    "glu_backward": _glu_backward,
     **dict.fromkeys(WRITE_ONLY.split(), _write),
     **dict.fromkeys(REDUCTIONS.split(), _reduction),
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), _scan),
@@ -256,23 +269,10 @@ FORMULAS: dict[str, Formula] = {
     "_foreach_copy": _list_update(0, 0),
     **dict.fromkeys(COPIES.split(), _clone),
     **dict.fromkeys(("cat", "_cat", "concat", "stack"), _concatenate),
-    **dict.fromkeys(("embedding", "index_select"), _embedding),
-    **dict.fromkeys(("embedding_dense_backward", "embedding_backward"), _embedding_backward),
-    "gather": _gather,
-    **dict.fromkeys(("scatter_add", "scatter", "index_add", "index_put", "_index_put_impl"), _scatter),
-    **dict.fromkeys(
-        ("max_pool2d_with_indices", "max_pool2d", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d",
-         "_adaptive_avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "upsample_nearest2d",
-         "upsample_bilinear2d"),
-        _pooling,
-    ),
-    **dict.fromkeys(
-        ("max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward"),
-        _pooling_backward,
-    ),
     **dict.fromkeys(("native_dropout", "_fused_dropout"), _dropout),
     "native_dropout_backward": _element_wise(2, 2),
     "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_gru_cell": _gru_cell,
     **{
         f"_foreach_{name}": _list_update(flop, 1)
         for name, flop in {
@@ -284,9 +284,9 @@ FORMULAS: dict[str, Formula] = {
     "_foreach_zero": _list_update(0, 0),
     "_foreach_norm": _list_update(2, 0),
     "_amp_foreach_non_finite_check_and_unscale": _list_update(2, 1),
-    # Adam: two moments (3 + 4), denominator (3), update (2); parameters, gradients and both moments.
-    **dict.fromkeys(("_fused_adam", "_fused_adamw"), _fused_optimizer(12, 4)),
+    # Adam: two moments (3 + 4), denominator (3), update (2); parameters, gradients and both moments, with
+    # `amsgrad` the largest second moments, too.
+    **dict.fromkeys(("_fused_adam", "_fused_adamw"), _fused_optimizer(12, 5)),
     "_fused_sgd": _fused_optimizer(4, 3),
     "_fused_adagrad": _fused_optimizer(6, 3),
 }  # fmt: skip
-NEEDS_OUTPUT = frozenset(name for name, formula in FORMULAS.items() if formula is _pooling)

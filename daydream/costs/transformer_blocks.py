@@ -20,6 +20,7 @@ from math import prod
 import numpy as np
 
 from daydream.costs.calls import calls_of
+from daydream.costs.grown import arguments_now
 from daydream.costs.kernels import work
 from daydream.costs.shapes import Argument, parse_shapes
 from daydream.costs.work import bare_name, itemsize
@@ -134,9 +135,10 @@ class _Finder:
                 "the trace has no shapes of operators; record it with `daydream collect`"
             )
         calls = calls_of(self.graph.trace)
+        arguments = arguments_now(self.graph, calls)
         for row in rows:
-            name, shapes, _ = calls.keys[calls.which[row]]
-            self.names[row], self.arguments[row] = bare_name(name), parse_shapes(shapes) or []
+            place = int(calls.which[row])
+            self.names[row], self.arguments[row] = bare_name(calls.keys[place][0]), arguments[place]
             sizes = _sizes(self.names[row], self.arguments[row])
             if sizes is not None:
                 self.sizes[row] = sizes

@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 
 from daydream.collect.work import ITEM_BYTES
-from daydream.costs import matrix, streaming
+from daydream.costs import lookups, matrix, streaming
 from daydream.costs.amount import Amount
 from daydream.costs.matrix import Formula, tensors
 from daydream.costs.shapes import Argument, Shape, elements, parse_shapes
 
-FORMULAS: dict[str, Formula] = {**matrix.FORMULAS, **streaming.FORMULAS}
-NEEDS_OUTPUT = matrix.NEEDS_OUTPUT | streaming.NEEDS_OUTPUT
+FORMULAS: dict[str, Formula] = {**matrix.FORMULAS, **streaming.FORMULAS, **lookups.FORMULAS}
+NEEDS_OUTPUT = matrix.NEEDS_OUTPUT | lookups.NEEDS_OUTPUT
 NEEDS_WEIGHT = matrix.NEEDS_WEIGHT
 MATRIX_FAMILIES = ("matmul", "convolution", "attention", "recurrent")
 COMPILED = re.compile(r"triton_(poi|red|per)_")  # Inductor's kernels: pointwise, reduction, persistent

@@ -26,6 +26,7 @@ from daydream.explanation.causes import (
     LATENCY,
     LOADING,
     MEMORY,
+    OPERATORS,
     SMALL,
     UNTRACED,
     Chain,
@@ -212,6 +213,17 @@ def launching_by_the_cpu(scene: Scene) -> Iterator[Avoidable]:
     yield from scene.found("launch-bound CPU", mask, asked, "CPU work of forward, backward and optimizer")
 
 
+def operators_on_the_cpu(scene: Scene) -> Iterator[Avoidable]:
+    """Where nothing is launched to a device, the step is its operators: fewer of them cost fewer calls."""
+    if device_work(scene.graph)[scene.graph.alive].any():
+        return
+    mask = scene.chain.of(OPERATORS, UNTRACED) & np.isin(scene.phase, MODEL) & ~scene.idle
+    asked: list[tuple[str, Mapping[str, Any]]] = [
+        ("compile", {}), ("flash-attention", {}), ("fused-cross-entropy", {}),
+    ]  # fmt: skip
+    yield from scene.found("CPU operators", mask, asked, "operators of forward and backward")
+
+
 def small_kernels(scene: Scene) -> Iterator[Avoidable]:
     """Each small kernel costs its fixed part and the pause behind it: fused, they cost that once."""
     mask = scene.chain.of(SMALL, BETWEEN) & np.isin(scene.phase, MODEL)
@@ -257,6 +269,7 @@ RULES: tuple[Callable[[Scene], Iterator[Avoidable]], ...] = (
     stragglers,
     copies,
     launching_by_the_cpu,
+    operators_on_the_cpu,
     small_kernels,
     memory_bound_kernels,
     updates,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from daydream.explanation.causes import CODES, COMMUNICATION, NAMES, Chain, untraced_device_work
+from daydream.graph.coverage import Coverage
 from daydream.graph.device import device_work
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
@@ -44,7 +44,8 @@ class Launching:
 class Communication:
     """Collectives per step: how long at least one runs, how much of that is on the critical path.
 
-    `behind` is what the critical path does meanwhile, longest first: why the rest is hidden.
+    Those of the step's own rank count, and those of others that the step waits for. `behind` is
+    what the critical path does meanwhile, longest first: why the rest is hidden.
     """
 
     total_ns: int
@@ -101,29 +102,41 @@ def launching(chain: Chain) -> Launching | None:
 
 def busy_share(chain: Chain) -> float | None:
     """Return the share of the steps in which their device runs recorded work; None without a device."""
+    busy = busy_ns(chain)
+    return None if busy is None else busy / max(chain.step_ns, 1)
+
+
+def busy_ns(chain: Chain) -> float | None:
+    """Return how long the device runs recorded work, per step; None without a device."""
     timeline = chain.timeline
     on_device = device_work(timeline.graph) & ~untraced_device_work(timeline.graph)
     on_device = on_device[timeline.task]
     if not on_device.any():
         return None
     busy = 0.0
-    for (entries, _), (begin, end, _) in zip(_within(chain, on_device), chain.windows.tolist(), strict=True):
-        busy += float(_Cover(timeline.start_ns[entries], timeline.end_ns[entries]).between(begin, end))
-    return busy / max(float(chain.ns.sum()), 1)
+    for (entries, _), (begin, end, _) in zip(_within(chain, on_device), chain.windows, strict=True):
+        busy += float(Coverage(timeline.start_ns[entries], timeline.end_ns[entries]).within(begin, end))
+    return busy / len(chain.steps)
 
 
 def communication(chain: Chain) -> Communication | None:
     """Return what collectives take and what hides them; None if the steps have none."""
     graph, timeline = chain.graph, chain.timeline
-    transfers = graph.columns["kind"][timeline.task] == COLLECTIVE
+    transfers, exposed = graph.columns["kind"][timeline.task] == COLLECTIVE, chain.of(COMMUNICATION)
     total, tasks, behind = 0.0, [], np.zeros(len(NAMES))
     for number, (entries, _) in enumerate(_within(chain, transfers)):
-        begin, end, _ = chain.windows[number].tolist()
-        cover = _Cover(timeline.start_ns[entries], timeline.end_ns[entries])
-        total += float(cover.between(begin, end))
-        tasks.append(timeline.task[entries])
+        begin, end, _ = chain.windows[number]
+        cover = Coverage(timeline.start_ns[entries], timeline.end_ns[entries])
         mine = chain.window == number
-        covered = cover.between(chain.begin_ns[mine], chain.begin_ns[mine] + chain.ns[mine])
+        # The critical path may go through a collective of another rank.
+        waited = mine & exposed
+        first, last = chain.begin_ns[waited], chain.begin_ns[waited] + chain.ns[waited]
+        running = Coverage(
+            np.append(timeline.start_ns[entries], first), np.append(timeline.end_ns[entries], last)
+        )
+        total += float(running.within(begin, end))
+        tasks += [timeline.task[entries], chain.task[waited]]
+        covered = cover.within(chain.begin_ns[mine], chain.begin_ns[mine] + chain.ns[mine])
         behind += np.bincount(chain.cause[mine], weights=covered, minlength=len(NAMES))
     found = np.unique(np.concatenate(tasks))
     if not len(found):
@@ -133,32 +146,10 @@ def communication(chain: Chain) -> Communication | None:
     order = [code for code in np.argsort(-behind, kind="stable").tolist() if behind[code] > 0]
     return Communication(
         round(total / steps),
-        chain.per_step(chain.of(COMMUNICATION)),
+        chain.per_step(exposed),
         tuple((NAMES[code], round(behind[code] / steps)) for code in order),
         Selection(graph, found[:0]).of(found, "collectives of the steps"),
     )
-
-
-class _Cover:
-    """The union of some intervals, to ask how much of another interval it covers."""
-
-    def __init__(self, start: np.ndarray, end: np.ndarray) -> None:
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-        reach = np.maximum.accumulate(end) if len(end) else end
-        opens = np.append(True, start[1:] > reach[:-1])[: len(start)]
-        begins = start[opens]
-        ends = reach[np.append(opens[1:], True)[: len(start)]] if len(start) else reach
-        self.points = np.stack([begins, ends], axis=1).reshape(-1).astype(np.float64)
-        lengths = np.stack([np.zeros(len(begins)), ends - begins], axis=1).reshape(-1)
-        self.covered = np.cumsum(lengths)
-
-    def between(self, begin: Any, end: Any) -> np.ndarray:
-        """Return how much of begin to end is covered."""
-        if not len(self.points):
-            return np.zeros(np.shape(begin))
-        upto = [np.interp(at, self.points, self.covered) for at in (begin, end)]
-        return np.asarray(upto[1] - upto[0])
 
 
 def _within(

@@ -21,7 +21,7 @@ from daydream.trace import PHASES
 COMPUTE = "compute-bound kernels"
 MEMORY = "memory-bound kernels"
 SMALL = "small kernels"
-KERNELS = "kernels"
+KERNELS = "kernels of unknown bound"
 BETWEEN = "between device tasks"
 COPIES = "copies"
 COMMUNICATION = "exposed communication"
@@ -148,6 +148,9 @@ def trace_back(timeline: Timeline, steps: Sequence[tuple[int, int]]) -> Chain:
     """Return the critical paths of some (copy, step) of a timeline."""
     parts: list[tuple[np.ndarray, ...]] = []
     windows = []
+    # A trace of one rank may say which it is; its rows, and so its lanes, do not.
+    ranks = {lane.rank for lane in timeline.graph.lanes}
+    alone = ranks.pop() if len(ranks) == 1 else None
     for copy, step in steps:
         path, work, delay = timeline.path_to(copy, step)
         own = timeline.task[path.task]
@@ -156,7 +159,8 @@ def trace_back(timeline: Timeline, steps: Sequence[tuple[int, int]]) -> Chain:
         start = timeline.start_ns[path.task]
         total = int(work.sum() + delay.sum())
         end = int(timeline.end_ns[timeline.last_of_steps[copy, step]])
-        windows.append((end - total, end, timeline.graph.steps[step].get("rank", 0)))
+        rank = timeline.graph.steps[step].get("rank", 0) if alone is None else alone
+        windows.append((end - total, end, rank))
         begin = np.maximum(start, end - total)
         number = np.full(len(own), len(windows) - 1)
         parts.append((number, own, begin, work, np.full(len(own), -1)))

@@ -198,8 +198,10 @@ def _bound(
     without_collectives: Asked | None,
 ) -> str:
     """Return what bounds the step: the side that alone takes nearly as long, and what most of it is."""
+    saved = 0 if without_collectives is None else without_collectives.saving_ns or 0
+    by_communication = saved >= MOST * without_cpu.replayed_ns
     if without_device is None:
-        return "CPU"
+        return "communication" if by_communication else "CPU"
     alone_ns = {
         "device": without_cpu.predicted_ns or 0,  # what the device takes if the CPU costs nothing
         "CPU": without_device.predicted_ns or 0,
@@ -215,10 +217,7 @@ def _bound(
         groups[name] = groups.get(name, 0.0) + each.share
     if side == "CPU":
         return LOADING if groups.get(LOADING, 0.0) >= MOST else "CPU"
-    if (
-        without_collectives is not None
-        and (without_collectives.saving_ns or 0) >= MOST * without_cpu.replayed_ns
-    ):
+    if by_communication:
         return "communication"
     return "copies" if groups.get("copies", 0.0) >= MOST else "GPU"
 

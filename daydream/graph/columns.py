@@ -72,6 +72,12 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
     raise GraphError(f"tasks have no column {name!r}" + (f". Did you mean {near[0]!r}?" if near else ""))
 
 
+def keep_durations(graph: Graph) -> None:
+    """Keep what tasks took before the first edit of any duration: rates of the machine are read off that."""
+    if graph.recorded_ns is None:
+        graph.recorded_ns = graph.columns["duration_ns"].copy()
+
+
 def lanes_named(graph: Graph, name: str) -> list[int]:
     """Return the lanes of this name, that of each rank where names begin with a rank (`rank 0 stream 7`)."""
     exact = [number for number, lane in enumerate(graph.lanes) if lane.name == name]

@@ -72,9 +72,7 @@ class Graph(Shown):
     def __init__(self, trace: Trace | None = None) -> None:
         self.trace = trace
         self.columns: dict[str, np.ndarray] = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()}
-        self.overrides: dict[
-            str, np.ndarray
-        ] = {}  # columns of the trace that edits changed, `UNSET` elsewhere
+        self.overrides: dict[str, np.ndarray] = {}  # columns of the trace that edits changed, else `UNSET`
         self.alive = np.empty(0, bool)
         self.lanes: list[Lane] = []
         self.texts: dict[str, list[str]] = {name: [] for name in CODED}
@@ -87,6 +85,9 @@ class Graph(Shown):
         self.times: Any = None  # a daydream.costs.KernelTable: what the user measured; copies share it
         self.steps: list[dict[str, Any]] = []
         self.edits = 0  # goes up with every editing word
+        self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
+        self.resized: list[Any] = []  # daydream.costs.grown.Resizing: what made the recorded work more
+        self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
         self._codes: dict[str, dict[str, int]] = {}
         self._lane_ids: dict[str, int] = {}
         self._structure = 0  # goes up with every structural edit
@@ -151,6 +152,8 @@ class Graph(Shown):
         twin.scheduled = dict(self.scheduled)
         twin.facts = copy.deepcopy(self.facts)
         twin.steps = [dict(step) for step in self.steps]
+        twin.modelled = list(self.modelled)
+        twin.resized = list(self.resized)
         twin._codes = {}
         twin._lane_ids = dict(self._lane_ids)
         return twin  # what was derived is shared until one of the two is edited: see `touch`

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 BY_GLOB = ("layer",)
 BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
+WANTED_LAYERS = re.compile(r"""\blayer=('[^']*'|"[^"]*"|\([^)]*\)|\[[^]]*\])""")  # as `matching` says it
+GLOB = re.compile(r"[*?[]")
+MOST_LAYERS = 6  # that a message lists
 
 
 def matching(graph: Graph, ids: np.ndarray, where: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
@@ -77,7 +82,9 @@ def _known(name: str, options: Iterable[Any]) -> None:
     if vocabulary:
         for option in options:
             if option not in vocabulary:
-                raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}")
+                near = difflib.get_close_matches(option, vocabulary, 1)
+                hint = f". Did you mean {near[0]!r}?" if near else ""
+                raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}{hint}")
 
 
 def no_match(graph: Graph, words: str) -> str:
@@ -88,8 +95,54 @@ def no_match(graph: Graph, words: str) -> str:
         lines.append(
             "This trace has no phases: it has no optimizer or autograd ranges. Select by name or op."
         )
-    if "layer=" in words and not (columns["layer"][graph.alive] >= 0).any():
-        lines.append("This trace has no layers. Record it with `daydream collect`, or select by name or op.")
+    if "layer=" in words:
+        lines += _layers_meant(graph, words)
     if ("kernel" in words or "gpu" in words) and not device_work(graph)[graph.alive].any():
         lines.append("This trace holds no device work; it was recorded on the CPU only.")
     return "\n       ".join(lines)
+
+
+def _layers_meant(graph: Graph, words: str) -> list[str]:
+    """Return what to say of layers that were looked for, where the trace has none of them."""
+    used = np.unique(graph.columns["layer"][graph.alive])
+    layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
+    if not layers:
+        return ["This trace has no layers. Record it with `daydream collect`, or select by name or op."]
+    said = []
+    for typed in WANTED_LAYERS.findall(words):
+        found = ast.literal_eval(typed)
+        for wanted in [found] if isinstance(found, str) else found:
+            if not fnmatch.filter(layers, wanted):
+                near = nearest_layers(wanted, layers)
+                hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+                said.append(f"No layer matches {wanted!r}.{hint}")
+    if said:
+        more = f" and {len(layers) - MOST_LAYERS:,} more" if len(layers) > MOST_LAYERS else ""
+        said.append(f"Layers are {', '.join(layers[:MOST_LAYERS])}{more}.")
+    return said
+
+
+def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
+    """Return patterns (or paths) like the one that was `wanted` which some of the layers match.
+
+    The first part of the path that no layer has is spelled as the nearest one that layers have there.
+    """
+    parts = wanted.split(".")
+    for place, part in enumerate(parts):
+        before = ".".join(parts[:place])
+        here = sorted({
+            layer.split(".")[place] for layer in layers
+            if layer.count(".") >= place and fnmatch.fnmatchcase(".".join(layer.split(".")[:place]), before)
+        })  # fmt: skip
+        if fnmatch.filter(here, part):
+            continue
+        plain = GLOB.sub("", part)
+        spelled = [
+            ".".join([*parts[:place], each + ("*" if part.endswith("*") else ""), *parts[place + 1 :]])
+            for each in difflib.get_close_matches(plain, here, 3, 0.7)
+        ]
+        matched = [pattern for pattern in spelled if fnmatch.filter(layers, pattern)]
+        if matched:
+            return matched[:2]
+        break
+    return difflib.get_close_matches(GLOB.sub("", wanted).strip("."), layers, 3)

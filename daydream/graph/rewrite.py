@@ -8,6 +8,7 @@ import numpy as np
 
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.calls import pieces_of
+from daydream.graph.columns import keep_durations
 from daydream.graph.insert import lanes_for
 from daydream.graph.place import place_beside
 from daydream.graph.plan import Cause
@@ -112,6 +113,7 @@ def split(tasks: Selection, parts: int, *, launched: bool) -> Selection:
         return tasks
     columns = graph.columns
     ids = tasks.ids
+    keep_durations(graph)
     whole, extra = np.divmod(columns["duration_ns"][ids], parts)
     gap = columns["gap_ns"][ids].copy()
     on_device = columns["kind"][ids] > 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
-from daydream.graph.columns import read_column
+from daydream.graph.columns import keep_durations, read_column
 from daydream.graph.matching import matching, no_match
 from daydream.graph.tables import CODED, LONGEST_NS, kind_code, nanoseconds
 from daydream.shown import Shown
@@ -223,6 +223,7 @@ class Selection(Shown):
         self.need_some()
         factors = _factors(factor, len(self))
         columns = self.graph.columns
+        keep_durations(self.graph)
         for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
             scaled = columns[name][self.ids] * factors
             if scaled.max() >= LONGEST_NS:
@@ -250,7 +251,11 @@ class Selection(Shown):
                     f"{name}: {np.size(value)} values for {len(self)} tasks; give one, or one for each"
                 )
             if name in TIMES:
+                if name == "duration_ns":
+                    keep_durations(graph)
                 graph.columns[name][self.ids] = nanoseconds(value, name)
+                if name in ("duration_ns", "gap_ns"):
+                    graph.modelled.append(self.ids)
             elif name in ("kind", "name"):
                 code = kind_code if name == "kind" else lambda text: graph.code("name", text)
                 given = code(value) if isinstance(value, str) else [code(text) for text in value]

@@ -56,10 +56,17 @@ def shape_codes(graph: Graph, ids: np.ndarray) -> np.ndarray:
     trace = graph.trace
     if trace is None or not len(trace):
         return np.full(len(ids), -1)
+    rows = shape_rows(graph, ids)
+    return np.where(rows >= 0, np.asarray(trace["shapes"], np.int64)[rows], -1)
+
+
+def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return the row of each task, or of the innermost call around it, that recorded shapes; else -1."""
+    trace = graph.trace
+    if trace is None or not len(trace):
+        return np.full(len(ids), -1)
     parent, shapes = np.asarray(trace["parent"], np.int64), np.asarray(trace["shapes"], np.int64)
     up = graph.columns["row"][ids].astype(np.int64)
-    while True:
-        climb = (up >= 0) & (shapes[up] < 0)
-        if not climb.any():
-            return np.where(up >= 0, shapes[up], -1)
+    while (climb := (up >= 0) & (shapes[up] < 0)).any():
         up[climb] = parent[up[climb]]
+    return up

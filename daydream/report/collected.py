@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.report.layout import count, listed, printable, time_text
+from daydream.report.layout import printable
+from daydream.report.numbers import count, listed, time_text
 
 if TYPE_CHECKING:
     from daydream.trace import Trace

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daydream.report.layout import MARGIN, notes, percent, printable, speedup, table, time_text
+from daydream.explanation.parts import parts_of_change
+from daydream.report.breakdown import breakdown_rows
+from daydream.report.difference import work_rows
+from daydream.report.layout import MARGIN, notes, printable, spread, table
+from daydream.report.numbers import percent, speedup, time_text
 
 if TYPE_CHECKING:
     from daydream.confirmation import Confirmation
+    from daydream.difference import Difference
 
 HOW = (
     "Medians of {rounds} rounds of blocks with and without the change, in turns, no profiler; the prediction "
@@ -28,6 +33,15 @@ def confirmation_text(confirmation: Confirmation) -> str:
     said = [HOW.format(rounds=blocks.rounds)]
     if confirmation.restless:
         said.append("The unchanged step differs from itself by more than 5 %: the machine was not at rest.")
+    difference = confirmation.difference
+    if difference is None:
+        said.append("The steps with the change were not recorded: the script ended before.")
+    if confirmation.apart:
+        said.append(
+            f"The recorded steps say {confirmation.recorded_speedup:.2f}x, those that were timed in turns "
+            f"{blocks.speedup:.2f}x: the few recorded ones with the change were disturbed, or recording "
+            "costs them another share. Of the tables believe the counts more than the times."
+        )
     said += comparison.notes()
     lines = [
         f"{printable(comparison.optimization)}   predicted and then made for real",
@@ -37,6 +51,29 @@ def confirmation_text(confirmation: Confirmation) -> str:
             f"{MARGIN}error of the prediction {percent(confirmation.error, signed=True)}; "
             f"the unchanged step against itself {percent(blocks.control - 1, signed=True)}"
         ),
+        *([] if difference is None else ["", *_compared(confirmation, difference)]),
         *notes(said),
     ]
     return "\n".join(lines)
+
+
+def _compared(confirmation: Confirmation, difference: Difference) -> list[str]:
+    """Return where in the recorded step the prediction came true, and where not."""
+    before, predicted = confirmation.comparison.replayed_ns, difference.before.step_ns
+    measured = difference.after.step_ns
+    head = (
+        f"recorded    before {time_text(before)}   predicted {time_text(predicted)}   "
+        f"measured {time_text(measured)}   error {percent(predicted / measured - 1, signed=True)}"
+    )
+    was, _ = parts_of_change(confirmation.comparison)
+    sides = [
+        {key: part for key, part in side.items() if key != "by_layer"}  # the layers' work is told below
+        for side in (was, difference.before.breakdown, difference.after.breakdown)
+    ]
+    return [
+        *spread(head),
+        "",
+        *table(breakdown_rows(*sides, names=("before", "predicted", "measured"), change="off by")),
+        "",
+        *table(work_rows(difference)),
+    ]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from daydream.report.breakdown import breakdown_rows, moved_bound
 from daydream.report.layout import (
     MARGIN,
-    UNITS,
-    count,
+    NAME_WIDTH,
     facts,
-    listed,
+    layer_name,
     notes,
-    percent,
     printable,
-    range_text,
     shortened,
-    speedup,
+    spread,
     table,
-    time_text,
     wrapped,
 )
-from daydream.report.terminal import breakdown_rows
+from daydream.report.numbers import count, listed, percent, range_text, scale, speedup, time_text
 from daydream.sensitivity import family
 from daydream.wording import listed as some_of
 from daydream.work_of_steps import SAME, Change
@@ -31,10 +27,8 @@ if TYPE_CHECKING:
     from daydream.difference import Difference, Side
 
 TOP = 4
-NAME_WIDTH = 46
 MOST_NAMES = 5
 COPIES = ("Memcpy ", "Memset ")  # named by what they copy, not as functions are
-INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
 
 
 def difference_text(difference: Difference, *, top: int = TOP) -> str:
@@ -42,9 +36,10 @@ def difference_text(difference: Difference, *, top: int = TOP) -> str:
     one, two = difference.before, difference.after
     lines = [
         *facts(zip(columns_of(difference), (side_text(one), side_text(two)), strict=True)),
-        *(MARGIN + line for line in difference_headline(difference)),
+        *(line for said in difference_headline(difference) for line in spread(said)),
         "",
         *table(step_rows(difference)),
+        *(line for said in step_remarks(difference) for line in wrapped(said, MARGIN, MARGIN)),
         "",
         *table(work_rows(difference, top)),
         "",
@@ -97,9 +92,14 @@ def difference_headline(difference: Difference) -> list[str]:
 
 def step_rows(difference: Difference) -> list[list[str]]:
     """Return one table of where a typical step's time goes, its head first."""
-    rows = breakdown_rows(difference.before.breakdown, difference.after.breakdown)
-    head = [rows[0][0], *columns_of(difference), "change"]
-    return [head, *rows[1:]]
+    sides = difference.before.breakdown, difference.after.breakdown
+    return breakdown_rows(*sides, names=columns_of(difference))
+
+
+def step_remarks(difference: Difference) -> list[str]:
+    """Return that the step waits for something else after, if it does; a prediction is of the same step."""
+    moved = moved_bound(difference.before.breakdown, difference.after.breakdown)
+    return [moved] if moved and not difference.before.prediction else []
 
 
 def work_rows(difference: Difference, top: int = TOP) -> list[list[str]]:
@@ -108,7 +108,7 @@ def work_rows(difference: Difference, top: int = TOP) -> list[list[str]]:
     longest = max(
         sum(each.before_ns for each in difference.layers), sum(each.after_ns for each in difference.layers)
     )
-    unit, size = UNITS[0] if longest >= 1e6 else UNITS[1]
+    unit, size, _ = scale(longest)
     where = {(True, True): "GPU work", (False, False): "CPU work"}.get((one.on_device, two.on_device), "work")
     names = columns_of(difference)
     rows = [[f"largest changes of a step's work, {unit}", "count", *names, "change"]]
@@ -163,8 +163,7 @@ def _count(group: Sequence[Change], side: int) -> str:
 
 def _layer(change: Change) -> str:
     """Return a layer's name, the same for all blocks of a stack; of a long one the end says most."""
-    name = printable(INSTANCE.sub("*", (change.before or change.after)[0]))
-    return name if len(name) <= NAME_WIDTH else "..." + name[3 - NAME_WIDTH :]
+    return layer_name((change.before or change.after)[0])
 
 
 def _kernel(change: Change) -> str:

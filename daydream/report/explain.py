@@ -6,21 +6,18 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from daydream.report.layout import (
+    LEAST_NAME,
     MARGIN,
-    UNITS,
-    WIDTH,
-    count,
-    listed,
     notes,
-    number,
-    percent,
     printable,
+    screen_width,
     shortened,
-    speedup,
+    spread,
     table,
-    time_text,
+    tail,
     wrapped,
 )
+from daydream.report.numbers import count, listed, number, percent, scale, speedup, time_text
 
 if TYPE_CHECKING:
     from daydream.explanation import Asked, Avoidable, Explanation, Share
@@ -29,21 +26,24 @@ SMALLEST = 0.002  # of the step: causes below it are summed up
 MOST = 6  # avoidable costs
 MOST_IDLE = 3  # costs whose removal would gain nothing
 LABEL = 34
-PATH = 50
+PATH, SOURCE = 50, 90
 PARTS = 2
 HALF = 0.5
 MANY = 10
 WORTH_A_WORD = 0.05  # of the critical path
 NEARLY_ALL = 0.9
 # Work that has to be done somehow: a what-if removes a part of it, and one that does not apply says nothing.
-IN_PART = ("launch-bound CPU", "memory-bound kernels", "small-kernel chains", "optimizer", "32-bit kernels")
+IN_PART = (
+    "launch-bound CPU", "CPU operators", "memory-bound kernels", "small-kernel chains", "optimizer",
+    "32-bit kernels",
+)  # fmt: skip
 MORE = 1.2  # a what-if that saves so many times what its cause costs removes other work too
 
 
 def explain_text(explanation: Explanation) -> str:
     """Return what bounds the step, its causes, what goes on beside them, and what could be avoided."""
     lines = [
-        *wrapped(_headline(explanation), MARGIN, MARGIN * 2),
+        *spread(_headline(explanation)),
         "",
         *wrapped(verdict(explanation), "", ""),
         "",
@@ -67,9 +67,10 @@ def verdict(explanation: Explanation) -> str:
     """Return what bounds the step, in one sentence."""
     step = explanation.replayed_ns
     if explanation.without_device is None:
-        return (
-            f"CPU only: nothing is launched to a device, and all of {time_text(step)} is work of CPU threads."
-        )
+        what = f", and all of {time_text(step)} is work of CPU threads"
+        if explanation.bound == "communication":
+            what = f". {_by_communication(explanation)}"
+        return f"CPU only: nothing is launched to a device{what}."
     without_cpu = _predicted(explanation.without_cpu)
     without_device = _predicted(explanation.without_device)
     still = "still " if (explanation.without_cpu.saving_ns or 0) < SMALLEST * step else ""
@@ -83,9 +84,8 @@ def verdict(explanation: Explanation) -> str:
     if explanation.bound in {"communication", "copies"}:
         share = percent(explanation.group_share(explanation.bound))
         what = f"Bound by {explanation.bound}, {share} of the critical path"
-        none = explanation.without_communication
-        if explanation.bound == "communication" and none is not None:
-            what += f": without it the step would take {_predicted(none)}"
+        if explanation.bound == "communication":
+            what = _by_communication(explanation)
         return f"{what}; {floor}."
     if explanation.bound == "turns":
         return (
@@ -94,6 +94,12 @@ def verdict(explanation: Explanation) -> str:
             f"{_waiting(explanation)}."
         )
     return _bound_by_cpu(explanation, without_device, floor)
+
+
+def _by_communication(explanation: Explanation) -> str:
+    share, none = percent(explanation.group_share("communication")), explanation.without_communication
+    said = f"Bound by communication, {share} of the critical path"
+    return said if none is None else f"{said}: without it the step would take {_predicted(none)}"
 
 
 def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> str:
@@ -163,6 +169,7 @@ def sentence(cost: Avoidable) -> str:
         "copies to the device": f"Copies to the device hold up the kernels' stream for {takes}{where}",
         "other copies": f"Copies hold up the kernels' stream for {takes}{_most(cost)}",
         "launch-bound CPU": f"Operators, launches and the time between them take {takes}{_most(cost)}",
+        "CPU operators": f"Operators of the model and the time between them take {takes}{_most(cost)}",
         "small-kernel chains": f"Small kernels and pauses between kernels ({many}) take {takes}{_most(cost)}",
         "memory-bound kernels": f"Kernels bound by memory ({many}) take {takes}{_most(cost)}",
         "optimizer": f"The optimizer takes {takes} of the critical path{_most(cost)}",
@@ -192,7 +199,7 @@ def _headline(explanation: Explanation) -> str:
 
 
 def _causes(explanation: Explanation) -> list[str]:
-    unit, size = UNITS[0] if explanation.step_ns >= 1e6 else UNITS[1]
+    unit, size, _ = scale(explanation.step_ns)
     large = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
     rest = [each for each in explanation.causes if each not in large]
     steps = len(explanation.steps)
@@ -203,14 +210,18 @@ def _causes(explanation: Explanation) -> list[str]:
         rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
     head, *lines = table(rows)
     width = max(map(len, (head, *lines))) + 3
-    parts = ["mostly", *[_parts(each, size, WIDTH - width) for each in large], *[""] * bool(rest)]
+    parts = ["mostly", *[_parts(each, size, screen_width() - width) for each in large], *[""] * bool(rest)]
     return [(line.ljust(width) + part).rstrip() for line, part in zip([head, *lines], parts, strict=True)]
 
 
 def _parts(share: Share, size: int, room: int) -> str:
     """Return the largest part of a cause and, if it fits, another that is nearly as large."""
     large = [part for part in share.largest[:PARTS] if part.ns >= HALF * share.largest[0].ns]
-    told = [f"{shortened(printable(part.name), LABEL)} {number(part.ns / size)}" for part in large]
+    told = []
+    for part in large:
+        figure = number(part.ns / size)
+        width = max(min(LABEL, room - len(figure) - 1), LEAST_NAME)
+        told.append(f"{shortened(printable(part.name), width)} {figure}")
     return ", ".join(told) if len(", ".join(told)) <= room else told[0]
 
 
@@ -307,15 +318,10 @@ def _most(cost: Avoidable) -> str:
 def _where(cost: Avoidable) -> str:
     """Return layer, phase and source line of a cost, as far as they are known."""
     place = cost.place
-    parts = [f"layer {_tail(printable(place.layer))}"] if place.layer else []
+    parts = [f"layer {tail(printable(place.layer), PATH)}"] if place.layer else []
     parts += [place.phase] if place.phase and place.phase != "other" else []
-    parts += [_tail(printable(place.source))] if place.source else []
+    parts += [tail(printable(place.source), SOURCE)] if place.source else []
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _tail(text: str) -> str:
-    """Return the end of a long path, which tells more than its beginning."""
-    return text if len(text) <= PATH else "..." + text[3 - PATH :]
 
 
 def _waiting(explanation: Explanation) -> str:

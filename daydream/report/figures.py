@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from daydream.comparison import Comparison
 from daydream.difference import Difference
 from daydream.errors import DaydreamError
+from daydream.explanation.parts import parts_of_change
 from daydream.ranking import Ranking
+from daydream.report.breakdown import sections
 from daydream.report.difference import columns_of
-from daydream.report.layout import UNITS, printable, shortened, speedup, time_text
+from daydream.report.layout import printable, shortened
+from daydream.report.numbers import UNITS, scale, speedup, time_text
 from daydream.report.step_figure import draw_step
-from daydream.report.terminal import breakdown_rows
 from daydream.scaling import Scaling
 from daydream.sensitivity import Curve, Curves
 from daydream.simulate.replay import Replay
@@ -62,7 +64,7 @@ def _comparison(comparison: Comparison) -> Any:
         f"{time_text(comparison.predicted_ns)} predicted, "
         f"{speedup(comparison.replayed_ns, comparison.predicted_ns)}"
     )
-    return _breakdowns(title, *comparison.breakdowns(), ("before", "after"))
+    return _breakdowns(title, *parts_of_change(comparison), ("before", "after"))
 
 
 @_draw.register
@@ -133,19 +135,18 @@ def _breakdowns(
     """Return bars of where a typical step's time goes, by cause on the left, by phase on the right."""
     figure = _figure(11, 4.5)
     figure.suptitle(printable(title))
-    # The rows of the text, so that both leave out and sum up the same.
-    head, *rows = breakdown_rows(before, after)
-    unit = head[0].rpartition(" ")[2]
-    places = [row[0] for row in rows].index("by phase")
-    parts = {"by cause": rows[1:places], "by phase": rows[places + 1 : -1]}
-    for axes, (part, shown) in zip(figure.subplots(1, 2), parts.items(), strict=True):
-        labels = [printable(row[0].strip()) for row in shown]
+    # The parts of the text, so that both leave out and sum up the same.
+    whole = max(sum(side["by_cause"].values()) for side in (before, after))
+    unit, size, digits = scale(whole)
+    for axes, (part, shown) in zip(figure.subplots(1, 2), sections((before, after), whole)[:2], strict=True):
+        labels = [printable(row[0]) for row in shown]
         for offset, column, name, color in ((-0.2, 1, names[0], BEFORE), (0.2, 2, names[1], AFTER)):
-            values = [float(row[column].replace(",", "")) for row in shown]
+            values = [row[column] / size for row in shown]
             bars = axes.barh(
                 [place + offset for place in range(len(shown))], values, 0.4, label=name, color=color
             )
-            axes.bar_label(bars, labels=[row[column] for row in shown], padding=3, fontsize=8, color="0.3")
+            said = [f"{value:,.{digits}f}" for value in values]
+            axes.bar_label(bars, labels=said, padding=3, fontsize=8, color="0.3")
         axes.set(yticks=range(len(labels)), yticklabels=labels, xlabel=f"{unit} of the step", title=part)
         axes.invert_yaxis()
         axes.margins(x=0.12)

@@ -30,7 +30,15 @@ class Number:
     kind: str = ""  # class of the cell
 
 
-Cell = str | Number
+@dataclass(frozen=True)
+class Named:
+    """A cell that shows a name, and below it what it stands for."""
+
+    name: str
+    said: str
+
+
+Cell = str | Number | Named
 
 
 def element(name: str, *children: str, **attributes: str | bool | int) -> Html:
@@ -95,7 +103,7 @@ def data(name: str, value: Any) -> Html:
 def _head(names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Html:
     """Return the head of a table, each name above its column's side."""
     first = rows[0] if rows else [""] * len(names)
-    sides = ["t" if isinstance(cell, str) else "n" for cell in first]
+    sides = ["n" if isinstance(cell, Number) else "t" for cell in first]
     cells = (element("th", name, scope="col", class_=side) for name, side in zip(names, sides, strict=True))
     return element("thead", element("tr", *cells))
 
@@ -107,10 +115,12 @@ def _row(cells: Sequence[Cell], *, hidden: bool = False) -> Html:
 def _cell(cell: Cell) -> Html:
     if isinstance(cell, str):
         return element("td", element("span", cell), class_="t")
+    if isinstance(cell, Named):
+        return element("td", element("span", cell.name), element("small", cell.said), class_="t named")
     inside: str = cell.text
     kind = f"n {cell.kind}".strip()
     if cell.bar is not None:
         kind += " b"
         width = f"--w:{100 * min(max(cell.bar, 0.0), 1.0):.2f}%"
-        inside = joined(element("span", "", class_="bar", style=width), cell.text)
+        inside = joined(cell.text, element("span", "", class_="bar", style=width))
     return element("td", inside, class_=kind, data_v=f"{cell.value:.12g}")

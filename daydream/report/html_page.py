@@ -10,18 +10,24 @@ import os
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from daydream.explanation.parts import parts_of_change, parts_of_replay
 from daydream.report import html_sections as sections
+from daydream.report.breakdown import remarks
 from daydream.report.html_elements import Html, data, element, joined
 from daydream.report.html_packing import Names, legend, packed
 from daydream.report.html_path import StepPath, step_path
+from daydream.report.html_ranking import HELP as RANKING_HELP
+from daydream.report.html_ranking import whatifs
 from daydream.report.html_spans import measured_spans, measured_window, simulated_spans, simulated_window
-from daydream.report.layout import count, listed, printable, time_text
+from daydream.report.layout import printable
+from daydream.report.numbers import count, listed, time_text
 from daydream.simulate.critical_path import critical_path
 from daydream.trace import write_whole
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison
     from daydream.graph.graph import Graph
+    from daydream.ranking import Ranking
     from daydream.report.html_spans import Window
     from daydream.simulate.replay import Replay
     from daydream.simulate.timeline import Timeline
@@ -33,24 +39,33 @@ PATH_HELP = (
     "The chain of causes that decides when the step completes: it adds up to the step. Only what is on it "
     "can make the step faster."
 )
+ON_PATH_HELP = (
+    "A cause or a phase takes what it has of the critical path: work that something hides is not counted."
+)
 LAYER_HELP = (
     "Time on the critical path adds up to the step; device and CPU work is all there is, hidden or not."
 )
-LAYER_CHANGE = " Work and tasks are those after the change."
-TIMELINE_HELP = (
-    "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel or two fingers zoom, "
-    "arrow keys move and zoom. Point at a task for what it is."
+LAYER_CHANGE = " The largest changes come first. Work and tasks are those after the change."
+WITH_MOUSE = (
+    "Drag to zoom in, double-click to see all, Shift-drag to move; Ctrl-wheel zooms, arrow keys do both."
 )
+WITH_FINGERS = "Two fingers zoom, one moves sideways; the buttons do so too."
 
 
 def write(
-    path: str | os.PathLike[str], replay: Replay, comparison: Comparison | None = None, *, force: bool = False
+    path: str | os.PathLike[str],
+    replay: Replay,
+    comparison: Comparison | None = None,
+    *,
+    ranking: Ranking | None = None,
+    force: bool = False,
 ) -> None:
     """Write the report of a replay, or of a what-if with its replay, as an HTML file.
 
-    Raises `OutputError` if the file exists and `force` is not given, or cannot be written.
+    With a `ranking` of the same replay it holds every other what-if. Raises `OutputError` if the file
+    exists and `force` is not given, or cannot be written.
     """
-    text = page(replay, comparison)
+    text = page(replay, comparison, ranking)
 
     def fill(temporary: str) -> None:
         with open(temporary, "w", encoding="utf-8", newline="\n") as file:
@@ -59,7 +74,7 @@ def write(
     write_whole(path, fill, force=force)
 
 
-def page(replay: Replay, comparison: Comparison | None = None) -> str:
+def page(replay: Replay, comparison: Comparison | None = None, ranking: Ranking | None = None) -> str:
     """Return the report of a replay, or of a what-if with its replay, as a whole page."""
     title = f"what if: {comparison.optimization}" if comparison is not None else "replay"
     before, after = _paths(replay, comparison)
@@ -70,11 +85,18 @@ def page(replay: Replay, comparison: Comparison | None = None) -> str:
             _about(replay),
         ),
         sections.cards(replay, comparison),
-        _section("timeline", "Timeline", TIMELINE_HELP, element("div", id="timelines")),
+        _section("notes", "Assumptions and notes", "", sections.assumptions(replay, comparison)),
+        _section(
+            "timeline", "Timeline", "",
+            element("p", WITH_MOUSE, class_="help with-mouse"),
+            element("p", WITH_FINGERS, class_="help with-fingers"),
+            element("div", id="timelines"),
+        ),
         _section(
             "breakdown", "Where a typical step's time goes", _which(before, after),
             _breakdowns(replay, comparison),
         ),
+        _section("whatifs", "Ranked what-ifs", RANKING_HELP, whatifs(ranking)) if ranking is not None else "",
         _section("by-layer", f"By {one}", LAYER_HELP + (LAYER_CHANGE if after else ""), layers),
         _section(
             "path", "Critical path", PATH_HELP,
@@ -85,7 +107,6 @@ def page(replay: Replay, comparison: Comparison | None = None) -> str:
             element("div", id="steps-chart"), sections.steps(replay, comparison),
             sections.replay_facts(replay),
         ),
-        _section("notes", "Assumptions and notes", "", sections.assumptions(replay, comparison)),
         _footer(),
     )  # fmt: skip
     return "\n".join([
@@ -141,19 +162,21 @@ def _which(before: StepPath, after: StepPath | None) -> str:
     """Return which step the breakdowns, the layers and the critical path are about."""
     said = f"{before.name}, {time_text(before.step_ns)}"
     if after is None:
-        return f"{said}: the median step of the replay."
+        return f"{said}: the median step of the replay. {ON_PATH_HELP}"
     then = time_text(after.step_ns)
     other = "" if after.name == before.name else f" ({after.name})"
     return (
         f"{said} before the change and {then} after it{other}: "
-        "the typical step that changes most nearly as the headline, which is about all of them."
+        f"the step nearest to the headline, which is about all of them. {ON_PATH_HELP}"
     )
 
 
 def _breakdowns(replay: Replay, comparison: Comparison | None) -> Html:
     if comparison is None:
-        return sections.breakdowns(replay.breakdown(), None)
-    return sections.breakdowns(*comparison.breakdowns())
+        return sections.breakdowns(parts_of_replay(replay), None)
+    before, after = parts_of_change(comparison)
+    said = (element("p", each, class_="remark") for each in remarks(comparison, before, after))
+    return joined(*said, sections.breakdowns(before, after))
 
 
 def _in_order(before: StepPath, after: StepPath | None) -> Html:

@@ -9,7 +9,7 @@ import numpy as np
 
 from daydream.graph.columns import coded
 from daydream.graph.plan import Cause
-from daydream.report.layout import count
+from daydream.report.numbers import count
 from daydream.simulate.timeline import WAITING_FOR, Timeline
 from daydream.trace import PHASES
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from daydream.report.breakdown import MEANWHILE, meanwhile
+from daydream.report.breakdown import sections as step_sections
 from daydream.report.html_elements import Cell, Html, Number, element, facts, joined, sortable, table
 from daydream.report.html_path import StepPath, Total
-from daydream.report.layout import UNITS, count, percent, range_text, speedup, time_text
-from daydream.report.terminal import edits_text, graph_facts, likely_text, merged_parts
+from daydream.report.numbers import count, percent, range_text, scale, speedup, time_text
+from daydream.report.terminal import edits_text, graph_facts, likely_text
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison
     from daydream.simulate.replay import Replay
 
+MOST_NOTES = 4  # that stand there before the rest is asked for
 MOST_ROWS = 1_000  # of a table; a trace may hold tens of thousands of names
 UNKNOWN = "(unknown)"
 
@@ -23,8 +26,7 @@ class Figures:
 
     def __init__(self, step_ns: int) -> None:
         self.step_ns = max(step_ns, 1)
-        self.unit, self.size = UNITS[0] if step_ns >= 1e6 else UNITS[1]
-        self.digits = 1 if step_ns >= 100 * self.size else 2 if step_ns >= 10 * self.size else 3
+        self.unit, self.size, self.digits = scale(step_ns)
 
     def time(self, ns: int, *, bar: bool = False) -> Number:
         """Return a time, as a bar of the step if asked for."""
@@ -76,13 +78,14 @@ def cards(replay: Replay, comparison: Comparison | None) -> Html:
 def breakdowns(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]] | None
 ) -> Html:
-    """Return where a typical step's time goes by cause and by phase."""
+    """Return where a typical step's time goes by cause and by phase, and what goes on meanwhile."""
     whole = sum(before["by_cause"].values()), sum((after or before)["by_cause"].values())
     figures = Figures(max(whole))
-    parts = []
-    for title, key in (("by cause", "by_cause"), ("by phase", "by_phase")):
-        rows = merged_parts(before[key], (after or before)[key], max(whole))
-        rows.append(("that step", *whole))
+    sides, parts = (before, after or before), []
+    that_step = [("that step", *whole)]
+    titled = [(title, found + that_step) for title, found in step_sections(sides, max(whole))[:2]]
+    titled += [(MEANWHILE, found) for found in [meanwhile(sides, max(whole))] if found]
+    for title, rows in titled:  # layers have a table of their own
         parts.append(
             table(
                 [
@@ -112,7 +115,8 @@ def layers(before: StepPath, after: StepPath | None) -> tuple[str, Html]:
     old = before.totals(column)
     new = after.totals(column) if after is not None else {}
     figures = _figures(before, after)
-    names = sorted({**old, **new}, key=lambda name: -max(_of(old, name).path_ns, _of(new, name).path_ns))
+    times = {name: (_of(old, name).path_ns, _of(new, name).path_ns) for name in {**old, **new}}
+    names = sorted(times, key=lambda name: _largest_first(*times[name], changed=after is not None))
     rows: list[list[Cell]] = []
     for name in names[:MOST_ROWS]:
         was, now = _of(old, name), _of(new, name)
@@ -132,7 +136,8 @@ def path_by_task(before: StepPath, after: StepPath | None) -> Html:
     old, new = before.by_task(), after.by_task() if after is not None else {}
     figures = _figures(before, after)
     none = (0, 0)
-    names = sorted({**old, **new}, key=lambda name: -max(old.get(name, none)[1], new.get(name, none)[1]))
+    times_of = {name: (old.get(name, none)[1], new.get(name, none)[1]) for name in {**old, **new}}
+    names = sorted(times_of, key=lambda name: _largest_first(*times_of[name], changed=after is not None))
     rows: list[list[Cell]] = []
     for name in names[:MOST_ROWS]:
         (tasks, was), (left, now) = old.get(name, none), new.get(name, none)
@@ -202,16 +207,29 @@ def options(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def assumptions(replay: Replay, comparison: Comparison | None) -> Html:
-    """Return what was changed, what the range is made of, and every note."""
-    said = comparison.notes() if comparison is not None else replay.notes
-    notes = element("ul", *(element("li", note) for note in dict.fromkeys(said)))
+    """Return what was changed, what the range is made of, and every note: those on the change come first."""
     if comparison is None:
-        return notes if said else element("p", "none")
+        return _notes(list(dict.fromkeys(replay.notes))) or element("p", "none")
+    said = list(dict.fromkeys(comparison.notes()))
+    own = [note for note in said if note not in replay.notes]
     edits, likely = edits_text(comparison), likely_text(comparison)
     return joined(
-        facts([("changed", edits), ("range", likely), *options(comparison)]),
-        notes if said else "",
+        facts([("changed", edits), ("range", likely)]),
+        _notes([*own, *(note for note in said if note not in own)]),
     )
+
+
+def _notes(said: Sequence[str]) -> Html:
+    """Return notes as a list, of many those at the end folded away."""
+    if not said:
+        return Html()
+    shown = said if len(said) <= MOST_NOTES + 1 else said[:MOST_NOTES]
+    rest = said[len(shown) :]
+    listed = element("ul", *(element("li", note) for note in shown))
+    if not rest:
+        return listed
+    more = element("ul", *(element("li", note) for note in rest))
+    return joined(listed, element("details", element("summary", f"{len(rest)} more notes"), more))
 
 
 def _speedups(comparison: Comparison) -> str:
@@ -248,6 +266,11 @@ def _unprofiled_prediction(comparison: Comparison) -> list[tuple[str, str, str]]
 
 def _figures(before: StepPath, after: StepPath | None) -> Figures:
     return Figures(max(path.step_ns for path in (before, after) if path is not None))
+
+
+def _largest_first(before_ns: int, after_ns: int, *, changed: bool) -> tuple[int, int]:
+    """Return a key that sorts by the size of the change, if there is one, and then by time."""
+    return -abs(after_ns - before_ns) if changed else 0, -max(before_ns, after_ns)
 
 
 def _of(totals: Mapping[str | None, Total], name: str | None) -> Total:

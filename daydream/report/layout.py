@@ -1,67 +1,47 @@
-"""Figures and tables as plain text: units, aligned columns, wrapped notes. ASCII only."""
+"""Tables and notes as plain text: aligned columns, wrapped lines, names cut to a width. ASCII only."""
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
 WIDTH = 96
-UNITS = (("ms", 1_000_000), ("us", 1_000))
 MARGIN = "  "
-
-
-def time_text(ns: float) -> str:
-    """Return a time with four digits or so and its unit: `222.4 ms`, `7.00 us`."""
-    unit, size = UNITS[0] if abs(ns) >= 1e6 else UNITS[1]
-    return f"{number(ns / size)} {unit}"
-
-
-def number(value: float) -> str:
-    """Return a figure with four digits or so and thousands separators."""
-    if not value:
-        return "0"
-    digits = 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
-    return f"{value:,.{digits}f}"
-
-
-def range_text(low_ns: float, high_ns: float) -> str:
-    """Return a range with its unit once: `120.1 to 130.3 ms`."""
-    unit, size = UNITS[0] if abs(high_ns) >= 1e6 else UNITS[1]
-    return f"{number(low_ns / size)} to {number(high_ns / size)} {unit}"
-
-
-def percent(share: float, *, signed: bool = False) -> str:
-    """Return a share in percent: `0.70 %`, `12.3 %`."""
-    value = 100 * share
-    digits = 2 if abs(value) < 10 else 1
-    if abs(value) < 0.5 * 10**-digits:
-        return f"{0:.{digits}f} %"
-    return f"{value:{'+' if signed else ''},.{digits}f} %"
-
-
-def speedup(before_ns: float, after_ns: float) -> str:
-    """Return how many times faster, or that nothing is left."""
-    return f"{before_ns / after_ns:,.2f}x" if after_ns else "nothing is left of the step"
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun: `1 step`, `2,000 steps`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def listed(parts: Sequence[str]) -> str:
-    """Return a list in words: `a, b and c`."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+NAME_WIDTH = 46  # of a layer, an operator or a kernel in a table
+LEAST_NAME = 20  # however narrow the terminal is
+INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = MARGIN) -> list[str]:
-    """Return lines with the first column to the left, the others to the right; the first row is the head."""
+    """Return lines with the first column to the left, the others to the right; the first row is the head.
+
+    Where the terminal is narrow the first column is cut.
+    """
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    if sys.stdout.isatty():
+        room = screen_width() - len(indent) - sum(widths[1:]) - len(MARGIN) * (len(widths) - 1)
+        widths[0] = min(widths[0], max(room, LEAST_NAME))
     lines = []
     for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append((indent + MARGIN.join([first.ljust(widths[0]), *cells])).rstrip())
+        cells = [cell.rjust(wide) for cell, wide in zip(others, widths[1:], strict=True)]
+        lines.append((indent + MARGIN.join([shortened(first, widths[0]).ljust(widths[0]), *cells])).rstrip())
+    return lines
+
+
+def spread(line: str) -> list[str]:
+    """Return a line of figures that stand apart, on several lines where the terminal is narrow.
+
+    What follows stands below the second of them: the first is what they are of.
+    """
+    pieces = re.split(r"( {2,})", line)
+    lines, hanging = [MARGIN + "".join(pieces[:3])], " " * len(MARGIN + "".join(pieces[:2]))
+    for gap, piece in zip(pieces[3::2], pieces[4::2], strict=True):
+        if len(lines[-1] + gap + piece) > screen_width():
+            lines.append(hanging + piece)
+        else:
+            lines[-1] += gap + piece
     return lines
 
 
@@ -100,15 +80,25 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
+def tail(text: str, width: int) -> str:
+    """Return a path cut to a width: its end says more than its beginning."""
+    return text if len(text) <= width else "..." + text[3 - width :]
+
+
+def layer_name(layer: str, width: int = NAME_WIDTH) -> str:
+    """Return a layer's name, the same for all blocks of a stack, cut to a width."""
+    return tail(printable(INSTANCE.sub("*", layer)), width)
+
+
 def wrapped(text: str, head: str, hanging: str) -> list[str]:
     """Return the lines of a text behind its head, as wide as the terminal."""
     return textwrap.wrap(
-        text, _width(), initial_indent=head, subsequent_indent=hanging, break_long_words=False,
+        text, screen_width(), initial_indent=head, subsequent_indent=hanging, break_long_words=False,
         break_on_hyphens=False,
     ) or [head.rstrip()]  # fmt: skip
 
 
-def _width() -> int:
+def screen_width() -> int:
     """Return the width of the terminal up to a readable one; a fixed one where the output is no terminal."""
     if not sys.stdout.isatty():
         return WIDTH

@@ -11,18 +11,27 @@ import numpy as np
 
 from daydream.comparison import Comparison
 from daydream.difference import Difference
+from daydream.explanation.parts import parts_of_change
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KINDS
 from daydream.ranking import Ranking
-from daydream.report.difference import difference_headline, side_text, unchanged, work_rows
+from daydream.report.breakdown import breakdown_rows, remarks
+from daydream.report.difference import (
+    difference_headline,
+    side_text,
+    step_remarks,
+    unchanged,
+    work_rows,
+)
 from daydream.report.difference import step_rows as difference_rows
-from daydream.report.layout import MARGIN, count, printable, shortened, time_text
+from daydream.report.layout import MARGIN, printable, shortened
+from daydream.report.numbers import count, time_text
 from daydream.report.overview import rows_by_kind, span_ns
 from daydream.report.ranking import curve_rows, optimization_rows, ranking_headline
+from daydream.report.sweep import left_out_rows, scenario_rows, sweep_title
 from daydream.report.terminal import (
-    breakdown_rows,
     edits_text,
     likely_text,
     replay_headline,
@@ -31,12 +40,14 @@ from daydream.report.terminal import (
     unprofiled_replay,
     whatif_headline,
 )
+from daydream.scenarios import Sweep
 from daydream.sensitivity import Curves
 from daydream.simulate.replay import Replay
 from daydream.simulate.timeline import Timeline
 from daydream.trace import Trace
 
 MOST_ROWS = 12
+MOST_SWEPT = 40
 CELL_WIDTH = 110
 
 Rows = Sequence[Sequence[str]]
@@ -132,11 +143,13 @@ def _replay(replay: Replay) -> str:
 
 @html.register
 def _comparison(comparison: Comparison) -> str:
+    before, after = parts_of_change(comparison)
     return _together(
         f"{comparison.optimization}: {whatif_headline(comparison)}",
         likely_text(comparison),
         *unprofiled_prediction(comparison),
-        _table(breakdown_rows(*comparison.breakdowns())),
+        _table(breakdown_rows(before, after)),
+        *remarks(comparison, before, after),
         edits_text(comparison),
         _notes(comparison.notes()),
     )
@@ -148,6 +161,7 @@ def _difference(difference: Difference) -> str:
         f"{side_text(difference.before)}; {side_text(difference.after)}",
         *difference_headline(difference),
         _table(difference_rows(difference)),
+        *step_remarks(difference),
         _table(work_rows(difference)),
         *unchanged(difference),
         _notes(difference.notes()),
@@ -173,6 +187,18 @@ def _curves(curves: Curves) -> str:
     if not curves:
         return _together("no curves")
     return _table(curve_rows(curves[:MOST_ROWS]), len(curves))
+
+
+@html.register
+def _sweep(sweep: Sweep) -> str:
+    rows = scenario_rows(sweep, sweep.scenarios[:MOST_SWEPT])
+    reasons = [["left out", "why"], *map(list, left_out_rows(sweep))]
+    return _together(
+        sweep_title(sweep),
+        _table(rows, len(sweep.scenarios)) if sweep.scenarios else "no scenario could be answered",
+        _table(reasons, texts=2) if sweep.refused else "",
+        _notes(sweep.notes()),
+    )
 
 
 def _step_name(steps: Sequence[Mapping[str, Any]], step: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
+from daydream.graph.coverage import Coverage
+from daydream.graph.device import device_work
 from daydream.trace import DEVICE_KINDS, PHASES
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ FAIR_REPLAY = 0.03
 ENOUGH_KNOWN = 0.9  # share of the time whose phase (or layer, or type) must be known to select by it
 SOME_KNOWN = 0.1
 MUCH_UNEXPLAINED = 0.02  # of the recorded steps
+RESTLESS = "steps were held up while they were recorded, see the note"
 MISSING = {  # what to say where hardly anything is known
     "phase": "too little is known: there are no optimizer or autograd ranges",
     "layer": "no layers are known: profile with_stack=True and with_modules=True",
@@ -51,8 +54,13 @@ class Overview:
 
     @property
     def on_device(self) -> bool:
-        """Whether any device work was recorded."""
-        return bool((self.graph.columns["kind"] > 0).any())
+        """Whether any device work was recorded; collectives on CPU threads (gloo) are none."""
+        return bool(device_work(self.graph)[self.graph.alive].any())
+
+    @property
+    def device_tasks(self) -> int:
+        """How many tasks a device runs."""
+        return sum(stream["tasks"] for stream in self.streams() if not stream["on_host"])
 
     @cached_property
     def work(self) -> np.ndarray:
@@ -96,7 +104,7 @@ class Overview:
         return {name: float(ns) / whole for name, ns in zip(PHASES, time[1:], strict=True) if ns}
 
     def streams(self) -> list[dict[str, Any]]:
-        """Return every stream with its device tasks and how long they took."""
+        """Return every stream with its tasks and how long they took; gloo's lanes on the host too."""
         columns = self.graph.columns
         rows = []
         for number, lane in enumerate(self.graph.lanes):
@@ -104,24 +112,29 @@ class Overview:
                 tasks = columns["lane"] == number
                 rows.append({
                     "name": lane.name, "rank": self._rank(lane), "device": lane.device,
-                    "tasks": int(tasks.sum()), "busy_ns": int(columns["duration_ns"][tasks].sum()),
+                    "on_host": lane.host, "tasks": int(tasks.sum()),
+                    "busy_ns": int(columns["duration_ns"][tasks].sum()),
                 })  # fmt: skip
         return rows
 
     def busy(self) -> float | None:
         """Return the share of the covered steps in which the device worked, the mean over ranks."""
         columns, lanes = self.graph.columns, self.graph.lanes
+
+        def on_gpu(lane: Lane) -> bool:
+            return lane.on_device and not lane.host
+
         shares = []
         for rank in sorted({step.get("rank", 0) for step in self.covered}):
             mine = [step for step in self.covered if step.get("rank", 0) == rank]
             end = max(int(step["completion_ns"]) for step in mine)
             begin = min(int(step["completion_ns"]) - int(step["measured_ns"]) for step in mine)
-            here = [n for n, lane in enumerate(lanes) if lane.on_device and self._rank(lane) == rank]
+            here = [n for n, lane in enumerate(lanes) if on_gpu(lane) and self._rank(lane) == rank]
             tasks = np.isin(columns["lane"], here) & (columns["measured_start_ns"] >= 0)
             start = columns["measured_start_ns"][tasks]
             if len(start) and end > begin:
                 ends = np.clip(start + columns["duration_ns"][tasks], begin, end)
-                shares.append(_union_ns(np.clip(start, begin, end), ends) / (end - begin))
+                shares.append(Coverage(np.clip(start, begin, end), ends).before_ns[-1] / (end - begin))
         return float(np.mean(shares)) if shares else None
 
     def _rank(self, lane: Lane) -> int:
@@ -153,6 +166,8 @@ class Overview:
             return "no", self.why_no_replay
         answer, _ = self._replay_verdict()
         doubts = [] if answer == "yes" else ["the replay is off"]
+        if self.replay.unrest is not None:
+            doubts.append(RESTLESS)
         facts = self.graph.facts
         recorded = sum(step.measured_ns for step in self.replay.steps)
         if facts.unexplained_ns > MUCH_UNEXPLAINED * recorded:
@@ -194,7 +209,7 @@ class Overview:
             "covered": len(self.covered),
             "known": self.known(),
             "phases": self.phase_shares(),
-            "device_rows": sum(stream["tasks"] for stream in self.streams()),
+            "device_rows": self.device_tasks,
             "orphans": facts.orphans,
             "event_waits": dict(facts.event_waits),
             "unresolved_syncs": facts.unresolved_syncs,
@@ -250,12 +265,3 @@ def step_spread(steps: Sequence[dict[str, Any]]) -> tuple[int, int, int]:
     """Return the least, median and greatest measured time of some steps, in ns."""
     times = [int(step["measured_ns"]) for step in steps]
     return min(times), round(median(times)), max(times)
-
-
-def _union_ns(start: np.ndarray, end: np.ndarray) -> int:
-    """Return how much time the intervals cover together."""
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reached = np.maximum.accumulate(end)
-    earlier = np.concatenate([start[:1], reached[:-1]])
-    return int(np.maximum(end - np.maximum(start, earlier), 0).sum())

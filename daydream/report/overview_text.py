@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daydream.report.collected import collected_facts
-from daydream.report.layout import (
-    count,
-    facts,
-    listed,
-    notes,
-    percent,
-    printable,
-    range_text,
-    shortened,
-    time_text,
-)
+from daydream.report.layout import facts, notes, printable, shortened
+from daydream.report.numbers import count, listed, percent, range_text, time_text
 from daydream.report.overview import rows_by_kind, span_ns, step_spread
 
 if TYPE_CHECKING:
@@ -130,7 +121,7 @@ def _steps(overview: Overview) -> str:
 
 
 def _launches(overview: Overview) -> str:
-    total = sum(stream["tasks"] for stream in overview.streams())
+    total = overview.device_tasks
     if not total:
         return "none: no device work"
     facts_ = overview.graph.facts

@@ -1,8 +1,9 @@
 """Timelines for https://ui.perfetto.dev: measured, replayed and predicted, each a process of its own.
 
 The file is in the Trace Event Format ("Trace Event Format", Google, 2016): complete
-events (`X`) with microseconds, and metadata events (`M`) that name processes and
-threads. Slices of one thread nest or follow each other, as the format demands.
+events (`X`) with microseconds, metadata events (`M`) that name processes and threads,
+arrows (`s` to `f`) from slice to slice, and counters (`C`). Slices of one thread nest or
+follow each other, as the format demands.
 
 The simulated processes show the recorded window once; where it was repeated to let
 the step settle, that is the first pass.
@@ -14,12 +15,14 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.report.perfetto_counters import measured_counters, simulated_counters
 from daydream.report.perfetto_events import process, span, thread
+from daydream.report.perfetto_flows import critical_entries, simulated_flows
 from daydream.report.perfetto_tasks import measured_slices, simulated_slices
 from daydream.trace import write_whole
 
@@ -78,16 +81,21 @@ def events(replay: Replay, comparison: Comparison | None = None) -> Iterator[str
     if comparison is not None:
         processes.append((PREDICTED, f"predicted: {comparison.optimization}", comparison.graph))
     origin = _origin(replay, comparison)
+    numbers = count(1)
     if graph.trace is not None:
         yield from _lanes(MEASURED, "measured", graph)
         yield from _steps(MEASURED, graph, _measured_steps(graph), origin)
-        yield from measured_slices(MEASURED, graph, _first_lane(graph), origin)
+        yield from measured_slices(MEASURED, graph, _first_lane(graph), origin, numbers)
+        yield from measured_counters(MEASURED, graph, origin)
     for pid, name, shown in processes:
         yield from _lanes(pid, name, shown)
         before = None if pid == REPLAYED else graph
         simulated = timeline if comparison is None or pid == REPLAYED else comparison.timeline
         yield from _steps(pid, shown, _simulated_steps(simulated), origin)
-        yield from simulated_slices(pid, simulated, before, _first_lane(shown), origin)
+        path, first = critical_entries(simulated), _first_lane(shown)
+        yield from simulated_slices(pid, simulated, before, first, origin, path)
+        yield from simulated_flows(pid, simulated, first, origin, path, numbers)
+        yield from simulated_counters(pid, simulated, origin)
 
 
 def _origin(replay: Replay, comparison: Comparison | None) -> int:

@@ -29,6 +29,21 @@ def span(pid: int, tid: int, start_ns: int, duration_ns: int, name: str, categor
     )
 
 
+def flow(pid: int, number: int, name: str, tid: int, ts_ns: int, to_tid: int, to_ns: int) -> Iterator[str]:
+    """Return the two events of an arrow from the slice at a time on one thread to that on another."""
+    common = f'"pid":{pid},"id":{number},"name":"{name}","cat":"{name}"'
+    yield f'{{"ph":"s",{common},"tid":{tid},"ts":{microseconds(ts_ns)}}}'
+    yield f'{{"ph":"f","bp":"e",{common},"tid":{to_tid},"ts":{microseconds(to_ns)}}}'
+
+
+def counter(pid: int, ts_ns: int, name: str, value: int) -> str:
+    """Return the value of a counter from a time on."""
+    return (
+        f'{{"ph":"C","pid":{pid},"ts":{microseconds(ts_ns)},"name":{json.dumps(name)},'
+        f'"args":{{"value":{value}}}}}'
+    )
+
+
 def microseconds(ns: int) -> str:
     """Return nanoseconds, never negative, as microseconds without loss."""
     return f"{ns // 1000}.{ns % 1000:03d}"

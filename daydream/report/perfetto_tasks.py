@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.report.perfetto_events import About, microseconds, span, thread
+from daydream.report.perfetto_flows import measured_flows
 from daydream.simulate.timeline import WAITING_FOR
 from daydream.trace import DEVICE_KINDS, HOST_KINDS, PHASES
 
@@ -22,8 +24,13 @@ if TYPE_CHECKING:
 INSERTED = " [inserted]"
 
 
-def measured_slices(process: int, graph: Graph, first_lane: int, origin: int) -> Iterator[str]:
-    """Return the rows of the trace behind a graph: host rows nested as recorded, device rows by stream."""
+def measured_slices(
+    process: int, graph: Graph, first_lane: int, origin: int, numbers: count[int]
+) -> Iterator[str]:
+    """Return the rows of the trace behind a graph: host rows nested as recorded, device rows by stream.
+
+    Arrows lead from launches to what they launched.
+    """
     trace = graph.trace
     if trace is None:
         return
@@ -45,15 +52,21 @@ def measured_slices(process: int, graph: Graph, first_lane: int, origin: int) ->
     for place, codes in enumerate(zip(*columns, strict=True)):
         name, kind = titles[title[place]], kinds[codes[0]]
         yield span(process, tid[place], ts[place], dur[place], name, kind, about(codes))
+    yield from measured_flows(process, graph, rows, lane + first_lane, origin, numbers)
 
 
 def simulated_slices(
-    process: int, timeline: Timeline, before: Graph | None, first_lane: int, origin: int
+    process: int,
+    timeline: Timeline,
+    before: Graph | None,
+    first_lane: int,
+    origin: int,
+    path: np.ndarray,
 ) -> Iterator[str]:
     """Return the tasks of a timeline's first pass, and on CPU threads what they stood waiting for.
 
     Against the graph `before` the change, tasks that changed show their former duration
-    and new ones are marked.
+    and new ones are marked. Those of `path`, the critical one, say so.
     """
     graph, plan = timeline.graph, timeline.plan
     chosen = np.flatnonzero(timeline.copy == 0)
@@ -72,6 +85,7 @@ def simulated_slices(
     tid = (graph.columns["lane"][task] + first_lane).tolist()
     ts, dur = (timeline.start_ns[chosen] - origin).tolist(), plan.duration_ns[chosen].tolist()
     title, was, is_new = graph.columns["name"][task].tolist(), former.tolist(), new.tolist()
+    on_path = np.isin(chosen, path).tolist()
     waited, why = waits(timeline)[chosen].tolist(), waits_for(timeline)[chosen].tolist()
     for place, codes in enumerate(zip(*columns, strict=True)):
         thread_id, begin, args, wait = tid[place], ts[place], about(codes), waited[place]
@@ -81,11 +95,13 @@ def simulated_slices(
             if KINDS[codes[0]] == "cpu":
                 reason = json.dumps(f"wait: {WAITING_FOR.get(Cause(why[place]), '')}")
                 yield span(process, thread_id, begin - wait, wait, reason, '"wait"', "")
+        if on_path[place]:
+            args += ',"critical":true'
         if is_new[place]:
             args += ',"inserted":true'
             name = name[:-1] + INSERTED + '"'
         elif was[place] not in (-1, dur[place]):
-            args += f',"before_us":{microseconds(was[place])}'
+            args += f',"changed":true,"before_us":{microseconds(was[place])}'
         yield span(process, thread_id, begin, dur[place], name, kind, args)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from daydream.report.layout import MARGIN, UNITS, count, notes, percent, table, time_text, wrapped
+from daydream.report.layout import MARGIN, notes, table, wrapped
+from daydream.report.numbers import UNITS, count, percent, time_text
 
 if TYPE_CHECKING:
     from daydream.scaling import Scaling
@@ -25,6 +26,8 @@ def scaling_text(scaling: Scaling) -> str:
     said = (
         "overhead: what exchanging gradients costs besides transfers. exposed: transfers that nothing hides."
     )
+    if scaling.contention is not None and scaling.contention.slows:
+        said = said.removesuffix(".") + ", and what they slow kernels beside them."
     if waits:
         said += " waiting: for workers that are slower."
     lines += ["", *wrapped(said, MARGIN, MARGIN)]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.report.layout import UNITS, printable, shortened, time_text
+from daydream.report.layout import printable, shortened
+from daydream.report.numbers import UNITS, time_text
 from daydream.trace import PHASES
 
 if TYPE_CHECKING:

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from daydream.report.layout import (
-    MARGIN,
-    UNITS,
-    count,
-    facts,
-    listed,
-    notes,
-    percent,
-    printable,
-    range_text,
-    shortened,
-    speedup,
-    table,
-    time_text,
-    wrapped,
-)
-from daydream.trace import PHASES
+from daydream.report.breakdown import breakdown_rows, remarks
+from daydream.report.layout import MARGIN, facts, notes, printable, shortened, spread, table, wrapped
+from daydream.report.numbers import count, listed, percent, range_text, scale, speedup, time_text
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison
@@ -30,16 +16,16 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 12
 WORST_STEPS = 5
-NAME_WIDTH = 40
-HIDDEN = 0.0005  # a row that is less than this part of the step before and after is left out
+STEP_WIDTH = 40
+HANGING = MARGIN + " " * len("step time   ")
 
 
 def replay_text(replay: Replay) -> str:
     """Return the replay's error, per step too, and what the graph was made of."""
     said = replay.to_json()
     lines = [
-        MARGIN + replay_headline(replay),
-        *(MARGIN + line for line in unprofiled_replay(replay)),
+        *spread(replay_headline(replay)),
+        *(line for said in unprofiled_replay(replay) for line in spread(said)),
         "",
         *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
         "",
@@ -51,23 +37,37 @@ def replay_text(replay: Replay) -> str:
 
 def whatif_text(comparison: Comparison) -> str:
     """Return measured, replayed and predicted step time, and where the time goes before and after."""
-    before, after = comparison.breakdowns()
+    from daydream.explanation.parts import parts_of_change  # which replays and imports do without
+
     options = [
         f"{name.replace('_', '-')} {printable(str(value))}"
         for name, value in comparison.options.items() if value is not None
     ]  # fmt: skip
+    before, after = parts_of_change(comparison)
     lines = [
         *wrapped(", ".join(options), f"{printable(comparison.optimization)}   ", MARGIN * 2),
-        MARGIN + whatif_headline(comparison),
-        f"{MARGIN}            {likely_text(comparison)}",
-        *(MARGIN + line for line in unprofiled_prediction(comparison)),
+        *spread(whatif_headline(comparison)),
+        *wrapped(likely_text(comparison), HANGING, HANGING),
+        *(line for said in unprofiled_prediction(comparison) for line in spread(said)),
         "",
         *table(breakdown_rows(before, after)),
+        *(line for said in remarks(comparison, before, after) for line in wrapped(said, MARGIN, MARGIN)),
         "",
         MARGIN + edits_text(comparison),
         *notes(comparison.notes()),
     ]
     return "\n".join(lines)
+
+
+def whatif_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the object `whatif --json` prints: the figures, and what the text tells of the step's time."""
+    from daydream.explanation.parts import parts_of_change
+
+    found = comparison.to_json()
+    for side, parts in zip(("before", "after"), parts_of_change(comparison), strict=True):
+        more = {"by_bound": "by_cause", "by_layer": "by_layer", "beside": "beside"}
+        found[side] |= {name: parts[key] for name, key in more.items()}
+    return found
 
 
 def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> str:
@@ -99,11 +99,12 @@ def step_rows(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[list[
     shown = list(steps)
     if len(steps) > MOST_STEPS:
         shown = sorted(steps, key=lambda step: -abs(step.error))[:WORST_STEPS]
-    unit, size = UNITS[0] if max(step.measured_ns for step in steps) >= 1e6 else UNITS[1]
-    digits = 1 if max(step.measured_ns for step in steps) >= 100 * size else 3
+    longest = max(step.measured_ns for step in steps)
+    unit, size, digits = scale(longest)
+    digits = 1 if longest >= 100 * size else 3  # two replays that differ little should look different
     rows = [["step", f"measured, {unit}", f"replayed, {unit}", "error"]]
     for step in shown:
-        name = shortened(printable(step.name), NAME_WIDTH)
+        name = shortened(printable(step.name), STEP_WIDTH)
         rows.append([
             f"rank {step.rank} {name}" if several_ranks else name,
             f"{step.measured_ns / size:,.{digits}f}",
@@ -148,29 +149,6 @@ def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
             f"as measured, {time_text(replayed)} as replayed"
         )
     return text
-
-
-def breakdown_rows(
-    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
-) -> list[list[str]]:
-    """Return one table of the step's time by cause and by phase, before and after, its head first."""
-    total = sum(before["by_cause"].values()), sum(after["by_cause"].values())
-    unit, size = UNITS[0] if max(total) >= 1e6 else UNITS[1]
-    digits = 1 if max(total) >= 100 * size else 2 if max(total) >= 10 * size else 3
-
-    def row(name: str, old: int, new: int) -> list[str]:
-        change = f"{(new - old) / size:+,.{digits}f}"
-        nothing = not float(change.replace(",", ""))
-        times = (f"{ns / size:,.{digits}f}" for ns in (old, new))
-        return [name, *times, change[1:] if nothing else change]
-
-    rows = [[f"where a typical step's time goes, {unit}", "before", "after", "change"]]
-    for title, key in (("by cause", "by_cause"), ("by phase", "by_phase")):
-        rows.append([title, "", "", ""])
-        found = merged_parts(before[key], after[key], max(total))
-        rows += [row(MARGIN + name, old, new) for name, old, new in found]
-    rows.append(row("that step", *total))
-    return rows
 
 
 def replay_headline(replay: Replay) -> str:
@@ -219,19 +197,8 @@ def unprofiled_prediction(comparison: Comparison) -> list[str]:
 def likely_text(comparison: Comparison) -> str:
     """Return the range of the prediction, and what it is made of."""
     likely = range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)
-    return f"{likely}, by how steps vary, the replay error and what is untraced"
-
-
-def merged_parts(
-    before: Mapping[str, int], after: Mapping[str, int], whole: int
-) -> list[tuple[str, int, int]]:
-    """Return (name, before, after), phases in their order, causes by size, what is too small summed up."""
-    rows = [(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
-    rows.sort(key=lambda row: (PHASES.index(row[0]) if row[0] in PHASES else len(PHASES), -max(row[1:])))
-    small = [row for row in rows if max(abs(row[1]), abs(row[2])) < HIDDEN * whole]
-    rest = ("the rest", sum(row[1] for row in small), sum(row[2] for row in small))
-    shown = [row for row in rows if row not in small]
-    return [*shown, rest] if max(abs(rest[1]), abs(rest[2])) >= HIDDEN * whole else shown
+    causes = comparison.uncertainty.words(comparison.predicted_ns)
+    return f"{likely}, nine times of ten" + (f": {causes}" if causes else "")
 
 
 def edits_text(comparison: Comparison) -> str:

@@ -7,6 +7,7 @@ definition, `policy` serves lanes with a scheduling policy. All agree exactly.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,23 @@ from daydream.simulate.timeline import Timeline
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.windows import Window
+    from daydream.simulate.contention import Contention
 
 ENGINES = ("scan", "reference", "policy")
 
 
 def simulate(
-    graph: Graph, *, engine: str = "scan", copies: int = 1, window: Window | None = None
+    graph: Graph,
+    *,
+    engine: str = "scan",
+    copies: int = 1,
+    window: Window | None = None,
+    contention: Contention | None = None,
 ) -> Timeline:
     """Return when every task of the graph would run.
 
     With `copies` > 1 the window (a range of program-order keys, or one by rank) is repeated; see
-    `daydream.graph.lower`.
+    `daydream.graph.lower`. With `contention` kernels and transfers that overlap slow each other.
     """
     from daydream.graph.lower import lower
     from daydream.graph.windows import steps_in
@@ -36,9 +43,14 @@ def simulate(
     if engine not in engines:
         raise GraphError(f"unknown engine {engine!r}; choose from {', '.join(engines)}")
     lowered = lower(graph, copies, window)
-    start, end = engines[engine](lowered.plan)
+    run = engines[engine]
     repeats = {} if window is None else steps_in(graph, window)
-    return Timeline(graph, lowered, start, end, repeats=repeats)
+    if contention is None:
+        start, end = run(lowered.plan)
+        return Timeline(graph, lowered, start, end, repeats=repeats)
+    plan, start, end, settled = contention.slowed(graph, lowered, run, copies, window)
+    slowed = replace(lowered, plan=plan)
+    return Timeline(graph, slowed, start, end, repeats=repeats, overlaps_settled=settled)
 
 
 class _CallablePackage(ModuleType):

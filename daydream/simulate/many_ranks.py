@@ -26,6 +26,7 @@ from daydream.simulate.steady import need_steps, repeatable
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
+    from daydream.simulate.contention import Contention
     from daydream.simulate.timeline import Timeline
 
 STEPS = 16  # simulated after the settled pass: the mean over them is the job's step
@@ -62,13 +63,15 @@ def job(
     groups: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     settled_copy: int = 0,
+    contention: Contention | None = None,
 ) -> Job:
     """Return the steps of so many ranks that run the graph of one.
 
     `jitter` is the standard deviation of a rank's factor from step to step, `stragglers` the factor
     of each rank that is always slower. Collectives meet all ranks, or, where their process group
     is a key of `groups`, the ranks of equal number in it. Passes up to `settled_copy` do not count.
-    The same seed gives a rank the same factors, however many others there are.
+    The same seed gives a rank the same factors, however many others there are. With `contention`
+    every rank's kernels and transfers slow each other as those of a rank that waits for nobody do.
 
     Raises `GraphError` for numbers that make no sense, and if the graph covers no step.
     """
@@ -78,7 +81,7 @@ def job(
     if unknown:
         raise GraphError(f"rank {unknown[0]} is to be slower, but ranks are 0 to {ranks - 1}")
     need_steps(graph)
-    timeline = _repeated(graph, settled_copy)
+    timeline = _repeated(graph, settled_copy, contention)
     meets, patterns = _meetings(graph, timeline, ranks, groups or {})
     scale, count = _steps(timeline)
     factors = factors_of(ranks, count, jitter=jitter, stragglers=stragglers, seed=seed)
@@ -120,15 +123,15 @@ def node_groups(ranks: int, per_node: int) -> tuple[np.ndarray, np.ndarray]:
     return node, place
 
 
-def _repeated(graph: Graph, settled_copy: int) -> Timeline:
+def _repeated(graph: Graph, settled_copy: int, contention: Contention | None) -> Timeline:
     """Return the timeline of one rank with so many passes that enough steps count."""
     window = repeatable(graph)
     if window is None:
-        return simulate(graph)
+        return simulate(graph, contention=contention)
     covered = sum(bool(step.get("covered")) for step in graph.steps)
     wanted = settled_copy + 1 + ceil(STEPS / covered)
     copies = max(min(wanted, MOST_TASKS // max(len(graph), 1)), settled_copy + 2, 2)
-    return simulate(graph, copies=copies, window=window)
+    return simulate(graph, copies=copies, window=window, contention=contention)
 
 
 def _meetings(

@@ -53,12 +53,19 @@ def windows_of_ranks(graph: Graph, longest: int) -> dict[int, tuple[int, int]] |
     return window if _is_closed(graph, window) else None
 
 
-def coupled(graph: Graph) -> dict[int, frozenset[int]]:
-    """Return, for each rank, the ranks that it waits for or that wait for it, through others too."""
+def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]:
+    """Return, for each rank, the ranks that it meets, through others too.
+
+    If only those are asked for that make it wait or wait for it, a meeting after which nobody waits is none.
+    """
     found = {step.get("rank", 0): frozenset([step.get("rank", 0)]) for step in graph.steps}
     if len(found) < 2:
         return found
     src, dst = _links(graph)
+    if waiting:
+        behind = np.array([lane.background for lane in graph.lanes], bool)[graph.columns["lane"][dst]]
+        holds = ~behind | np.isin(dst, src)
+        src, dst = src[holds], dst[holds]
     rank = np.array([lane.rank for lane in graph.lanes], np.int64)[graph.columns["lane"]]
     for one, other in np.unique(np.stack([rank[src], rank[dst]], axis=1), axis=0).tolist():
         together = found.get(one, frozenset([one])) | found.get(other, frozenset([other]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +14,11 @@ from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.unprofiled import can_be_corrected, without_profiler
+from daydream.quality import unrest
 from daydream.shown import Drawn
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
+from daydream.simulate.typical import Typical, typical_steps
 from daydream.trace import Trace
 from daydream.wording import counted
 
@@ -53,7 +55,8 @@ class Replay(Drawn):
     settled: Settled
     steps: list[StepReplay]
     start_error_ns: dict[str, int]
-    notes: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)  # of the recording and its graph
+    as_recorded: bool = True  # not without the cost of recording
 
     def __repr__(self) -> str:
         return (
@@ -100,9 +103,36 @@ class Replay(Drawn):
         return max(abs(step.error) for step in self.steps)
 
     @cached_property
+    def unrest(self) -> str | None:
+        """Why the recording seems not to have been made at rest, and what to do; None if it does."""
+        trace = self.graph.trace if self.as_recorded else None
+        return None if trace is None else unrest(trace, self.unprofiled_replayed_ns)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader should know before trusting the figures, a sentence each."""
+        return [*self.said, *filter(None, [self.unrest])]
+
+    @cached_property
+    def typical(self) -> Typical:
+        """The steps that a prediction is read from: those that were held up are left out."""
+        times = self.settled.step_times()
+        steps = self.graph.columns["step"][self.graph.alive]
+        tasks = np.bincount(steps[steps >= 0], minlength=len(self.graph.steps))
+
+        def without() -> dict[int, int]:
+            bare = self.unprofiled if self.as_recorded else self
+            return {} if bare is None else bare.settled.step_times()
+
+        amounts = {step: int(tasks[step]) for step in times}
+        return typical_steps(times, amounts, self.unprofiled_measured_ns, without)
+
+    @cached_property
     def unprofiled(self) -> Replay | None:
         """The replay without the profiler's cost; None if the trace does not say what recording cost."""
-        return replay(without_profiler(self.graph)) if can_be_corrected(self.graph) else None
+        if not can_be_corrected(self.graph):
+            return None
+        return replace(replay(without_profiler(self.graph)), as_recorded=False)
 
     @cached_property
     def anchored(self) -> Replay | None:
@@ -114,11 +144,15 @@ class Replay(Drawn):
         without, measured = self.unprofiled, self.unprofiled_measured_ns
         if without is None or measured is None or not without.settled.step_ns:
             return None
+        usual = without.settled.step_ns
+        if self.typical.by_unprofiled:  # the median step was held up
+            times = without.settled.step_times()
+            usual = median_low(times[step] for step in self.typical.steps)
         graph = without.graph.copy()
         cpu = graph.select(kind="cpu")
         if len(cpu):
-            cpu.scale(measured / without.settled.step_ns, gaps=True)
-        return replay(graph)
+            cpu.scale(measured / usual, gaps=True)
+        return replace(replay(graph), as_recorded=False)
 
     @property
     def unprofiled_replayed_ns(self) -> int | None:

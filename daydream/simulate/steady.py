@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from daydream.graph.graph import Graph
     from daydream.graph.windows import Window
+    from daydream.simulate.contention import Contention
     from daydream.simulate.timeline import Timeline
 
 SETTLED = 0.001  # two passes over the window that differ by no more than this have settled
@@ -50,9 +51,13 @@ class Settled:
 
     def typical(self) -> tuple[int, int]:
         """Return (step, its time) of the settled pass's median step."""
-        times = {step: ns for (copy, step), ns in self.times.items() if copy == self.copy}
+        times = self.step_times()
         middle = median_low(times.values())
         return next(step for step, ns in times.items() if ns == middle), middle
+
+    def step_times(self) -> dict[int, int]:
+        """Return the times of the steps of the pass that had settled, in ns."""
+        return {step: ns for (copy, step), ns in self.times.items() if copy == self.copy}
 
     @property
     def passes(self) -> int:
@@ -64,24 +69,27 @@ class Settled:
         return {step: ns for (copy, step), ns in self.times.items() if copy == 0}
 
 
-def settle(graph: Graph, *, passes: int = 2) -> Settled:
+def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = None) -> Settled:
     """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none.
 
-    `passes` are simulated at once. Where they are more than it takes, the first of them are
-    judged as if they stood alone: what comes later changes nothing before it. So only the
-    speed depends on this number; a change often takes as many as the untouched graph.
+    `passes` are simulated at once, as `Settled.passes` counts them. Where they are more than it takes,
+    the first of them are judged as if they stood alone: what comes later changes nothing before it. So
+    only the speed depends on this number; a change often takes as many as the untouched graph.
+    `contention` is as in `simulate`.
     """
     need_steps(graph)
     window = repeatable(graph)
     if window is None:
-        timeline = simulate(graph)
+        timeline = simulate(graph, contention=contention)
         return Settled(timeline, timeline.step_times(), 0, settled=True)
-    members = coupled(graph)
+    members = coupled(graph, waiting=True)
     asked, copies = 2, 0
+    beyond = 0 if contention is None else 1  # what transfers meet in the pass behind slows them too
     while True:
-        if asked > copies:  # a lane with a policy may run a later pass ahead of an earlier one
-            copies = asked if graph.scheduled or copies else max(asked, passes)
-            timeline = simulate(graph, copies=copies, window=window)
+        if asked > copies - beyond:  # a lane with a policy may run a later pass ahead of an earlier one
+            copies = asked if graph.scheduled or copies else max(asked, passes - beyond)
+            copies += beyond
+            timeline = simulate(graph, copies=copies, window=window, contention=contention)
             times, ends = timeline.step_times(), _lane_ends(timeline)
         times_of = {key: ns for key, ns in times.items() if key[0] < asked}
         more, first = _judge(timeline, times_of, ends[:asked], members)

@@ -37,7 +37,8 @@ class Timeline(Drawn):
     """Start and end of every task, in ns; `task` holds the graph's ids, `copy` the repetition of the window.
 
     `start_ns` is when a task's work proceeds. A blocking call is entered earlier and
-    stands `wait_ns` until then. `repeats` holds the first and last step of the repeated window, by rank.
+    stands `wait_ns` until then. `repeats` holds the first and last step of the repeated window, by rank;
+    `overlaps_settled` is false where what overlaps still changed after as many turns as are made.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class Timeline(Drawn):
         end_ns: np.ndarray,
         *,
         repeats: Mapping[int, tuple[int, int]] | None = None,
+        overlaps_settled: bool = True,
     ) -> None:
         self.graph = graph
         self.plan = lowered.plan
         self.task, self.copy = lowered.task, lowered.copy
         self.start_ns, self.end_ns = start_ns, end_ns
         self.repeats = repeats or {}
+        self.overlaps_settled = overlaps_settled
 
     def __repr__(self) -> str:
         return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"

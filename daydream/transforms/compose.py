@@ -100,11 +100,7 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
     for optimization in in_order(optimizations):
         own = chosen[optimization.name]
         watch = _Watch(graph)
-        try:
-            optimization.function(graph, **own)
-        except ZeroDivisionError:
-            zero = ", ".join(name for name, value in own.items() if value == 0)
-            raise GraphError(f"{optimization.name} cannot work with {zero or 'these options'} = 0") from None
+        optimization.function(graph, **own)
         if not watch.edited(graph):
             raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
     if graph.times is not None and graph.times.answers == answers:

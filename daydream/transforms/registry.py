@@ -17,8 +17,8 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.errors import GraphError, UnknownOptimizationError
+from daydream.errors import DaydreamError, GraphError, UnknownOptimizationError
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "daydream.optimizations"
+OWN_FILE = "daydream_user_"  # begins the module name of a user's own file
 
 
 @dataclass(frozen=True)
@@ -105,16 +106,48 @@ def find(name: str) -> Optimization:
         return _from_file(Path(name))
     shipped = _shipped()
     if name in shipped:
-        module = importlib.import_module(f"daydream.optimizations.{shipped[name]}")
+        with _loading(name):
+            module = importlib.import_module(f"daydream.optimizations.{shipped[name]}")
         return _of_module(module, shipped[name], name)
     for point in _entry_points():
         if point.name == name:
-            function = point.load()
+            with _loading(f"{name}, which is {point.value},"):
+                function = point.load()
             return _placed(describe(function, name), sys.modules.get(getattr(function, "__module__", "")))
-    known = names()
-    near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(known)}."
-    raise UnknownOptimizationError(f"unknown optimization {name!r}.{hint}")
+    raise UnknownOptimizationError(f"unknown optimization {name!r}. {_meant(name)}")
+
+
+def loadable(among: Sequence[str] | None = None) -> tuple[list[Optimization], dict[str, str]]:
+    """Return the optimizations of these names (all if not given), and why others cannot be loaded."""
+    found: list[Optimization] = []
+    broken: dict[str, str] = {}
+    for name in names() if among is None else among:
+        try:
+            found.append(find(name))
+        except DaydreamError as error:
+            broken[name] = " ".join(str(error).split())
+    return found, broken
+
+
+def _meant(name: str) -> str:
+    """Return what may have been meant by a name that no optimization has."""
+    own = [f"{stem}.py" for stem in dict.fromkeys((name, name.replace("-", "_")))]
+    beside = next((file for file in own if Path(file).is_file()), None)
+    if beside is not None:
+        return f"Did you mean the file './{beside}'?"
+    if Path(name).is_file():
+        return f"{name} is a file: a trace is given as --trace {name}, an optimization's file ends in .py"
+    near = difflib.get_close_matches(name.replace("_", "-"), names(), n=1)
+    return f"Did you mean {near[0]!r}?" if near else "`daydream whatif --list` shows those there are."
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    """Say of an optimization that cannot be imported which one it is."""
+    try:
+        yield
+    except Exception as error:  # its file, or another package's, may raise anything
+        raise GraphError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def describe(function: Callable[..., None], name: str | None = None) -> Optimization:
@@ -234,7 +267,7 @@ def _can_be_typed(hint: Any) -> bool:
 def _from_file(path: Path) -> Optimization:
     if not path.is_file():
         raise UnknownOptimizationError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(f"daydream_user_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{OWN_FILE}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise GraphError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import daydream
+from daydream.trace import write_whole
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 REPLAY = ["replay", "--trace"]
@@ -77,6 +78,19 @@ def execution_trace(folder: Path) -> Path:
     return path
 
 
+def own_timeline(folder: Path) -> Path:
+    from daydream.report.perfetto import write
+
+    write(folder / "timeline.json.gz", daydream.replay(folder / "step.parquet"))
+    return folder / "timeline.json.gz"
+
+
+def empty_parquet(folder: Path) -> Path:
+    path = folder / "empty.parquet"
+    path.write_bytes(b"")
+    return path
+
+
 def foreign_parquet(folder: Path) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -110,6 +124,8 @@ BAD_TRACES: dict[Callable[[Path], Path], str] = {
     empty_folder: "holds no trace",
     missing: "no such file",
     execution_trace: "is a PyTorch execution trace",
+    own_timeline: "timeline.json.gz is a timeline that daydream wrote",
+    empty_parquet: "empty.parquet is no parquet file: it is empty",
     foreign_parquet: "daydream did not write it",
     newer_parquet: "has schema 99; this version reads up to 1. Upgrade daydream.",
     cut_parquet: "cut.parquet",
@@ -136,6 +152,8 @@ BAD_QUESTIONS = {
     "info": (USAGE, "missing argument 'TRACE'"),
     "inf step.parquet": (USAGE, "unknown command 'inf'. Did you mean 'info'?"),
     "info step.parquet --what": (USAGE, "--what"),
+    "info step.parquet --trace step.parquet": (USAGE, "given twice"),
+    "info --trace none.json": (FAILED, "none.json: no such file"),
     "info step.parquet --steps often": (USAGE, "'often' is not 'auto'"),
     "info step.json.gz --steps auto --step-marker a": (USAGE, "exclude each other"),
     "info step.json.gz --step-marker (": (USAGE, "'(' is not a regular expression"),
@@ -147,6 +165,11 @@ BAD_QUESTIONS = {
     "replay --trace step.parquet -o step.json.gz": (FAILED, "exists already"),
     "replay --trace step.json.gz -o step.json.gz --force": (FAILED, "is the trace that is read"),
     "replay --trace step.parquet -o ranks.json": (FAILED, "not a regular file"),
+    "replay step.parquet": (USAGE, "Give the trace as --trace step.parquet."),
+    "rank step.parquet": (USAGE, "Give the trace as --trace step.parquet."),
+    "whatif amp step.parquet": (USAGE, "Give the trace as --trace step.parquet."),
+    "whatif step.parquet": (FAILED, "a trace is given as --trace step.parquet"),
+    "whatif amp --hmtl x.html --trace step.parquet": (USAGE, "no such option '--hmtl'. Did you mean --html"),
     "import": (USAGE, "missing argument 'SOURCE...'"),
     "import step.json.gz": (FAILED, "step.parquet exists already"),
     "import step.json.gz -o out.json": (USAGE, "name it .parquet"),
@@ -154,6 +177,7 @@ BAD_QUESTIONS = {
     "import step.json.gz step.parquet -o out.parquet": (FAILED, "give it alone"),
     "whatif": (USAGE, "name an optimization"),
     "whatif amp": (USAGE, "missing option '--trace'"),
+    "whatif xyz --trace step.parquet": (FAILED, "`daydream whatif --list` shows those there are"),
     "whatif apm --trace step.parquet": (FAILED, "unknown optimization 'apm'. Did you mean 'amp'?"),
     "whatif amp+apm --trace step.parquet": (FAILED, "unknown optimization 'apm'"),
     "whatif amp+amp --trace step.parquet": (USAGE, "names amp twice"),
@@ -167,7 +191,18 @@ BAD_QUESTIONS = {
     "whatif amp --math-speedup fast --trace step.parquet": (USAGE, "'fast' is not a valid float"),
     "whatif amp --math-speedup nan --trace step.parquet": (USAGE, "'nan' is not a finite number"),
     "whatif amp --math-speedup 0 --trace step.parquet": (USAGE, "amp"),
-    "whatif amp --math-speedup -2 --trace step.parquet": (USAGE, "0 or more"),
+    "whatif amp --math-speedup -2 --trace step.parquet": (USAGE, "must be above 0"),
+    "whatif ddp --workers 64 --cluster dgx-a100:1 --gradient-mb 9 --trace step.parquet": (
+        USAGE,
+        "64 workers do not fit: cluster 'dgx-a100' was given 1 node of 8 GPUs. Give it 8 nodes",
+    ),
+    "scaling --workers 1,8,64 --cluster dgx-a100:1 --gradient-mb 9 --trace step.parquet": (
+        USAGE,
+        "64 workers do not fit",
+    ),
+    "scaling --workers 1,8 --cluster dgx-a100 --trace step.parquet": (FAILED, "say with --gradient-mb"),
+    "scaling --workers 1..64 --trace step.parquet": (USAGE, "a list is written 1,2,4,...,64"),
+    "scaling --workers 2-5 --trace step.parquet": (USAGE, "a list is written 2,3,4,...,5"),
     "whatif scale --trace step.parquet": (USAGE, "missing option '--factor'"),
     "whatif scale --factor -1 --trace step.parquet": (USAGE, "0 or more"),
     "whatif scale --factor nan --trace step.parquet": (USAGE, "'nan' is not a finite number"),
@@ -336,3 +371,16 @@ def test_a_full_disk_behind_stdout_is_one_line(folder):
     assert done.returncode == FAILED
     assert b"No space left on device" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_told_by_its_own_name(tmp_path):
+    def write(temporary):
+        # as pyarrow says it: the temporary name, and the number of the error behind "Detail:"
+        raise PermissionError(
+            13, f"Failed to open local file '{temporary}'. Detail: [errno 13] Permission denied"
+        )
+
+    with pytest.raises(daydream.OutputError) as raised:
+        write_whole(tmp_path / "x.parquet", write)
+
+    assert str(raised.value) == f"cannot write {tmp_path / 'x.parquet'}: Permission denied"

@@ -20,6 +20,18 @@ def test_a_report_is_written_beside_the_answer(ask, folder, command):
     assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("command", [["replay"], ["whatif", "amp"]])
+def test_a_report_ranks_what_ifs_unless_told_not_to(ask, folder, command):
+    done = ask(*command, "--trace", "step.parquet", "--html", "report.html")
+    ranked = (folder / "report.html").read_text("utf-8")
+    without = ask(*command, "--trace", "step.parquet", "--html", "report.html", "--force", "--no-ranking")
+
+    assert "what-ifs for it in" in done.err
+    assert "Ranked what-ifs" in ranked
+    assert "what-ifs" not in without.err
+    assert "Ranked what-ifs" not in (folder / "report.html").read_text("utf-8")
+
+
 def test_json_stays_one_object(ask):
     done = ask("whatif", "amp", "--trace", "step.parquet", "--html", "report.html", "--json")
 

@@ -16,9 +16,10 @@ REPLAY = [
 ]  # fmt: skip
 WHATIF = [
     "schema", "optimization", "options", "measured_ns", "replayed_ns", "replay_error", "predicted_ns",
-    "predicted_low_ns", "predicted_high_ns", "speedup", "unprofiled_measured_ns", "unprofiled_replayed_ns",
+    "predicted_low_ns", "predicted_high_ns", "uncertainty_ns", "speedup", "unprofiled_measured_ns",
+    "unprofiled_replayed_ns",
     "unprofiled_predicted_ns", "unprofiled_anchored_ns", "steps", "before", "after", "changed", "inserted",
-    "removed", "notes",
+    "removed", "contention", "notes",
 ]  # fmt: skip
 
 
@@ -64,7 +65,10 @@ def test_whatif_prints_the_keys_of_the_contract(ask):
     assert result["optimization"] == "amp"
     assert result["options"] == {"math_speedup": 2.5, "memory_speedup": 2.0}
     assert [list(step) for step in result["steps"]] == [["name", "rank", "replayed_ns", "predicted_ns"]] * 3
-    assert list(result["before"]) == list(result["after"]) == ["by_phase", "by_cause"]
+    parts = ["by_phase", "by_cause", "by_bound", "by_layer", "beside"]
+    assert list(result["before"]) == list(result["after"]) == parts
+    for side in (result["before"], result["after"]):
+        assert len({sum(side[part].values()) for part in parts[:4]}) == 1  # each adds up to the step
     assert result["speedup"] == pytest.approx(result["replayed_ns"] / result["predicted_ns"])
     assert result["predicted_low_ns"] <= result["predicted_ns"] <= result["predicted_high_ns"]
 

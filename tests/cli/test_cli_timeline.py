@@ -2,73 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections import defaultdict
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from machine.programs import PROGRAMS
+from timeline_files import NS, problems, read, slices, threads
 
 import daydream
 from daydream.report import perfetto
-
-NS = 1000  # a microsecond
-
-
-def read(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-
-
-def slices(document: dict[str, Any], process: str) -> list[dict[str, Any]]:
-    pids = {
-        e["pid"]
-        for e in document["traceEvents"]
-        if e["name"] == "process_name" and e["args"]["name"].startswith(process)
-    }
-    (pid,) = pids
-    return [event for event in document["traceEvents"] if event["ph"] == "X" and event["pid"] == pid]
-
-
-def threads(document: dict[str, Any]) -> dict[tuple[int, int], str]:
-    return {
-        (e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"
-    }
-
-
-def problems(document: dict[str, Any]) -> list[str]:
-    """Return what breaks the format: missing keys, bad times, slices that neither nest nor follow."""
-    found = []
-    lanes = defaultdict(list)
-    named = threads(document)
-    for event in document["traceEvents"]:
-        missing = {
-            "X": {"pid", "tid", "ts", "dur", "name", "cat", "args"},
-            "M": {"pid", "tid", "name", "args"},
-        }[event["ph"]]
-        missing = missing - set(event)
-        if missing:
-            found.append(f"{event} lacks {missing}")
-        elif event["ph"] == "X":
-            if not (type(event["ts"]) in (int, float) and event["ts"] >= 0 and event["dur"] >= 0):
-                found.append(f"bad times in {event}")
-            if (event["pid"], event["tid"]) not in named:
-                found.append(f"no name for the thread of {event}")
-            lanes[event["pid"], event["tid"]].append(
-                (round(event["ts"] * NS), round(event["dur"] * NS), event["name"])
-            )
-    for lane, events in lanes.items():
-        open_ends: list[int] = []
-        for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
-            while open_ends and open_ends[-1] <= start:
-                open_ends.pop()
-            if open_ends and start + duration > open_ends[-1]:
-                found.append(f"{name!r} overlaps on {named[lane]}")
-            open_ends.append(start + duration)
-    return found
 
 
 @pytest.mark.parametrize("command", [["replay"], ["whatif", "amp"], ["whatif", "amp+fused-adam"]])

@@ -22,6 +22,17 @@ def mine(graph, *, times: int, steps: float = 1.0, careful: bool = True, where: 
 '''
 
 
+def test_no_option_of_an_optimization_is_hidden_by_one_of_every_what_if():
+    from daydream.cli.whatif import command
+    from daydream.transforms.registry import find, names
+
+    taken = {flag for parameter in command.params for flag in parameter.opts}
+    hidden = [
+        f"{name} {option.flag}" for name in names() for option in find(name).options if option.flag in taken
+    ]
+    assert hidden == []
+
+
 def options_of(done) -> dict:
     assert done.code == 0, done.err
     return json.loads(done.out)["options"]

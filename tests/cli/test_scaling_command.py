@@ -22,7 +22,7 @@ from daydream.simulate.many_ranks import factors_of, job, node_groups
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
 KEYS = [
     "schema", "trace", "measured_ns", "replayed_ns", "replay_error", "recorded_workers", "alone_ns",
-    "network", "options", "workers", "notes",
+    "network", "options", "contention", "workers", "notes",
 ]  # fmt: skip
 ROW = [
     "workers", "nodes", "step_ns", "throughput", "efficiency", "communication_ns", "overhead_ns",
@@ -69,6 +69,15 @@ def one_of_four(steps=6, **metadata):
 @pytest.fixture(scope="module")
 def replay():
     return daydream.replay(one_gpu())
+
+
+def test_the_legend_says_that_contention_is_in_what_is_exposed(replay):
+    legend = "exposed: transfers that nothing hides"
+    slowed = scaling_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
+    alone = scaling_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention="off"))
+
+    assert f"{legend}, and what they slow kernels beside them." in " ".join(slowed.split())
+    assert f"{legend}." in " ".join(alone.split())
 
 
 def test_a_step_is_that_of_ddp_and_its_parts_add_up(replay):
@@ -226,7 +235,7 @@ def test_a_trace_without_gradients_says_so():
 
 
 def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
-    found = daydream.scaling(replay, [1, 2, 1024], cluster="p3:2", jitter=0.02)
+    found = daydream.scaling(replay, [1, 2, 1024], cluster="p3:128", jitter=0.02)
     screen = scaling_text(found)
 
     lines = screen.splitlines()
@@ -234,7 +243,6 @@ def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
     heads = "workers  throughput  efficiency  step, us  overhead  exposed  waiting  bound by, lost to"
     assert lines[2].split() == heads.split()
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "1,024"]
-    assert "p3:2 has 16 GPUs; for more workers, more such nodes are assumed." in " ".join(screen.split())
     assert screen.isascii()
     assert max(map(len, lines)) <= 100
     assert found._repr_html_().count("<tr>") == 4
@@ -253,7 +261,10 @@ def test_the_command_prints_the_table_and_what_to_type_next(run):
     assert done.code == 0, done.err
     rows = [line.split()[0] for line in done.out.splitlines()[3:10]]
     assert rows == ["1", "2", "4", "8", "16", "32", "64"]
-    assert done.err == "next: daydream whatif ddp --workers 64 --trace step.parquet\n"
+    assert (
+        done.err
+        == "next: daydream whatif ddp --workers 64 --bandwidth 10.0 --gradient-mb 10.0 --trace step.parquet\n"
+    )
 
 
 def test_json_has_the_keys_of_the_contract(ask):

@@ -100,3 +100,29 @@ def test_what_cannot_be_compared_is_said(found: dict | None, said: str):
     trace: Any = SimpleNamespace(metadata={"confirmed": found} if found else {})
     with pytest.raises(DaydreamError, match=said):
         blocks_of(trace)
+
+
+def too_short(ran: int, **asked: int) -> str:
+    collected = {"warmup": 5, "steps": 3, "unprofiled": 20, "ran": ran}
+    trace: Any = SimpleNamespace(metadata={"collected": collected, "unprofiled_step_ns": [50_000_000]})
+    with pytest.raises(DaydreamError) as caught:
+        blocks_of(trace, **asked)
+    return str(caught.value)
+
+
+def test_how_many_steps_are_missing_is_said():
+    # 5 to warm up, 4 recorded, 21 timed, 4 with the change, and 5 rounds of three blocks of 6
+    whole = 5 + 4 + 21 + 4 + 5 * 3 * 6
+    said = too_short(60)
+
+    assert f"5 rounds take {whole} training steps" in said
+    assert f"the fewest, 3, take {whole - 2 * 3 * 6};" in said
+    assert f"60 ran. Let it train about {whole - 60} steps longer, 3.2 s at this step time." in said
+    assert f"--rounds 3 --block-steps 2 takes {5 + 4 + 21 + 4 + 3 * 3 * 3} steps" in said
+
+
+def test_no_shorter_blocks_are_offered_to_those_who_have_them():
+    said = too_short(20, rounds=3, block_steps=2)
+
+    assert "3 rounds take 61 training steps; 20 ran." in said
+    assert "--block-steps" not in said

@@ -43,6 +43,11 @@ class Done:
     def steps(self, name: str = "train.parquet") -> int:
         return sum(step["covered"] for step in self.trace(name).metadata["steps"])
 
+    def notes(self) -> list[str]:
+        """Return the notes among what was said, but not that this machine was busy, as it may be."""
+        lines = [line for line in self.err.splitlines() if line.startswith("note:")]
+        return [line for line in lines if "not to have been at rest" not in line]
+
     def hidden(self) -> list[str]:
         """Return what was left behind beside the output."""
         return [path.name for path in self.folder.iterdir() if path.name.startswith(".")]

@@ -87,7 +87,7 @@ def test_torchrun_gives_one_trace_with_both_ranks(folder, port):
     said = info_text(overview(trace))
     assert "2 all_reduce of 1.5 MiB in all in a step, the same on every rank" in said
     assert "397,322 parameters" in said
-    assert "note:" not in done.err
+    assert done.notes() == []
     assert done.hidden() == []
 
 

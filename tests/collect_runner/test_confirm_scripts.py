@@ -8,11 +8,24 @@ from pathlib import Path
 
 import pytest
 
+import daydream
+
 pytest.importorskip("torch", reason="confirms changes in real training scripts")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FEW = ("--rounds", "3", "--block-steps", "2")
-LONG_ENOUGH = 5 + 1 + 4 + 21 + 4 + 3 * 3 * 3 + 10  # warm-up, capture, timing, the change's warm-up, blocks
+# Warm-up, capture, timing, the change's warm-up, blocks, a window with the change, and some more.
+LONG_ENOUGH = 5 + 1 + 4 + 21 + 4 + 3 * 3 * 3 + 8 + 4
+NOTHING = """
+from contextlib import contextmanager
+
+def half(graph):
+    graph.select(kind="cpu").scale(0.5)
+
+@contextmanager
+def apply(model, optimizer):
+    yield
+"""
 
 
 def confirmed(folder, *args: str) -> dict:
@@ -39,6 +52,12 @@ def test_an_example_is_confirmed(folder, script: str, name: str):
     assert found["baseline_ns"] / found["predicted_ns"] == pytest.approx(found["predicted_speedup"], rel=1e-3)
     ratio = found["confirmed_speedup"] / found["predicted_speedup"]
     assert found["error"] == pytest.approx(ratio - 1, rel=1e-3)
+    compared = found["difference"]
+    assert compared["before"]["prediction"] == name
+    assert compared["after"]["steps"] == 3
+    assert compared["before"]["by_phase"].keys() >= {"forward", "backward", "optimizer"}
+    assert compared["before"]["by_phase"].keys() == compared["after"]["by_phase"].keys()
+    assert any("Adam" in each["operator"] or "_for" in each["operator"] for each in compared["operators"])
     if abs(found["control"] - 1) < 0.05:  # on a machine at rest
         assert abs(found["error"]) < 0.3
 
@@ -71,9 +90,75 @@ def test_an_own_file_is_made_and_undone(folder):
     assert done.code == 0, done.err
     assert "made Linear SGD 0.25\nundone\n" in done.out
     made = [line for line in done.out.splitlines() if line.startswith(("made ", "undone"))]
-    assert made == ["made Linear SGD 0.25", "undone"] * 3  # warm-up; where rounds 1 and 2 meet; round 3
+    # warm-up; where rounds 1 and 2 meet; round 3; the recorded window
+    assert made == ["made Linear SGD 0.25", "undone"] * 4
     assert "confirmed" in done.out
-    assert (folder.path / "kept.parquet").exists()
+    assert "before  predicted  measured  off by" in done.out
+    before, after = (daydream.load(folder.path / f"kept{more}.parquet") for more in ("", ".changed"))
+    assert "confirmed" in before.metadata
+    assert [step["covered"] for step in after.metadata["steps"]] == [False, True, True, True]
+    assert set(after.text("layer")) == set(before.text("layer"))
+
+
+@pytest.mark.slow
+def test_blocks_count_also_where_the_script_ends_before_the_window(folder):
+    folder.script(NOTHING, "half.py", begin="")
+    folder.script(
+        f"""
+        for _ in range({LONG_ENOUGH - 4 - 6}):
+            step()
+        """
+    )
+    done = folder.confirm("half.py", *FEW, "-o", "kept.parquet", "train.py")
+
+    assert done.code == 0, done.err
+    assert "confirmed" in done.out
+    assert "with the change were not recorded: the script ended before" in " ".join(done.out.split())
+    assert not (folder.path / "kept.changed.parquet").exists()
+
+
+@pytest.mark.parametrize(("missing", "code"), [pytest.param(0, 0, marks=pytest.mark.slow), (1, 1)])
+def test_it_takes_as_many_steps_as_are_said(folder, missing, code):
+    folder.script(NOTHING, "half.py", begin="")
+    folder.script(f"for _ in range({5 + 4 + 21 + 4 + 3 * 3 * 3 - missing}):\n    step()")
+    done = folder.confirm("half.py", *FEW, "train.py")
+
+    assert done.code == code, done.err
+    assert "\ndaydream: captured\n" in done.err  # and not where: that file is gone
+    assert ("3 rounds take 61 training steps; 60 ran." in done.err) == bool(missing)
+
+
+def test_a_script_that_goes_on_says_when_the_result_comes(folder):
+    folder.script(NOTHING, "half.py", begin="")
+    folder.script(
+        f"""
+        import time
+        for _ in range({LONG_ENOUGH}):
+            step()
+        time.sleep(1.5)
+        """
+    )
+    done = folder.confirm("half.py", *FEW, "-o", "kept.parquet", "train.py")
+
+    assert done.code == 0, done.err
+    assert "captured, wrote kept.parquet\ndaydream: the script trains on without the change" in done.err
+    assert "--stop-after" in done.err
+
+
+def test_ctrl_c_before_the_change_was_measured_is_an_interruption(folder):
+    folder.script(NOTHING, "half.py", begin="")
+    folder.script(
+        """
+        import os, signal
+        for _ in range(45):
+            step()
+        os.kill(os.getpid(), signal.SIGINT)
+        """
+    )
+    done = folder.confirm("half.py", *FEW, "train.py")
+
+    assert done.code == 130
+    assert done.err.splitlines()[-1] == "error: interrupted before the change was confirmed"
 
 
 def test_a_change_that_fails_is_told_and_the_script_goes_on(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ from daydream.costs.collectives import (
     send_recv_ns,
     tree_all_reduce_ns,
 )
-from daydream.errors import DaydreamError
+from daydream.errors import DaydreamError, GraphError
 
 LINK = Link(10.0, 100.0)  # 10 bytes a ns, 100 ns a step
 SIMPLE, LL = PROTOCOLS
@@ -176,6 +178,17 @@ def test_named_clusters_have_as_many_nodes_as_asked_for():
     assert cluster("dgx-a100:4").world_size == 32
     assert cluster("dgx-a100").holding(17).nodes == 3
     assert all(cluster(name).nodes == 1 for name in MACHINES)
+
+
+def test_a_number_of_nodes_that_was_given_is_kept(tmp_path):
+    path = tmp_path / "lab.json"
+    links = {"intra": {"bandwidth_gb_per_s": 9}, "inter": {"bandwidth_gb_per_s": 1}}
+    path.write_text(json.dumps({"gpus_per_node": 4, "nodes": 2, **links}))
+
+    for named, workers in (("dgx-a100:2", 17), ("dgx-a100:1", 9), (str(path), 9), (f"{path}:3", 13)):
+        assert cluster(named).holding(workers - 1) == cluster(named)
+        with pytest.raises(GraphError, match=f"{workers} workers do not fit"):
+            cluster(named).holding(workers)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

@@ -10,7 +10,8 @@ from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import KernelTable, bound, find_device, retime
 from daydream.costs.kernels import filled, floor_ns
-from daydream.costs.roofline import KEPT_ON_MATRIX_UNITS, LEAST_REACHABLE
+from daydream.costs.reached import LEAST_REACHABLE
+from daydream.costs.roofline import KEPT_ON_MATRIX_UNITS
 from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
 from daydream.graph.graph import Graph
 
@@ -100,10 +101,10 @@ def test_more_work_is_never_faster(factor, other):
 
 
 def test_a_small_grid_leaves_room_for_a_larger_batch():
-    # 20 blocks on 80 units: four times the blocks still are one wave
-    small = Call("aten::mm", [[256, 4096], [4096, 256]], [Kernel("sgemm", 402_000, grid="20,1,1")])
+    # 20 blocks on 80 units: four times the blocks still are one wave, as 256 x 128 take a whole unit
+    small = Call("aten::mm", [[256, 4096], [4096, 256]], [Kernel("sgemm_256x128_nn", 402_000, "20,1,1")])
     graph = graph_of(*many(small))
-    product = kernels_of(graph, "sgemm")
+    product = kernels_of(graph, "sgemm_256x128_nn")
     assert retime(graph, product, flop_factor=4, bytes_factor=4).duration_ns.tolist() == [402_000]
     two_waves = retime(graph, product, flop_factor=5, bytes_factor=5)
     assert two_waves.duration_ns.tolist() == [802_000]

@@ -35,6 +35,9 @@ BY_HAND = [
      "convolution", 2 * 8 * K, N + K + OUT, 0),
     ("aten::conv_transpose2d", [[1, 4, 2, 2], [4, 3, 2, 2]], (1, 3, 4, 4), "convolution",
      2 * 4 * 48, 16 + 48 + 48, 0),
+    # as many channels in as out: the larger output tells that it is transposed
+    ("aten::convolution_backward", [[1, 4, 9, 9], [1, 4, 5, 5], [4, 4, 3, 3], [], []], None, "convolution",
+     2 * 2 * 25 * 144, 2 * (324 + 100 + 144), 0),
     # queries 2 x 3 heads x 4 x 8, keys and values of length 5: scores and their use
     ("aten::_scaled_dot_product_flash_attention", [[2, 3, 4, 8], [2, 3, 5, 8], [2, 3, 5, 8], []], None,
      "attention", 2 * (2 * 3 * 4 * 5) * (8 + 8), 192 + 240 + 240 + 192, 0),
@@ -61,12 +64,29 @@ BY_HAND = [
     ("aten::clamp_min", [[6, 4], [], [6, 4]], None, "element-wise", 24, 48, 0),  # the last is an output
     ("aten::addcmul_", [[6], [6], [6], []], None, "element-wise", 18, 24, 0),
     ("aten::fill_", [[6, 4], []], None, "element-wise", 0, 24, 0),
+    ("aten::eq", [[6, 4], [6, 1]], None, "element-wise", 24, 24 + 6, 24),  # writes a mask
+    ("aten::where", [[6, 4], [6, 4], []], None, "element-wise", 24, 24 + 24, 24),  # reads one
+    ("aten::masked_fill_", [[2, 6, 4], [6, 4], []], None, "element-wise", 48, 48 + 48, 24),
+    # the gradient is one number, the last an output handed in
+    ("aten::mse_loss_backward", [[], [6, 4], [6, 4], [], [6, 4]], None, "element-wise", 72, 72, 0),
+    ("aten::elu_backward", [[6, 4], [], [], [], [], [6, 4]], None, "element-wise", 24, 72, 0),
+    ("aten::glu", [[6, 4], []], None, "element-wise", 24, 24 + 12, 0),
+    ("aten::glu_backward", [[6, 2], [6, 4], []], None, "element-wise", 72, 12 + 24 + 24, 0),
+    # gates of 2 x 12 from input and state of 2 x 4; the state, and five values for the backward pass
+    ("aten::_thnn_fused_gru_cell", [[2, 12], [2, 12], [2, 4], [], []], None, "element-wise",
+     2 * 24 + 4 * 8, 24 + 24 + 8 + 8 + 5 * 8, 0),
     ("aten::native_dropout", [[6, 4], [], []], None, "element-wise", 48, 48, 24),
     ("aten::sum", [[6, 4], [], []], None, "reduction", 24, 24, 0),
     ("aten::embedding", [[100, 8], [3, 4]], None, "gather", 0, 2 * 12 * 8, 96),
+    # 12 rows of 8 added up to 3
+    ("aten::_embedding_bag", [[10, 8], [12], [3], []], None, "gather", 96, 96 + 24, 15 * 8),
     ("aten::index_select", [[100, 8], [], [12]], None, "gather", 0, 2 * 12 * 8, 96),
     ("aten::embedding_dense_backward", [[3, 4, 8], [3, 4], [], [], []], None, "gather", 96, 192, 96),
-    ("aten::max_pool2d_with_indices", [[2, 3, 4, 4], [], []], (2, 3, 2, 2), "pooling", N, N + 24, 0),
+    # and where each maximum was
+    ("aten::max_pool2d_with_indices", [[2, 3, 4, 4], [], []], (2, 3, 2, 2), "pooling", N, N + 24, 24 * 8),
+    ("aten::avg_pool2d", [[2, 3, 4, 4], [], []], (2, 3, 2, 2), "pooling", N, N + 24, 0),
+    ("aten::avg_pool3d_backward", [[2, 3, 2, 2, 2], [2, 3, 4, 4, 4], [], []], None, "pooling",
+     384, 48 + 384, 0),
     ("aten::max_pool2d_with_indices_backward", [[2, 3, 2, 2], [2, 3, 4, 4], [], [], [], [], [], [2, 3, 2, 2]],
      None, "pooling", N, N + 24, 24 * 8),
     ("aten::copy_", [[6, 4], [4], []], None, "copy", 0, 4 + 24, 0),
@@ -74,6 +94,8 @@ BY_HAND = [
     ("aten::_foreach_add_", [[[6], [4, 4]], [[6], [4, 4]], []], None, "optimizer", 22, 3 * 22, 0),
     # p, g, m, v read; p, m, v written
     ("aten::_fused_adam_", [[[6], [4, 4]]] * 4 + [[], [[], []], []], None, "optimizer", 12 * 22, 7 * 22, 0),
+    # amsgrad: the largest second moments, too
+    ("aten::_fused_adam_", [[[6], [4, 4]]] * 5 + [[[], []], []], None, "optimizer", 12 * 22, 9 * 22, 0),
     ("aten::_fused_sgd_", [[[6]], [[6]], [[6]], []], None, "optimizer", 24, 5 * 6, 0),
     ("triton_poi_fused_add_mul_0", [[6, 4], [6, 4], [6, 4], []], None, "element-wise", None, 72, 0),
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream import GraphError
+from daydream.explanation.causes import KERNELS
 from daydream.report.explain import beside, explain_text, sentence, verdict
 
 STEPS = 4
@@ -44,7 +45,7 @@ def test_the_critical_path_adds_up_to_the_step():
     explanation = daydream.explain(repeated(two_streams, 100))
 
     assert causes(explanation) == {
-        "kernels": 60_000, "data loading": 32_000, "latency between lanes": 6_000, "synchronization": 2_000
+        KERNELS: 60_000, "data loading": 32_000, "latency between lanes": 6_000, "synchronization": 2_000
     }  # fmt: skip
     assert explanation.step_ns == explanation.replayed_ns == 100_000
     assert [each.share for each in explanation.causes] == [0.6, 0.32, 0.06, 0.02]
@@ -54,9 +55,9 @@ def test_a_figure_names_the_tasks_it_was_read_from():
     explanation = daydream.explain(repeated(two_streams, 100))
     shares = {each.cause: each for each in explanation.causes}
 
-    assert shares["kernels"].tasks.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
+    assert shares[KERNELS].tasks.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
     assert shares["data loading"].tasks.name.tolist() == ["load"] * (STEPS - 1)
-    assert shares["kernels"].tasks.words == "kernels on the critical path"
+    assert shares[KERNELS].tasks.words == f"{KERNELS} on the critical path"
 
 
 def test_cpu_and_device_that_wait_for_each_other_take_turns():
@@ -78,7 +79,7 @@ def test_hidden_communication_is_said_to_be_hidden_and_by_what():
     communication = explanation.communication
 
     assert (communication.total_ns, communication.exposed_ns, communication.hidden_ns) == (40_000, 0, 40_000)
-    assert communication.behind == (("kernels", 40_000),)
+    assert communication.behind == ((KERNELS, 40_000),)
     assert explanation.without_communication.saving_ns == 0
     assert "all of it hidden: 40.00 us run beside kernels" in " ".join(beside(explanation))
     assert not [each for each in explanation.avoidable if each.sort == "exposed communication"]
@@ -115,7 +116,7 @@ def test_a_blocking_copy_is_named_with_operator_layer_and_what_it_would_save():
     explanation = daydream.explain(repeated(blocking_copy, 100))
 
     assert causes(explanation) == {
-        "launch-bound CPU": 46_000, "kernels": 40_000, "latency between lanes": 6_000,
+        "launch-bound CPU": 46_000, KERNELS: 40_000, "latency between lanes": 6_000,
         "synchronization": 4_000, "copies": 3_000, "between device tasks": 1_000,
     }  # fmt: skip
     cost = found(explanation, "blocking copies from the device")
@@ -163,7 +164,7 @@ def test_a_full_launch_queue_is_told_as_queue_wait_not_as_cpu_work():
     explanation = daydream.explain(graph)
 
     assert explanation.bound == "GPU"
-    assert causes(explanation) == {"kernels": 40_000}
+    assert causes(explanation) == {KERNELS: 40_000}
     launching = explanation.launching
     assert (launching.calls, launching.total_ns, launching.queue_wait_ns) == (4, 40_000, 36_000)
     assert explanation.without_cpu.saving_ns == 0
@@ -232,7 +233,7 @@ def test_a_change_is_explained_on_top_of_itself():
 
     # The kernels take 30 and 20, each behind its launch: 6 + 30 + 2 + 32.
     assert explanation.replayed_ns == explanation.step_ns == 70_000
-    assert causes(explanation)["kernels"] == 30_000
+    assert causes(explanation)[KERNELS] == 30_000
     assert explanation.after.optimization == "scale"
     wait = found(explanation, "synchronization")
     both = daydream.whatif(

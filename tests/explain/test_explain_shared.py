@@ -123,6 +123,22 @@ def test_communication_beside_kernels_saves_less_than_its_share():
     assert "what runs beside it takes over" in " ".join(explain_text(explanation).split())
 
 
+def test_the_function_that_a_synchronization_stands_in_is_named_where_frames_were_recorded():
+    explanation = explained("kineto/mi300x_bert_small_inference.json.gz")
+    wait = found(explanation, "synchronization")
+
+    assert wait.place.source.endswith("_attn_mask_utils.py(429): _prepare_4d_attention_mask_for_sdpa")
+    assert wait.place.source in " ".join(explain_text(explanation).split())
+    alone = daydream.whatif(explanation.replay, "remove-sync", which="^aten::_local_scalar_dense$")
+    assert wait.saving_ns == alone.replayed_ns - alone.predicted_ns > 0
+    # Without frames operator and phase are named.
+    without = found(
+        explained("kineto/v100_resnet50_loader_workers_0.json.gz"), "blocking copies to the device"
+    )
+    assert without.place.source is None
+    assert (without.place.label, without.place.phase) == ("aten::copy_", "forward")
+
+
 def test_a_rank_that_the_others_wait_for_is_named():
     explanation = explained("kineto/v100_dlrm_4_of_8_ranks")
     waited = found(explanation, "stragglers")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
+from graph.jobs import job
 from machine.programs import multi_stream, queue_full
-from small_traces import launched, op, trace
+from small_traces import launched, trace
 
 import daydream
 from daydream import Graph, Trace, build, simulate
@@ -15,64 +14,6 @@ from daydream.graph.plan import Cause
 from daydream.graph.tables import ORDER_STEP, Lane
 from daydream.simulate.rank_windows import coupled
 from daydream.simulate.steady import repeatable, settle
-
-TRANSFER = 20
-
-
-def job(steps: int, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=None) -> Trace:
-    """Return what two ranks would record: each step some CPU work, a kernel and an all-reduce.
-
-    Launches take 5 and their work starts 5 after they began, or 1 behind the work before it. The all-reduce
-    transfers when both have arrived. The CPU never waits. `first` is rank 1's kernel of the first step.
-    `skip` steps of a rank are not recorded.
-    """
-    #  rank r  |cpu[r]|launch 5|launch 5|cpu[r]|...
-    #                   |gpu[r]      |1|all-reduce: waits for the other, 20|
-    now, free = [0, 0], [-1, -1]
-    rows: list[dict] = []
-    borders: tuple[list[int], list[int]] = ([0], [0])
-    for n in range(steps):
-        arrived = []
-        for rank in (0, 1):
-            at = now[rank] + cpu[rank]
-            begin = max(at + 5, free[rank] + 1)
-            end = begin + (first if n == 0 and rank == 1 else gpu[rank])
-            arrived.append(max(at + 10, end + 1))
-            if n >= skip[rank]:
-                rows += [op("work", now[rank], at, rank=rank)]
-                rows += launched("k", at, begin, end, 2 * n, rank=rank)
-            now[rank] = at + 10
-            borders[rank].append(now[rank])
-        free = [max(arrived) + TRANSFER] * 2
-        for rank in (0, 1):
-            if n >= skip[rank]:
-                columns = {"rank": rank, "kind": "collective", "collective": "all_reduce", "bytes": 8}
-                each = {} if group is None else {"group": group[rank]}
-                rows += launched(
-                    "reduce", now[rank] - 5, arrived[rank], free[rank], 2 * n + 1, **columns, **each
-                )
-    found = trace(rows)
-    found.metadata["steps"] = []
-    column = np.full(len(found), -1)
-    for rank in (0, 1):
-        mine = found["rank"] == rank
-        launch = np.where(found.is_kind("kernel", "collective"), found["parent"], np.arange(len(found)))
-        completed = None
-        for n, (begin, end) in enumerate(pairwise(borders[rank])):
-            if n < skip[rank]:
-                continue
-            at = found["start_ns"][launch]
-            inside = mine & (at >= 1000 * begin) & (at < 1000 * end)
-            column[inside] = len(found.metadata["steps"])
-            done = int((found["start_ns"] + found["duration_ns"])[inside].max())
-            found.metadata["steps"].append({
-                "name": f"step {n}", "rank": rank, "start_ns": 1000 * begin, "end_ns": 1000 * end,
-                "covered": completed is not None,
-                "measured_ns": done - (1000 * begin if completed is None else completed),
-            })  # fmt: skip
-            completed = done
-    found.columns["step"] = column
-    return found
 
 
 def last_step(recorded: Trace) -> int:
@@ -152,6 +93,18 @@ def test_ranks_that_meet_nobody_settle_for_themselves():
     assert settled.settled
     by_rank = {graph.steps[step]["rank"]: ns for (copy, step), ns in settled.times.items() if copy}
     assert by_rank[1] == 310_000
+
+
+def test_ranks_that_no_longer_wait_for_each_other_settle_for_themselves():
+    replay = daydream.replay(job(4, cpu=(100, 300)))
+    after = daydream.whatif(replay, "no-stragglers").after
+
+    # They still meet, but nobody waits for it: 100 + 10 and 300 + 10 by the CPU, and no passes to catch up.
+    assert coupled(after.timeline.graph) == {0: {0, 1}, 1: {0, 1}}
+    assert coupled(after.timeline.graph, waiting=True) == {0: {0}, 1: {1}}
+    assert after.settled
+    assert after.passes <= 4
+    assert set(after.step_times().values()) == {110_000, 310_000}
 
 
 def test_a_rank_without_a_covered_step_keeps_all_as_recorded():

@@ -89,7 +89,7 @@ def test_of_several_backward_passes_the_last_one_is_reduced():
     assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
 
     graph = training()
-    gradient_accumulation(graph, steps=2)
+    gradient_accumulation(graph, batches=2)
     ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
     assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
 

@@ -6,6 +6,7 @@ import pytest
 from daydream.optimizations.gist import gist
 from daydream.optimizations.vdnn import vdnn
 from recorded import Program, thread_and_stream
+from training_programs import times
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 
@@ -30,31 +31,42 @@ def start(graph: Graph) -> dict[str, int]:
 # vDNN
 
 
-def test_copies_that_fit_beside_the_layers_cost_nothing():
-    #  stream 7  2+4|conv 0 50|conv 1 50|conv 2 50|grad 2 60|grad 1 60|grad 0 60|
-    #  offload             56|0 20|   106|1 20|      prefetch     216|1 20|  276|0 20|
-    # The copies of layer 1 hold up conv 2 by nothing less than 20, as memory is freed before the next layer.
+def test_copies_run_beside_their_layers_and_cost_nothing_where_they_fit():
+    #  stream 7  6|conv 0 50|conv 1 50|conv 2 50|grad 2 60|grad 1 60|grad 0 60|
+    #  offload     |0 40|   56|1 40|        prefetch 156|1 40| 216|0 40|
+    # The first offload's launch follows conv 0's own, on the CPU: begun at 8, there 4 ns later.
     graph = convolutions()
     assert simulate(graph).makespan_ns == 6 + 3 * 50 + 3 * 60
-    vdnn(graph, bandwidth=200.0)  # 4,000 B at 200 B/ns: 20 ns
-    assert graph.select(name="^offload$").duration_ns.tolist() == [20, 20]
-    begin = start(graph)
-    assert begin["conv 1"] == 6 + 50 + 20
-    assert begin["conv 2"] == 6 + 50 + 20 + 50 + 20
-    assert begin["grad 2"] == 6 + 3 * 50 + 40
-    # Prefetched behind the kernel of the layer before, so the next one waits for the whole copy.
-    assert begin["grad 1"] == begin["grad 2"] + 60 + 20
-    assert begin["grad 0"] == begin["grad 1"] + 60 + 20
+    vdnn(graph, bandwidth=100.0)  # 4,000 B at 100 B/ns: 40 ns
+    assert graph.select(name="^offload$").duration_ns.tolist() == [40, 40]
+    ran = times(graph)
+    assert ran["offload"] == [(8 + 4, 52), (56, 96)]
+    assert ran["prefetch"] == [(156, 196), (216, 256)]
+    assert simulate(graph).makespan_ns == 6 + 3 * 50 + 3 * 60
     assert set(graph.select(kind="memcpy").lane) == {"vdnn offload", "vdnn prefetch"}
+    assert graph.lint() == []
+
+
+def test_a_layer_waits_for_the_copy_of_the_one_before_it():
+    #  stream 7  6|conv 0 50|     92|conv 1 50|      172|conv 2 50|grad 2 60|    302|grad 1|    382|grad 0|
+    #  offload     12|0 80      |92|1 80           |    prefetch 222|1 80     |302|0 80   |
+    graph = convolutions()
+    vdnn(graph, bandwidth=50.0)  # 80 ns
+    begin = start(graph)
+    assert [begin[f"conv {number}"] for number in range(3)] == [6, 92, 172]
+    assert [begin[f"grad {number}"] for number in (2, 1, 0)] == [222, 302, 382]
 
 
 def test_an_earlier_prefetch_does_not_stall():
-    # Both feature maps are asked for when grad 2 has run: the second copy comes while grad 1 runs.
+    # Both feature maps are asked for when grad 2 begins: the second copy comes while grad 1 runs.
     graph = convolutions()
-    vdnn(graph, bandwidth=200.0, ahead=2)
+    vdnn(graph, bandwidth=50.0, ahead=2)
     begin = start(graph)
-    assert begin["grad 1"] == begin["grad 2"] + 60 + 20
-    assert begin["grad 0"] == begin["grad 1"] + 60
+    assert [begin[f"grad {number}"] for number in (2, 1, 0)] == [222, 302, 382]
+    graph = convolutions()
+    vdnn(graph, bandwidth=62.5, ahead=2)  # 64 ns: from 190 two copies, to 254 and 318; grad 1 runs to 314
+    begin = start(graph)
+    assert [begin[f"grad {number}"] for number in (2, 1, 0)] == [190, 254, 318]
 
 
 def test_more_bandwidth_is_never_slower_and_none_of_it_is_free():
@@ -80,6 +92,7 @@ def test_the_memory_saved_is_told():
         (lambda: convolutions(1), {"bandwidth": 1.0}, NotApplicableError, "last one stays"),
         (convolutions, {}, NotApplicableError, "--bandwidth"),
         (convolutions, {"ahead": 0}, GraphError, "1 or more"),
+        (convolutions, {"bandwidth": 0.0}, GraphError, "bandwidth must be above 0"),
         (lambda: thread_and_stream(("gemm", 5, "forward")), {}, NotApplicableError, "no convolutions"),
     ],
 )

@@ -48,6 +48,15 @@ def test_a_faster_cpu_is_never_slower():
     assert times == sorted(times)
 
 
+def test_no_step_gains_more_than_its_cpu_does():
+    #  three tasks of 300 ns with 10 ns between them: 1 ns each at the least, and never 0
+    graph = Graph()
+    for _ in range(3):
+        graph.insert("work", kind="cpu", lane="main", duration_ns=300, gap_ns=10)
+    cpu(graph, speedup=1000)
+    assert simulate(graph).makespan_ns == 3 * 1 + 2 * 1
+
+
 def test_cpus_that_are_no_question_are_refused():
     with pytest.raises(GraphError, match="more than 0"):
         cpu(Graph(), speedup=0)

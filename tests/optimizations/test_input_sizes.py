@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan, prod
+
 import pytest
 from daydream.optimizations.batch_size import batch_size
 from daydream.optimizations.sequence_length import sequence_length
@@ -9,6 +11,7 @@ from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.input_sizes import is_feature_size, recorded_batch, recorded_length
+from daydream.costs.resize import growth_of
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 
@@ -101,3 +104,194 @@ def test_sequence_first_layouts_do_not_hide_the_batch():
     p.op("aten::conv1d", "forward", ("conv", 10), shapes=[[8, 4, 43], [16, 4, 1], [16]])
     p.op("aten::relu", "forward", ("relu", 10), shapes=[[8, 16, 43]])  # shows the convolution's output
     assert recorded_batch(p.graph()) == 8
+
+
+# Products without a bias: which of their sizes is the batch
+
+FORWARD = [[24, 16], [16, 64]]
+INPUT = [[24, 64], [64, 16]]
+WEIGHT = [[64, 24], [24, 16]]
+OLD = [[16, 24], [24, 64]]  # a weight's gradient the other way round
+
+
+def grown_products(backward: list, *, batch: int = 8, new: int = 16) -> list[tuple[float, float, bool]]:
+    """Return growth of FLOP and bytes of a forward product of 24 rows, 3 x 8, and of others behind it."""
+    p = Program()
+    p.op("aten::mm", "forward", ("gemm", 10), shapes=FORWARD)
+    with p.range("CompiledFunctionBackward", "operator", phase="backward"):
+        for shapes in backward:
+            p.op("aten::mm", "backward", ("gemm", 10), shapes=shapes)
+    graph = p.graph()
+    growth = growth_of(graph, graph.select(kind="kernel"), batch, new)
+    return list(zip(growth.flop.tolist(), growth.nbytes.tolist(), growth.known.tolist(), strict=True))
+
+
+def test_rows_of_a_product_grow_whatever_else_is_a_multiple_of_the_batch():
+    # 24, 16 and 64 are multiples of 8; only rows double: 24 to 48.
+    rows, weight = 24 * 16 + 24 * 64, 16 * 64
+    by_bytes = (2 * rows + weight) / (rows + weight)
+    grown = grown_products([INPUT, WEIGHT, OLD])
+    assert grown == [(2.0, pytest.approx(by_bytes), True)] * 4
+
+
+def test_half_a_sequence_halves_every_product():
+    # 16 features and 64 are multiples of the length 8, too: 24 rows are 3 samples of 8 tokens.
+    assert [flop for flop, _, _ in grown_products([INPUT, WEIGHT, OLD], new=4)] == [0.5] * 4
+
+
+def test_a_product_of_parameters_alone_stays():
+    assert grown_products([[[5, 16], [16, 64]]])[1][:2] == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("added", [[16], [1, 16], [1, 1]])
+def test_of_what_is_broadcast_only_the_dimension_of_the_batch_grows(added):
+    # 16 features are a multiple of the batch of 8, too.
+    p = Program()
+    p.op("aten::add", "forward", ("add", 80_000), shapes=[[8, 16], added, []])
+    graph = p.graph()
+    growth = growth_of(graph, graph.select(kind="kernel"), 8, 24)
+    assert growth.flop.tolist() == [3.0]
+    assert growth.nbytes.tolist() == pytest.approx([(2 * 24 * 16 + prod(added)) / (2 * 8 * 16 + prod(added))])
+
+
+def test_what_is_looked_up_and_lost_is_of_samples_though_parameters_have_its_shape():
+    # 4 samples of 4 tokens, 16 features, 10 words: 16 indices, 16 x 10 logits, as a bias and a weight.
+    p = Program()
+    p.op("aten::linear", "forward", ("gemm", 10), shapes=[[4, 4, 16], [16, 16], [16]])
+    p.op("aten::linear", "forward", ("gemm", 10), shapes=[[4, 4, 16], [10, 16], [10]])
+    p.op("aten::embedding", "forward", ("look up", 10), shapes=[[10, 16], [4, 4]])
+    p.op("aten::index_select", "forward", ("look up", 10), shapes=[[10, 16], [], [16]])
+    p.op("aten::_log_softmax", "loss", ("loss", 10), shapes=[[16, 10], [], []])
+    graph = p.graph()
+    growth = growth_of(graph, graph.select(kind="kernel"), 4, 8)
+    assert growth.nbytes[2:].tolist() == [2.0, 2.0, 2.0]
+    assert growth.known.all()
+
+
+def test_pairs_of_tokens_grow_as_the_square_of_the_length():
+    # 10 tokens make 55 pairs with themselves, 45 without; 20 make 210 and 190. A batch leaves them.
+    p = Program()
+    for pairs in (55, 45):
+        p.op("aten::sqrt", "forward", ("root", 80_000), shapes=[[8, 1, pairs]])
+    p.op("aten::gelu", "forward", ("gelu", 80_000), shapes=[[8, 10, 16]])
+    graph = p.graph()
+    kernels = graph.select(kind="kernel")
+    by_length = growth_of(graph, kernels, 10, 20, every=True)
+    assert by_length.nbytes.tolist() == pytest.approx([210 / 55, 190 / 45, 2])
+    assert growth_of(graph, kernels, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_as_many_features_as_pairs_are_no_pairs():
+    p = Program()
+    p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 10, 16], [45, 16], [45]])
+    p.op("aten::gelu", "forward", ("gelu", 80_000), shapes=[[2, 10, 45]])
+    graph = p.graph()
+    growth = growth_of(graph, graph.select(kind="kernel"), 10, 20, every=True)
+    assert growth.nbytes[1] == 2
+    assert growth.flop.tolist() == [2, 2]
+
+
+def test_a_librarys_convolution_keeps_its_weight():
+    # as `conv1d` calls it: with a dimension more than the parameter, and 64 filters, a multiple of 8
+    p = Program()
+    p.op("aten::cudnn_convolution", "forward", ("conv", 80_000), shapes=[[8, 64, 1, 30], [64, 64, 1, 1]])
+    p.op("aten::relu", "forward", ("relu", 80_000), shapes=[[8, 64, 1, 30]])
+    graph = p.graph()
+    assert growth_of(graph, graph.select(kind="kernel"), 8, 24).flop.tolist() == [3.0, 3.0]
+
+
+def test_the_result_of_a_weights_gradient_keeps_its_size():
+    p = Program()
+    p.op("aten::mm", "forward", ("gemm", 10), shapes=FORWARD)
+    with p.range("CompiledFunctionBackward", "operator", phase="backward"):
+        p.op("aten::mm", "backward", ("gemm", 10), shapes=INPUT)
+        p.op("aten::mm", "backward", ("gemm", 10), shapes=WEIGHT)
+    p.op("aten::gelu", "forward", ("gelu", 10), shapes=[[24, 16]])
+    graph = p.graph()
+    growth = growth_of(graph, graph.select(kind="kernel"), 8, 16)
+    assert growth.flop[:3].tolist() == [2, 2, 2]
+    assert growth.results[:3].tolist() == [2, 2, 1]
+    assert isnan(growth.results[3])  # no product
+
+
+def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
+    # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
+    p = Program()
+    p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[8, 4, 4], [4, 4], [4]])
+    p.op("aten::matmul", "backward", ("product", 240_000), shapes=[[24, 16], [16, 64]])
+    graph = p.graph()
+    batch_size(graph, factor=3, recorded=8)
+    assert graph.select(kind="kernel", name="product").duration_ns.tolist() == [5_000 + 235_000 * 3]
+    assert "by the recorded shapes for 25% of the time (75% in proportion)" in " ".join(graph.facts.notes)
+
+
+# Which size is meant
+
+
+def fused_attention(*layouts: tuple[str, list[int]]) -> Graph:
+    p = Program()
+    for name, shape in layouts:
+        p.op(f"aten::{name}", "forward", ("attention", 80_000), shapes=[shape] * 3)
+    return p.graph()
+
+
+@pytest.mark.parametrize("name", ["_flash_attention_forward", "_efficient_attention_forward"])
+def test_the_length_stands_where_the_operator_has_it(name):
+    #                   batch x length x heads x width,            batch x heads x length x width
+    assert recorded_length(fused_attention((name, [2, 40, 6, 8]))) == 40
+    both = fused_attention((name, [2, 40, 6, 8]), ("_scaled_dot_product_flash_attention", [2, 6, 40, 8]))
+    assert (recorded_length(both), recorded_batch(both)) == (40, 2)
+    sequence_length(both, length=20)
+    # Half as many queries and half as many keys: a quarter of the scores.
+    assert (both.select(kind="kernel").duration_ns - 5_000).tolist() == [75_000 / 4, 75_000 / 4]
+
+
+def test_of_two_sizes_seen_equally_often_none_is_taken():
+    graph = fused_attention(
+        ("scaled_dot_product_attention", [2, 6, 40, 8]), ("scaled_dot_product_attention", [4, 6, 10, 8])
+    )
+    with pytest.raises(NotApplicableError, match=r"as many calls show 10 as 40\.\n.*--recorded"):
+        sequence_length(graph, length=20)
+    with pytest.raises(NotApplicableError, match="batch size: as many calls show 2 as 4"):
+        batch_size(graph, factor=2)
+    batch_size(graph, factor=2, recorded=2)
+
+
+def test_a_size_of_one_is_no_evidence_beside_another():
+    p = Program()
+    p.op("aten::embedding", "forward", ("words", 10), shapes=[[100, 16], [8, 20]])
+    p.op("aten::embedding", "forward", ("positions", 10), shapes=[[50, 16], [1, 20]])
+    assert recorded_batch(p.graph()) == 8
+
+
+# Work without shapes
+
+
+def decoding(*, with_shapes: int, without: int, training: bool = False) -> Graph:
+    p = Program()
+    p.op("aten::linear", "forward", ("gemm", with_shapes), shapes=[[8, 16], [32, 16], [32]])
+    p.op("graph launch", "backward" if training else "forward", ("replayed", without))
+    return p.graph()
+
+
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_inference_most_of_whose_time_has_no_shapes_is_refused(factor):
+    with pytest.raises(NotApplicableError, match="no shapes tell how 75% of the work would grow"):
+        batch_size(decoding(with_shapes=100_000, without=300_000), factor=factor)
+    with pytest.raises(NotApplicableError, match="no shapes tell how 100% of the work would grow"):
+        batch_size(without_shapes(), factor=factor)
+
+
+def test_a_prediction_is_by_shapes_for_the_part_that_has_them():
+    graph = decoding(with_shapes=300_000, without=100_000)
+    batch_size(graph, factor=2)
+    assert "from 8 to 16, by the recorded shapes for 75% of the time (25% in proportion)." in " ".join(
+        graph.facts.notes
+    )
+    assert graph.select(kind="kernel").duration_ns.tolist() == [595_000, 195_000]
+
+
+def test_training_most_of_whose_time_has_no_shapes_is_a_bound():
+    graph = decoding(with_shapes=100_000, without=300_000, training=True)
+    batch_size(graph, factor=2)
+    assert "No shapes tell how 75% of the work would grow" in graph.facts.notes[0]

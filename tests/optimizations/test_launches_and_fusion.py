@@ -10,7 +10,7 @@ from recorded import Program, thread_and_stream, wait_before
 from shared import shared_replay
 
 import daydream
-from daydream import NotApplicableError, simulate
+from daydream import GraphError, NotApplicableError, simulate
 from daydream.costs.fusion import fused_chain_ns
 
 RELU = "vectorized_elementwise_kernel relu"
@@ -83,6 +83,23 @@ def test_waits_between_streams_hold_inside_a_graph():
     assert simulate(graph).makespan_ns == 6 + 4 + 50 + 2
     cuda_graphs(graph, launch_us=0.001)
     assert simulate(graph).makespan_ns == 4 + 2 + 50 + 2
+
+
+def test_it_says_how_much_of_what_goes_is_untraced():
+    #  three launches of 6, 0.4 ms of untraced time behind each; one call is left
+    graph = three_kernels()
+    graph.select(kind="kernel").launches().set(gap_ns=400_000)
+    cuda_graphs(graph, launch_us=0.001)
+    assert graph.facts.notes[-1].startswith("Of the CPU time that goes, 1.20 ms a step (100%) are untraced")
+    graph = three_kernels()
+    cuda_graphs(graph, launch_us=0.001)
+    assert "untraced" not in graph.facts.notes[-1]
+
+
+@pytest.mark.parametrize("options", [{"launch_us": -5.0}, {"node_us": -1.0}])
+def test_times_below_zero_are_refused_by_name(options):
+    with pytest.raises(GraphError, match="launch_us and node_us must be 0 or more"):
+        cuda_graphs(three_kernels(), **options)
 
 
 def test_what_runs_in_graphs_or_not_on_a_device_is_refused():
@@ -160,7 +177,7 @@ def test_a_chain_never_takes_longer_than_its_parts():
 def test_no_chain_and_no_device_are_refused():
     with pytest.raises(NotApplicableError, match="follow each other"):
         compile_(thread_and_stream(("gemm", 50, "forward"), (RELU, 20, "forward"), ("gemm", 50, "forward")))
-    with pytest.raises(NotApplicableError, match="on a CPU"):
+    with pytest.raises(NotApplicableError, match="forward or backward pass"):
         compile_(thread_and_stream(("gemm", 50, "other")))
     with pytest.raises(NotApplicableError, match="compiled kernels already"):
         compile_(

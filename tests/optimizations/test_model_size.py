@@ -288,7 +288,7 @@ def test_a_repeated_pass_stays_on_its_threads_and_leaves_their_idle_time():
         "b", kind="cpu", lane="engine", duration_ns=40, gap_ns=500, phase="backward", step=0, after=[f]
     )
     graph.insert("o", kind="cpu", lane="main", duration_ns=7, phase="optimizer", step=0, after=[b])
-    gradient_accumulation(graph, steps=3)
+    gradient_accumulation(graph, batches=3)
     assert simulate(graph).makespan_ns == 3 * (10 + 40) + 7
     assert graph.select(phase="backward").lane.tolist() == ["engine"] * 3
 
@@ -306,7 +306,7 @@ def test_a_link_from_one_pass_into_another_is_not_copied():
     graph.link(tasks["b", 0], tasks["own", 1])
     graph.link(tasks["f", 0], tasks["own", 0])
     before = len(graph.links)
-    gradient_accumulation(graph, steps=2)
+    gradient_accumulation(graph, batches=2)
     assert not graph.lint()
     inside = 1  # f -> own of step 0
     done = 2 + 2  # both threads of each step's first pass

@@ -47,7 +47,7 @@ PASSES = 10 + 20 + 3 + 40 + 30
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_accumulation_repeats_all_but_the_optimizer(steps):
     graph = cpu_step(2)
-    gradient_accumulation(graph, steps=steps)
+    gradient_accumulation(graph, batches=steps)
     assert simulate(graph).makespan_ns == 2 * (steps * (5 + PASSES) + 7)
     assert len(graph.select(phase="optimizer")) == 2
 
@@ -55,7 +55,7 @@ def test_accumulation_repeats_all_but_the_optimizer(steps):
 def test_accumulation_on_a_device_brings_launches():
     graph = training_on_a_stream()
     assert simulate(graph).makespan_ns == 4 + 50 + 80 + 20
-    gradient_accumulation(graph, steps=3)
+    gradient_accumulation(graph, batches=3)
     assert simulate(graph).makespan_ns == 4 + 3 * (50 + 80) + 20
     assert graph.select(kind="kernel").name.tolist() == ["f", "b", "f", "b", "f", "b", "o"]
     assert len(graph.select(kind="kernel").launches()) == 7
@@ -89,7 +89,7 @@ def test_gradients_are_reduced_once():
 
 def test_accumulation_needs_a_training_step():
     with pytest.raises(GraphError, match="2 or more"):
-        gradient_accumulation(cpu_step(), steps=1)
+        gradient_accumulation(cpu_step(), batches=1)
     with pytest.raises(NotApplicableError, match="backward"):
         gradient_accumulation(thread_and_stream(("f", 50, "forward")))
     with pytest.raises(NotApplicableError, match="optimizer"):

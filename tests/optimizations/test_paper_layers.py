@@ -178,10 +178,6 @@ def test_a_factor_alone_is_the_same_kernels_for_other_sizes():
     graph = layered("a=50", "b=60")
     metaflow(graph, layers="a", factor=0.5)
     assert forward_times(graph) == [25, 60]
-    graph = layered("a=50", "b=60")
-    whole = simulate(graph).makespan_ns
-    metaflow(graph, layers="*", factor=1.0)
-    assert simulate(graph).makespan_ns == whole
 
 
 def test_a_table_names_layers_operators_and_kernels(tmp_path):

@@ -6,9 +6,10 @@ import pytest
 import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations.p3 import p3
 from daydream.optimizations.tictac import tictac
-from training_programs import ONE, reduced, times, training
+from recorded import Program
+from training_programs import GRADIENT, ONE, layer, reduced, times, training
 
-from daydream import GraphError, NotApplicableError, simulate
+from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.simulate.steady import settle
 from daydream.transforms.compose import parse
 
@@ -19,13 +20,12 @@ def test_the_next_forward_pass_waits_for_the_parameters_it_needs():
     #  stream 7  6|forward 0 50|forward 1 50|grad 1 60|grad 0 60|              |forward 0 50|...
     #  network                                     166|push 20|pull 20|226|push 20|pull 20|
     graph = training(steps=2)
-    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0)  # 4,000 B / 2 at 100 B/ns
+    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0, update="server")  # 4,000 B / 2 at 100 B/ns
     ran = times(graph)
     assert ran["push"][:2] == [(166, 186), (226, 246)]
     assert ran["pull"][:2] == [(186, 206), (246, 266)]
     assert ran["forward 0"] == [(6, 56), (266, 316)]
     assert ran["forward 1"][1] == (316, 366)
-    assert ran["update"] == [(226, 256), (366 + 2 * 60, 366 + 2 * 60 + 30)]
     assert simulate(graph).makespan_ns == 366 + 2 * 60 + 20 + 20
     assert graph.lint() == []
 
@@ -42,7 +42,7 @@ def test_what_is_needed_first_goes_first():
     # 80 ns each. When push 1 has ended, pull 1 and push 0 are ready: layer 0 goes first, its pull too.
     #  network  166|push 1|246|push 0|326|pull 0|406|pull 1|486|
     graph = training(steps=2)
-    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0)
+    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
     ran = times(graph)
     assert ran["push"][:2] == [(166, 246), (246, 326)]
     assert ran["pull"][:2] == [(326, 406), (406, 486)]
@@ -53,7 +53,7 @@ def test_what_is_needed_first_goes_first():
 def test_slices_let_an_urgent_gradient_overtake():
     # Two slices of 40 ns each; at 206 the second push of layer 1 has begun, at 246 layer 0 takes over.
     graph = training(steps=2)
-    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, slice_mb=ONE / 2)
+    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, slice_mb=ONE / 2, update="server")
     ran = times(graph)
     assert len(ran["push"]) == len(ran["pull"]) == 2 * 2 * 2
     # push 1a 166-206, then push 1b or pull 1a (both ready, push 1b first ready) 206-246, layer 0 until 406.
@@ -63,7 +63,8 @@ def test_slices_let_an_urgent_gradient_overtake():
 
 def test_servers_of_their_own_take_pushes_and_pulls_at_once():
     graph = training(steps=2)
-    p3(graph, workers=4, servers=2, bandwidth=100.0, latency_us=0.001)  # 4,000 B x 4/2 at 100 B/ns: 80 ns
+    # 4,000 B x 4/2 at 100 B/ns: 80 ns
+    p3(graph, workers=4, servers=2, bandwidth=100.0, latency_us=0.001, update="server")
     ran = times(graph)
     assert ran["push"][:2] == [(166, 246), (246, 326)]
     assert ran["pull"][:2] == [(247, 327), (327, 407)]
@@ -76,7 +77,7 @@ def test_p3_settles_over_repeated_steps():
     #  network  |push 1|push 0|pull 0|pull 1|                 |push 1|...
     #  stream 7                      |F 0|  |forward 1|grad 1|grad 0|
     graph = training(steps=3, uncovered=1)
-    p3(graph, workers=2, bandwidth=5.0, latency_us=0.0)
+    p3(graph, workers=2, bandwidth=5.0, latency_us=0.0, update="server")
     settled = settle(graph)
     assert settled.timeline.copy.max() > 0
     assert settled.step_ns == 4 * 400 + 50 + 60
@@ -84,7 +85,7 @@ def test_p3_settles_over_repeated_steps():
 
 def test_without_sequence_numbers_the_first_forward_work_waits_for_all():
     graph = training(steps=2, sequences=False)
-    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0)
+    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
     assert times(graph)["forward 0"][1][0] == 486
 
 
@@ -107,7 +108,7 @@ def test_parameters_are_pulled_in_the_order_they_are_needed():
     #  stream 7                         |F 0 50|  |F 1 50|
     #                       326  406    486
     graph = training(steps=2)
-    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0)
+    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
     ran = times(graph)
     assert ran["push"][:2] == [(166, 246), (246, 326)]
     assert ran["pull"][:2] == [(326, 406), (406, 486)]
@@ -118,7 +119,7 @@ def test_parameters_are_pulled_in_the_order_they_are_needed():
 
 def test_without_that_order_the_first_operator_waits_for_all():
     graph = training(steps=2)
-    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0, order="ready")
+    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0, order="ready", update="server")
     ran = times(graph)
     assert ran["forward 0"][1] == (486, 536)
     assert ran["forward 1"][1] == (536, 586)
@@ -141,20 +142,22 @@ def test_where_the_server_updates_the_worker_does_not():
     assert graph.lint() == []
 
 
-def test_slices_and_no_barrier_are_never_slower_and_order_helps():
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_slices_and_no_barrier_are_never_slower_and_order_helps(update):
     ends = {}
     for bandwidth in (5.0, 25.0, 100.0, 1e6):
         for name, make in (("p3", p3), ("tictac", tictac)):
             graph = training(steps=3)
-            make(graph, workers=2, bandwidth=bandwidth, latency_us=0.0)
+            make(graph, workers=2, bandwidth=bandwidth, latency_us=0.0, update=update)
             ends[name, bandwidth] = simulate(graph).makespan_ns
         graph = training(steps=3)
-        tictac(graph, workers=2, bandwidth=bandwidth, latency_us=0.0, order="ready")
+        tictac(graph, workers=2, bandwidth=bandwidth, latency_us=0.0, order="ready", update=update)
         ends["ready", bandwidth] = simulate(graph).makespan_ns
         assert ends["p3", bandwidth] <= ends["tictac", bandwidth] <= ends["ready", bandwidth]
     ordered = [ends["tictac", bandwidth] for bandwidth in (5.0, 25.0, 100.0, 1e6)]
     assert ordered == sorted(ordered, reverse=True)
-    assert ordered[-1] == simulate(training(steps=3)).makespan_ns  # never faster than a single worker
+    alone = simulate(training(steps=3)).makespan_ns
+    assert ordered[-1] == (alone if update == "worker" else alone - 3 * 30)  # no faster than a single worker
 
 
 @pytest.mark.parametrize("both", ["fsdp+ddp", "p3+fsdp", "tictac+p3", "ddp+tictac", "fsdp+tictac"])
@@ -170,10 +173,96 @@ def test_waits_of_a_step_that_is_not_repeated_hold_none_that_is():
     #  stream 7                      |F 0|  |forward 1|grad 1|grad 0|
     graph = training(steps=3, uncovered=1)
     graph.steps[-1]["end_ns"] += 300
-    tictac(graph, workers=2, bandwidth=5.0, latency_us=0.0)
+    tictac(graph, workers=2, bandwidth=5.0, latency_us=0.0, update="server")
     settled = settle(graph)
     repeated = {step: ns for (copy, step), ns in settled.times.items() if copy == 1}
     assert repeated == {1: 4 * 400 + 50 + 60, 2: 4 * 400 + 50 + 60}
+
+
+# Where the worker updates
+
+
+def test_an_update_of_all_parameters_waits_for_the_last_gradient_and_the_forward_pass_for_it():
+    #  network   166|push 1 20|pull 1 20|  226|push 0 20|pull 0 20|
+    #  stream 7  166|grad 0 60         |                     266|update 30|forward 0 50|
+    graph = training(steps=2)
+    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0)
+    ran = times(graph)
+    assert ran["pull"][:2] == [(186, 206), (246, 266)]
+    assert ran["update"][0] == (266, 296)
+    assert ran["forward 0"][1] == (296, 346)
+    assert "updates all parameters together" in graph.facts.notes[-1]
+    # tictac: all pushes, then all pulls
+    #  network  166|push 1|   226|push 0|pull 0|pull 1|
+    graph = training(steps=2)
+    tictac(graph, workers=2, bandwidth=100.0, latency_us=0.0)
+    ran = times(graph)
+    assert ran["update"][0] == (286, 316)
+    assert ran["forward 0"][1] == (316, 366)
+
+
+def looping(*kernels: int, steps: int = 2) -> Graph:
+    """Two layers whose update is a loop over their parameters, on a device with kernels of these times."""
+    program = Program()
+    ends = [0]
+    for step in range(steps):
+        program.step = step
+        for backward, number in ((False, 0), (False, 1), (True, 1), (True, 0)):
+            layer(program, number, backward=backward, on_device=bool(kernels))
+        for number in range(2):
+            update = (f"update {number}", kernels[number]) if kernels else None
+            program.op("aten::add_", "optimizer", *([update] if update else []), shapes=GRADIENT)
+        ends.append(program.now)
+    return program.graph(
+        steps=[
+            {"name": f"step {i}", "rank": 0, "start_ns": ends[i], "end_ns": ends[i + 1], "covered": True,
+             "measured_ns": ends[i + 1] - ends[i]}
+            for i in range(steps)
+        ]
+    )  # fmt: skip
+
+
+def test_a_loop_updates_each_parameter_when_it_has_come_right_before_it_is_read():
+    # An update takes 4 of the CPU, a launch of 6 and its kernel of 10 (layer 0) or 30 (layer 1).
+    #  thread    2|4|6|6|
+    #  stream 7      10|update 0 10|forward 0 50|update 1 30|forward 1 50|grad 1 60|grad 0 60|
+    #                  10           20            70          100          150       210       270
+    #  network                                                 210|push 1|pull 1|  270|push 0|pull 0|310
+    graph = looping(10, 30)
+    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0)
+    ran = times(graph)
+    assert ran["update of parameters"][:1] == [(2, 6)]  # on the CPU
+    on_device = graph.select(kind="kernel", name="update of parameters")
+    assert on_device.duration_ns.tolist() == [10, 30] * 2
+    assert ran["forward 0"] == [(20, 70), (310 + 10, 310 + 10 + 50)]
+    assert ran["forward 1"] == [(100, 150), (370 + 30, 370 + 30 + 50)]
+    assert not len(graph.select(op="add_", name="^update .$"))
+    assert graph.lint() == []
+
+
+def test_on_a_cpu_too_no_parameter_is_read_before_its_update_nor_updated_before_its_gradient():
+    #  thread   |U0 4|F0 4|U1 4|F1 4|B1 4+2|B0 4+2|       |U0 4|F0 4|        |U1 4|F1 4|
+    #  network                             22|push 1 80|push 0 80|pull 0 80|pull 1 80|
+    #                                                 102       182       262       342
+    graph = looping()
+    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0)
+    ran = times(graph)
+    assert ran["push"][:2] == [(22, 102), (102, 182)]
+    assert ran["update of parameters"] == [(0, 4), (8, 12), (262, 266), (342, 346)]
+    assert simulate(graph).makespan_ns >= 346 + 4 + 2 * (4 + 2)
+
+
+def test_with_endless_bandwidth_a_worker_that_updates_takes_its_own_time():
+    for make in (p3, tictac):
+        graph = looping(steps=3)
+        alone = simulate(graph).makespan_ns
+        make(graph, workers=2, bandwidth=1e6, latency_us=0.0)
+        assert simulate(graph).makespan_ns == alone
+
+
+def test_more_slices_than_can_be_simulated_are_refused():
+    with pytest.raises(GraphError, match=r"slice_mb 1e-09 makes .* slices"):
+        p3(training(), slice_mb=1e-9)
 
 
 # both

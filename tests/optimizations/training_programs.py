@@ -30,15 +30,18 @@ def reduced() -> Graph:
     return graph
 
 
-def layer(program: Program, number: int, *, backward: bool, shapes=GRADIENT, sequences: bool = True) -> None:
+def layer(
+    program: Program, number: int, *, backward: bool, shapes=GRADIENT, sequences: bool = True,
+    on_device: bool = True,
+) -> None:  # fmt: skip
     """A forward operator of a kernel of 50 ns, or its backward node of 60 ns and the gradient's node."""
     known = {"sequence": 100 * program.step + number} if sequences else {}  # autograd never counts back
     if not backward:
         with program.range("aten::linear", "operator", phase="forward", **known):
-            program.op("aten::addmm", "forward", (f"forward {number}", 50))
+            program.op("aten::addmm", "forward", *([(f"forward {number}", 50)] if on_device else []))
         return
     with program.range("AddmmBackward0", "operator", phase="backward", **known):
-        program.op("aten::mm", "backward", (f"grad {number}", 60))
+        program.op("aten::mm", "backward", *([(f"grad {number}", 60)] if on_device else []))
     text = None if shapes is None else json.dumps(shapes)
     with program.range(
         "torch::autograd::AccumulateGrad", "operator", phase="backward", shapes=text, dtype="float32"

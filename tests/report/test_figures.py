@@ -10,6 +10,7 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
+from daydream.explanation.parts import parts_of_change
 from daydream.report import step_figure
 
 pytest.importorskip("matplotlib", reason="figures need the extra `notebook`")
@@ -33,7 +34,7 @@ def texts(labels):
 
 def test_bars_are_where_the_time_goes_before_and_after(replay):
     comparison = daydream.whatif(replay, "amp")
-    before, after = comparison.breakdowns()
+    before, after = parts_of_change(comparison)
     figure = comparison.plot()
 
     for axes, part in zip(figure.axes, ("by_cause", "by_phase"), strict=True):

@@ -84,6 +84,33 @@ def test_the_report_draws_and_fits(chromium, report, width, scheme):
     assert chromium.requests == [report.as_uri()]
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_figures_stand_above_their_bars_and_steps_fit(chromium, report, width):
+    chromium.open(report, width=width)
+    chromium.wait_for(READY)
+    below = chromium.run(
+        """[...document.querySelectorAll('td.b')].filter(cell => cell.offsetParent).map(cell => {
+          const words = document.createRange();
+          words.selectNodeContents(cell.firstChild);
+          const bar = cell.querySelector('.bar').getBoundingClientRect();
+          return bar.top - words.getBoundingClientRect().bottom;
+        })"""
+    )
+
+    assert below
+    assert min(below) >= -2  # the box of a text is higher than its figures
+    steps = "document.querySelector('#steps .scroll')"
+    assert chromium.run(f"{steps}.scrollWidth - {steps}.clientWidth") == 0
+
+
+def test_instructions_are_for_what_one_points_with(chromium, report):
+    for width, shown, hidden in ((1280, "with-mouse", "with-fingers"), (390, "with-fingers", "with-mouse")):
+        chromium.open(report, width=width)
+        display = "getComputedStyle(document.querySelector('.{0}')).display"
+        assert chromium.run(display.format(shown)) == "block"
+        assert chromium.run(display.format(hidden)) == "none"
+
+
 def test_names_are_text_and_nothing_else(wide):
     assert wide.run("document.title") == "daydream what if: scale"
     assert wide.run("document.querySelectorAll('script').length") == 6

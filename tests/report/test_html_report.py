@@ -14,21 +14,19 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream.errors import OutputError
+from daydream.explanation.parts import parts_of_change
 from daydream.report.html_elements import MOST_AT_ONCE
 from daydream.report.html_packing import Names, packed
 from daydream.report.html_page import page, write
-from daydream.report.html_path import MOST_STRETCHES, step_path
 from daydream.report.html_spans import (
     INSERTED,
     ON_PATH,
-    Spans,
-    coarsened,
     measured_spans,
     measured_window,
     simulated_spans,
     simulated_window,
 )
-from daydream.report.layout import range_text, time_text
+from daydream.report.numbers import range_text, time_text
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
@@ -150,7 +148,7 @@ def test_every_note_and_option_is_in_the_page(document, comparison):
 
 
 def test_the_breakdowns_are_those_of_the_comparison(document, comparison):
-    before, after = comparison.breakdowns()
+    before, after = parts_of_change(comparison)
     by_cause, by_phase = document.tables[:2]
 
     for table, key in ((by_cause, "by_cause"), (by_phase, "by_phase")):
@@ -159,6 +157,26 @@ def test_the_breakdowns_are_those_of_the_comparison(document, comparison):
         whole = f"{sum(before[key].values()) / 1e6:,.3f}"[: len(last[1])]
         assert last[0] == "that step"
         assert float(last[1].replace(",", "")) == pytest.approx(float(whole.replace(",", "")), abs=0.06)
+
+
+def test_the_notes_stand_near_the_headline_and_those_on_the_change_first(replay):
+    def faster(graph):
+        graph.select(kind="kernel").scale(0.5)
+        graph.note("A note on the change.")
+
+    comparison = daydream.whatif(replay, faster)
+    text = page(replay, comparison)
+
+    assert text.index('id="notes"') < text.index('id="timeline"') < text.index('id="breakdown"')
+    assert text.index("A note on the change.") < text.index(replay.notes[0])
+
+
+def test_the_largest_changes_of_layers_and_tasks_come_first(document):
+    for table in document.tables:
+        if table[0][0].startswith(("operator", "layer", "task")) and "change" in table[0]:
+            changes = [abs(float(row[3])) for row in table[1:]]
+            assert changes == sorted(changes, reverse=True)
+            assert changes[0] > 0
 
 
 def test_every_step_is_there_with_its_error(document, replay):
@@ -262,61 +280,7 @@ def test_changed_and_inserted_tasks_are_marked(replay):
     assert ((spans.flags & INSERTED) == 0).all() or (spans.flags & INSERTED).sum() == 1
 
 
-def many_spans(number: int = 40_000) -> Spans:
-    random = np.random.default_rng(7)
-    lane = np.sort(random.integers(0, 3, number))
-    duration = random.integers(100, 20_000, number)
-    start = np.cumsum(duration + random.integers(0, 3_000, number)) - duration
-    for each in range(3):
-        start[lane == each] -= start[lane == each].min()
-    zero = np.zeros(number, np.int64)
-    return Spans(
-        lane=lane, start_ns=start, duration_ns=duration, name=zero, kind=lane % 2, phase=zero, layer=zero,
-        wait_ns=zero, why=zero, former_ns=zero - 1, flags=np.arange(number) % 50 == 0, count=zero + 1,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("most", [300, 5_000, 20_000])
-def test_too_many_spans_become_fewer_and_none_is_lost(most):
-    spans = many_spans()
-    detail = (50_000_000, 52_000_000)
-    fewer = coarsened(spans, detail, most)
-
-    assert len(fewer) <= most
-    assert fewer.count.sum() == len(spans)
-    assert (fewer.duration_ns >= 0).all()
-    ends = [np.max((each.start_ns + each.duration_ns)[each.lane == 1]) for each in (spans, fewer)]
-    assert ends[0] == ends[1]
-    follows = fewer.lane[1:] == fewer.lane[:-1]
-    assert ((fewer.start_ns + fewer.duration_ns)[:-1][follows] <= fewer.start_ns[1:][follows]).all()
-    if most > 2_000:
-        inside = (fewer.start_ns >= detail[0]) & (fewer.start_ns < detail[1])
-        assert (fewer.count[inside] == 1).all()
-
-
-def test_few_spans_stay_as_they_are():
-    spans = many_spans(1_000)
-
-    assert coarsened(spans, (0, 1), 1_000) is spans
-
-
 # The critical path -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("program", ["synchronizing", "multi_stream", "queue_full_16"])
-def test_the_critical_path_adds_up_to_the_step_in_every_table(tmp_path, program):
-    replay = a_replay(tmp_path, program)
-    step, ns = replay.settled.typical()
-    path = step_path(replay.timeline, replay.settled.copy, step)
-
-    assert int((path.work_ns + path.delay_ns).sum()) == ns
-    assert sum(total.path_ns for total in path.totals("layer").values()) == ns
-    assert sum(time for _, time in path.by_task().values()) == ns
-    stretches = path.stretches()
-    assert sum(each.work_ns + each.delay_ns for each in stretches) == ns
-    assert sum(each.tasks for each in stretches) == len(path.entry)
-    assert len(stretches) <= 2 * MOST_STRETCHES + 1
-    assert stretches[0].begin_ns == 0
 
 
 def test_the_path_is_marked_in_the_timeline(document):
@@ -351,8 +315,8 @@ def test_a_step_of_which_nothing_is_left_has_a_report(replay):
 
 
 def test_several_ranks_have_a_report(tmp_path):
-    for rank in range(2):
-        PROGRAMS["multi_stream"]().run(steps=6).write(tmp_path / f"rank{rank}.json", 2, 4)
+    for number in range(2):
+        PROGRAMS["multi_stream"]().run(steps=6).write(tmp_path / f"rank{number}.json", 2, 4)
     replay = daydream.replay(tmp_path)
     said = Document(page(replay, daydream.whatif(replay, "scale", factor=0.5, on="gpu")))
 

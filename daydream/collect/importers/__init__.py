@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import platform
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from daydream.collect.derive import derive
 from daydream.collect.importers.ranks import align_ranks
 from daydream.collect.recording import Recording
+from daydream.engines import Engine, engine_of, map_on
 from daydream.errors import TraceError
 from daydream.trace import FIELDS, UNKNOWN, Trace
 
@@ -35,6 +37,7 @@ def import_trace(
     steps: str | None = None,
     ranks: Sequence[int] | None = None,
     progress: Progress | None = None,
+    engine: str | Engine = "local",
 ) -> Trace:
     """Return one trace of profiler files or folders of them; several files are several ranks.
 
@@ -42,8 +45,9 @@ def import_trace(
     daydream parquet trace. `step_marker` is a regular expression over annotation names,
     `steps="auto"` finds steps by the period of the launches. `ranks` are the ranks of the
     files in their order, where neither the files nor their names tell them. `progress` is
-    called with a file name and the share read. Raises `TraceError` if a file is not a usable
-    trace.
+    called with a file name and the share read. `engine` reads the files of several ranks side by
+    side, see `daydream.engines`; its workers have to see them. Raises `TraceError` if a file is not
+    a usable trace.
     """
     files = _files(sources)
     formats = [format_of(path) for path in files]
@@ -56,10 +60,10 @@ def import_trace(
                 "file again to choose others"
             )
         return Trace.load(files[0])
+    engine = engine_of(engine if len(files) > 1 else "local")
     recordings: list[Recording] = []
     names: list[str] = []
-    for path, kind in zip(files, formats, strict=True):
-        found = _read(path, kind, progress)
+    for path, found in zip(files, _read_all(files, formats, engine, progress), strict=True):
         recordings += found
         names += [path.name] * len(found)
     if ranks is None:
@@ -67,18 +71,32 @@ def import_trace(
     else:
         _set_ranks(recordings, ranks)
     origin = min(int(recording.metadata.get("origin_ns", 0)) for recording in recordings)
-    traces = []
-    while recordings:
-        recording = recordings.pop(0)
-        shift = int(recording.metadata.get("origin_ns", 0)) - origin
-        if abs(shift) > ALIGNED_NS:
-            recording.note("The ranks' clocks lie more than a day apart; they are not aligned.")
-            shift = 0
-        if shift:
-            recording.columns["start_ns"] = recording.columns["start_ns"] + shift
-        recording.metadata["origin_ns"] = origin
-        traces.append(derive(recording, step_marker, steps))
+    traces: list[Trace] = []
+    if engine.local:
+        while recordings:  # one after the other let go: they are as large as the traces
+            traces.append(derive(_moved(recordings.pop(0), origin), step_marker, steps))
+    else:
+        moved = [_moved(recording, origin) for recording in recordings]
+        traces = map_on(engine, _deriving, (step_marker, steps), moved, batch=1)
     return traces[0] if len(traces) == 1 else join_ranks(traces)
+
+
+def _moved(recording: Recording, origin: int) -> Recording:
+    """Return a recording with its times from the common origin, where its clock allows."""
+    shift = int(recording.metadata.get("origin_ns", 0)) - origin
+    if abs(shift) > ALIGNED_NS:
+        recording.note("The ranks' clocks lie more than a day apart; they are not aligned.")
+        shift = 0
+    if shift:
+        recording.columns["start_ns"] = recording.columns["start_ns"] + shift
+    recording.metadata["origin_ns"] = origin
+    return recording
+
+
+def _deriving(chosen: tuple[str | None, str | None]) -> Callable[[Recording], Trace]:
+    """Return what a worker does with a recording."""
+    step_marker, steps = chosen
+    return lambda recording: derive(recording, step_marker, steps)
 
 
 def format_of(path: Path) -> str:
@@ -97,6 +115,9 @@ def format_of(path: Path) -> str:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
     if head[:4] == PARQUET_MAGIC:
         return "parquet"
+    if path.suffix == ".parquet" and head[:1] not in (b"{", b"[", SQLITE_MAGIC[:1]):
+        what = "is empty" if not head else "does not begin as one"
+        raise TraceError(f"{path} is no parquet file: it {what}. Import the profiler's file again.")
     return "nsys" if head == SQLITE_MAGIC else "kineto"
 
 
@@ -125,6 +146,34 @@ def _files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts rank2 before rank10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _read_all(
+    files: Sequence[Path], formats: Sequence[str], engine: Engine, progress: Progress | None
+) -> list[list[Recording]]:
+    """Return the recordings of each file."""
+    if engine.local:
+        return [_read(path, kind, progress) for path, kind in zip(files, formats, strict=True)]
+    seen = [path.resolve() if engine.elsewhere else path for path in files]
+    say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
+    return map_on(
+        engine, _reading, engine.elsewhere, list(zip(seen, formats, strict=True)), batch=1, progress=say
+    )
+
+
+def _reading(elsewhere: bool) -> Callable[[tuple[Path, str]], list[Recording]]:  # noqa: FBT001 - what all share
+    """Return what a worker does with a file."""
+
+    def read(item: tuple[Path, str]) -> list[Recording]:
+        path, kind = item
+        if elsewhere and not path.exists():
+            raise TraceError(
+                f"a worker on {platform.node()} sees no file {path}.\n"
+                "All workers need the ranks' files at the same path: a folder that the machines share."
+            )
+        return _read(path, kind, None)
+
+    return read
 
 
 def _read(path: Path, kind: str, progress: Progress | None) -> list[Recording]:

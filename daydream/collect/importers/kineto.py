@@ -30,6 +30,7 @@ from daydream.collect.importers.kineto_values import (
     triple,
 )
 from daydream.collect.recording import Recording, narrow
+from daydream.collect.source_lines import SourceLines, own_frame
 from daydream.collect.work import dtype_of_inputs, dtype_of_word
 from daydream.errors import TraceError
 from daydream.trace import NO_ID, UNKNOWN
@@ -51,6 +52,7 @@ CATEGORIES = {
 SILENT = (None, "Trace", "gpu_user_annotation")
 KINDS = ("operator", "annotation", "runtime", "module", "kernel", "memcpy", "memset", "sync")
 HOST = ("operator", "annotation", "runtime", "module")
+CALLED = ("operator", "annotation", "runtime")
 NAMED = ("operator", "annotation")
 DEVICE = ("kernel", "memcpy", "memset", "sync")
 ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#")  # of category Operator in 2021
@@ -91,6 +93,7 @@ class _Importer:
             for name in ("shapes", "types", "grid", "block", "layer", "collective", "word", "group")
         }
         self.ids, self.threads = Numbers(UNKNOWN), Numbers(NO_ID)
+        self.lines = SourceLines()
         self.growing = GrowingColumns(frozenset({"kind", "name", *self.codes}))
         self.categories: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
@@ -100,6 +103,12 @@ class _Importer:
             self._sort_out(events)
             del events  # before the next ones are decoded
         columns = self._columns()
+        other = self.reader.header.otherData
+        if isinstance(other, dict) and "replayed_ns" in other:
+            raise TraceError(
+                f"{self.reader.path} is a timeline that daydream wrote, to be looked at in Perfetto; "
+                "give the trace that it was made from."
+            )
         if not len(columns["start_ns"]):
             raise TraceError(
                 f"{self.reader.path} holds no operator, runtime call or device work; record a training step "
@@ -126,12 +135,20 @@ class _Importer:
                     add(event)
                 elif event.cat not in SILENT:
                     self.categories[str(event.cat)[:40]] += 1
-        groups["module"] = [
-            event for event in groups["module"] if type(event.name) is str and event.name.startswith(MODULE)
-        ]
+        frames = [event for event in groups["module"] if type(event.name) is str]
+        groups["module"] = [event for event in frames if str(event.name).startswith(MODULE)]
+        self._add_lines([event for event in frames if own_frame(str(event.name)) is not None])
         for kind in KINDS:
             if groups[kind]:
                 self._add(kind, groups.pop(kind))
+
+    def _add_lines(self, frames: list[Event]) -> None:
+        start, no_start = start_ns([event.ts for event in frames], exact=self.reader.exact_times)
+        duration, no_duration = duration_ns([event.dur for event in frames])
+        duration = np.where(no_start | no_duration, UNKNOWN, duration)
+        self.lines.add(
+            [str(event.name) for event in frames], start, duration, self.threads.of([e.tid for e in frames])
+        )
 
     def _add(self, kind: str, events: list[Event]) -> None:
         """Make a chunk of the events of one kind; of its columns keep those that hold anything."""
@@ -251,6 +268,9 @@ class _Importer:
         columns = {"start_ns": start, "duration_ns": narrow(duration[order])}
         for name in sorted(growing.columns):
             columns[name] = growing.take(name)[order]
+        if self.lines.texts:
+            host = np.isin(columns["kind"], [KINDS.index(kind) for kind in CALLED])
+            columns["stack"] = np.where(host, self.lines.of(start, columns["tid"]), UNKNOWN)
         return columns
 
     def _texts(self, columns: dict[str, np.ndarray]) -> dict[str, list[str]]:
@@ -269,6 +289,8 @@ class _Importer:
                 columns[name] = np.array([*table, UNKNOWN], columns[name].dtype)[columns[name]]
             texts[name] = codes.values_in_order()
         texts["kind"] = list(KINDS)
+        if "stack" in columns:
+            texts["stack"] = self.lines.texts
         return texts
 
     def _element_types(self, columns: dict[str, np.ndarray]) -> None:

@@ -1,8 +1,9 @@
 """What a trace keeps of a Kineto event: the fields, and how each is read when it is not as it should be.
 
 Everything that is not a field here (environment dumps, paths, call stacks) is never
-decoded, so it cannot reach a trace. Fields are declared as loosely as files have been
-seen to write them: an id may be text, a time too.
+decoded, so it cannot reach a trace; what is kept of Python frames stands in `source_lines`.
+Fields are declared as loosely as files have been seen to write them: an id may be text, a
+time too.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Header(msgspec.Struct, gc=False):
     hip_runtime_version: Any = None
     hip_driver_version: Any = None
     roctracer_version: Any = None
+    otherData: Any = None  # noqa: N815 - of the Trace Event Format; daydream's own timelines have it
 
 
 ARGUMENTS = msgspec.structs.fields(Args)

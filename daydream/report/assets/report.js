@@ -57,10 +57,11 @@
     const names = ["measured", "replayed", "predicted"].filter((name) => said[name]);
     const grid = { stroke: () => css("--grid"), width: 1 };
     const axis = { stroke: () => css("--muted"), grid, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-    const every = (_, places) => places.map((at) => (Number.isInteger(at) ? said.names[at] ?? "" : ""));
+    const short = (name) => (box.clientWidth < 600 ? name.match(/#?\d+(?=\D*$)/)?.[0] : null) ?? name;
+    const every = (_, places) => places.map((at) => (Number.isInteger(at) ? short(said.names[at] ?? "") : ""));
     const top = Math.max(...names.flatMap((name) => said[name])) * 1.1;
     const options = {
-      width: box.clientWidth, height: 220, padding: [8, 8, 0, 0],
+      width: box.clientWidth, height: 220, padding: [8, 16, 0, 0],
       scales: { x: { time: false, range: (_, low, high) => [low - 0.3, high + 0.3] }, y: { range: [0, top] } },
       axes: [
         { ...axis, values: every, space: 110, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },

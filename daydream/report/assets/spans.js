@@ -154,10 +154,16 @@ const spans = (() => {
       }
       flush();
       strip();
-      ctx.fillStyle = ink;
-      ctx.fillText(t.lanes[lane], bbox.left + 3 * dpr, top + (label / 2 + 1) * dpr);
     }
     steps(u, t, k, min, right, dpr);
+    const paper = css("--bg");
+    t.lanes.forEach((name, lane) => { // above the lines of the steps
+      const top = bbox.top + head * dpr + lane * tall;
+      ctx.fillStyle = paper;
+      ctx.fillRect(bbox.left, top + dpr, ctx.measureText(name).width + 7 * dpr, (label - 1) * dpr);
+      ctx.fillStyle = ink;
+      ctx.fillText(name, bbox.left + 3 * dpr, top + (label / 2 + 1) * dpr);
+    });
     ctx.restore();
   }
 
@@ -173,10 +179,12 @@ const spans = (() => {
       ctx.globalAlpha = 0.6;
       ctx.fillRect(Math.round(b) - 1, bbox.top, dpr, bbox.height);
       ctx.globalAlpha = 1;
-      const from = Math.max(a, bbox.left) + 3 * dpr;
-      if (from >= free && Math.min(b, right) - from > ctx.measureText(name).width) {
-        ctx.fillText(name, from, bbox.top + (head / 2) * dpr);
-        free = from + ctx.measureText(name).width;
+      const from = Math.max(a, bbox.left) + 3 * dpr, room = Math.min(b, right) - from;
+      const number = name.match(/#?\d+(?=\D*$)/)?.[0] ?? ""; // of a long name what tells it from the others
+      const shown = [name, number].find((text) => text && ctx.measureText(text).width < room);
+      if (from >= free && shown) {
+        ctx.fillText(shown, from, bbox.top + (head / 2) * dpr);
+        free = from + ctx.measureText(shown).width + 4 * dpr;
       }
     }
   }

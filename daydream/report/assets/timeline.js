@@ -4,6 +4,7 @@
   const { said, css, modes, head, unpack, whole, classify, first, draw, title } = spans;
   const root = document.getElementById("timelines");
   const least = 1e-4; // ms
+  const highest = 560; // pixels of a chart, as in report.css: a higher one scrolls
   const state = { mode: "kind", path: true, find: "", charts: [], longest: 0 };
 
   const make = (tag, text, attributes = {}) => {
@@ -250,7 +251,10 @@
     root.append(bar, legend, boxes, details);
     for (const t of all) {
       const joined = t.joined ? `, ${t.joined.toLocaleString("en")} groups of short ones as one each` : "";
-      boxes.append(make("h3", `${t.title}: ${time(t.length * t.ms)}, ${t.tasks.toLocaleString("en")} tasks${joined}`));
+      const more = tall(t) + 22 > highest ? `, ${t.lanes.length} lanes: scroll for the others` : "";
+      boxes.append(
+        make("h3", `${t.title}: ${time(t.length * t.ms)}, ${t.tasks.toLocaleString("en")} tasks${joined}${more}`),
+      );
       const box = make("div", "", { class: "chart" });
       boxes.append(box);
       state.charts.push({ t, box, u: null, shift: 0 });

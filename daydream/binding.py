@@ -1,0 +1,50 @@
+"""What a predicted step waits for most, and why a change that was made may not move it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daydream.comparison import Comparison
+
+BOUND_BY = {  # what stands on the chain of causes, in a word
+    "kernel": "GPU",
+    "memset": "GPU",
+    "start-up between device tasks": "GPU",
+    "graph": "GPU",
+    "memcpy": "copies",
+    "collective": "communication",
+    "communication": "communication",
+    "cpu": "CPU",
+    "untraced CPU time": "CPU",
+    "launch latency": "CPU",
+    "thread hand-off": "CPU",
+    "synchronization": "CPU",
+}
+UNMOVED = 0.002  # of the step: less is shown as 1.00x
+WORDS = {"GPU": "the GPU", "CPU": "the CPU"}
+
+
+def bound_by(comparison: Comparison) -> tuple[str, float]:
+    """Return what most of a typical step waits for, and its share, from the chain of causes behind it."""
+    after = comparison.after
+    _, step = comparison.shown_steps()
+    shares: dict[str, int] = {}
+    for cause, ns in after.timeline.breakdown(after.copy, step)["by_cause"].items():
+        what = BOUND_BY.get(cause, "other causes")
+        shares[what] = shares.get(what, 0) + ns
+    total = sum(shares.values())
+    if total <= 0:
+        return "nothing", 0.0
+    most = max(shares, key=lambda what: shares[what])
+    return most, shares[most] / total
+
+
+def why_unmoved(comparison: Comparison) -> str | None:
+    """Return what the step waits for instead, in a sentence, where the change leaves its time as it was."""
+    if abs(comparison.predicted_ns - comparison.replayed_ns) > UNMOVED * comparison.replayed_ns:
+        return None
+    what, share = bound_by(comparison)
+    return (
+        f"The step's time does not move with this change: it waits for {WORDS.get(what, what)} ({share:.0%})."
+    )

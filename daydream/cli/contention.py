@@ -1,0 +1,28 @@
+"""`--contention`: how kernels and transfers that overlap slow each other."""
+
+from __future__ import annotations
+
+import click
+
+
+def _checked(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    from daydream.contention import parsed
+    from daydream.errors import GraphError
+
+    try:
+        parsed(value)
+    except GraphError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return value
+
+
+def contention_option() -> click.Option:
+    """Return `--contention`."""
+    return click.Option(
+        ["--contention"],
+        default="measured",
+        callback=_checked,
+        metavar="measured|off|F[,F]",
+        help="How much slower kernels run beside a transfer, and, second, transfers beside kernels. "
+        "By default as measured in the trace, where it tells.",
+    )

@@ -1,0 +1,248 @@
+"""`daydream sweep`: one what-if with every combination of some options' values, over one or many traces."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.cli.contention import contention_option
+from daydream.cli.engine import engine_option
+from daydream.cli.source import (
+    force_option,
+    json_option,
+    read,
+    stdout_for_the_result,
+    table_option,
+    trace_options,
+)
+from daydream.cli.value_lists import numbers_of
+from daydream.cli.whatif import CHOSEN, WhatIf
+
+if TYPE_CHECKING:
+    from daydream.engines import Engine
+    from daydream.scenarios import Sort, Sweep
+    from daydream.transforms.registry import Optimization, Option
+
+SHOWN = 20
+FORMATS = (".csv", ".parquet")
+
+
+class SweepCommand(WhatIf):
+    """A command that takes the options of what it sweeps, which `--set` may give instead."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's options and the optimizations', none of these required."""
+        own = click.Command.get_params(self, ctx)
+        params = []
+        for param in super().get_params(ctx):
+            if param.required and param not in own:
+                param = copy.copy(param)  # noqa: PLW2901 - of an option that lives as long as this call
+                param.required = False
+            params.append(param)
+        return params
+
+
+def _sweep(
+    name: str | None,
+    trace: tuple[str, ...],
+    step_marker: str | None,
+    steps: str | None,
+    table: str | None,
+    contention: str,
+    varied: tuple[str, ...],
+    top: int,
+    sort: Sort | None,
+    engine: Engine,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Predict every combination of some options' values, and sort by the step.
+
+    NAME is what `daydream whatif` takes. Each --set gives an option its values; `...` goes
+    on as the numbers before it do: --set workers=2,4,...,64. Options that stay are given as
+    in a what-if. Scenarios that do not apply are listed with the reason.
+    """
+    ctx = click.get_current_context()
+    if name is None:
+        raise click.UsageError("name an optimization, such as ddp; `daydream whatif --list` shows them", ctx)
+    from daydream.cli.output import check
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json
+    from daydream.cli.whatif_options import option_values
+    from daydream.contention import MEASURED
+    from daydream.errors import DaydreamError
+    from daydream.report.sweep import sweep_text
+    from daydream.scenarios import sweep
+
+    optimizations: list[Optimization] = ctx.meta[CHOSEN]
+    fixed = option_values(optimizations, options)
+    values = _values(ctx, optimizations, varied, fixed)
+    again = next((each for place, each in enumerate(trace) if each in trace[:place]), None)
+    if again is not None:
+        raise click.UsageError(f"the trace {again} is given twice", ctx)
+    if output is not None:
+        if not output.endswith(FORMATS):
+            raise click.BadParameter(f"name it {' or '.join(FORMATS)}", ctx, param_hint="-o")
+        check(output, force=force, sources=trace)
+    with Progress() as progress, stdout_for_the_result():
+        recordings = {each: read([each], step_marker, steps, progress) for each in trace}
+        progress("replaying")
+        found = sweep(
+            recordings, optimizations, values, table=table, contention=contention, engine=engine, sort=sort,
+            progress=progress, **fixed,
+        )  # fmt: skip
+        if output is not None:
+            progress(f"writing {output}")
+            found.save(output, force=force)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        click.echo(sweep_text(found, top=top))
+    if output is not None:
+        click.echo(f"wrote {output}", err=True)
+    elif not as_json and found.scenarios:
+        typed = {
+            "table": table, "contention": None if contention == MEASURED else contention,
+            "step_marker": step_marker, "steps": steps,
+        }  # fmt: skip
+        click.echo(f"next: {_next(optimizations, found, fixed, typed)}", err=True)
+    if not found.scenarios:
+        raise DaydreamError("no scenario could be answered; the reasons are listed")
+
+
+def _next(
+    optimizations: Sequence[Optimization],
+    found: Sweep,
+    fixed: Mapping[str, Any],
+    typed: Mapping[str, str | None],
+) -> str:
+    """Return the what-if of the first scenario, as typed."""
+    from daydream.cli.whatif_options import typed_options
+
+    best = found.scenarios[0]
+    named = "+".join(each.name for each in optimizations)
+    words = [named, *typed_options({**fixed, **best.options}), *typed_options(typed)]
+    return f"daydream whatif {shlex.join([*words, '--trace', best.trace])}"
+
+
+# What --set says -----------------------------------------------------------------------------------
+
+
+def _values(
+    ctx: click.Context, optimizations: Sequence[Optimization], varied: Sequence[str], fixed: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """Return the values of each option that varies. What cannot be is a usage error."""
+    from daydream.errors import GraphError
+    from daydream.scenarios import checked
+    from daydream.transforms.compose import option_names, qualified
+
+    named = option_names(optimizations)
+    aliases = {qualified(owner, plain): name for name, (owner, plain) in named.items()}
+    values: dict[str, list[Any]] = {}
+    for said in varied:
+        typed, equals, listed = said.partition("=")
+        name = typed.strip().lstrip("-").replace("-", "_")
+        name = aliases.get(name, name)
+        if not equals:
+            raise _wrong(ctx, f"{said!r} is no option=value,value")
+        if name not in named:
+            raise _wrong(ctx, f"there is no option {typed!r}; there are {', '.join(named) or 'none'}")
+        if name in values or name in fixed:
+            raise _wrong(ctx, f"{typed} is given twice")
+        owner, plain = named[name]
+        try:
+            values[name] = values_of(listed, next(each for each in owner.options if each.name == plain))
+        except ValueError as error:
+            raise _wrong(ctx, f"{typed}: {error}") from None
+    try:
+        checked(optimizations, values, fixed)
+    except GraphError as error:
+        raise click.UsageError(str(error), ctx) from None
+    return values
+
+
+def _wrong(ctx: click.Context, what: str) -> click.BadParameter:
+    return click.BadParameter(what, ctx, param_hint="--set")
+
+
+def values_of(text: str, option: Option) -> list[Any]:
+    """Return the values of a list as the option takes them: numbers, yes or no, or texts.
+
+    Raises `ValueError` for what is no such value.
+    """
+    if option.type is int:
+        return [int(number) for number in numbers_of(text, _whole)]
+    if option.type is float:
+        return [float(number) for number in numbers_of(text, _number)]
+    parts = [part.strip() for part in text.split(",")]
+    if option.type is bool:
+        return [_switch(part) for part in parts]
+    if not all(parts):
+        raise ValueError(f"{text!r} has an empty value")
+    return parts
+
+
+def _number(text: str) -> Fraction:
+    try:
+        return Fraction(str(float(text)) if "/" in text else text)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{text!r} is not a number") from None
+
+
+def _whole(text: str) -> Fraction:
+    number = _number(text)
+    if number.denominator > 1:
+        raise ValueError(f"{text!r} is not a whole number")
+    return number
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in {"yes", "no", "true", "false", "on", "off"}:
+        raise ValueError(f"{text!r} is neither yes nor no")
+    return text.lower() in {"yes", "true", "on"}
+
+
+def _parameters() -> list[click.Parameter]:
+    trace, *steps = trace_options()
+    trace.multiple = True
+    trace.help = "A trace, as of `daydream whatif`; given again, another one."
+    return [
+        click.Argument(["name"], required=False, metavar="NAME[+NAME...]"),
+        trace,
+        *steps,
+        click.Option(
+            ["--set", "varied"], multiple=True, required=True, metavar="OPTION=LIST",
+            help="An option and its values, 1,2,4,...,64 or a,b; given again, another one.",
+        ),
+        table_option(),
+        contention_option(),
+        engine_option(),
+        click.Option(
+            ["--sort"], type=click.Choice(["step", "speedup", "order"]),
+            help="What comes first: the shortest step (by default), of several traces the largest "
+            "speed-up, or what was asked first.",
+        ),
+        click.Option(
+            ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",
+            help="How many rows to show; --json and -o have all.",
+        ),
+        click.Option(["-o", "--output"], metavar="FILE", help="Write all scenarios: .csv or .parquet."),
+        force_option(),
+        json_option(),
+    ]  # fmt: skip
+
+
+command = SweepCommand(
+    "sweep",
+    callback=_sweep,
+    help=_sweep.__doc__,
+    short_help="Predict every combination of some options' values.",
+    params=_parameters(),
+)

@@ -1,0 +1,290 @@
+"""How much slower kernels run beside a transfer, and transfers beside kernels, as a trace shows it.
+
+Steps repeat themselves, but transfers do not come at quite the same time in each: they wait for other
+ranks. So the *same* kernel (name, grid, block, element type and shapes, and the same place among its like in
+the step) runs beside a transfer in some steps and alone in others. *Alone* means that no transfer ran at
+any time of it, *beside* that one did for at least half of it; a run that shared its device with another
+kernel is neither. Kernels of one name at different places of a step are not compared: their data,
+and what the caches hold, differ by more than what is looked for.
+
+A run of duration d that was overlapped for o took the work of d - o (1 - 1/f). With the median of the runs
+alone as the work of each place, and the median over its runs beside, the factor f is that by which all
+places together add up: the sum of all excess over the sum of all overlap. Single kernels are further
+apart. One that fills the device exactly may take twice as long, as its last blocks find no room beside
+those of the transfer; others hardly notice it.
+
+A collective's kernel that waits for its peers occupies the device too, but moves nothing. Where the
+members are in the trace only the transfer counts; of a rank recorded alone waiting cannot be told from
+transferring, and the factor is that of both. For the same reason transfers are compared only in
+traces that hold all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from daydream.costs.roofline import is_matrix_kernel
+from daydream.graph.columns import coded, is_text
+from daydream.graph.coverage import Coverage, sharing
+from daydream.graph.graph import KINDS, Graph
+from daydream.graph.plan import Cause
+from daydream.trace import Trace
+
+KERNEL, COLLECTIVE = KINDS.index("kernel"), KINDS.index("collective")
+BESIDE = 0.5  # of a run: a touch by a transfer says little, and a long run is touched more easily
+SHARED = 0.1  # of a run beside other kernels
+RESOLVED = 20  # times what the clock resolves: then a run is 5 % off at most
+STEADY = 0.1  # of a work's time alone: what varies more by itself cannot tell
+LEAST_PLACES = 10
+CLOCK_NS = 32  # the step of the timer of NVIDIA GPUs, where times are not whole microseconds
+DRAWS, SEED = 400, 0  # of the interval
+
+SAME_KERNEL = ("name", "grid", "block", "dtype", "shapes")
+SAME_TRANSFER = ("name", "collective", "bytes", "group")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A factor, with what it rests on: places in the step, their runs beside and alone, the overlap.
+
+    Nine of ten factors of places drawn from these at random lie between `low` and `high`.
+    """
+
+    factor: float
+    low: float
+    high: float
+    places: int
+    beside: int
+    alone: int
+    overlapped_ns: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the evidence as `whatif --json` prints it."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Places of the step whose work ran both beside and alone, an entry each.
+
+    `excess_ns` is what the runs beside took longer than `alone_ns`, the same number of usual runs alone.
+    """
+
+    excess_ns: np.ndarray
+    overlap_ns: np.ndarray
+    alone_ns: np.ndarray
+    beside: np.ndarray
+    alone: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.excess_ns)
+
+    def factor(self, places: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Return the factor by which these places together add up, or each row of them."""
+        excess, overlap = (each[places].sum(axis=-1) for each in (self.excess_ns, self.overlap_ns))
+        # What exceeds the overlap has other reasons: the factor stays finite.
+        found: np.ndarray = 1 / np.maximum(1 - excess / overlap, 0.01)
+        return found
+
+    def evidence(self) -> Evidence | None:
+        """Return what these places show together, None if they are too few."""
+        if len(self) < LEAST_PLACES:
+            return None
+        drawn = np.random.default_rng(SEED).integers(0, len(self), (DRAWS, len(self)))
+        low, high = np.percentile(self.factor(drawn), [5, 95])
+        return Evidence(
+            factor=float(self.factor()), low=float(low), high=float(high), places=len(self),
+            beside=int(self.beside.sum()), alone=int(self.alone.sum()),
+            overlapped_ns=int(self.overlap_ns.sum()),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a trace shows of contention; None where runs of the same work to compare are too few.
+
+    `matrix` and `other` are the parts of `kernel` that a matrix library's kernels and all others are.
+    """
+
+    kernel: Evidence | None
+    matrix: Evidence | None
+    other: Evidence | None
+    transfer: Evidence | None
+    met: bool  #: whether any kernel ran beside a transfer at all
+    kernels: Compared | None = None  #: the places that `kernel` rests on
+
+
+NOTHING = Measured(None, None, None, None, met=False)
+_known: WeakKeyDictionary[Trace, Measured] = WeakKeyDictionary()
+
+
+def measured_contention(graph: Graph) -> Measured:
+    """Return what the trace of a graph shows of contention, worked out once."""
+    if graph.trace is None:
+        return NOTHING
+    if graph.trace not in _known:
+        _known[graph.trace] = _measure(graph, graph.trace)
+    return _known[graph.trace]
+
+
+def _measure(graph: Graph, trace: Trace) -> Measured:
+    columns = graph.columns
+    recorded = graph.alive & (columns["row"] >= 0) & (columns["measured_start_ns"] >= 0)
+    recorded &= columns["step"] >= 0
+    kernels = np.flatnonzero(recorded & (columns["kind"] == KERNEL))
+    transfers = np.flatnonzero(recorded & (columns["kind"] == COLLECTIVE))
+    if not len(kernels) or not len(transfers):
+        return NOTHING
+    both = _Both(graph, kernels, transfers)
+    clock = _clock_ns(trace)
+    by_itself = both.shared_ns <= SHARED * both.kernel_ns
+    runs = _Runs(
+        _places(graph, kernels, SAME_KERNEL), both.kernel_ns, both.kernel_overlap_ns, by_itself, clock
+    )
+    moved = _Runs(
+        _places(graph, transfers, SAME_TRANSFER), both.transfer_ns, both.transfer_overlap_ns,
+        both.known_from_the_last_arrival(graph, trace), clock,
+    )  # fmt: skip
+    matrix, compared = _is_matrix(graph, kernels), runs.compared()
+    return Measured(
+        kernels=compared,
+        kernel=compared.evidence(),
+        matrix=runs.compared(matrix).evidence(),
+        other=runs.compared(~matrix).evidence(),
+        transfer=moved.compared().evidence(),
+        met=bool(both.kernel_overlap_ns.any()),
+    )
+
+
+class _Both:
+    """How long kernels and transfers took, and how long each overlapped the other, as recorded."""
+
+    def __init__(self, graph: Graph, kernels: np.ndarray, transfers: np.ndarray) -> None:
+        lane, start = graph.columns["lane"], graph.columns["measured_start_ns"]
+        self.transfers = transfers
+        self.kernel_ns = graph.column("measured_duration_ns", kernels).astype(np.int64)
+        ends = graph.column("start_ns", transfers) + graph.column("measured_duration_ns", transfers)
+        self.transfer_ns = ends - start[transfers]  # from the last arrival, where it is known
+        self.kernel_overlap_ns, self.shared_ns = np.zeros((2, len(kernels)), np.int64)
+        self.transfer_overlap_ns = np.zeros(len(transfers), np.int64)
+        for computing, transferring in sharing(graph.lanes):
+            k = np.flatnonzero(computing[lane[kernels]])
+            t = np.flatnonzero(transferring[lane[transfers]])
+            begin, end = start[kernels[k]], start[kernels[k]] + self.kernel_ns[k]
+            moving = Coverage(start[transfers[t]], ends[t])
+            self.kernel_overlap_ns[k] = moving.within(begin, end)
+            self.transfer_overlap_ns[t] = Coverage(begin, end).within(start[transfers[t]], ends[t])
+            self.shared_ns[k] = _running(begin, end) - self.kernel_ns[k]
+
+    def known_from_the_last_arrival(self, graph: Graph, trace: Trace) -> np.ndarray:
+        """Return a mask of the transfers whose waiting is known: all members are in the trace."""
+        ranks = {graph.lanes[lane].rank for lane in np.unique(graph.columns["lane"][self.transfers])}
+        if trace.metadata.get("world_size") != len(ranks):
+            return np.zeros(len(self.transfers), bool)
+        links = graph.links
+        return np.isin(self.transfers, links["dst"][links["cause"] == int(Cause.COMMUNICATION)])
+
+
+def _running(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """Return for each span how long the spans run within it, itself included, each counted."""
+    if not len(start_ns):
+        return np.zeros(0, np.int64)
+    begin, end = start_ns - start_ns.min(), end_ns - start_ns.min()
+
+    def since(marks: np.ndarray, times: np.ndarray) -> np.ndarray:
+        marks = np.sort(marks)
+        passed = np.searchsorted(marks, times, side="right")
+        total: np.ndarray = passed * times - np.append(0, np.cumsum(marks))[passed]
+        return total
+
+    return since(begin, end) - since(end, end) - since(begin, begin) + since(end, begin)
+
+
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """Runs of work: at which place of the step, how long each took and was overlapped, and which count."""
+
+    place: np.ndarray
+    duration_ns: np.ndarray
+    overlap_ns: np.ndarray
+    comparable: np.ndarray
+    clock_ns: int
+
+    def compared(self, chosen: np.ndarray | None = None) -> Compared:
+        """Return what each place of the step shows that was run both ways often enough."""
+        use = self.comparable & (self.duration_ns > 0)
+        if chosen is not None:
+            use &= chosen
+        alone = use & (self.overlap_ns == 0)
+        beside = use & (self.overlap_ns >= BESIDE * self.duration_ns)
+        both = np.intersect1d(self.place[alone], self.place[beside])
+        without, slowed = (_by_place(self.place, mask, both) for mask in (alone, beside))
+        found = [self._at_one(*runs) for runs in zip(without, slowed, strict=True)]
+        shown = np.array([one for one in found if one is not None]).reshape(-1, 5)
+        return Compared(*shown.T)
+
+    def _at_one(self, alone: np.ndarray, beside: np.ndarray) -> tuple[float, float, float, int, int] | None:
+        """Return the entry of one place in `Compared`; None if it cannot tell."""
+        without = self.duration_ns[alone]
+        usual = float(np.median(without))
+        if usual < RESOLVED * self.clock_ns or np.ptp(without) > STEADY * usual:
+            return None
+        overlap = self.overlap_ns[beside]
+        lost = float(np.median((self.duration_ns[beside] - usual) / overlap))
+        together = float(overlap.sum())
+        return lost * together, together, usual * len(beside), len(beside), len(alone)
+
+
+def _by_place(place: np.ndarray, mask: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
+    """Return the runs of a mask at each of the wanted places."""
+    runs = np.flatnonzero(mask)
+    runs = runs[np.argsort(place[runs], kind="stable")]
+    first, last = (np.searchsorted(place[runs], wanted, side=side) for side in ("left", "right"))
+    return [runs[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
+
+
+def _places(graph: Graph, tasks: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Return a number for each task that it shares with the same work of other steps.
+
+    The same are tasks of one rank that agree in these columns, and in their place among those of their step,
+    if the steps have equally many.
+    """
+    columns = graph.columns
+    rank = np.array([lane.rank for lane in graph.lanes], np.int64)[columns["lane"][tasks]]
+    kind = rank
+    for name in names:
+        values = coded(graph, name, tasks)[0] if is_text(name) else graph.column(name, tasks)
+        kind = _numbered(kind, values)
+    in_step = _numbered(kind, columns["step"][tasks])
+    order = np.lexsort((columns["order"][tasks], in_step))
+    count = np.bincount(in_step)
+    number = np.empty(len(tasks), np.int64)
+    number[order] = np.arange(len(tasks)) - np.repeat(np.cumsum(count) - count, count)
+    return _numbered(_numbered(kind, count[in_step]), number)
+
+
+def _numbered(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return a number from 0 on for each distinct pair."""
+    _, codes = np.unique(second, return_inverse=True)
+    codes = codes.reshape(-1)
+    _, found = np.unique(first.astype(np.int64) * (int(codes.max()) + 1) + codes, return_inverse=True)
+    return found.reshape(-1)
+
+
+def _is_matrix(graph: Graph, kernels: np.ndarray) -> np.ndarray:
+    codes, texts = coded(graph, "name", kernels)
+    used, place = np.unique(codes, return_inverse=True)
+    names = np.array([texts[code] for code in used.tolist()], dtype=object)
+    matrix: np.ndarray = is_matrix_kernel(names)[place.reshape(-1)]
+    return matrix
+
+
+def _clock_ns(trace: Trace) -> int:
+    device = trace.is_kind("kernel")
+    times = np.append(trace["start_ns"][device], trace["duration_ns"][device])
+    return 1000 if len(times) and not (times % 1000).any() else CLOCK_NS

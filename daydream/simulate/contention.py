@@ -1,0 +1,209 @@
+"""Contention: kernels slow while a transfer runs beside them, and the transfer does too.
+
+While any transfer runs on its device, a kernel proceeds at 1/factor of its speed; likewise a
+transfer while any kernel runs. With C(t) the time that transfers cover up to t, and
+b = 1 - 1/factor, the work done from a start s to an end e is
+
+    (e - s) - b * (C(e) - C(s))
+
+A recorded duration d already holds the overlap o of the untouched graph, simulated in the same way: the
+work is d - b * o. So only a changed overlap changes a duration, and an untouched graph stays as it was,
+to the nanosecond. A task whose duration was edited keeps the share of it that was overlapped.
+
+Which tasks overlap is known when the graph has been simulated, so simulating and stretching take
+turns until durations change no more. What a task overlaps depends on nothing that happens later: each
+turn settles more of the timeline from its beginning, and there is one answer.
+
+Only transferring counts. Where ranks wait for each other before the transfer, a lane holds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from daydream.graph.coverage import Coverage, sharing
+from daydream.graph.tables import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from daydream.graph.graph import Graph
+    from daydream.graph.lower import Lowered
+    from daydream.graph.plan import Plan
+    from daydream.graph.windows import Window
+
+    Engine = Callable[[Plan], tuple[np.ndarray, np.ndarray]]
+
+KERNEL, COLLECTIVE = KINDS.index("kernel"), KINDS.index("collective")
+MOST_TURNS = 100
+NEGLIGIBLE = 1e-4  # of the makespan: what is left to stretch then is not worth another turn
+EXACT_TURNS = 6  # then a kernel and a transfer may still round each other up and down by 1 ns
+# What untouched graphs overlap, by how often they were edited and repeated: many predictions start from one.
+_recorded: WeakKeyDictionary[Graph, dict[Any, tuple[np.ndarray, np.ndarray]]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Contention:
+    """How much slower a changed copy of `untouched` runs where kernels and transfers overlap.
+
+    `kernel` is the factor of a kernel beside a transfer, one for all or one for each task of the changed
+    graph; `transfer` that of a transfer beside a kernel. 1 means that it is not slowed.
+    """
+
+    untouched: Graph
+    kernel: npt.ArrayLike
+    transfer: float = 1.0
+
+    def slowed(
+        self,
+        graph: Graph,
+        lowered: Lowered,
+        engine: Engine,
+        copies: int,
+        window: Window | None,
+    ) -> tuple[Plan, np.ndarray, np.ndarray, bool]:
+        """Return the plan with durations as the overlap makes them, its starts and ends, and if they settled.
+
+        `copies` and `window` are what the graph was lowered with.
+        """
+        plan = lowered.plan
+        start, end = engine(plan)
+        slow = _Slow.of(graph, lowered, self)
+        if not slow.sides:
+            return plan, start, end, True
+        own = plan.duration_ns
+        held = self._held(graph, lowered, engine, copies, window)
+        duration = own
+        for turn in range(MOST_TURNS):
+            new = slow.durations(own, held, start, end)
+            if turn >= EXACT_TURNS:
+                new = np.where(np.abs(new - duration) <= 1, duration, new)
+            # No end moves by more than all durations together.
+            if np.abs(new - duration).sum() <= NEGLIGIBLE * int(end.max()):
+                return plan, start, end, True
+            duration = new
+            plan = plan.with_costs(duration, plan.gap_ns)
+            start, end = engine(plan)
+        return plan, start, end, False
+
+    def _held(
+        self, graph: Graph, lowered: Lowered, engine: Engine, copies: int, window: Window | None
+    ) -> np.ndarray:
+        """Return how much overlap each entry's duration already holds, in ns."""
+        duration = lowered.plan.duration_ns
+        before = self.untouched
+        if not (before.alive & (before.columns["kind"] == COLLECTIVE)).any():
+            return np.zeros(len(duration), np.int64)
+        overlap, recorded = self._overlaps(engine, copies, window)
+        origin = _origins(before, graph)[lowered.task]
+        at = np.minimum(lowered.copy, len(overlap) - 1)
+        known = origin >= 0
+        whole = np.where(known, recorded[at, origin], 0)
+        part = np.where(known, overlap[at, origin], 0)
+        share = part / np.maximum(whole, 1)
+        new = ~known & (graph.columns["kind"][lowered.task] == COLLECTIVE)
+        if new.any():  # sized by recorded ones, which were overlapped
+            old = np.flatnonzero(before.columns["kind"] == COLLECTIVE)
+            share[new] = overlap[0, old].sum() / max(int(recorded[0, old].sum()), 1)
+        held = np.floor(share * duration + 0.5).astype(np.int64)
+        return np.where(known & (whole == duration), part, held)
+
+    def _overlaps(self, engine: Engine, copies: int, window: Window | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return, by copy and task of the untouched graph, how long it overlapped and how long it took."""
+        from daydream.graph.lower import lower
+        from daydream.graph.windows import key_of
+
+        before = self.untouched
+        key = (before.edits, copies, key_of(window) if copies > 1 else None)
+        known = _recorded.setdefault(before, {})
+        if key not in known:
+            lowered = lower(before, copies, window)
+            start, end = engine(lowered.plan)
+            overlap, duration = (np.zeros((copies, before.size), np.int64) for _ in range(2))
+            for tasks, beside in _pairs(before, lowered):
+                covered = Coverage(start[beside], end[beside])
+                at = lowered.copy[tasks], lowered.task[tasks]
+                overlap[at] = covered.within(start[tasks], end[tasks])
+            duration[lowered.copy, lowered.task] = lowered.plan.duration_ns
+            known[key] = overlap, duration
+        return known[key]
+
+
+@dataclass(frozen=True, eq=False)
+class _Slow:
+    """Who is slowed by whom, as entries of a plan: tasks, those beside them, and their share lost."""
+
+    sides: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+    @classmethod
+    def of(cls, graph: Graph, lowered: Lowered, contention: Contention) -> _Slow:
+        kernel = np.broadcast_to(np.asarray(contention.kernel, np.float64), graph.size)
+        factor = np.where(graph.columns["kind"] == COLLECTIVE, contention.transfer, kernel)
+        lost = (1 - 1 / factor)[lowered.task]
+        sides = []
+        for tasks, beside in _pairs(graph, lowered):
+            mine = tasks[lost[tasks] > 0]
+            if len(mine):  # also with nothing beside them any more
+                sides.append((mine, beside, lost[mine]))
+        return cls(sides)
+
+    def durations(self, own: np.ndarray, held: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return how long everything takes beside what runs as simulated; `own` durations hold `held`."""
+        new = own.copy()
+        for tasks, beside, lost in self.sides:
+            covered = Coverage(start[beside], end[beside])
+            for each in np.unique(lost).tolist():
+                mine = tasks[lost == each]
+                new[mine] = _stretched(covered, each, start[mine], own[mine], held[mine])
+        return new
+
+
+def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return (kernels, transfers) and (transfers, kernels) of each device, as entries of the plan."""
+    kind, lane = graph.columns["kind"][lowered.task], lowered.plan.lane
+    pairs = []
+    for computing, transferring in sharing(graph.lanes):
+        kernels = np.flatnonzero((kind == KERNEL) & computing[lane])
+        transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[lane])
+        pairs += [(kernels, transfers), (transfers, kernels)]
+    return pairs
+
+
+def _stretched(
+    covered: Coverage, lost: float, start: np.ndarray, own: np.ndarray, held: np.ndarray
+) -> np.ndarray:
+    """Return how long tasks take that lose a share of their speed wherever something runs beside them.
+
+    Where the overlap is the one that a duration holds, the duration stays.
+    """
+    if not len(covered.start_ns):
+        return np.floor(np.maximum(own - lost * held, 0) + 0.5).astype(np.int64)
+    knots = np.stack([covered.start_ns, covered.end_ns], axis=1).reshape(-1)
+    done = knots - lost * covered.until(knots)
+    target = start - lost * covered.until(start) + np.maximum(own - lost * held, 0)
+    end = np.interp(target, done, knots)
+    end = np.where(target < done[0], target, end)
+    end = np.where(target > done[-1], knots[-1] + (target - done[-1]), end)
+    new = np.floor(end - start + 0.5).astype(np.int64)
+    return np.where(covered.within(start, start + own) == held, own, np.maximum(new, 0))
+
+
+def _origins(before: Graph, graph: Graph) -> np.ndarray:
+    """Return which task of the untouched graph each task is, or repeats; -1 for one that is new."""
+    origin = np.full(graph.size, -1, np.int64)
+    size = before.size
+    origin[:size] = np.arange(size)
+    rows, kind = graph.columns["row"][size:], graph.columns["kind"]
+    measured = np.flatnonzero((rows >= 0) & (kind[size:] > 0)) + size
+    if len(measured):
+        device = np.flatnonzero((before.columns["row"] >= 0) & (before.columns["kind"] > 0))
+        by_row = np.full(int(max(graph.columns["row"].max(), 0)) + 1, -1, np.int64)
+        by_row[before.columns["row"][device]] = device
+        origin[measured] = by_row[graph.columns["row"][measured]]
+    return origin

@@ -1,0 +1,16 @@
+"""How large an optimization may make a graph."""
+
+from __future__ import annotations
+
+from daydream.errors import GraphError
+
+MOST_TASKS = 5_000_000  # more than fifty times a long trace; about 3 GB while it is simulated
+
+
+def need_room(tasks: int, option: str, value: int) -> None:
+    """Raise `GraphError`, naming the option, if its value would add more tasks than can be simulated."""
+    if tasks > MOST_TASKS:
+        raise GraphError(
+            f"{option} {value:,} would add {tasks:,} tasks to this trace; up to {MOST_TASKS:,} can be "
+            f"simulated: give a smaller {option}"
+        )

@@ -1,0 +1,109 @@
+"""The last line of a command is what to type next, and it works: on GPU, CPU and several ranks."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from itertools import product
+from pathlib import Path
+
+import pytest
+from graph.small_traces import note, op, trace
+from test_cli_golden import COMMANDS
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NEXT = "next: daydream "
+LONGEST = 4  # a chain of commands ends at a file that was written
+
+
+def two_ranks_of_gloo():
+    #  thread of a rank  |forward 40|backward 30|      wait      |step 10|   a step of 100
+    #  pool                                     |gloo:all_reduce |
+    rows, steps = [], []
+    for n, rank in product(range(4), range(2)):
+        at = 100 * n
+        rows += [
+            op("aten::mm", at, at + 40, rank=rank, phase="forward", op="aten::mm"),
+            op("c10d::allreduce_", at + 40, at + 45, rank=rank, collective="all_reduce", bytes=4096),
+            op("MmBackward0", at + 45, at + 70, rank=rank, phase="backward", op="MmBackward0"),
+            note("gloo:all_reduce", at + 48, at + 88, rank=rank, tid=8, collective="all_reduce", bytes=4096),
+            op("aten::add_", at + 90, at + 100, rank=rank, phase="optimizer", op="aten::add_"),
+        ]
+        steps.append({
+            "name": f"step {n}", "rank": rank, "start_ns": 1000 * at, "end_ns": 1000 * (at + 100),
+            "completion_ns": 1000 * (at + 100), "measured_ns": 100_000, "covered": n > 0,
+        })  # fmt: skip
+    found = trace(rows)
+    steps.sort(key=lambda step: (step["rank"], step["start_ns"]))
+    found.metadata |= {"steps": steps, "vendor": "cpu"}
+    found.columns["step"] = 4 * found["rank"] + found["start_ns"] // 100_000
+    return found
+
+
+@pytest.fixture
+def traces(folder):
+    """The folder with traces of other machines beside those of every test."""
+    shutil.copy(EXAMPLES / "mlp_cpu.json.gz", folder / "cpu.json.gz")
+    shutil.copy(EXAMPLES / "synthetic_gpt_gpu.json.gz", folder / "gpt.json.gz")
+    two_ranks_of_gloo().save(folder / "gloo.parquet")
+    return folder
+
+
+def followed(ask, words):
+    """Run a command and what it suggests, and so on; return the commands that ran."""
+    ran = []
+    while words and len(ran) < LONGEST:
+        done = ask(*words)
+        ran.append(shlex.join(words))
+        assert done.code == 0, (ran, done.err)
+        last = done.err.splitlines()[-1] if done.err else ""
+        words = shlex.split(last.removeprefix(NEXT)) if last.startswith(NEXT) else []
+    return ran
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_suggested_behind_a_reviewed_screen_works(ask, name):
+    assert len(followed(ask, shlex.split(COMMANDS[name]))) > 1
+
+
+@pytest.mark.parametrize("source", ["step.parquet", "ranks", "cpu.json.gz", "gpt.json.gz", "gloo.parquet"])
+@pytest.mark.parametrize("command", ["info", "replay --trace", "rank --pairs 0 --no-curves --trace"])
+@pytest.mark.usefixtures("traces")
+def test_what_is_suggested_works_on_any_trace(ask, source, command):
+    assert len(followed(ask, [*command.split(), source])) > 1
+
+
+@pytest.mark.usefixtures("traces")
+def test_scaling_suggests_its_own_question(ask):
+    asked = "scaling --workers 1,64 --cluster dgx-a100 --gradient-mb 170 --trace gpt.json.gz"
+
+    _, then, *_ = followed(ask, asked.split())
+
+    assert then == "whatif ddp --workers 64 --cluster dgx-a100 --gradient-mb 170.0 --trace gpt.json.gz"
+
+
+def test_a_suggestion_reads_the_trace_as_it_was_read(ask):
+    for command in ("info", "replay --trace"):
+        done = ask(*command.split(), "step.json.gz", "--step-marker", "^Optimizer.step")
+        assert done.err.endswith("--trace step.json.gz --step-marker '^Optimizer.step'\n")
+
+
+def test_a_suggested_file_is_a_new_one(ask, folder):
+    (folder / "amp.json.gz").write_text("kept")
+
+    done = ask("whatif", "amp", "--trace", "step.parquet")
+
+    assert done.err.endswith("-o amp-2.json.gz\n")
+
+
+def test_where_nothing_is_gained_no_whatif_is_suggested(ask, folder):
+    rows = [op("data", 100 * n, 100 * n + 90) for n in range(3)]
+    trace(rows, steps=(0, 100, 200, 300)).save(folder / "idle.parquet")
+
+    ran = followed(ask, ["info", "idle.parquet"])
+
+    assert ran[1:] == [
+        "explain --trace idle.parquet",
+        "rank --trace idle.parquet",
+        "explain --trace idle.parquet",
+    ]

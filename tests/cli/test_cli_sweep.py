@@ -1,0 +1,285 @@
+"""`daydream sweep`: the table, `--json`, files, engines, wrong options, Ctrl-C."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+
+import pytest
+from test_cli_json import parsed
+from test_cli_startup import HEAVY, modules_after
+
+from daydream.cli.sweep import values_of
+from daydream.cli.value_lists import numbers_of
+from daydream.transforms.registry import Option
+
+SCALE = (
+    "sweep",
+    "scale",
+    "--trace",
+    "step.parquet",
+    "--set",
+    "factor=1,0.5,...,0.125",
+    "--set",
+    "on=cpu,gpu",
+)
+KEYS = ["schema", "optimization", "varied", "options", "traces", "scenarios", "refused", "notes"]
+TRACE = ["trace", "measured_ns", "replayed_ns", "replay_error", "notes", "reason"]
+SCENARIO = [
+    "trace", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup",
+    "changed", "inserted", "removed", "notes",
+]  # fmt: skip
+
+
+def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
+    done = run(*SCALE)
+
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("  step time   measured ")
+    assert lines[2].split() == ["factor", "on", "predicted,", "ms", "range,", "ms", "speedup", "notes"]
+    assert [line.split()[:2] for line in lines[3:5]] == [["0.125", "gpu"], ["0.25", "gpu"]]
+    assert "left out: 2 scenarios\n  factor=1: a factor of 1 leaves every task as it is" in done.out
+    assert done.err == "next: daydream whatif scale --factor 0.125 --on gpu --trace step.parquet\n"
+    next_one = run(*done.err.split()[2:], "--json")
+    assert json.loads(next_one.out)["speedup"] == parsed(run(*SCALE, "--json"))["scenarios"][0]["speedup"]
+
+
+def test_top_shortens_the_table_only(ask):
+    short = ask(*SCALE, "--top", "2")
+
+    assert "4 more scenarios: --top 6, or -o FILE" in short.out
+    assert len(parsed(ask(*SCALE, "--top", "2", "--json"))["scenarios"]) == 6
+
+
+def test_json_has_the_keys_of_the_contract(ask):
+    result = parsed(ask(*SCALE, "--json"))
+
+    assert list(result) == KEYS
+    assert (result["schema"], result["optimization"]) == (1, "scale")
+    assert result["varied"] == {"factor": [1, 0.5, 0.25, 0.125], "on": ["cpu", "gpu"]}
+    assert [list(each) for each in result["traces"]] == [TRACE]
+    assert [list(each) for each in result["scenarios"]] == [SCENARIO] * 6
+    assert [list(each) for each in result["refused"]] == [["trace", "options", "reason", "notes"]] * 2
+
+
+def test_options_that_stay_are_options_of_the_command(ask):
+    result = parsed(
+        ask("sweep", "scale", "--trace", "step.parquet", "--on", "gpu", "--set", "factor=0.5,0.25", "--json")
+    )
+    alone = parsed(
+        ask("whatif", "scale", "--trace", "step.parquet", "--on", "gpu", "--factor", "0.25", "--json")
+    )
+
+    assert result["options"]["on"] == "gpu"
+    best = result["scenarios"][0]
+    assert best["options"] == {"factor": 0.25}
+    for key in ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup", "changed"):
+        assert best[key] == alone[key]
+
+
+def test_several_traces_are_told_apart(ask):
+    asked = (
+        "sweep",
+        "scale",
+        "--trace",
+        "step.parquet",
+        "--trace",
+        "ranks",
+        "--on",
+        "gpu",
+        "--set",
+        "factor=0.5,0.25",
+    )
+    result = parsed(ask(*asked, "--json"))
+
+    assert [each["trace"] for each in result["traces"]] == ["step.parquet", "ranks"]
+    assert sorted(each["trace"] for each in result["scenarios"]) == ["ranks"] * 2 + ["step.parquet"] * 2
+    speedups = [each["speedup"] for each in result["scenarios"]]
+    assert speedups == sorted(speedups, reverse=True)
+    screen = ask(*asked, "--sort", "order").out
+    assert [line.split()[0] for line in screen.splitlines()[4:8]] == ["step.parquet"] * 2 + ["ranks"] * 2
+
+
+@pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", marks=pytest.mark.slow)])
+def test_the_engine_changes_nothing_of_the_output(run, engine):
+    if engine.startswith("dask"):
+        pytest.importorskip("distributed", reason="needs the extra `dask`")
+    here, there = run(*SCALE, "--json"), run(*SCALE, "--json", "--engine", engine)
+
+    assert (there.code, there.err) == (0, "")
+    assert there.out == here.out
+
+
+def test_ranks_are_imported_by_processes_as_by_one(run, folder):
+    here = run("import", "ranks", "-o", "here.parquet")
+    there = run("import", "ranks", "-o", "there.parquet", "--engine", "processes:2")
+
+    assert (here.code, there.code, there.out) == (0, 0, here.out)
+    assert (folder / "here.parquet").read_bytes() == (folder / "there.parquet").read_bytes()
+
+
+def test_all_scenarios_go_to_a_file(ask, folder):
+    done = ask(*SCALE, "-o", "all.csv", "--top", "1")
+
+    assert done.err == "wrote all.csv\n"
+    with (folder / "all.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    assert [row["factor"] for row in rows if row["refused"]] == ["1", "1"]
+    assert ask(*SCALE, "-o", "all.csv").code == 1
+    assert ask(*SCALE, "-o", "all.csv", "--force").code == 0
+    assert ask(*SCALE, "-o", "all.parquet").code == 0
+
+
+def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):
+    asked = ("sweep", "scale", "--trace", "step.parquet", "--set", "factor=1", "--on", "gpu")
+    done = ask(*asked)
+
+    assert done.code == 1
+    assert "  all: a factor of 1 leaves every task as it is" in done.out
+    assert done.err == "error: no scenario could be answered; the reasons are listed\n"
+    assert len(json.loads(ask(*asked, "--json").out)["refused"]) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        ["--set", "factor"],
+        ["--set", "factor=fast"],
+        ["--set", "factor=nan"],
+        ["--set", "factor=1,,2"],
+        ["--set", "factor=1,...,4"],
+        ["--set", "factor=1,2,...,7"],
+        ["--set", "factor=2,2"],
+        ["--set", "speed=1,2"],
+        ["--set", "on=cpu,gpu"],
+        ["--set", "factor=2", "--set", "factor=3"],
+        ["--set", "factor=2", "--factor", "3"],
+        ["--set", "factor=2", "--top", "0"],
+        ["--set", "factor=2", "--sort", "name"],
+        ["--set", "factor=2", "--engine", "ray"],
+        ["--set", "factor=2", "--engine", "processes:0"],
+        ["--set", "factor=2", "-o", "all.txt"],
+        ["--set", "factor=2", "--trace", "missing.json"],
+    ],
+)
+def test_wrong_options_are_usage_errors_before_anything_is_read(ask, wrong):
+    done = ask("sweep", "scale", "--trace", "missing.json", *wrong)
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "asked", [["--trace", "missing.json", "--set", "factor=2"], ["--trace", "step.parquet"]]
+)
+def test_what_is_no_usage_error_fails_in_a_line(ask, asked, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    engine = [] if "missing.json" in asked else ["--set", "factor=2", "--engine", "dask"]
+    done = ask("sweep", "scale", *asked, *engine)
+
+    assert (done.code, done.out) == (1, "")
+    assert done.err in {
+        "error: missing.json: no such file\n",
+        "error: the engine dask needs the package `distributed`: pip install 'daydream[dask]'\n",
+    }
+
+
+def test_help_shows_the_options_of_what_is_swept(ask):
+    screen = ask("sweep", "scale", "--help").out
+
+    assert all(word in screen for word in ("--factor", "--set OPTION=LIST", "--engine", "--sort"))
+
+
+def test_nothing_heavy_is_imported(folder):
+    assert not modules_after(*SCALE, folder=folder) & (HEAVY | {"msgspec", "distributed", "dask"})
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+@pytest.mark.parametrize("engine", ["local", "processes:2", pytest.param("dask:2", marks=pytest.mark.slow)])
+def test_ctrl_c_ends_the_workers(folder, engine):
+    if engine.startswith("dask"):
+        pytest.importorskip("distributed", reason="needs the extra `dask`")
+    (folder / "slow.py").write_text(
+        "import pathlib, time\n\n\ndef slow(graph, *, part: int = 0):\n"
+        "    pathlib.Path(f'begun{part}').touch()\n    time.sleep(60)\n", encoding="utf-8",
+    )  # fmt: skip
+    command = [sys.executable, "-m", "daydream", "sweep", "./slow.py", "--trace", "step.parquet"]
+    with subprocess.Popen(
+        [*command, "--set", "part=1,2,3,4", "--engine", engine], cwd=folder, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True,
+    ) as process:  # fmt: skip
+        for _ in range(600):
+            if list(folder.glob("begun*")):
+                break
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert (out, err.strip()) == ("", "")
+    for _ in range(100):  # what is left is gone in no time
+        if not running(process.pid):
+            break
+        time.sleep(0.05)
+    assert running(process.pid) == []
+
+
+def running(group):
+    """Return the processes of a group that have not ended."""
+    done = subprocess.run(["ps", "-e", "-o", "pgid=,stat=,pid="], capture_output=True, text=True, check=False)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return [pid for pgid, state, pid in rows if pgid == str(group) and not state.startswith("Z")]
+
+
+# Lists of values -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "values"),
+    [
+        ("1,2,4,...,16", int, [1, 2, 4, 8, 16]),
+        ("64,32,...,8", int, [64, 32, 16, 8]),
+        ("0.1,0.2,0.3,...,0.6", float, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+        ("1,0.5,...,0.125", float, [1.0, 0.5, 0.25, 0.125]),
+        ("1,0.75,0.5,...,0", float, [1.0, 0.75, 0.5, 0.25, 0.0]),
+        ("0,2,...,6", int, [0, 2, 4, 6]),
+        ("-1,-2,-3,...,-5", int, [-1, -2, -3, -4, -5]),
+        ("1e3", float, [1000.0]),
+        ("yes,no", bool, [True, False]),
+        ("p3, dgx-a100", str, ["p3", "dgx-a100"]),
+    ],
+)
+def test_lists_of_values(text, kind, values):
+    assert values_of(text, Option("option", kind, None, required=False)) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("1.5", int),
+        ("1/2", float),
+        ("inf", float),
+        ("", int),
+        ("maybe", bool),
+        ("a,,b", str),
+        ("2,2,...,4", int),
+    ],
+)
+def test_what_is_no_list_of_values(text, kind):
+    with pytest.raises(ValueError, match=r"\S"):
+        values_of(text, Option("option", kind, None, required=False))
+
+
+def test_dots_that_never_arrive_end():
+    with pytest.raises(ValueError, match="do not lead to 0"):
+        numbers_of("1,0.5,...,0", Fraction)

@@ -1,0 +1,96 @@
+"""`--contention` of `whatif` and `scaling`, as it is typed and as it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from contention_machine import Machine
+from test_cli_json import parsed
+
+import daydream
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
+NETWORK = ("whatif", "network", "--bandwidth-factor", "4", "--trace", "transfers.parquet")
+
+
+@pytest.fixture(scope="module")
+def recording() -> daydream.Trace:
+    return Machine(kernel_factor=1.3).record()
+
+
+def test_a_prediction_tells_what_it_was_made_with(ask, folder, recording):
+    recording.save(folder / "transfers.parquet")
+    shown = " ".join(ask(*NETWORK).out.split())
+    assert "Kernels take x1.30 while a transfer runs beside them, measured on " in shown
+    found = {
+        how: parsed(ask(*NETWORK, "--contention", how, "--json"))
+        for how in ("measured", "off", "1.3", "2,1.1")
+    }
+    modes = {how: result["contention"]["mode"] for how, result in found.items()}
+    assert modes == {"measured": "measured", "off": "off", "1.3": "given", "2,1.1": "given"}
+    assert found["2,1.1"]["contention"] == {
+        "mode": "given", "matrix_factor": 2.0, "other_factor": 2.0, "transfer_factor": 1.1,
+        "evidence": {"kernel": None, "matrix": None, "other": None, "transfer": None},
+    }  # fmt: skip
+    assert list(found["measured"]["contention"]["evidence"]["kernel"]) == [
+        "factor", "low", "high", "places", "beside", "alone", "overlapped_ns",
+    ]  # fmt: skip
+    # Less transferring makes kernels faster, which nobody told where it is off.
+    assert found["measured"]["speedup"] > found["off"]["speedup"]
+    assert found["measured"]["speedup"] == pytest.approx(found["1.3"]["speedup"], rel=1e-3)
+
+
+@pytest.mark.parametrize("command", [NETWORK, ("scaling", "--trace", "transfers.parquet")])
+@pytest.mark.parametrize("value", ["0.9", "some", "1.1,2,3", "1.1,", "-2"])
+def test_a_value_that_makes_no_sense_is_one_line_and_a_usage_error(ask, command, value):
+    done = ask(*command, "--contention", value)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("error: invalid value for '--contention': contention is 'measured', 'off', a ")
+    assert "Traceback" not in done.err
+
+
+def test_what_has_no_transfers_says_nothing_of_it(ask):
+    for how in ((), ("--contention", "1.5")):
+        done = ask("whatif", "scale", "--factor", "0.5", "--on", "gpu", "--trace", "step.parquet", *how)
+        assert done.code == 0, done.err
+        assert "ontention" not in done.out
+    told = parsed(
+        ask("whatif", "scale", "--factor", "0.5", "--on", "gpu", "--trace", "step.parquet", "--json")
+    )
+    assert told["contention"] is None
+
+
+def test_scaling_slows_the_kernels_of_many_workers_but_not_of_one(ask):
+    asked = (
+        "scaling",
+        "--trace",
+        "step.parquet",
+        "--gradient-mb",
+        "50",
+        "--bandwidth",
+        "10",
+        "--workers",
+        "1,8",
+    )
+    off, given = (parsed(ask(*asked, "--contention", how, "--json")) for how in ("off", "1.5"))
+    assert given["contention"]["mode"] == "given"
+    assert given["workers"][0] == off["workers"][0]
+    assert given["workers"][1]["step_ns"] > off["workers"][1]["step_ns"]
+    unmeasured = parsed(ask(*asked, "--json"))
+    assert unmeasured["workers"] == off["workers"]
+    assert any(
+        "Contention is not modelled: the trace has no transfers" in note for note in unmeasured["notes"]
+    )
+
+
+def test_workers_that_wait_for_each_other_are_slowed_too():
+    replay = daydream.replay(EXAMPLE)
+    how = {"cluster": "p3", "gradient_mb": 170.0, "jitter": 0.05, "straggler": 1.1}
+    off, given = (daydream.scaling(replay, [1, 16], contention=each, **how) for each in ("off", (1.5, 1.2)))
+    assert given.rows[0] == off.rows[0]
+    assert given.rows[1].step_ns > off.rows[1].step_ns
+    assert given.rows[1].overhead_ns == off.rows[1].overhead_ns  # without transfers nothing is slowed
+    again = daydream.scaling(replay, [1, 16], contention=(1.5, 1.2), **how)
+    assert again.rows == given.rows

@@ -1,0 +1,75 @@
+"""Operators that really run on a CPU, recorded with their shapes, and what daydream says of their work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daydream
+from daydream.costs.calls import calls_of
+from daydream.costs.work import MATRIX_FAMILIES
+
+torch = pytest.importorskip("torch")
+flop_counter = pytest.importorskip("torch.utils.flop_counter")
+
+
+def values(*shape: int) -> Any:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def below(limit: int, *shape: int) -> Any:
+    return torch.randint(limit, shape)
+
+
+def forward_and_backward(function: Callable[..., Any], *inputs: Any) -> None:
+    out = function(*inputs)
+    if isinstance(out, torch.Tensor) and out.requires_grad:
+        out.backward(torch.ones_like(out))
+
+
+def recorded(run: Callable[[], Any]) -> dict[str, list[tuple[int, int, str]]]:
+    """Return FLOP, bytes and family of each recorded call of known work, by operator."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, acc_events=True
+    ) as profiler:
+        run()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        trace = daydream.load(path)
+    rows = np.flatnonzero(trace.is_kind("operator"))
+    flop, nbytes, family, _ = calls_of(trace).work_of_rows(rows)
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for row, *amounts in zip(rows, flop.tolist(), nbytes.tolist(), family.tolist(), strict=True):
+        if amounts[2] is not None:
+            found.setdefault(trace.text("name")[trace["name"][row]].removeprefix("aten::"), []).append(
+                tuple(amounts)
+            )
+    return found
+
+
+def matrix_flop(found: dict[str, list[tuple[int, int, str]]]) -> int:
+    return sum(flop for calls in found.values() for flop, _, family in calls if family in MATRIX_FAMILIES)
+
+
+def counted(run: Callable[[], Any]) -> dict[str, int]:
+    """Return torch's count by operator, without overloads."""
+    with flop_counter.FlopCounterMode(display=False) as counter:
+        run()
+    found: dict[str, int] = {}
+    for op, flop in counter.get_flop_counts().get("Global", {}).items():
+        name = str(op).split(".")[1]
+        found[name] = found.get(name, 0) + int(flop)
+    return found
+
+
+def both(function: Callable[..., Any], *inputs: Any) -> tuple[int, dict[str, int]]:
+    """Return our FLOP of all matrix work of a forward and backward pass, and torch's by operator."""
+    forward_and_backward(function, *inputs)  # gradients are there: the next pass adds to them
+    found = recorded(lambda: forward_and_backward(function, *inputs))
+    return matrix_flop(found), counted(lambda: forward_and_backward(function, *inputs))

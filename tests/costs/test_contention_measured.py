@@ -1,0 +1,190 @@
+"""What a trace shows of contention, from rows written down; times in microseconds.
+
+Every step runs the same kernels, each in a slot of its own; beside some of them runs a transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from graph.small_traces import Row, launched, trace
+
+from daydream.costs.contention import LEAST_PLACES, Measured, measured_contention
+from daydream.graph.build import build
+
+PLACES = 2 * LEAST_PLACES
+SLOT = 1000.0  # us, each kernel has this long for itself
+TINY = 0.001  # us, so that times are not whole microseconds
+Of = Callable[[int, int], Any]  # a function of (place, step)
+
+
+def in_slot(slot: int, name: str, begin: float, end: float, number: int, **columns: Any) -> list[Row]:
+    """Device work in a slot, and its launch at the slot's begin."""
+    at = slot * SLOT + 8 * number
+    return launched(name, at, slot * SLOT + begin, slot * SLOT + end, 10 * slot + number, **columns)
+
+
+def transfer(slot: int, begin: float, end: float, number: int = 1, **columns: Any) -> list[Row]:
+    known = {"kind": "collective", "collective": "all_reduce", "bytes": 4096, "stream": 20, **columns}
+    return in_slot(slot, "reduce", begin, end, number, **known)
+
+
+def shown(
+    us: Of,
+    *,
+    beside: Of = lambda place, step: (place + step) % 2 == 0,
+    until: float = 990.0,
+    steps: int = 4,
+    places: int = PLACES,
+    name: Of = lambda place, _step: f"kernel {place}",
+    **columns: Of,
+) -> Measured:
+    """Return what a trace shows in which kernels run from 100 on, and transfers from there `until` then."""
+    rows: list[Any] = []
+    for step in range(steps):
+        for place in range(places):
+            slot = step * places + place
+            known = {column: of(place, step) for column, of in columns.items()}
+            if beside(place, step):
+                rows.append(transfer(slot, 100, until))
+            rows.append(in_slot(slot, name(place, step), 100, 100 + TINY + us(place, step), 2, **known))
+    borders = tuple(step * places * SLOT for step in range(steps + 1))
+    return measured_contention(build(trace(rows, steps=borders)))
+
+
+def slowed(factor: float, alone: float = 100.0) -> Of:
+    """Kernels beside a transfer in every other step."""
+    return lambda place, step: alone * (factor if (place + step) % 2 == 0 else 1)
+
+
+def test_the_excess_of_the_runs_beside_is_the_factor():
+    found = shown(slowed(1.1))
+    assert found.kernel is not None
+    assert found.kernel.factor == pytest.approx(1.1, rel=1e-4)
+    assert (found.kernel.places, found.kernel.beside, found.kernel.alone) == (PLACES, 2 * PLACES, 2 * PLACES)
+    assert found.kernel.overlapped_ns == pytest.approx(2 * PLACES * 110_000, rel=1e-4)
+    assert found.kernel.low == pytest.approx(found.kernel.high)
+    assert found.met
+    assert found.transfer is None
+
+
+def test_of_a_run_that_was_half_overlapped_the_excess_stands_for_that_half():
+    # 60 of 100 us of work alone; the other 40 took 80, until 180
+    found = shown(slowed(1.4), until=180.0)
+    assert found.kernel is not None
+    assert found.kernel.factor == pytest.approx(2, rel=1e-3)
+
+
+def test_a_run_that_a_transfer_only_touched_is_neither():
+    assert shown(slowed(1.1), until=150.0).kernel is None
+
+
+def test_all_places_together_add_up_as_with_one_factor():
+    # half of the places take 100 alone and 200 beside, the others 100 and 100: 300 instead of 200
+    found = shown(lambda place, step: 200.0 if (place + step) % 2 == 0 and place % 4 < 2 else 100.0)
+    assert found.kernel is not None
+    assert found.kernel.factor == pytest.approx(1.5, rel=1e-3)
+    assert found.kernel.low < 1.45
+    assert found.kernel.high > 1.55
+
+
+def test_too_few_places_show_nothing():
+    assert shown(slowed(1.1), places=LEAST_PLACES).kernel is not None
+    assert shown(slowed(1.1), places=LEAST_PLACES - 1).kernel is None
+
+
+def test_kernels_at_different_places_of_a_step_are_not_compared():
+    found = shown(
+        lambda place, _: 150.0 if place % 2 == 0 else 100.0,
+        beside=lambda place, _: place % 2 == 0,  # in every step
+        name=lambda *_: "same",
+    )
+    assert found.kernel is None
+    assert found.met
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_place():
+    found = shown(slowed(1.1, alone=100.0), name=lambda *_: "same")
+    assert found.kernel is not None
+    assert found.kernel.places == PLACES
+
+
+def test_kernels_that_vary_by_themselves_are_left_out():
+    assert shown(lambda place, step: 100.0 * (1 + 0.2 * step)).kernel is None
+
+
+def test_kernels_as_short_as_the_clock_are_left_out():
+    assert shown(slowed(1.2, alone=0.5)).kernel is None
+
+
+@pytest.mark.parametrize("column", ["shapes", "grid", "block", "dtype"])
+def test_what_differs_in_a_column_is_not_the_same_kernel(column):
+    changing = {column: lambda place, step: "[1]" if (place + step) % 2 == 0 else "[2]"}
+    assert shown(slowed(1.1), **changing).kernel is None
+    assert shown(slowed(1.1), **{column: lambda *_: "[1]"}).kernel is not None
+
+
+def test_runs_beside_other_kernels_are_neither():
+    rows: list[Any] = []
+    for slot in range(4 * PLACES):
+        rows.append(in_slot(slot, f"kernel {slot % PLACES}", 100, 200.1, 2))
+        if (slot + slot // PLACES) % 2:
+            rows.append(transfer(slot, 100, 900))
+            rows.append(in_slot(slot, "other", 150, 900, 3, stream=9))
+    borders = tuple(step * PLACES * SLOT for step in range(5))
+    found = measured_contention(build(trace(rows, steps=borders)))
+    assert found.kernel is None
+    assert found.met
+
+
+def test_matrix_products_and_other_kernels_are_told_apart():
+    found = shown(
+        lambda place, step: 100.0 * ((1.3 if place < PLACES else 1.05) if (place + step) % 2 == 0 else 1),
+        places=2 * PLACES,
+        name=lambda place, _step: f"volta_sgemm_{place}" if place < PLACES else f"relu_{place}",
+    )
+    assert found.matrix is not None
+    assert found.other is not None
+    assert found.matrix.factor == pytest.approx(1.3, rel=1e-3)
+    assert found.other.factor == pytest.approx(1.05, rel=1e-3)
+
+
+def two_ranks(*, world_size: int) -> Measured:
+    """Rank 1 comes 500 us later to every collective; transfers take 200 us, 300 beside a kernel."""
+    rows: list[Any] = []
+    for slot in range(4 * PLACES):
+        beside = (slot + slot // PLACES) % 2 == 0
+        end = 900.0 if beside else 800.0
+        # beside the transfer, or while rank 0 waits for rank 1
+        begin, took = (600.0, 300.0) if beside else (120.0, 100.1)
+        size = 4096 * (1 + slot % PLACES)
+        rows += [
+            transfer(slot, 100, end, bytes=size),
+            transfer(slot, 600, end, rank=1, bytes=size, device=1),
+            in_slot(slot, f"kernel {slot % PLACES}", begin, begin + took, 2),
+        ]
+        if beside:
+            rows.append(in_slot(slot, "other", 600, 900, 2, rank=1, device=1))
+    borders = tuple(step * PLACES * SLOT for step in range(5))
+    made = trace(rows, steps=borders, world_size=world_size)
+    made.metadata["steps"] += [{**step, "rank": 1} for step in made.metadata["steps"]]
+    return measured_contention(build(made))
+
+
+def test_a_collective_that_waits_for_its_peers_slows_nothing():
+    found = two_ranks(world_size=2)
+    assert found.kernel is not None
+    assert found.kernel.factor == pytest.approx(300 / 100.1, rel=1e-3)
+
+
+def test_transfers_are_compared_where_all_ranks_are_in_the_trace():
+    found = two_ranks(world_size=2).transfer
+    assert found is not None
+    assert found.factor == pytest.approx(1.5, rel=0.01)
+    assert two_ranks(world_size=8).transfer is None
+
+
+def test_a_trace_without_transfers_shows_nothing():
+    assert shown(slowed(1.1), beside=lambda *_: False) == Measured(None, None, None, None, met=False)

@@ -1,0 +1,224 @@
+"""FLOP of recorded operators and models against torch's own counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from recorded_operators import below, both, flop_counter, torch, values
+
+F, nn = torch.nn.functional, torch.nn
+CONVOLUTIONS = [
+    (F.conv1d, F.conv_transpose1d),
+    (F.conv2d, F.conv_transpose2d),
+    (F.conv3d, F.conv_transpose3d),
+]
+
+
+# Products
+
+PRODUCTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "mm": (torch.mm, [(3, 4), (4, 5)]),
+    "addmm": (torch.addmm, [(5,), (3, 4), (4, 5)]),
+    "bmm": (torch.bmm, [(2, 3, 4), (2, 4, 5)]),
+    "baddbmm": (torch.baddbmm, [(2, 3, 5), (2, 3, 4), (2, 4, 5)]),
+    "linear": (F.linear, [(2, 3, 4), (5, 4), (5,)]),
+    "linear without bias": (F.linear, [(2, 3, 4), (5, 4)]),
+    "linear of a vector": (F.linear, [(4,), (5, 4), (5,)]),
+    "matmul with broadcasting": (torch.matmul, [(2, 1, 3, 4), (5, 4, 6)]),
+    "einsum": (lambda a, b: torch.einsum("bij,bkj->bik", a, b), [(2, 3, 4), (2, 5, 4)]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_have_the_flop_that_torch_counts(name: str):
+    function, shapes = PRODUCTS[name]
+    ours, theirs = both(function, *(values(*shape) for shape in shapes))
+    assert ours == sum(theirs.values()) > 0
+
+
+@settings(max_examples=8, deadline=None)
+@given(sizes=st.tuples(*[st.integers(1, 40)] * 3), batch=st.integers(0, 3))
+def test_products_of_any_size_have_the_flop_that_torch_counts(sizes, batch):
+    m, k, n = sizes
+    lead = (batch,) if batch else ()
+    ours, theirs = both(torch.matmul, values(*lead, m, k), values(*lead, k, n))
+    assert ours == sum(theirs.values()) == 3 * 2 * max(batch, 1) * m * k * n
+
+
+def test_products_that_torch_does_not_count():
+    # 3 x 4 times 4, and the backward pass an outer product (no multiply-add) and 4 x 3 times 3
+    assert both(torch.mv, values(3, 4), values(4)) == (2 * 2 * 3 * 4, {})
+    # the forward pass adds up two products of 3 x 4 x 5 in place; torch sees the backward pass alone
+    ours, theirs = both(torch.addbmm, values(3, 5), values(2, 3, 4), values(2, 4, 5))
+    assert (ours, theirs) == (3 * 2 * 120, {"bmm": 2 * 2 * 120})
+
+
+# Convolutions
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": 2, "padding": 2, "dilation": 2}, {"padding": "same"}], ids=str
+)
+def test_convolutions_have_the_flop_that_torch_counts(dimensions: int, options: dict[str, Any]):
+    function, _ = CONVOLUTIONS[dimensions - 1]
+    inputs = values(2, 4, *[9] * dimensions), values(6, 4, *[3] * dimensions), values(6)
+    ours, theirs = both(lambda *given: function(*given, **options), *inputs)
+    assert ours == sum(theirs.values()) > 0
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("channels", [6, 4])  # 4 as in the input: only sizes tell that it is transposed
+def test_transposed_convolutions_have_the_flop_that_torch_counts(dimensions: int, channels: int):
+    _, function = CONVOLUTIONS[dimensions - 1]
+    inputs = values(2, 4, *[5] * dimensions), values(4, channels, *[3] * dimensions)
+    ours, theirs = both(lambda *given: function(*given, stride=2, padding=1), *inputs)
+    assert ours == sum(theirs.values()) == 3 * 2 * 2 * 5**dimensions * 4 * channels * 3**dimensions
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize(("groups", "transposed"), [(2, False), (4, False), (2, True)])
+def test_groups_divide_the_gradient_of_the_weight_too(dimensions: int, groups: int, transposed: bool):
+    # torch counts the gradient of a grouped convolution's weight as if there were no groups
+    function = CONVOLUTIONS[dimensions - 1][transposed]
+    weight = (4, 6 // groups if transposed else 4 // groups, *[3] * dimensions)
+    inputs = values(2, 4, *[7] * dimensions), values(*weight)
+    ours, theirs = both(lambda *given: function(*given, groups=groups), *inputs)
+    forward = theirs["convolution"]
+    assert theirs["convolution_backward"] == forward + groups * forward
+    assert ours == 3 * forward
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(5, 12)),
+    kernel=st.integers(1, 4), stride=st.integers(1, 3), padding=st.integers(0, 1),
+    transposed=st.booleans(),
+)  # fmt: skip
+def test_convolutions_of_any_size_have_the_flop_that_torch_counts(sizes, kernel, stride, padding, transposed):
+    batch, channels, filters, size = sizes
+    # shapes fit both kinds: see the next test
+    assume(not (channels == filters and stride == padding == 1 and kernel < 3))
+    function = CONVOLUTIONS[1][transposed]
+    weight = (channels, filters) if transposed else (filters, channels)
+    inputs = values(batch, channels, size, size), values(*weight, kernel, kernel)
+    ours, theirs = both(lambda *given: F.relu(function(*given, stride=stride, padding=padding)), *inputs)
+    assert ours == sum(theirs.values()) > 0
+
+
+def test_a_transposed_convolution_that_makes_its_input_smaller_looks_like_a_plain_one():
+    # As many channels in as out and stride 1: shapes fit both, so the smaller output's positions count.
+    ours, theirs = both(
+        lambda x, w: F.conv_transpose2d(x, w, padding=1), values(1, 4, 8, 8), values(4, 4, 2, 2)
+    )
+    assert (ours, sum(theirs.values())) == (2 * 64 * (64 + 2 * 49), 3 * 2 * 64 * 64)
+
+
+def test_a_first_convolution_is_counted_as_if_its_input_needed_a_gradient():
+    # What the backward pass computes is an argument, not a shape: torch sees it, a trace does not say it.
+    ours, theirs = both(F.conv2d, torch.randn(2, 4, 7, 7), values(6, 4, 3, 3))
+    assert theirs["convolution_backward"] == theirs["convolution"]
+    assert ours == 3 * theirs["convolution"]
+
+
+# Attention
+
+
+@pytest.mark.parametrize("keys", [16, 24])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_as_products_has_the_flop_that_torch_counts(keys: int, causal: bool):
+    def attend(*qkv: Any) -> Any:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return F.scaled_dot_product_attention(*qkv, is_causal=causal)
+
+    ours, theirs = both(attend, values(2, 3, 16, 8), values(2, 3, keys, 8), values(2, 3, keys, 8))
+    assert ours == sum(theirs.values()) > 0
+
+
+@pytest.mark.parametrize("keys", [16, 24])
+def test_fused_attention_has_the_flop_of_torchs_formulas(keys: int):
+    # the CPU's fused operator is not in torch's table; its formulas are those of the GPU's
+    def attend(*qkv: Any) -> Any:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(*qkv)
+
+    q, k = (2, 3, 16, 8), (2, 3, keys, 8)
+    ours, _ = both(attend, values(*q), values(*k), values(*k))
+    assert ours == (flop_counter.sdpa_flop_count(q, k, k) + flop_counter.sdpa_backward_flop_count(q, q, k, k))
+
+
+# Recurrent layers: gates x (inputs + hidden) weights a layer, 7 steps of a batch of 3
+
+
+@pytest.mark.parametrize(("layer", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_recurrent_layers_take_each_weight_once_a_step(layer: str, gates: int, directions: int):
+    module = getattr(nn, layer)(6, 5, 2, bidirectional=directions == 2)
+    weights = directions * gates * 5 * ((6 + 5) + (directions * 5 + 5))
+    assert weights == sum(each.numel() for each in module.parameters() if each.dim() == 2)
+    ours, theirs = both(lambda x: module(x)[0], values(7, 3, 6))
+    forward = 2 * 7 * 3 * weights
+    # Backward each weight works twice a step; the first state needs no gradient, which saves one use
+    # where steps are operators of their own. torch sees nothing of the LSTM, which is one operator.
+    first = 0 if layer == "LSTM" else 2 * 3 * 2 * directions * gates * 5 * 5
+    assert ours == 3 * forward - first
+    assert sum(theirs.values()) == (0 if layer == "LSTM" else ours)
+
+
+# Whole models: everything that torch counts
+
+
+def residual() -> tuple[Any, list[Any]]:
+    class Residual(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.one, self.two = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+            self.norm = nn.BatchNorm2d(width)
+
+        def forward(self, x: Any) -> Any:
+            return F.relu(x + self.two(F.relu(self.norm(self.one(x)))))
+
+    body = [
+        nn.Conv2d(3, 8, 7, stride=2, padding=3),
+        nn.MaxPool2d(3, 2, 1),
+        Residual(8),
+        nn.Conv2d(8, 16, 1, stride=2),
+    ]
+    model = nn.Sequential(*body, Residual(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    return model, [values(2, 3, 32, 32)]
+
+
+def encoder() -> tuple[Any, list[Any]]:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return nn.Sequential(stack, nn.Linear(32, 7)), [values(3, 10, 32)]
+
+
+def decoder() -> tuple[Any, list[Any]]:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out, self.norm = nn.Linear(32, 96), nn.Linear(32, 32), nn.LayerNorm(32)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.qkv(self.norm(x)).view(2, 9, 3, 4, 8).permute(2, 0, 3, 1, 4)
+            scores = (q @ k.transpose(-2, -1)).masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
+            return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 9, 32))
+
+    blocks = [part for _ in range(2) for part in (Attention(), nn.Linear(32, 32), nn.GELU())]
+    return nn.Sequential(nn.Embedding(20, 32), *blocks, nn.Linear(32, 20, bias=False)), [below(20, 2, 9)]
+
+
+@pytest.mark.parametrize("make", [residual, encoder, decoder])
+def test_a_whole_model_has_the_flop_that_torch_counts(make: Callable[[], tuple[Any, list[Any]]]):
+    torch.manual_seed(0)
+    model, inputs = make()
+    with torch.nn.attention.sdpa_kernel(
+        torch.nn.attention.SDPBackend.MATH
+    ):  # torch counts no fused one on a CPU
+        ours, theirs = both(model, *inputs)
+    assert ours == sum(theirs.values()) > 0

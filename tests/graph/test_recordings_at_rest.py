@@ -1,0 +1,143 @@
+"""Whether a recording was made at rest is judged, and steps that were held up are not taken for typical."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+from small_traces import op, trace
+
+import daydream
+from daydream import Trace
+from daydream.quality import unrest
+from daydream.report.overview import overview
+
+NO_COST: dict[str, Any] = {
+    "event_ns": {}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
+    "before_share": 0.5, "heads": [], "step_hooks_ns": 0,
+}  # fmt: skip
+
+
+def recorded(
+    *times: float, unprofiled: float | None = None, shapes: tuple[str, ...] = (), **metadata: Any
+) -> Trace:
+    """Return a collected trace of a first step and of steps that took so many us, two operators each."""
+    borders = list(accumulate((times[0], *times), initial=0.0))
+    rows = []
+    for number, (begin, end) in enumerate(pairwise(borders)):
+        shape = shapes[number - 1] if number and shapes else "[[4, 4]]"
+        middle = (begin + end) / 2
+        rows += [op("aten::mm", begin, middle, shapes=shape), op("aten::add", middle, end, shapes=shape)]
+    metadata = {"collected": {"steps": len(times)}, **metadata}
+    if unprofiled is not None:
+        metadata["unprofiled_step_ns"] = [round(1000 * unprofiled)] * 3
+        metadata.setdefault("profiler_cost", NO_COST)
+    return trace(*rows, steps=tuple(borders), **metadata)
+
+
+@pytest.mark.parametrize(
+    ("times", "unprofiled", "said"),
+    [
+        ((100, 104, 97), None, None),
+        ((100, 104, 97), 98, None),
+        ((100, 100, 100, 100, 124), None, None),  # one in five
+        ((119, 100, 90), 90, None),
+        ((3964, 3347, 1484), 1401, "1 of 3 steps that do the same work took over 20 % longer or shorter"),
+        ((100, 125), None, "1 of 2 steps"),
+        ((184, 180, 182), 99, "would take 0.182 ms, but those timed without a profiler took 0.099 ms"),
+        ((110, 111, 109), 144.6, "took 0.110 ms with the profiler and 0.145 ms without it"),
+        ((94, 94, 94), 100, "took 0.094 ms with the profiler and 0.100 ms without it"),
+        ((96, 96, 96), 100, None),
+    ],
+)
+def test_a_restless_machine_is_told_by_its_signs(times, unprofiled, said):
+    found = daydream.replay(recorded(*times, unprofiled=unprofiled)).unrest
+
+    assert (found is None) if said is None else (said in found)
+
+
+def test_steps_of_other_work_may_take_other_times():
+    wide = "[[4, 400]]"
+    seen = recorded(100, 400, 100, unprofiled=250, shapes=("[[4, 4]]", wide, "[[4, 4]]"))
+
+    assert daydream.replay(seen).unrest is None
+    assert daydream.replay(recorded(100, 400, 100, unprofiled=250)).unrest is not None
+
+
+def test_what_to_do_is_said_for_those_who_can_do_it():
+    collected = unrest(recorded(100, 200, 300, threads=8), None)
+    imported = recorded(100, 200, 300)
+    del imported.metadata["collected"]
+
+    assert "OMP_NUM_THREADS" in collected
+    assert "(torch had 8 threads)" in collected
+    assert "--warmup" in collected
+    assert "a data loader" in unrest(imported, None)
+    assert "OMP_NUM_THREADS" not in unrest(imported, None)
+
+
+def test_frames_of_python_are_no_sign_as_their_cost_is_not_taken_out():
+    seen = recorded(200, 200, 200, unprofiled=100)
+    assert unrest(seen, 200_000) is not None
+
+    seen.texts["stack"] = ["train.py(1): step"]
+    assert unrest(seen, 200_000) is None
+
+
+def test_every_result_has_the_note():
+    seen = recorded(3964, 3347, 1484, unprofiled=1401)
+    replay = daydream.replay(seen)
+    change = daydream.whatif(replay, lambda graph: graph.select(name="mm").scale(0.5))
+
+    assert replay.unrest in replay.notes
+    assert replay.to_json()["notes"] == replay.notes
+    assert replay.unrest in change.notes()
+    shown = overview(seen)
+    assert replay.unrest in shown.notes()
+    assert shown.verdicts()["replay"][0] == "yes"
+    assert shown.verdicts()["what-if"] == (
+        "partly",
+        "steps were held up while they were recorded, see the note",
+    )
+
+
+def test_a_replay_without_the_cost_of_recording_is_not_judged_again():
+    replay = daydream.replay(recorded(3964, 3347, 1484, unprofiled=1401))
+
+    assert replay.unprofiled.unrest is None
+    assert replay.anchored.notes == replay.anchored.said
+
+
+def add_work(graph: daydream.Graph) -> None:
+    graph.insert_after(graph.select(name="add"), "more", kind="cpu", duration_ns=100_000)
+
+
+def test_steps_that_agree_with_the_unprofiled_ones_are_typical_though_most_were_held_up():
+    comparison = daydream.whatif(recorded(3964, 3347, 1484, unprofiled=1401), add_work)
+
+    assert comparison.typical_steps() == [3]
+    assert comparison.predicted_ns == round(3_347_000 * (1484 + 100) / 1484)
+    assert comparison.unprofiled_anchored_ns == 1_401_000 + 100_000
+    assert any("agree with the steps timed without a profiler" in note for note in comparison.notes())
+
+
+@pytest.mark.parametrize("unprofiled", [None, 1401, 3000, 500])
+def test_otherwise_steps_near_the_median_are(unprofiled):
+    times = (1600, 1500, 5000) if unprofiled == 1401 else (3964, 3347, 1484)
+    comparison = daydream.whatif(recorded(*times, unprofiled=unprofiled), add_work)
+
+    assert comparison.typical_steps() == [1, 2]
+    assert not any("agree with" in note for note in comparison.notes())
+
+
+def test_a_step_of_less_work_is_not_taken_for_the_typical_one():
+    rows = [op("a", begin + 10 * at, begin + 10 * at + 9) for begin in (0, 4000) for at in range(400)]
+    seen = trace(
+        *rows, op("a", 8000, 9400), steps=(0, 4000, 8000, 9400), unprofiled_step_ns=[1_400_000],
+        profiler_cost=NO_COST,
+    )  # fmt: skip
+    replay = daydream.replay(seen)
+
+    assert replay.typical.steps == [1, 2]
+    assert not replay.typical.by_unprofiled

@@ -1,0 +1,136 @@
+"""Blocks that a model repeats: modules of one kind, and modules that take turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from daydream.optimizations.add_layers import add_layers
+from daydream.optimizations.remove_layers import remove_layers
+
+import daydream
+from daydream import Graph, NotApplicableError, simulate
+from daydream.graph.blocks import matching_blocks, repeated_blocks
+
+RECORDED = Path(__file__).parents[2] / "validation" / "cpu"
+
+
+def model(*modules: str | tuple[str, str], calls: str = "", backward: bool = False) -> Graph:
+    """Return a graph whose modules run forward one behind the other, 10 ns each, and maybe backward, 20 ns.
+
+    `calls` are modules that only call those inside them.
+    """
+    graph = Graph()
+    for path in calls.split():
+        graph.insert("call", kind="cpu", lane="main", duration_ns=0, phase="forward", layer=path, step=0)
+    pairs = [(one, "aten::linear") if isinstance(one, str) else one for one in modules]
+    work = [("forward", 10, pairs), ("backward", 20, pairs[::-1] if backward else [])]
+    for phase, ns, some in work:
+        for path, operator in some:
+            graph.insert(
+                "work", kind="cpu", lane="main", duration_ns=ns, phase=phase, layer=path, op=operator, step=0
+            )
+    return graph
+
+
+def sequential(*operators: str) -> list[tuple[str, str]]:
+    return [(str(place), f"aten::{operator}") for place, operator in enumerate(operators)]
+
+
+@pytest.mark.parametrize(
+    ("operators", "blocks"),
+    [
+        (["linear"] * 3, ["0", "1", "2"]),
+        (["linear", "relu"] * 2, ["0 + 1", "2 + 3"]),
+        (["linear", "relu"] * 2 + ["linear"], ["0 + 1", "2 + 3"]),
+        (["relu", "linear", "relu", "linear"], ["0 + 1", "2 + 3"]),
+        (["flatten", "linear", "relu", "linear", "relu"], ["1 + 2", "3 + 4"]),
+        (["conv2d", "batch_norm", "relu"] * 3 + ["linear"], ["0 + 1 + 2", "3 + 4 + 5", "6 + 7 + 8"]),
+        (["linear", "relu", "softmax"], []),
+        (["linear", "relu", "dropout", "linear"], []),
+    ],
+)
+def test_modules_that_take_turns_are_blocks_together(operators, blocks):
+    assert repeated_blocks(model(*sequential(*operators))) == ([blocks] if blocks else [])
+
+
+def test_a_stem_and_a_head_with_numbers_are_no_blocks():
+    inside = [f"{block}.{part}" for block in (1, 2, 3) for part in ("conv_1", "norm_1", "conv_2", "norm_2")]
+    assert repeated_blocks(model("0", *inside, "4", "5", calls="1 2 3")) == [["1", "2", "3"]]
+
+
+def test_blocks_differ_in_some_of_their_modules():
+    # The first residual block of a stage has one module more; every other layer has experts.
+    residual = [f"layer1.{block}.{part}" for block in (0, 1, 2) for part in ("conv1", "bn1", "conv2", "bn2")]
+    blocks = ["layer1.0", "layer1.1", "layer1.2"]
+    larger = model(
+        *residual, "layer1.0.downsample.0", "layer1.0.downsample.1", calls=" ".join(["layer1", *blocks])
+    )
+    assert repeated_blocks(larger) == [blocks]
+    shared = ("attention.q", "attention.k", "attention.v", "attention.o", "norm_1", "norm_2")
+    dense = [*shared, "mlp.up", "mlp.down"]
+    experts = [f"mlp.experts.{number}.{part}" for number in range(8) for part in ("up", "down")]
+    expert = [*shared, "mlp.gate", *experts]
+    layers = [f"layers.{number}.{part}" for number in range(4) for part in (dense, expert)[number % 2]]
+    blocks = [f"layers.{number}" for number in range(4)]
+    assert repeated_blocks(model(*layers, calls=" ".join(blocks))) == [blocks]
+
+
+def test_modules_of_one_parent_with_other_names_are_no_family():
+    outer = ["net.encoder_0", "net.head_0", "net.encoder_1"]
+    graph = model(*(f"{path}.fc" for path in outer), calls=" ".join(outer))
+    assert repeated_blocks(graph) == [["net.encoder_0", "net.encoder_1"]]
+
+
+def test_a_stack_of_blocks_and_a_head_of_layers_are_not_alike():
+    # An embedding, a stack of two blocks, and a head of linear, relu, linear.
+    graph = model("0", *(f"1.{block}.{part}" for block in (0, 1) for part in ("norm", "up", "down")),
+                  ("2.0", "aten::linear"), ("2.1", "aten::relu"), ("2.2", "aten::linear"),
+                  calls="1 1.0 1.1 2")  # fmt: skip
+    assert repeated_blocks(graph) == [["1.0", "1.1"]]
+
+
+def test_what_lies_inside_a_block_is_none_of_its_own():
+    graph = model(*(f"blocks.{block}.{part}" for block in (0, 1) for part in ("heads.0", "heads.1")),
+                  calls="blocks.0 blocks.1")  # fmt: skip
+    assert repeated_blocks(graph) == [["blocks.0", "blocks.1"]]
+
+
+def test_a_block_of_several_modules_is_named_by_all():
+    graph = model(*sequential("linear", "relu", "linear", "relu", "linear"))
+    assert matching_blocks(graph, "2 + 3") == ["2 + 3"]
+    assert matching_blocks(graph, "7 + 8") == []
+    groups = graph.select().group_by("step", block=["0 + 1", "2 + 3"])
+    assert groups.keys == [("0 + 1", 0), ("2 + 3", 0)]
+    assert groups.total("duration_ns").tolist() == [20, 20]
+
+
+def test_a_layer_more_is_a_turn_more():
+    # Five modules of 10 + 20; a turn is two of them.
+    graph = model(*sequential("linear", "relu", "linear", "relu", "linear"), backward=True)
+    assert simulate(graph).makespan_ns == 5 * 30
+    add_layers(graph)
+    assert simulate(graph).makespan_ns == 7 * 30
+    forward = graph.select(phase="forward")
+    assert forward.layer.tolist() == ["0", "1", "2", "3", "2", "3", "4"]
+    assert "Added: 1 layer, copies of 2 + 3." in graph.facts.notes
+    remove_layers(graph, layers="2 + 3")
+    assert simulate(graph).makespan_ns == 3 * 30
+
+
+def test_a_model_that_repeats_nothing_gets_no_layer_more():
+    with pytest.raises(NotApplicableError, match="repeats no"):
+        add_layers(model(*sequential("linear", "relu", "softmax"), backward=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("MLP", [["0 + 1", "2 + 3", "4 + 5", "6 + 7", "8 + 9"]]),
+        ("CNN", [["1", "2", "3"]]),
+        ("GPT-64", [["blocks.0", "blocks.1", "blocks.2", "blocks.3"]]),
+        ("LSTM", []),
+    ],
+)
+def test_blocks_of_recorded_models(name, blocks):
+    assert repeated_blocks(daydream.replay(RECORDED / f"{name}-1.parquet").graph) == blocks

@@ -1,0 +1,153 @@
+"""Checkpointing stops at the last tensor that a block saves: each answer worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from daydream.optimizations.add_layers import add_layers
+from daydream.optimizations.checkpointing import checkpointing
+from recorded import Program
+
+from daydream import Graph, NotApplicableError, simulate
+
+BLOCK = 50_000 + 82_000  # what `torch.utils.checkpoint` costs in Python a block, and a saved tensor
+TENSOR = 6_900 + 12_300
+
+Call = tuple[str, int, str | None]  # a forward operator, its time, and its node
+
+
+def add(
+    p: Program, name: str, phase: str, ns: int, number: int, *, layer: str, shapes: str | None = None
+) -> None:
+    with p.range(name, "operator", phase=phase, op=name, layer=layer, sequence=number, shapes=shapes):
+        p.now += ns
+
+
+def one_pass(p: Program, *blocks: list[Call], first: int = 1, numbered: bool = True) -> None:
+    """Run blocks `b.0`, `b.1`, ... forward and backward, 100 ns a node."""
+    made = []
+    for place, calls in enumerate(blocks):
+        for name, ns, node in calls:
+            number = first + len(made) if numbered else -1
+            shapes = "[[8,8],[]]" if "scalar" in name else "[[8,8],[8,8]]"
+            add(p, name.removesuffix(" scalar"), "forward", ns, number, layer=f"b.{place}", shapes=shapes)
+            if node:
+                made.append((node, number, f"b.{place}"))
+    for node, number, layer in made[::-1]:
+        add(p, node, "backward", 100, number, layer=layer)
+
+
+def block_of(*calls: Call) -> Graph:
+    p = Program()
+    one_pass(p, list(calls))
+    return p.graph()
+
+
+UP: Call = ("aten::addmm", 10, "AddmmBackward0")
+GELU: Call = ("aten::gelu", 20, "GeluBackward0")
+VIEW: Call = ("aten::view", 3, "ViewBackward0")
+DOWN: Call = ("aten::addmm", 40, "AddmmBackward0")
+ADD: Call = ("aten::add", 80, "AddBackward0")
+SOFTMAX: Call = ("aten::softmax", 160, "SoftmaxBackward0")
+TWICE: Call = ("aten::mul scalar", 320, "MulBackward0")  # by a number
+OWN: Call = ("MyFunction", 640, None)  # an autograd.Function; its node has no number
+
+
+@pytest.mark.parametrize(
+    ("calls", "again"),
+    [
+        ([UP, GELU, VIEW, DOWN, ADD], 10 + 20 + 3),  # a product has its inputs before it begins
+        ([UP, GELU, VIEW], 10),
+        ([UP, GELU, ADD, SOFTMAX, VIEW], 10 + 20 + 80 + 160),  # a softmax saves its result
+        ([UP, SOFTMAX, DOWN, TWICE], 10 + 160),  # a number is no tensor
+        ([UP, DOWN, OWN], 10 + 40 + 640),
+        ([UP, DOWN, OWN, VIEW, ADD], 10 + 40 + 640),
+    ],
+)
+def test_what_comes_behind_the_last_saved_tensor_is_not_computed_again(calls, again):
+    graph = block_of(*calls)
+    whole = simulate(graph).makespan_ns
+    assert whole == sum(ns + 100 * bool(node) for _, ns, node in calls)
+    checkpointing(graph, layers="b.*", python=False)
+    assert simulate(graph).makespan_ns == whole + again
+
+
+def test_it_is_said_how_much_is_left_out():
+    graph = block_of(UP, GELU, VIEW, DOWN, ADD)
+    checkpointing(graph, layers="b.*", python=False)
+    assert any("the 78% of that work" in note for note in graph.facts.notes)  # 120 of 153
+
+
+def test_reentrant_checkpoints_compute_whole_blocks_again():
+    graph = block_of(UP, GELU, VIEW, DOWN, ADD)
+    whole = simulate(graph).makespan_ns
+    checkpointing(graph, layers="b.*", reentrant=True)
+    assert simulate(graph).makespan_ns == whole + 153 + BLOCK
+
+
+def test_tensors_are_counted_as_torch_saves_them():
+    graph = block_of(UP, GELU, VIEW, DOWN, ADD, TWICE)
+    whole = simulate(graph).makespan_ns
+    checkpointing(graph, layers="b.*")
+    assert simulate(graph).makespan_ns == whole + 33 + BLOCK + (2 + 1 + 2) * TENSOR
+
+
+def test_without_numbers_of_nodes_whole_blocks_are_computed_again():
+    p = Program()
+    one_pass(p, [UP, GELU, DOWN], numbered=False)
+    graph = p.graph()
+    whole = simulate(graph).makespan_ns
+    checkpointing(graph, layers="b.*", python=False)
+    assert simulate(graph).makespan_ns == whole + 70
+    assert any("no sequence numbers" in note for note in graph.facts.notes)
+
+
+def test_every_block_of_every_pass_stops_by_itself():
+    # Two batches are accumulated: forward, backward, forward, backward in one step.
+    p = Program()
+    one_pass(p, [UP, DOWN], [UP, SOFTMAX])
+    one_pass(p, [UP, DOWN], [UP, SOFTMAX], first=5)
+    graph = p.graph()
+    whole = simulate(graph).makespan_ns
+    checkpointing(graph, layers="b.*", python=False)
+    assert simulate(graph).makespan_ns == whole + 2 * (10 + 10 + 160)
+
+
+def test_copies_of_a_block_stop_too():
+    graph = block_of(UP, GELU, DOWN, ADD)
+    forward = 10 + 20 + 40 + 80
+    add_layers(graph, layers="b.0", count=2)
+    checkpointing(graph, layers="b.*", python=False)
+    assert simulate(graph).makespan_ns == 3 * (forward + 4 * 100 + 10 + 20)
+
+
+def test_a_block_that_saves_nothing_is_not_computed_again():
+    with pytest.raises(NotApplicableError, match=r"of b\.0 no tensor is saved"):
+        checkpointing(block_of(VIEW, ADD), layers="b.*")
+    p = Program()
+    one_pass(p, [VIEW, ADD], [UP, SOFTMAX])
+    graph = p.graph()
+    whole = simulate(graph).makespan_ns
+    checkpointing(graph, layers="b.*", python=False)
+    assert simulate(graph).makespan_ns == whole + 170
+
+
+def test_kernels_go_with_the_calls_that_launch_them():
+    #  stream  |up 100|gelu 50|down 200|down' 400|gelu' 60|up' 300|   again: up 100, gelu 50
+    p = Program()
+    work = (("aten::addmm", "forward", "up", 100, 1), ("aten::gelu", "forward", "gelu", 50, 2),
+            ("aten::addmm", "forward", "down", 200, 3), ("AddmmBackward0", "backward", "down'", 400, 3),
+            ("GeluBackward0", "backward", "gelu'", 60, 2),
+            ("AddmmBackward0", "backward", "up'", 300, 1))  # fmt: skip
+    for name, phase, kernel, ns, number in work:
+        row = len(p.rows)
+        p.op(name, phase, (kernel, ns), layer="b.0")
+        p.rows[row]["sequence"] = number
+    graph = p.graph()
+    begin = 2 + 4  # an operator's own time before its launch, and the launch's latency
+    assert simulate(graph).makespan_ns == begin + 350 + 760
+    checkpointing(graph, layers="b.*", python=False)
+    assert simulate(graph).makespan_ns == begin + 350 + 150 + 760
+    names = graph.select(kind="kernel").name.tolist()
+    assert names == ["up", "gelu", "down", "up", "gelu", "down'", "gelu'", "up'"]
+    assert len(graph.select(kind="kernel").launches()) == 8
+    assert any("the 57% of that work" in note for note in graph.facts.notes)  # 200 of 350

@@ -1,0 +1,154 @@
+"""Compiled code on a CPU: what stays, what becomes a loop, and what it costs beside its calculation."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from daydream.optimizations.compile import compile as compile_
+from recorded import Program
+
+from daydream import Graph, NotApplicableError
+from daydream.costs.compiled_calls import BACKWARD, FORWARD, FUSED_LOOP_NS, LIBRARY_CALL_NS, fused_bodies_ns
+from daydream.costs.compiled_masks import STORE_NS, masks_ns
+from daydream.costs.fusion import bytes_left
+from daydream.costs.scaling import cpu_overheads
+
+ROWS, WIDE = 64, 256  # activations of 64 KB: large enough that an operator on them has a body
+ACTIVATION = [[ROWS, WIDE]]
+PRODUCT = [[WIDE], [ROWS, WIDE], [WIDE, WIDE], [], []]
+PYTHON = 5_000
+
+
+def call(
+    program: Program, name: str, phase: str, ns: int, shapes: object = None, *inner, layer: str = "body"
+):
+    """Record an operator that takes `ns` by itself behind its inner calls, and Python behind it."""
+    with program.range(
+        name,
+        "operator",
+        phase=phase,
+        op=name,
+        shapes=shapes and json.dumps(shapes),
+        dtype="float32",
+        layer=layer,
+    ):
+        for each in inner:
+            call(program, *each, layer=layer)
+            program.now -= PYTHON
+        program.now += ns
+    program.now += PYTHON
+
+
+def perceptron(**columns: str) -> Graph:
+    """A linear layer, two element-wise calls, a view; a loss; their backward pass; an update."""
+    program = Program()
+    call(program, "aten::linear", "forward", 2_000, ACTIVATION,
+         ("aten::t", "forward", 1_000), ("aten::addmm", "forward", 100_000, PRODUCT), **columns)  # fmt: skip
+    call(program, "aten::sigmoid", "forward", 20_000, ACTIVATION, **columns)
+    call(program, "aten::tanh", "forward", 30_000, ACTIVATION, **columns)
+    call(program, "aten::view", "forward", 1_000, ACTIVATION, **columns)
+    call(program, "aten::mse_loss", "loss", 9_000, ACTIVATION * 2, layer="loss")
+    call(program, "MseLossBackward0", "backward", 9_000, None, layer="loss")
+    call(program, "TanhBackward0", "backward", 1_000, None,
+         ("aten::tanh_backward", "backward", 30_000, ACTIVATION * 2), **columns)  # fmt: skip
+    call(program, "AddmmBackward0", "backward", 1_000, None,
+         ("aten::mm", "backward", 100_000, PRODUCT[1:3]), **columns)  # fmt: skip
+    call(program, "torch::autograd::AccumulateGrad", "backward", 3_000, None, **columns)
+    for _ in range(9):
+        call(program, "aten::add_", "optimizer", 4_000, [[8], [8], []], layer=None)
+    return program.graph(vendor="cpu")
+
+
+def test_library_calls_stay_and_what_lies_between_becomes_a_loop():
+    graph = perceptron()
+    loss = graph.select(layer="loss").duration_ns.tolist()
+    compile_(graph)
+    assert graph.select(phase="forward").name.tolist() == [
+        "guards and wrappers", "aten::addmm", "fused loop", "wrappers",
+    ]  # fmt: skip
+    assert graph.select(phase="backward", layer="body").name.tolist() == [
+        "guards and wrappers", "fused loop", "aten::mm", "wrappers", "torch::autograd::AccumulateGrad",
+    ]  # fmt: skip
+    assert graph.select(layer="loss").duration_ns.tolist() == loss
+    assert len(graph.select(phase="optimizer")) == 9
+
+
+def test_python_and_wrapping_operators_go_and_fixed_costs_come():
+    graph = perceptron()
+    compile_(graph)
+    forward = graph.select(phase="forward")
+    assert forward.gap_ns.tolist() == [0, 0, 0, PYTHON]  # what follows the model's call is not compiled
+    assert forward.duration_ns[1] == 100_000 + LIBRARY_CALL_NS
+    for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
+        own = graph.select(phase=phase).where(name="wrappers")
+        assert own.total("duration_ns") == fixed.call_ns + 9 * fixed.parameter_ns  # nine are updated
+
+
+def test_a_loop_has_the_work_of_its_parts_without_their_overheads_and_intermediates():
+    graph = perceptron()
+    parts = graph.select(phase="forward", op=r"sigmoid|tanh")
+    loops = parts.stretches(graph.select(op="mse_loss"))
+    overheads, _ = cpu_overheads(graph, parts)
+    bodies = (parts.duration_ns - overheads).sum()
+    assert bodies > 0
+    # both read and write as much: of four passes two are left
+    assert fused_bodies_ns(graph, loops).tolist() == pytest.approx([bodies * 2 / 4])
+    compile_(graph)
+    (loop,) = graph.select(name="fused loop", phase="forward").duration_ns.tolist()
+    assert loop == pytest.approx(FUSED_LOOP_NS + bodies / 2, abs=1)
+
+
+def test_intermediates_of_a_chain_move_no_bytes():
+    # 10 in, 10 out; 20 in, of which 10 are the intermediate, 10 out: 20 of 50 go. Another chain has one part.
+    left = bytes_left(np.array([0, 0, 1]), np.array([20, 30, 8]), np.array([10, 20, 4]), 3)
+    assert left.tolist() == [1 - 20 / 50, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("behind", "shapes", "stored"),
+    [
+        ("aten::addmm", PRODUCT, False),
+        ("aten::native_layer_norm", [[ROWS, WIDE], [], [WIDE], [WIDE], []], False),
+        ("aten::mean", ACTIVATION, True),
+        (None, None, True),
+    ],
+)
+def test_a_mask_is_stored_where_nothing_keeps_what_a_relu_returns(behind: str | None, shapes, stored: bool):
+    program = Program()
+    call(program, "aten::relu", "forward", 1_000, None, ("aten::clamp_min", "forward", 20_000, ACTIVATION))
+    if behind:
+        call(program, behind, "forward", 50_000, shapes)
+    graph = program.graph(vendor="cpu")
+    tasks = graph.select(phase="forward")
+    added = masks_ns(tasks, tasks.where(within="addmm"))
+    assert added.sum() == pytest.approx(STORE_NS * ROWS * WIDE if stored else 0)
+
+
+def test_a_module_that_calls_a_recurrent_layer_stays_as_it_is():
+    program = Program()
+    call(program, "aten::embedding", "forward", 9_000, [[10, WIDE], [64]], layer="decoder.words")
+    call(program, "aten::lstm", "forward", 90_000, None, layer="decoder.lstm")
+    call(program, "aten::relu", "forward", 20_000, ACTIVATION, layer="encoder.act")
+    call(program, "aten::tanh", "forward", 20_000, ACTIVATION, layer="encoder.act")
+    graph = program.graph(vendor="cpu")
+    compile_(graph)
+    assert graph.select(layer="decoder.*").name.tolist() == ["aten::embedding", "aten::lstm"]
+    assert graph.select(name="fused loop").layer.tolist() == ["encoder.act"]
+
+
+@pytest.mark.parametrize("layer", ["lstm", None])
+def test_nothing_left_to_compile_is_refused(layer: str | None):
+    program = Program()
+    call(program, "aten::lstm", "forward", 90_000, None, layer=layer)
+    call(program, "aten::tanh", "forward", 20_000, ACTIVATION, layer=layer and "act")
+    with pytest.raises(NotApplicableError, match="LSTM, GRU, RNN"):
+        compile_(program.graph(vendor="cpu"))
+
+
+def test_compiled_code_is_not_compiled_again():
+    program = Program()
+    call(program, "CompiledFunction", "forward", 1_000, None, ("aten::mm", "forward", 9_000, PRODUCT[1:3]))
+    with pytest.raises(NotApplicableError, match="compiled code already"):
+        compile_(program.graph(vendor="cpu"))

@@ -1,0 +1,170 @@
+"""What a larger batch or longer sequences leave for the optimizations behind them, worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from daydream.optimizations.batch_size import batch_size
+from daydream.optimizations.gist import gist
+from daydream.optimizations.scale import scale
+from daydream.optimizations.sequence_length import sequence_length
+from daydream.optimizations.vdnn import vdnn
+from recorded import Program
+from test_model_parallel import transformer
+
+from daydream import Graph
+from daydream.costs import work
+from daydream.costs.achieved import copies_ns, link_bandwidth, memory_bandwidth
+from daydream.costs.kernels import floor_ns
+from daydream.costs.pipeline_stages import input_bytes
+from daydream.costs.transformer_blocks import divided_work
+
+MIB = 2**20
+PINNED = "Memcpy HtoD (Pinned -> Device)"
+
+
+def streaming() -> Graph:
+    """An addition of 8 x 262,144 floats, 8 MiB each: 24 MiB moved in 12 x 2**20 ns, 2 B/ns."""
+    p = Program()
+    p.op("aten::linear", "forward", ("gemm", 12 * MIB), shapes=[[8, 16], [32, 16], [32]])
+    p.op("aten::add", "forward", ("add", 12 * MIB), shapes=[[8, 262144], [8, 262144], []])
+    p.op("aten::mm", "backward", ("wgrad", 12 * MIB), shapes=[[32, 8], [8, 16]])
+    p.op("aten::add_", "optimizer", ("update", 12 * MIB), shapes=[[32, 16], [32, 16], []])
+    return p.graph()
+
+
+@pytest.mark.parametrize("edit", [
+    lambda graph: batch_size(graph, factor=4),
+    lambda graph: batch_size(graph, factor=0.5),
+    lambda graph: scale(graph, factor=0.1),
+    lambda graph: graph.select(name="add").remove(),
+])  # fmt: skip
+def test_the_bandwidth_of_a_machine_is_what_was_recorded_whatever_was_edited(edit):
+    graph = streaming()
+    # The most that can be, 5,000 ns, counts as the kernels' fixed cost.
+    rate = 24 * MIB / (12 * MIB - 5_000)
+    edit(graph)
+    assert floor_ns(graph) == 5_000
+    assert memory_bandwidth(graph) == pytest.approx(rate)
+    assert copies_ns(graph, np.array([MIB])) == pytest.approx([5_000 + 2 * MIB / rate])
+
+
+def test_on_a_cpu_too_bandwidth_is_recorded_work_over_recorded_time():
+    #  add_ of 2 x 4 MiB into 4 MiB: 12 MiB in 2 + 2 + 6,000,000 ns
+    p = Program()
+    with p.range(
+        "aten::add_", "operator", phase="backward", op="aten::add_", dtype="float32",
+        shapes="[[8, 131072], [8, 131072], []]",
+    ):  # fmt: skip
+        p.now += 6_000_000
+    with p.range(
+        "aten::linear", "operator", phase="forward", op="aten::linear", dtype="float32",
+        shapes="[[8, 16], [32, 16], [32]]",
+    ):  # fmt: skip
+        p.now += 1_000
+    graph = p.graph()
+    rate = 12 * MIB / 6_000_000
+    assert memory_bandwidth(graph, "cpu") == pytest.approx(rate)
+    batch_size(graph, factor=4)
+    assert memory_bandwidth(graph, "cpu") == pytest.approx(rate)
+
+
+def test_work_after_a_larger_batch_is_that_of_the_larger_batch():
+    graph = streaming()
+    batch_size(graph, factor=4)
+    after = work(graph, graph.select(kind="kernel"))
+    # 32 x 16 weights; the update's work is that of the parameters.
+    assert after.flop.tolist() == [2 * 32 * 16 * 32, 32 * 262144, 2 * 32 * 16 * 32, 32 * 16]
+    moved = [32 * 16 + 32 * 16 + 32 * 32 + 32, 3 * 32 * 262144, 32 * 32 + 32 * 16 + 32 * 16, 3 * 32 * 16]
+    assert after.nbytes.tolist() == [4 * elements for elements in moved]
+    shapes = graph.select(kind="kernel").shapes.tolist()
+    assert shapes[0] == "[[32,16],[32,16],[32]]"
+    assert shapes[2] == "[[32,32],[32,16]]"
+
+
+def test_work_of_unknown_batch_grows_by_the_factor():
+    p = Program()
+    for phase in ("forward", "backward", "optimizer"):
+        p.op("aten::add", phase, ("add", 80_000), shapes=[[1000], [1000]])
+    graph = p.graph()
+    batch_size(graph, factor=3)
+    assert work(graph, graph.select(kind="kernel")).flop.tolist() == [3000, 3000, 1000]
+
+
+def test_work_that_is_repeated_after_it_grew_is_grown():
+    graph = streaming()
+    batch_size(graph, factor=2)
+    copies = graph.select(kind="kernel", phase="forward").group_by("step").repeat(1)
+    assert work(graph, copies.where(kind="kernel", name="gemm")).flop.tolist() == [2 * 16 * 16 * 32]
+
+
+def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
+    p = Program()
+    p.op("aten::copy_", "data", (PINNED, 4 * MIB))
+    p.op("aten::linear", "forward", ("gemm", 1_000), shapes=[[8, 16], [32, 16], [32]])
+    p.op("aten::linear", "backward", ("gemm", 1_000), shapes=[[8, 16], [32, 16], [32]])
+    for row in p.rows:
+        if row["kind"] == "memcpy":
+            row["bytes"] = 8 * MIB
+    graph = p.graph()
+    batch_size(graph, factor=4)
+    copies = graph.select(kind="memcpy")
+    assert (copies.bytes.tolist(), copies.duration_ns.tolist()) == ([32 * MIB], [16 * MIB])
+    assert link_bandwidth(graph) == pytest.approx(2.0)
+
+
+def network() -> Graph:
+    p = Program()
+    for number in range(2):
+        p.op("aten::conv2d", "forward", (f"conv {number}", 50), shapes=[[6, 4, 8, 8], [4, 4, 3, 3], []])
+        p.op("aten::relu", "forward", (f"relu {number}", 50), shapes=[[6, 4, 8, 8]])
+    for number in (1, 0):
+        with p.range("ReluBackward0", "operator", phase="backward"):
+            p.op("aten::threshold_backward", "backward", (f"relu' {number}", 60), shapes=[[6, 4, 8, 8]] * 2)
+        with p.range("ConvolutionBackward0", "operator", phase="backward"):
+            p.op("aten::convolution_backward", "backward", (f"conv' {number}", 60))
+    return p.graph()
+
+
+def test_feature_maps_that_wait_outside_are_those_of_the_larger_batch():
+    graph = network()
+    batch_size(graph, factor=4)
+    vdnn(graph, bandwidth=100.0)
+    # 24 x 4 x 8 x 8 floats; the last layer's input stays.
+    assert graph.select(name="^(offload|prefetch)$").bytes.tolist() == [24 * 4 * 8 * 8 * 4] * 2
+
+
+def test_the_encoded_memory_is_that_of_the_larger_batch():
+    shapes = [[64, 64, 64, 64]]
+    p = Program()
+    p.op("aten::conv2d", "forward", ("conv", 50), shapes=[*shapes, [64, 64, 1, 1], []])
+    p.op("aten::relu", "forward", ("relu", 50), shapes=shapes)
+    with p.range("ReluBackward0", "operator", phase="backward"):
+        p.op("aten::threshold_backward", "backward", ("relu'", 60), shapes=shapes * 2)
+    graph = p.graph()
+    batch_size(graph, factor=2, recorded=64)
+    gist(graph)
+    # 2 x 64**4 floats are 128 MiB, half of which is saved.
+    assert "64 MiB less" in graph.facts.notes[-1]
+
+
+def test_sums_of_divided_layers_are_those_of_the_larger_batch():
+    # 4 tokens of 8 floats become 8, those of the batch of 4.
+    recorded, grown = transformer(), transformer()
+    batch_size(grown, factor=2)
+    assert {one.nbytes for one in divided_work(recorded, 2).sums} == {4 * 8 * 4}
+    assert {one.nbytes for one in divided_work(grown, 2).sums} == {8 * 8 * 4}
+    assert (input_bytes(recorded, "blocks.1"), input_bytes(grown, "blocks.1")) == (4 * 8 * 4, 8 * 8 * 4)
+
+
+def test_longer_sequences_in_a_larger_batch_are_both_there():
+    p = Program()
+    p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 10, 16], [32, 16], [32]])
+    p.op("aten::_softmax", "forward", ("softmax", 80_000), shapes=[[2, 2, 10, 10], [], []])
+    graph = p.graph()
+    sequence_length(graph, length=30)
+    batch_size(graph, factor=2, recorded=2)
+    kernels = graph.select(kind="kernel")
+    assert kernels.shapes.tolist() == ["[[4,30,16],[32,16],[32]]", "[[4,2,30,30],[],[]]"]
+    after = work(graph, kernels)
+    assert after.flop.tolist() == [2 * 4 * 30 * 16 * 32, 5 * 4 * 2 * 30 * 30]

@@ -1,0 +1,90 @@
+"""What is said about the table of a step's time: which step it is of, and where the wait moved."""
+
+from __future__ import annotations
+
+import pytest
+from graph.small_traces import call, launched, op, trace
+
+import daydream
+from daydream.explanation.parts import parts_of_change
+from daydream.report.breakdown import moved_bound, remarks
+from daydream.report.notebook import html
+from daydream.report.terminal import whatif_text
+
+US = 1_000
+
+
+def parts(**by_cause):
+    return {"by_cause": {name.replace("_", " "): US * us for name, us in by_cause.items()}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        # Kernels hid the CPU's work: the step is shorter, and what is left of it is the CPU's.
+        (parts(copies=80, data_loading=20), parts(data_loading=60), "For 40.00 us the step now waits for"),
+        (parts(data_loading=60), parts(copies=80), "For 60.00 us the step now waits for"),
+        # As much as before, less than a tenth of the step, and the work of a step without a device.
+        (parts(copies=80, data_loading=20), parts(copies=40, data_loading=20), ""),
+        (parts(copies=80, data_loading=20), parts(copies=60, data_loading=28), ""),
+        (parts(CPU_operators=80), parts(CPU_operators=60, data_loading=20), ""),
+    ],
+)  # fmt: skip
+def test_a_wait_that_moved_is_told_with_its_time(before, after, said):
+    text = moved_bound(before, after)
+
+    assert text.startswith(said)
+    assert bool(text) == bool(said)
+    assert ("waited for the device" in text) == ("copies" in before["by_cause"] and bool(said))
+
+
+def hidden_behind_the_device(*steps):
+    """Steps whose CPU does 40 us of optimizer behind a kernel that is told for each, and waits for it."""
+    rows, borders, at = [], [0.0], 0.0
+    for number, us in enumerate(steps):
+        rows += launched("k", at, at + 6, at + us, number, phase="forward")
+        rows += [op("Optimizer.step", at + 5, at + 45, op="Optimizer.step", phase="optimizer")]
+        end = max(us, 45.0) + 2
+        rows += [call("cudaDeviceSynchronize", at + 45, at + end, phase="other")]
+        at += end
+        borders.append(at)
+    return trace(rows, steps=tuple(borders))
+
+
+def test_every_report_says_that_hidden_work_shows():
+    replay = daydream.replay(hidden_behind_the_device(98, 98, 98, 98))
+    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.1)
+    text = " ".join(whatif_text(comparison).split())
+    (said,) = remarks(comparison, *parts_of_change(comparison))
+
+    assert "along the critical path of a typical step, us before after change" in text
+    # The optimizer's 40 us, and half a one of the call that finds nothing left to wait for.
+    assert said.startswith("For 40.50 us the step now waits for the CPU where it waited for the device")
+    assert said in text
+    assert said in html(comparison)
+
+
+def test_the_shown_step_is_the_one_nearest_to_the_headline():
+    replay = daydream.replay(hidden_behind_the_device(100, 98, 102, 118, 100))
+    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.9)
+    before, after = replay.settled.step_times(), comparison.after.step_times()
+    shown, same = comparison.shown_steps()
+
+    def apart(step):
+        return abs(before[step] - comparison.replayed_ns) + abs(after[step] - comparison.predicted_ns)
+
+    assert shown == same
+    assert apart(shown) == min(apart(step) for step in comparison.typical_steps())
+    assert comparison.shown_apart() < 0.05
+    assert "No single step" not in whatif_text(comparison)
+
+
+def test_a_step_that_is_far_from_the_headline_is_said_to_be():
+    # Two steps of 88 and 122 us: the headline of 105 us is between them.
+    replay = daydream.replay(hidden_behind_the_device(86, 86, 120))
+    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.9)
+
+    assert comparison.shown_apart() == pytest.approx(17 / 105, abs=0.01)
+    text = " ".join(whatif_text(comparison).split())
+    assert "No single step is near the headline, which is about all of them: step" in text
+    assert "of a step away." in text

@@ -1,0 +1,76 @@
+"""What people see of public traces of different kinds: each command's screen as a file to read.
+
+After a change that is meant, write them again with `DAYDREAM_GOLDEN=write pytest
+tests/report/test_shared_screens.py` and read the difference. `explain` has its own in tests/explain.
+What optimizations predict is left out but for `scale`: it changes with each that gets better.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from shared import shared_replay
+
+import daydream
+from daydream import sensitivity
+from daydream.report.difference import difference_text
+from daydream.report.layout import table
+from daydream.report.overview import Overview
+from daydream.report.overview_text import info_text
+from daydream.report.ranking import curve_rows
+from daydream.report.terminal import replay_text, whatif_text
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "shared"
+TRACES = {
+    "cpu_bound": "kineto/a100_resnet_ddp_rank0of2.json.gz",
+    "gpu_bound": "kineto/v100_recsys_rank1of2_copy_waits.json.gz",
+    "loader": "kineto/v100_resnet50_loader_workers_0.json.gz",
+    "rocm": "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz",
+    "four_ranks": "kineto/v100_dlrm_4_of_8_ranks",
+    "launch_bound": "kineto/h100_bert_small_inference.json.gz",
+    "cpu_only": "odd/cpu_only.json.gz",
+}
+
+
+def info(replay):
+    return info_text(Overview(replay.graph.trace, replay.graph, replay))
+
+
+def whatif(replay):
+    on = "gpu" if Overview(replay.graph.trace, replay.graph, replay).on_device else "cpu"
+    return whatif_text(daydream.whatif(replay, "scale", on=on, factor=0.5))
+
+
+def rank(replay):
+    return "\n".join(table(curve_rows(list(sensitivity.curves(replay))[:10])))
+
+
+def compare(replay):
+    return difference_text(daydream.compare(daydream.whatif(replay, "scale", on="cpu", factor=0.8), replay))
+
+
+SCREENS = {"info": info, "replay": replay_text, "whatif": whatif, "rank": rank, "compare": compare}
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("kind", TRACES)
+def test_the_screen_is_as_reviewed(kind, screen):
+    text = SCREENS[screen](shared_replay(TRACES[kind])) + "\n"
+
+    golden = GOLDEN / f"{kind}_{screen}.txt"
+    if os.environ.get("DAYDREAM_GOLDEN") == "write":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("golden", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_screen_is_plain_and_fits_a_terminal(golden):
+    lines = golden.read_text(encoding="utf-8").splitlines()
+
+    assert "".join(lines).isascii()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 60
+    assert not any(line != line.rstrip() or "None" in line for line in lines)

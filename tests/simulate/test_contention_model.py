@@ -1,0 +1,238 @@
+"""Kernels and transfers that slow each other: by hand, and what holds for any graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graph.random_graphs import graphs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daydream import Graph, simulate
+from daydream.graph.coverage import Coverage, sharing
+from daydream.graph.graph import Lane
+from daydream.simulate.contention import Contention
+
+KERNEL, COLLECTIVE = 1, 4
+
+
+def spans(graph: Graph, kernel=1.0, transfer=1.0, untouched: Graph | None = None) -> dict[str, tuple]:
+    """Return start and end of every task by name; without `untouched`, all durations are those alone."""
+    before = Graph() if untouched is None else untouched
+    timeline = simulate(graph, contention=Contention(before, kernel, transfer))
+    assert timeline.overlaps_settled
+    times = zip(timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True)
+    return dict(zip(timeline.column("name").tolist(), times, strict=True))
+
+
+def beside(kernel_ns: int, transfer_ns: int) -> Graph:
+    """Return a kernel on one stream and a transfer on another, both from 0 on."""
+    graph = Graph()
+    graph.insert("kernel", kind="kernel", lane="stream 7", duration_ns=kernel_ns)
+    graph.insert("transfer", kind="collective", lane="stream 8", duration_ns=transfer_ns)
+    return graph
+
+
+def test_a_kernel_loses_half_of_its_speed_while_a_transfer_runs():
+    #  stream 8  |transfer 50      |
+    #  stream 7  |25 of 100 is done|75 are left   |
+    assert spans(beside(100, 50), 2) == {"kernel": (0, 125), "transfer": (0, 50)}
+    # 100 at half speed would take 200, more than the transfer lasts
+    assert spans(beside(100, 500), 2) == {"kernel": (0, 200), "transfer": (0, 500)}
+
+
+def test_both_are_slowed_while_both_run():
+    # At half speed the transfer takes 100; the kernel has then done 50 of its 100.
+    assert spans(beside(100, 50), 2, 2) == {"kernel": (0, 150), "transfer": (0, 100)}
+    # At a fifth less speed 50 take 62.5 (63); the kernel, at half speed, then has 68.5 left (131.5).
+    assert spans(beside(100, 50), 2, 1.25) == {"kernel": (0, 132), "transfer": (0, 63)}
+
+
+def test_a_transfer_that_begins_within_a_kernel_slows_the_rest_of_it():
+    graph = beside(100, 30)
+    graph.select(name="transfer").set(release_ns=60)
+    # 60 alone, then 30 at a third (10), and 30 alone
+    assert spans(graph, 3) == {"kernel": (0, 120), "transfer": (60, 90)}
+
+
+def test_a_slowed_kernel_delays_what_waits_for_it_also_a_transfer():
+    graph = beside(100, 50)
+    graph.insert("next", kind="kernel", lane="stream 7", duration_ns=10)
+    graph.insert("late", kind="collective", lane="stream 8", duration_ns=40, after=[0])
+    found = spans(graph, 2)
+    assert found["late"] == (125, 165)
+    assert found["next"] == (125, 145)  # beside the second transfer, at half speed
+
+
+def test_two_transfers_at_a_time_slow_a_kernel_like_one():
+    graph = beside(100, 50)
+    graph.insert("other", kind="collective", lane="stream 9", duration_ns=50)
+    assert spans(graph, 2)["kernel"] == (0, 125)
+
+
+def test_a_transfer_on_another_device_or_rank_slows_nothing():
+    for lane in (Lane("there", device=1, on_device=True), Lane("there", rank=1, on_device=True)):
+        graph = Graph()
+        here = graph.add_lane(Lane("here", device=0, on_device=True))
+        there = graph.add_lane(lane)
+        graph.insert("kernel", kind="kernel", lane=here, duration_ns=100)
+        graph.insert("transfer", kind="collective", lane=there, duration_ns=50)
+        assert spans(graph, 2)["kernel"] == (0, 100)
+
+
+def test_a_transfer_that_waits_for_another_rank_slows_nothing_before_it_begins():
+    #  rank 1  |late 60            |
+    #  rank 0  |kernel 100                |     the transfer of 40 begins at 60
+    graph = Graph()
+    lanes = [graph.add_lane(Lane(f"rank {n} stream", rank=n, on_device=True, device=n)) for n in (0, 1)]
+    link = graph.add_lane(Lane("rank 0 stream 8", rank=0, on_device=True, device=0))
+    graph.insert("kernel", kind="kernel", lane=lanes[0], duration_ns=100)
+    graph.insert("late", kind="kernel", lane=lanes[1], duration_ns=60)
+    graph.insert("transfer", kind="collective", lane=link, duration_ns=40, after=[1])
+    # 60 alone, 20 in the 40 of the transfer, 20 alone
+    assert spans(graph, 2) == {"kernel": (0, 120), "late": (0, 60), "transfer": (60, 100)}
+
+
+def test_only_kernels_are_slowed_and_each_by_its_own_factor():
+    graph = beside(100, 1000)
+    graph.insert("copy", kind="memcpy", lane="stream 9", duration_ns=100)
+    graph.insert("call", kind="cpu", lane="thread 1", duration_ns=100)
+    graph.insert("other", kind="kernel", lane="stream 10", duration_ns=100)
+    found = spans(graph, np.array([1.5, 9, 9, 9, 3]))
+    ends = {name: end for name, (_, end) in found.items()}
+    assert ends == {"kernel": 150, "transfer": 1000, "copy": 100, "call": 100, "other": 300}
+
+
+def test_a_recorded_duration_already_holds_its_overlap():
+    before = beside(100, 50)  # 25 of the kernel's work were done in the first 50
+    assert spans(before, 2, untouched=before) == {"kernel": (0, 100), "transfer": (0, 50)}
+    faster = before.copy()
+    faster.select(kind="collective").scale(0.4)  # 10 in the first 20, 65 alone
+    assert spans(faster, 2, untouched=before) == {"kernel": (0, 85), "transfer": (0, 20)}
+    slower = before.copy()
+    slower.select(kind="collective").scale(10)  # 75 at half speed
+    assert spans(slower, 2, untouched=before) == {"kernel": (0, 150), "transfer": (0, 500)}
+    gone = before.copy()
+    gone.select(kind="collective").remove()
+    assert spans(gone, 2, untouched=before) == {"kernel": (0, 75)}
+
+
+def test_an_edited_duration_keeps_the_share_that_was_overlapped():
+    before = beside(100, 100)  # a kernel of 50, at half speed all the time
+    shorter = before.copy()
+    shorter.select(kind="kernel").scale(0.6)
+    assert spans(shorter, 2, untouched=before)["kernel"] == (0, 60)
+    longer = before.copy()
+    longer.select(kind="kernel").scale(3)  # 150 of work, 50 of them while the transfer lasts
+    assert spans(longer, 2, untouched=before)["kernel"] == (0, 200)
+
+
+def test_inserted_transfers_are_sized_by_recorded_ones_which_were_overlapped():
+    before = beside(100, 100)
+    split = before.copy()
+    split.select(kind="collective").remove()
+    split.insert("part", kind="collective", lane="stream 8", duration_ns=100)
+    assert spans(split, 1, 2, untouched=before)["part"] == (0, 100)
+    alone = spans(split, 1, 2)
+    assert alone["part"] == (0, 150)  # the first 100 at half speed
+
+
+def test_coverage_is_the_time_that_any_interval_covers():
+    covered = Coverage(np.array([10, 0, 12, 30, 50]), np.array([20, 5, 15, 40, 50]))
+    assert covered.start_ns.tolist() == [0, 10, 30]
+    assert covered.end_ns.tolist() == [5, 20, 40]
+    at = np.array([-5, 0, 3, 5, 10, 14, 25, 35, 100])
+    assert covered.until(at).tolist() == [0, 0, 3, 5, 5, 9, 15, 20, 25]
+    nothing = Coverage(np.array([], np.int64), np.array([], np.int64))
+    assert nothing.within(at, at + 5).tolist() == [0] * len(at)
+
+
+def test_lanes_of_no_device_carry_the_transfers_of_all():
+    lanes = [
+        Lane("a", device=0, on_device=True), Lane("b", device=1, on_device=True),
+        Lane("link", on_device=True), Lane("pool", device=-1, on_device=True, host=True), Lane("thread"),
+    ]  # fmt: skip
+    (first, one), (second, other) = sharing(lanes)
+    assert np.flatnonzero(one).tolist() == [0, 2]
+    assert np.flatnonzero(other).tolist() == [1, 2]
+    assert first.nonzero()[0].tolist() == [0, 2]
+    assert second.nonzero()[0].tolist() == [1]
+
+
+# laws -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def with_transfers(draw: st.DrawFn) -> Graph:
+    """Return a random program in which some device work is a transfer, with times that can be divided."""
+    graph = draw(graphs(scheduled=False))
+    kernels = np.flatnonzero(graph.columns["kind"] == KERNEL)
+    chosen = draw(st.lists(st.booleans(), min_size=len(kernels), max_size=len(kernels)))
+    graph.columns["kind"][kernels[np.array(chosen, bool)]] = COLLECTIVE
+    for name in ("duration_ns", "gap_ns", "release_ns"):
+        graph.columns[name] *= 100
+    graph.touch()
+    return graph
+
+
+FACTORS = st.sampled_from([1.0, 1.07, 1.25, 2.0, 5.0])
+
+
+def ends(graph: Graph, **how) -> np.ndarray:
+    return simulate(graph, **how).end_ns
+
+
+@given(with_transfers())
+def test_factor_1_changes_nothing(graph):
+    assert (ends(graph, contention=Contention(Graph(), 1.0, 1.0)) == ends(graph)).all()
+
+
+@given(with_transfers(), FACTORS, FACTORS)
+def test_an_untouched_graph_stays_as_it_was(graph, kernel, transfer):
+    assert (ends(graph, contention=Contention(graph, kernel, transfer)) == ends(graph)).all()
+
+
+@given(with_transfers(), FACTORS, FACTORS)
+def test_contention_is_never_faster_than_none_and_no_slower_than_its_factor(graph, kernel, transfer):
+    timeline = simulate(graph, contention=Contention(Graph(), kernel, transfer))
+    assert timeline.overlaps_settled
+    own = graph.columns["duration_ns"][timeline.task]
+    factor = np.where(timeline.column("kind") == "kernel", kernel, transfer)
+    took = timeline.end_ns - timeline.start_ns
+    assert (took >= own).all()
+    assert (took <= np.where(timeline.column("kind") == "cpu", own, own * factor) + 1).all()
+    assert (timeline.end_ns >= simulate(graph).end_ns).all()
+
+
+@given(with_transfers(), FACTORS, FACTORS)
+def test_the_same_graph_gives_the_same_times(graph, kernel, transfer):
+    again = graph.copy()
+    again.touch()
+    first = ends(graph, contention=Contention(Graph(), kernel, transfer))
+    assert (first == ends(again, contention=Contention(Graph(), kernel, transfer))).all()
+
+
+@given(with_transfers(), FACTORS, FACTORS)
+def test_what_was_done_adds_up(graph, kernel, transfer):
+    """A task's work is its time, less what it lost beside its counterparts as they were simulated."""
+    timeline = simulate(graph, contention=Contention(Graph(), kernel, transfer))
+    kinds = timeline.column("kind")
+    for mine, others, factor in (("kernel", "collective", kernel), ("collective", "kernel", transfer)):
+        tasks, beside_them = kinds == mine, kinds == others
+        covered = Coverage(timeline.start_ns[beside_them], timeline.end_ns[beside_them])
+        start, end = timeline.start_ns[tasks], timeline.end_ns[tasks]
+        done = end - start - (1 - 1 / factor) * covered.within(start, end)
+        assert done == pytest.approx(graph.columns["duration_ns"][timeline.task][tasks], abs=1.6)
+
+
+@given(with_transfers(), st.integers(0, 20), FACTORS, FACTORS)
+def test_with_transfers_at_given_times_a_higher_factor_is_never_faster(graph, seed, one, other):
+    """Only then: a transfer that comes later because of it may meet no kernel any more."""
+    transfers = np.flatnonzero(graph.columns["kind"] == COLLECTIVE)
+    graph.select(kind="collective").remove() if len(transfers) else None
+    times = np.random.default_rng(seed).integers(0, 5000, 4)
+    for number, at in enumerate(times.tolist()):
+        graph.insert(f"t{number}", kind="collective", lane=f"link {number}", duration_ns=700, release_ns=at)
+    low, high = sorted((one, other))
+    slow, slower = (ends(graph, contention=Contention(Graph(), factor)) for factor in (low, high))
+    assert (slower >= slow - 1 - len(graph)).all()  # each duration is rounded

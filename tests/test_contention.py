@@ -1,0 +1,155 @@
+"""Contention measured in traces of a machine that has it, and predictions held against that machine.
+
+The machine runs in slices of time (`contention_machine`) and knows nothing of the formulas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from contention_machine import UPDATE, Machine
+
+import daydream
+from daydream import Graph, GraphError
+from daydream.contention import parsed
+from daydream.costs.contention import measured_contention
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+
+
+@cache
+def recorded(machine: Machine) -> daydream.Replay:
+    return daydream.replay(machine.record())
+
+
+@cache
+def run_again(machine: Machine) -> float:
+    return machine.step_us()
+
+
+def gained(machine: Machine, **change) -> float:
+    """Return how many times shorter the machine's steps are after a change."""
+    return run_again(machine) / run_again(replace(machine, **change))
+
+
+def predicted(machine: Machine, network: float, **options) -> float:
+    found = daydream.whatif(recorded(machine), "network", bandwidth_factor=float(network), **options)
+    return found.speedup
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2, 1.8])
+def test_the_factor_of_the_machine_is_measured(factor):
+    found = measured_contention(recorded(Machine(kernel_factor=factor)).graph).kernel
+    assert found is not None
+    assert found.factor == pytest.approx(factor, rel=0.005)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2, 1.5])
+def test_the_factor_is_found_where_kernels_vary(factor):
+    machine = Machine(kernel_factor=factor, noise=0.03, steps=10)
+    found = measured_contention(recorded(machine).graph).kernel
+    assert found is not None
+    assert found.factor == pytest.approx(factor, rel=0.03)
+    assert found.low <= found.factor <= found.high
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.8])
+@pytest.mark.parametrize("network", [0.5, 2, 100])
+def test_another_network_meets_the_machine_run_again(factor, network):
+    machine = Machine(kernel_factor=factor)
+    truth = gained(machine, network=network)
+    assert predicted(machine, network) == pytest.approx(truth, rel=0.001)
+    assert abs(predicted(machine, network, contention="off") - truth) > 0.005  # what this is for
+
+
+@pytest.mark.parametrize("network", [0.5, 2])
+def test_given_factors_of_both_meet_the_machine_run_again(network):
+    machine = Machine(1.5, 1.5)
+    truth = gained(machine, network=network)
+    assert predicted(machine, network, contention=(1.5, 1.5)) == pytest.approx(truth, rel=0.001)
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.4, 1.0), (1.4, 1.2)])
+def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
+    machine, alone = Machine(*factors, spread=0), Machine(*factors, spread=0, every=0)
+
+    def exchange(graph: Graph) -> None:
+        for kernels in graph.select(kind="kernel").group_by("step"):
+            backward = kernels.ids[-machine.layers - 1 : -1]
+            for number, done in enumerate(reversed(backward.tolist())):
+                if number % machine.every == 0:
+                    graph.insert(
+                        "reduce", kind="collective", lane="stream 20", gap_ns=1000,
+                        duration_ns=machine.transfer_us * 1000,
+                        after=[done], before=[kernels.where(name=UPDATE)],
+                    )  # fmt: skip
+
+    found = daydream.whatif(recorded(alone), exchange, contention=factors).predicted_ns / 1000
+    assert found == pytest.approx(run_again(machine), rel=0.005)
+
+
+def test_what_a_prediction_was_made_with_is_said():
+    replay = recorded(Machine(kernel_factor=1.2))
+    found = daydream.whatif(replay, "network", bandwidth_factor=2.0)
+    (note,) = [note for note in found.notes() if "beside" in note]
+    assert note.startswith("Kernels take x1.20 while a transfer runs beside them, measured on ")
+    told = found.to_json()["contention"]
+    assert told["mode"] == "measured"
+    assert told["matrix_factor"] == told["other_factor"] == pytest.approx(1.2, rel=0.005)
+    assert told["transfer_factor"] == 1
+    assert told["evidence"]["kernel"]["places"] >= 10
+    given = daydream.whatif(replay, "network", bandwidth_factor=2.0, contention="1.5,1.25")
+    assert given.contention is not None
+    assert given.contention.note() == (
+        "Kernels take x1.5 while a transfer runs beside them, transfers x1.25 beside kernels, as given."
+    )
+    off = daydream.whatif(replay, "network", bandwidth_factor=2.0, contention="off")
+    assert off.to_json()["contention"]["mode"] == "off"
+
+
+def test_a_prediction_without_transfers_says_nothing_of_contention():
+    found = daydream.whatif(recorded(Machine(every=0)), "scale", on="gpu", factor=0.5)
+    assert found.contention is None
+    assert found.to_json()["contention"] is None
+    assert not [note for note in found.notes() if "ontention" in note or "beside" in note]
+
+
+def test_too_little_to_measure_is_said_and_changes_nothing():
+    machine = Machine(kernel_factor=1.5, spread=0)  # in every step the same kernels run beside transfers
+    found = daydream.whatif(recorded(machine), "network", bandwidth_factor=2.0)
+    assert found.contention is not None
+    assert found.contention.note() == (
+        "Contention is not modelled: too few kernels ran beside a transfer in one step and alone in another; "
+        "--contention F sets a factor."
+    )
+    assert found.speedup == predicted(machine, 2, contention="off")
+
+
+def test_the_last_pass_is_followed_by_another():
+    # Transfers that go on into the next step are slowed by its kernels too: without a pass behind them the
+    # last ones would be faster than all others, and steps would never be found to have settled.
+    replay = daydream.replay(EXAMPLE)
+    how = {"workers": 8, "gradient_mb": 170.0, "bandwidth": 10.0, "contention": (1.3, 1.2)}
+    found = daydream.whatif(replay, "tictac", **how)
+    assert found.after.settled
+    assert found.after.passes <= 5
+
+
+def test_factor_1_is_the_same_as_off():
+    machine = Machine(kernel_factor=1.5)
+    off, one = (
+        daydream.whatif(recorded(machine), "network", bandwidth_factor=0.5, contention=how)
+        for how in ("off", 1.0)
+    )
+    assert (off.timeline.end_ns == one.timeline.end_ns).all()
+
+
+@pytest.mark.parametrize(
+    "option", ["much", "0.9", "1.2,0.5", "1,2,3", "", "nan", 0.0, (1.1, 1.1, 1.1), "inf"]
+)
+def test_what_is_no_contention_is_refused(option):
+    with pytest.raises(GraphError, match="contention is 'measured', 'off', a factor of 1 or more"):
+        parsed(option)

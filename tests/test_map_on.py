@@ -1,0 +1,269 @@
+"""Engines: the same answers in the same order wherever they are found, and errors that say what is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from machine.programs import PROGRAMS
+
+import daydream
+from daydream import TraceError
+from daydream.engines import Engine, engine_of, map_on
+from daydream.errors import DaydreamError
+
+
+def adding(amount):
+    """Return what adds an amount, and says in which process."""
+    print("this is no result")  # noqa: T201 - as an optimization of a user may
+    made = []
+
+    def add(item):
+        made.append(item)
+        return item + amount, os.getpid(), len(made)
+
+    return add
+
+
+def refusing(reason):
+    def refuse(item):
+        if item == 7:
+            raise TraceError(reason)
+        return item
+
+    return refuse
+
+
+def dying(_shared):
+    def die(_item):
+        os._exit(3)
+
+    return die
+
+
+def sleeping(seconds):
+    def sleep(item):
+        if item == 0:
+            raise DaydreamError("the first one fails")
+        time.sleep(seconds)
+
+    return sleep
+
+
+@pytest.fixture(scope="session")
+def scheduler():
+    """The address of a Dask cluster that runs already."""
+    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=2, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+def need_dask():
+    pytest.importorskip("distributed", reason="needs the extra `dask`")
+
+
+def test_this_process_answers_one_after_the_other():
+    found = map_on("local", adding, 100, [1, 2, 3])
+
+    assert found == [(101, os.getpid(), 1), (102, os.getpid(), 2), (103, os.getpid(), 3)]
+
+
+def test_processes_answer_in_the_order_of_the_items(capfd):
+    shares = []
+    found = map_on("processes:2", adding, 100, range(50), progress=shares.append)
+
+    assert [answer for answer, _, _ in found] == [100 + item for item in range(50)]
+    assert os.getpid() not in {process for _, process, _ in found}
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    # Each process makes its state once: it counts the items that it has seen.
+    assert sum(seen == 1 for _, _, seen in found) == len({process for _, process, _ in found})
+    assert capfd.readouterr().out == ""  # what a worker prints is no part of a result
+
+
+def test_dask_answers_in_the_order_of_the_items():
+    need_dask()
+    found = map_on("dask:2", adding, 100, range(50))
+
+    assert [answer for answer, _, _ in found] == [100 + item for item in range(50)]
+    assert len({process for _, process, _ in found} - {os.getpid()}) == 2
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_runs_already_serves_one_question_after_the_other(scheduler):
+    for amount in (100, 200):
+        found = map_on(f"dask:{scheduler}", adding, amount, range(50))
+        assert [answer for answer, _, _ in found] == [amount + item for item in range(50)]
+        assert sum(seen == 1 for _, _, seen in found) == len({process for _, process, _ in found})
+    with pytest.raises(TraceError, match=r"^no such thing$"):
+        map_on(f"dask:{scheduler}", refusing, "no such thing", range(9))
+
+
+@pytest.mark.parametrize("engine", ["local", "processes:2"])
+def test_an_error_of_a_worker_is_raised_as_it_is(engine):
+    with pytest.raises(TraceError, match=r"^no such thing$"):
+        map_on(engine, refusing, "no such thing", range(9))
+
+
+@pytest.mark.slow
+def test_an_error_of_a_dask_worker_is_raised_as_it_is():
+    need_dask()
+    with pytest.raises(TraceError, match=r"^no such thing$"):
+        map_on("dask:2", refusing, "no such thing", range(9))
+    with pytest.raises(DaydreamError, match="a worker process ended"):
+        map_on("dask:1", dying, None, range(2))
+
+
+def test_an_error_ends_the_workers_that_still_work():
+    import multiprocessing
+
+    before = set(multiprocessing.active_children())
+    begin = time.monotonic()
+    with pytest.raises(DaydreamError, match="the first one fails"):
+        map_on("processes:2", sleeping, 60, range(4))
+
+    assert time.monotonic() - begin < 30  # not a minute
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_a_worker_that_dies_is_told():
+    with pytest.raises(DaydreamError, match="a worker process ended before it had answered"):
+        map_on("processes:2", dying, None, range(4))
+
+
+def test_what_cannot_be_sent_is_told():
+    with pytest.raises(DaydreamError, match="cannot be sent to a worker process"):
+        map_on("processes:1", lambda shared: shared, None, [1])
+
+
+def test_nothing_to_do_starts_nothing():
+    assert map_on("processes:2", dying, None, []) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        ("local", Engine("local")),
+        ("processes", Engine("processes")),
+        ("processes:4", Engine("processes", 4)),
+    ],
+)
+def test_engines_by_name(text, engine):
+    assert engine_of(text) == engine
+    assert engine_of(engine) is engine
+
+
+def test_engines_of_dask_by_name():
+    need_dask()
+    assert engine_of("dask:3") == Engine("dask", 3)
+    assert engine_of("dask:tcp://host:8786") == Engine("dask", address="tcp://host:8786")
+    assert engine_of("dask:tcp://host:8786").elsewhere
+    assert not engine_of("dask").elsewhere
+
+
+@pytest.mark.parametrize(
+    "text", ["ray", "local:2", "processes:", "processes:0", "processes:-1", "processes:a", ""]
+)
+def test_engines_that_there_are_not(text):
+    with pytest.raises(DaydreamError, match="engine"):
+        engine_of(text)
+
+
+def test_without_dask_the_engine_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+
+    with pytest.raises(DaydreamError, match=r"pip install 'daydream\[dask\]'"):
+        engine_of("dask:2")
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_not_there_is_told(monkeypatch):
+    need_dask()
+    monkeypatch.setattr("daydream.dask_workers.ANSWER_S", 1)
+
+    with pytest.raises(DaydreamError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 "):
+        map_on("dask:tcp://127.0.0.1:1", adding, 1, [1])
+
+
+@pytest.mark.slow
+def test_a_scheduler_without_workers_is_told():
+    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,
+        pytest.raises(DaydreamError, match="has no workers"),
+    ):
+        map_on(f"dask:{cluster.scheduler_address}", adding, 1, [1])
+
+
+@pytest.mark.slow
+def test_workers_with_another_version_are_told(scheduler, monkeypatch):
+    monkeypatch.setattr("daydream.__version__", "99.0")
+
+    with pytest.raises(DaydreamError, match=r"have daydream .*, this machine has 99\.0; install the same"):
+        map_on(f"dask:{scheduler}", adding, 1, [1])
+
+
+@pytest.mark.slow
+def test_a_sweep_is_the_same_on_a_scheduler_that_runs_already(ranks, scheduler):
+    recorded, values = daydream.load(ranks / "rank0.json"), {"factor": [0.5, 1.0, 0.25], "on": ["cpu", "gpu"]}
+    here = daydream.sweep(recorded, "scale", values)
+    there = daydream.sweep(recorded, "scale", values, engine=f"dask:{scheduler}")
+
+    assert there.to_json() == here.to_json()
+
+
+# Ranks that are read side by side -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    for rank in range(3):
+        PROGRAMS["multi_stream"]().run(steps=6).write(folder / f"rank{rank}.json", 2, 4)
+    return folder
+
+
+def same(one, other):
+    assert one.metadata == other.metadata
+    assert one.texts == other.texts
+    assert set(one.columns) == set(other.columns)
+    assert all((one[name] == other[name]).all() for name in one.columns)
+
+
+def test_ranks_read_by_processes_are_the_same_trace(ranks):
+    same(daydream.load(ranks), daydream.load(ranks, engine="processes:2"))
+    same(daydream.load(ranks, ranks=[5, 3, 8]), daydream.load(ranks, ranks=[5, 3, 8], engine="processes:2"))
+
+
+@pytest.mark.slow
+def test_ranks_read_by_dask_are_the_same_trace(ranks, scheduler):
+    here = daydream.load(ranks)
+
+    same(here, daydream.load(ranks, engine="dask:2"))
+    same(here, daydream.load(ranks, engine=f"dask:{scheduler}"))
+
+
+def test_a_rank_that_cannot_be_read_is_the_same_error(ranks, tmp_path):
+    for path in ranks.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    Path(tmp_path / "rank1.json").write_text('{"traceEvents": [', encoding="utf-8")
+    said = []
+    for engine in ("local", "processes:2"):
+        with pytest.raises(TraceError) as error:
+            daydream.load(tmp_path, engine=engine)
+        said.append(str(error.value))
+
+    assert "rank1.json" in said[0]
+    assert said[0] == said[1]
+
+
+def test_a_file_that_a_worker_elsewhere_does_not_see_is_told(tmp_path):
+    from daydream.collect.importers import _reading
+
+    with pytest.raises(TraceError, match=r"(?s)sees no file .*rank0.json.*a folder that the machines share"):
+        _reading(True)((tmp_path / "rank0.json", "kineto"))

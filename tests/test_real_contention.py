@@ -1,0 +1,81 @@
+"""Contention in public traces of several GPUs: what is measured, and what it changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from shared import shared_replay
+
+import daydream
+from daydream.costs.contention import measured_contention
+
+A100_DDP = "kineto/a100_resnet_ddp_rank0of2.json.gz"
+V100_RECSYS = "kineto/v100_recsys_rank1of2_copy_waits.json.gz"
+MI300X_DDP = "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz"
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [(A100_DDP, 1.15, 1.35), (V100_RECSYS, 1.02, 1.10)])
+def test_kernels_are_slower_in_the_steps_in_which_a_transfer_runs_beside_them(name, least, most):
+    found = measured_contention(shared_replay(name).graph).kernel
+
+    assert found is not None
+    assert least < found.low < found.factor < found.high < most
+    assert found.places > 50
+
+
+@pytest.mark.parametrize("name", [A100_DDP, V100_RECSYS])
+def test_the_same_kernels_alone_in_two_steps_take_equally_long(name):
+    # The same comparison between steps with no transfer in either: what is measured is not the step.
+    graph = shared_replay(name).graph
+    kernels = graph.select(kind="kernel").where(lambda tasks: tasks.row >= 0)
+    start, took = kernels.measured_start_ns, kernels.measured_duration_ns
+    moving = graph.select(kind="collective")
+    begin, end = moving.measured_start_ns, moving.measured_start_ns + moving.measured_duration_ns
+    met = (begin[:, None] < start + took) & (end[:, None] > start)
+    alone = ~met.any(axis=0)
+    first, second = (np.flatnonzero(kernels.step == step) for step in (1, 2))
+    assert len(first) == len(second)  # the same program in both
+    both = alone[first] & alone[second] & (kernels.name[first] == kernels.name[second])
+    both &= took[first] >= 20_000
+    assert both.sum() > 50
+    assert took[second[both]].sum() == pytest.approx(took[first[both]].sum(), rel=0.01)
+
+
+def test_kernels_that_run_beside_a_transfer_in_every_step_show_nothing():
+    found = daydream.whatif(shared_replay(MI300X_DDP), "network", bandwidth_factor=2.0)
+
+    assert found.contention is not None
+    assert found.contention.note().startswith("Contention is not modelled: too few kernels ran beside")
+
+
+def test_without_a_change_of_durations_or_order_nothing_moves():
+    replay = shared_replay(V100_RECSYS)
+
+    def same(graph):
+        graph.select(kind="cpu").first().scale(1.0)
+
+    for how in ("off", (1.5, 1.3)):
+        found = daydream.whatif(replay, same, contention=how)
+        assert found.predicted_ns == found.replayed_ns
+        assert found.after.times == replay.settled.times
+
+
+def test_less_transferring_beside_kernels_makes_them_faster_and_more_slower():
+    replay = shared_replay(V100_RECSYS)
+    for factor, gains in ((10.0, True), (0.5, False)):
+        measured, off = (
+            daydream.whatif(replay, "network", bandwidth_factor=factor, contention=how)
+            for how in ("measured", "off")
+        )
+        assert (measured.speedup > off.speedup) is gains
+        assert measured.speedup == pytest.approx(off.speedup, rel=0.03)
+        assert measured.timeline.overlaps_settled
+
+
+def test_a_gpu_that_the_cpu_no_longer_holds_up_meets_its_transfers():
+    # Launched at once, most of the backward pass runs beside the all-reduces that it feeds.
+    replay = shared_replay(A100_DDP)
+    measured, off = (
+        daydream.whatif(replay, "scale", on="cpu", factor=0.0, contention=how) for how in ("measured", "off")
+    )
+    assert 1.02 * off.predicted_ns < measured.predicted_ns < 1.24 * off.predicted_ns

@@ -1,0 +1,264 @@
+"""Sweeps: every combination once, each as its what-if, refused ones with their reason, on any engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from graph.small_traces import launched, op, trace
+from machine.programs import PROGRAMS
+
+import daydream
+from daydream import DaydreamError, GraphError, OutputError
+from daydream.engines import Engine
+from daydream.scenarios import _check_files
+
+OWN = """
+def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fail: bool = False):
+    \"\"\"Scale a kernel.\"\"\"
+    print("no result")
+    if fail:
+        raise RuntimeError("as asked")
+    graph.select(name=part).scale(factor**times)
+"""
+
+
+#  thread 1  |long 5|short 5|                     a step of 100, of which a synchronization waits for long
+#  stream 7     |long 60    |data ...
+def steps(number=4, long=60):
+    rows = []
+    for n in range(number):
+        at, one = 100 * n, 2 * n + 1
+        rows += launched("long_kernel", at, at + 6, at + 6 + long, one)
+        rows += [op("data", at + 10, at + 100, op="data")]
+    return trace(rows, steps=tuple(100.0 * n for n in range(number + 1)))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recorded") / "step.json.gz"
+    return daydream.load(PROGRAMS["multi_stream"]().run(steps=6).write(path, 2, 5))
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "my_own.py"
+    path.write_text(OWN.format(name="my_own"), encoding="utf-8")
+    return str(path)
+
+
+SCALES = {"factor": [0.5, 1.0, 0.25], "on": ["cpu", "gpu"]}
+
+
+@pytest.fixture(scope="module")
+def found(recorded):
+    return daydream.sweep(recorded, "scale", SCALES)
+
+
+def test_every_combination_is_there_once(found):
+    asked = [tuple(each.options.items()) for each in (*found.scenarios, *found.refused)]
+
+    assert len(found) == len(asked) == len(set(asked)) == 6
+    assert found.varied == SCALES
+    assert {"name", "kind", "layer"} <= set(found.options)
+    assert not {"factor", "on"} & set(found.options)
+
+
+def test_each_scenario_is_the_what_if_with_its_options(recorded, found):
+    before = daydream.replay(recorded)
+
+    for each in found.scenarios:
+        alone = daydream.whatif(before, "scale", **each.options)
+        for figure in ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
+            assert getattr(each, figure) == getattr(alone, figure)
+        assert (each.changed, each.inserted, each.removed) == (alone.changed, alone.inserted, alone.removed)
+        assert list(each.notes) == [note for note in alone.notes() if note not in before.notes]
+    [one] = found.traces
+    assert (one.measured_ns, one.replay_error) == (before.measured_ns, before.error)
+    assert one.replayed_ns == found.scenarios[0].replayed_ns
+
+
+def test_the_shortest_step_comes_first(found):
+    predicted = [each.predicted_ns for each in found.scenarios]
+
+    assert predicted == sorted(predicted)
+    assert len(set(predicted)) > 2
+
+
+def test_what_does_not_apply_is_kept_with_its_reason(found):
+    assert [(each.options["factor"], each.reason) for each in found.refused] == [
+        (1.0, "a factor of 1 leaves every task as it is")
+    ] * 2
+
+
+def test_the_order_of_asking_can_be_kept(recorded):
+    found = daydream.sweep(recorded, "scale", SCALES, sort="order")
+    asked = [(each.options["factor"], each.options["on"]) for each in found.scenarios]
+
+    assert asked == [(0.5, "cpu"), (0.5, "gpu"), (0.25, "cpu"), (0.25, "gpu")]
+
+
+def test_of_several_traces_the_largest_speed_up_comes_first():
+    # Twice as fast, a kernel of 60 us still ends before the step does, which is bound by the CPU.
+    two = {"short": steps(), "slow": steps(long=200)}
+    found = daydream.sweep(two, "scale", {"factor": [0.5, 0.25]}, on="gpu")
+
+    assert [each.trace for each in found.traces] == ["short", "slow"]
+    speedups = [each.speedup for each in found.scenarios]
+    assert speedups == sorted(speedups, reverse=True)
+    assert {each.trace for each in found.scenarios[:2]} == {"slow"}
+    by_step = daydream.sweep(two, "scale", {"factor": [0.5, 0.25]}, on="gpu", sort="step")
+    assert sorted(by_step.scenarios, key=str) == sorted(found.scenarios, key=str)
+
+
+def test_a_trace_that_cannot_be_replayed_takes_nothing_from_the_others():
+    none = trace([op("data", 0, 90)])
+    found = daydream.sweep([steps(), none], "scale", {"factor": [0.5, 0.25]}, on="cpu")
+
+    assert [each.reason is None for each in found.traces] == [True, False]
+    assert len(found.scenarios) == len(found.refused) == 2
+    assert all("no step" in each.reason for each in found.refused)
+    with pytest.raises(GraphError, match="no step"):
+        daydream.sweep(none, "scale", {"factor": [0.5, 0.25]}, on="cpu")
+
+
+def test_one_that_fails_loses_no_other(own):
+    found = daydream.sweep(steps(), own, {"fail": [True, False], "times": [1, 2]})
+
+    assert [each.reason for each in found.refused] == ["my_own.py, line 6: RuntimeError: as asked"] * 2
+    assert len(found.scenarios) == 2
+
+
+def test_several_optimizations_and_options_by_their_qualified_name(recorded):
+    values = {"amp.math_speedup": [2.0, 3.0], "scale.factor": [0.5, 0.9]}
+    found = daydream.sweep(recorded, "amp+scale", values, on="cpu")
+
+    assert found.optimization == "amp+scale"
+    assert list(found.varied) == ["math_speedup", "factor"]
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "said"),
+    [
+        ({}, {}, "several values"),
+        ({"factor": []}, {}, "needs a list of values"),
+        ({"on": "cpu"}, {}, "needs a list of values"),
+        ({"factor": [0.5], "speed": [1]}, {}, "has no option 'speed'"),
+        ({"factor": [0.5, "fast"]}, {}, "must be a number"),
+        ({"factor": [0.5, 0.5]}, {}, "given 0.5 twice"),
+        ({"factor": [0.5]}, {"factor": 2.0}, "given twice"),
+        ({"factor": [0.5]}, {"scale.factor": 2.0}, "given twice"),
+        ({"on": ["cpu", "gpu"]}, {}, "needs --factor"),
+        ({"factor": list(range(1001)), "kind": [str(n) for n in range(1000)]}, {}, "1,001,000 scenarios"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_is_read(values, options, said):
+    with pytest.raises(GraphError, match=said):
+        daydream.sweep("there-is-no-such-file.json", "scale", values, **options)
+
+
+def test_a_value_has_to_be_one_of_the_choices():
+    with pytest.raises(GraphError, match="model must be one of bytes, sum, not 'best'"):
+        daydream.sweep("there-is-no-such-file.json", "fused-adam", {"model": ["sum", "best"]})
+
+
+@pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", id="dask")])
+def test_the_engine_changes_nothing(recorded, own, engine):
+    if engine.startswith("dask"):
+        pytest.importorskip("distributed", reason="needs the extra `dask`")
+    two = {"one": recorded, "other": steps()}
+    values = {"factor": [0.5, 1.0, 0.25, 0.1], "on": ["cpu", "gpu"]}
+    here = daydream.sweep(two, "scale", values)
+
+    assert daydream.sweep(two, "scale", values, engine=engine).to_json() == here.to_json()
+    if engine == "processes:2":  # a file of a user's own goes with the question
+        there = daydream.sweep(two, own, {"times": [1, 2, 3], "fail": [True, False]}, engine=engine)
+        alone = daydream.sweep(two, own, {"times": [1, 2, 3], "fail": [True, False]})
+        assert there.to_json() == alone.to_json()
+        assert len(alone.refused) > 0
+
+
+def test_what_cannot_be_sent_to_workers_is_told(recorded, tmp_path):
+    def nested(graph, *, factor: float = 1.0):
+        graph.select(kind="cpu").scale(factor)
+
+    with pytest.raises(DaydreamError, match="cannot be sent to a worker"):
+        daydream.sweep(recorded, nested, {"factor": [0.5, 2.0]}, engine="processes:1")
+    with pytest.raises(GraphError, match="is a Replay, which is not sent"):
+        daydream.sweep(daydream.replay(recorded), "scale", SCALES, engine="processes:1")
+    described = tmp_path / "lab.toml"
+    described.write_text("", encoding="utf-8")
+    with pytest.raises(DaydreamError, match="is a file of this machine"):
+        _check_files(Engine("dask", address="tcp://host:8786"), [2, str(described)])
+    _check_files(Engine("processes"), [2, str(described)])
+
+
+def test_contention_is_that_of_the_what_if(recorded):
+    values = {"bandwidth_factor": [0.5, 2.0]}
+    slowed = daydream.sweep(recorded, "network", values, contention="2,1.5", sort="order")
+    free = daydream.sweep(recorded, "network", values, contention="off", sort="order")
+
+    before = daydream.replay(recorded)
+    for found, contention in ((slowed, "2,1.5"), (free, "off")):
+        alone = [
+            daydream.whatif(before, "network", contention=contention, bandwidth_factor=f) for f in (0.5, 2.0)
+        ]
+        assert [each.predicted_ns for each in found.scenarios] == [each.predicted_ns for each in alone]
+    assert [each.predicted_ns for each in slowed.scenarios] != [each.predicted_ns for each in free.scenarios]
+    with pytest.raises(GraphError):
+        daydream.sweep("there-is-no-such-file.json", "network", values, contention="much")
+
+
+def test_a_replay_is_used_as_it_is(recorded, found):
+    assert daydream.sweep(daydream.replay(recorded), "scale", SCALES).scenarios[0].predicted_ns == (
+        found.scenarios[0].predicted_ns
+    )
+
+
+def test_it_becomes_a_data_frame(found):
+    pytest.importorskip("pandas")
+    frame = found.to_pandas()
+
+    assert frame.predicted_ns.dropna().tolist() == [each.predicted_ns for each in found.scenarios]
+    assert frame.refused.notna().sum() == len(found.refused) == 2
+    assert set(frame.factor) == {0.5, 1.0, 0.25}
+
+
+@pytest.mark.parametrize("name", ["all.csv", "all.parquet"])
+def test_all_scenarios_are_written_to_a_file(found, tmp_path, name):
+    from pyarrow import csv, parquet
+
+    path = tmp_path / name
+    found.save(path)
+    rows = (csv.read_csv if name.endswith("csv") else parquet.read_table)(path).to_pylist()
+
+    assert [row["predicted_ns"] for row in rows[:4]] == [each.predicted_ns for each in found.scenarios]
+    assert [row["refused"] for row in rows[4:]] == [each.reason for each in found.refused]
+    assert [row["on"] for row in rows] == [row["on"] for row in found.rows()]
+    with pytest.raises(OutputError, match="exists already"):
+        found.save(path)
+    found.save(path, force=True)
+    with pytest.raises(OutputError, match=r"\.csv or \.parquet"):
+        found.save(Path(tmp_path / "all.txt"))
+
+
+def test_an_option_may_have_the_name_of_a_figure(tmp_path):
+    path = tmp_path / "odd.py"
+    path.write_text(
+        "def odd(graph, *, speedup: float = 2.0):\n    graph.select(on='gpu').scale(speedup)\n",
+        encoding="utf-8",
+    )
+    row = daydream.sweep(steps(), str(path), {"speedup": [0.5]}).rows()[0]
+
+    assert row["option speedup"] == 0.5
+    assert row["speedup"] == 1.0
+
+
+def test_it_shows_itself(found):
+    best = found.scenarios[0].speedup
+
+    assert repr(found) == f"<Sweep of scale: 6 scenarios, 2 refused, best {best:.2f}x>"
+    shown = found._repr_html_()
+    assert shown.count("<tr>") == (1 + 4) + (1 + 1)
+    assert "factor=1" in shown

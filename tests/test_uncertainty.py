@@ -1,0 +1,172 @@
+"""The range of a prediction: what each cause adds, and that a change of nothing adds none."""
+
+from __future__ import annotations
+
+from math import hypot, sqrt
+
+import pytest
+from graph.small_traces import call, launched, op, trace
+
+import daydream
+from daydream import Graph, Trace
+from daydream.graph.graph import Facts
+from daydream.touched import Edits, Touched
+from daydream.uncertainty import MODEL_ERROR, OF_THE_MEDIAN, Uncertainty, model_ns, unknown_ns, variation
+
+#  thread 1  |work 60|rest 40|        a step: 100 us, the second 2 longer and the last 2 shorter
+LENGTHS = (100, 102, 100, 98)
+
+
+def steps_of_one_thread() -> Trace:
+    rows, borders = [], [0.0]
+    for length in LENGTHS:
+        at = borders[-1]
+        rows += [op("work", at, at + 60, op="work"), op("rest", at + 60, at + length, op="rest")]
+        borders.append(at + length)
+    return trace(rows, steps=tuple(borders))
+
+
+def steps_behind_a_kernel() -> Trace:
+    #  thread 1  |long 5|short 5|sync ..................... 2|data 32 |     a step: 6 + 60 + 2 + 32 = 100
+    #  stream 7     +6 |k long 60                          |
+    #  stream 8           +6 |k short 40         |                          ends 15 before the other
+    rows = []
+    for n in range(4):
+        at, one, two = 100 * n, 2 * n + 1, 2 * n + 2
+        rows += launched("long_kernel", at, at + 6, at + 66, one)
+        rows += launched("short_kernel", at + 5, at + 11, at + 51, two, stream=8)
+        rows += [call("cudaDeviceSynchronize", at + 10, at + 68), op("data", at + 68, at + 100, op="data")]
+    return trace(rows, steps=tuple(100.0 * n for n in range(5)))
+
+
+def halve(name: str):
+    def change(graph: Graph) -> None:
+        graph.select(name=name).scale(0.5)
+
+    return change
+
+
+# -- the causes ------------------------------------------------------------------------------------
+
+
+def test_more_steps_tell_their_median_better():
+    assert variation([100]) == 0.0
+    assert variation([100, 100, 100]) == 0.0
+    # standard deviation 10 about 100, times Student's t of 4 degrees of freedom
+    assert variation([90, 90, 100, 110, 110]) == pytest.approx(2.132 * OF_THE_MEDIAN * 0.1 / sqrt(5))
+    assert variation([90, 110] * 20) < variation([90, 110] * 4) < variation([90, 110])
+
+
+def test_the_normal_quantile_follows_upon_the_table_of_few_steps():
+    ten, eleven = (variation([90, 110] * 5 + [100] * extra) for extra in (0, 1))
+    assert 0.9 < eleven / ten < 1.0
+
+
+def test_errors_of_several_sorts_add_as_independent_ones_do():
+    assert model_ns(Touched(), MODEL_ERROR) == 0.0
+    assert model_ns(Touched(copied=30.0, waits=10.0, kernels=5.0), {
+        "moved": 0.4, "copied": 0.1, "computed": 9.0, "kernels": 0.0, "transfers": 9.0,
+    }) == hypot(4.0, 3.0)  # fmt: skip
+
+
+def test_what_has_no_known_cause_carries_a_step_no_further_than_the_change_moves_it():
+    facts = Facts(unexplained_ns=150, untraced_ns=50)  # of 1,000 recorded: a fifth
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=80.0)) == 20.0
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=5.0)) == 5.0
+    assert unknown_ns(facts, 1_000, 100, Touched()) == 0.0
+
+
+def test_unresolved_waits_count_with_their_part_of_all_waits():
+    facts = Facts(event_waits={"recorded": 1, "inferred": 2, "unresolved": 1})
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=40.0)) == 10.0
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=400.0)) == 25.0  # no more than the step itself
+
+
+def test_causes_are_said_in_order_of_their_weight():
+    found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1)
+    assert found.words(1_000) == "models of the change 5.0%, steps that vary 1.0%"
+    assert found.total_ns == pytest.approx(hypot(10, 50, 0.1))
+    assert found.to_json() == {"variation": 10, "replay": 0, "model": 50, "unknown": 0}
+
+
+# -- what a change touches ---------------------------------------------------------------------------
+
+
+def test_touched_time_is_told_apart_by_how_it_came_about():
+    def change(graph: Graph) -> None:
+        graph.select(name="^rest").remove()
+        work = graph.select(name="^work").group_by("step").repeat(1)
+        work.scale(0.5)
+        graph.select(name="^work").first().set(duration_ns=10_000)
+
+    replay = daydream.replay(steps_of_one_thread())
+    found = daydream.whatif(replay, change).touched
+    # The first step does not count: it has no predecessor. The others lose 42, 40, 38 and repeat 60 at half.
+    assert found == Touched(moved=40_000.0, copied=30_000.0)
+
+
+def test_times_that_are_set_and_tasks_that_are_inserted_are_a_models():
+    def change(graph: Graph) -> None:
+        graph.select(name="^work").set(duration_ns=50_000)
+        graph.insert_after(graph.select(name="^rest"), "more", duration_ns=7_000)
+        graph.insert_after(
+            graph.select(name="^rest"), "send", kind="collective", lane="link", duration_ns=3_000
+        )
+
+    found = daydream.whatif(daydream.replay(steps_of_one_thread()), change).touched
+    assert found.computed == 57_000.0
+    assert found.transfers == 3_000.0
+    assert (found.moved, found.copied, found.kernels) == (0.0, 0.0, 0.0)
+
+
+def test_a_step_that_changes_by_more_than_is_touched_waits_for_less():
+    graph = Graph()
+    assert Edits(graph, graph.copy()).touched(-30) == Touched(waits=30.0)
+
+
+# -- the range of a prediction -----------------------------------------------------------------------
+
+
+def test_a_change_of_nothing_has_only_what_the_recording_and_its_replay_leave_open():
+    comparison = daydream.whatif(daydream.replay(steps_of_one_thread()), lambda g: g.select().scale(1.0))
+    found = comparison.uncertainty
+    steps = [step.measured_ns for step in comparison.replay.steps]
+    assert (found.model, found.unknown, found.replay) == (0.0, 0.0, 0.0)
+    assert found.total_ns == found.variation == variation(steps) * comparison.predicted_ns > 0
+
+
+def test_half_of_a_tasks_time_may_be_off_by_its_sorts_error():
+    comparison = daydream.whatif(daydream.replay(steps_of_one_thread()), halve("^work"))
+    assert comparison.predicted_ns == 70_000
+    assert comparison.uncertainty.model == pytest.approx(MODEL_ERROR["moved"] * 30_000, abs=1)
+    width = comparison.uncertainty.total_ns
+    assert comparison.predicted_low_ns == round(70_000 - width)
+    assert comparison.predicted_high_ns == round(70_000 + width)
+
+
+def test_removed_work_is_missed_where_it_was():
+    comparison = daydream.whatif(
+        daydream.replay(steps_of_one_thread()), lambda graph: graph.select(name="^rest").remove()
+    )
+    assert comparison.predicted_ns == 60_000
+    # A completion sees what is missed before it: of these steps 40, 42 and 40 us.
+    assert comparison.uncertainty.model == pytest.approx(
+        MODEL_ERROR["moved"] * (40 + 42 + 40) / 3 * 1e3, abs=1
+    )
+
+
+def test_what_stays_hidden_does_not_widen_the_range():
+    replay = daydream.replay(steps_behind_a_kernel())
+    hidden, decides = (daydream.whatif(replay, halve(name)) for name in ("^short_kernel", "^data"))
+    assert hidden.touched == Touched(kernels=20_000.0)
+    assert hidden.uncertainty.model == 0.0
+    assert decides.touched.moved == 16_000.0
+    assert decides.uncertainty.model == pytest.approx(MODEL_ERROR["moved"] * 16_000, abs=1)
+
+
+def test_a_step_of_nothing_has_a_range_in_time_all_the_same():
+    comparison = daydream.whatif(
+        daydream.replay(steps_of_one_thread()), lambda g: g.select().scale(0, gaps=True)
+    )
+    assert (comparison.predicted_ns, comparison.predicted_low_ns) == (0, 0)
+    assert comparison.predicted_high_ns > 0

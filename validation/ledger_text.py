@@ -1,0 +1,63 @@
+"""What the page says about the ledger's figures: what falls short, what a range is, what was fitted."""
+
+FALLS_SHORT = """
+### What falls short, and why
+
+- **GPT-64** has a step of 5 ms, 3,000 operators of a few us. Recorded again at other sizes on the same kind of
+  machine, before and after were compared operator by operator. *Layers 4 to 2* saves more than half of the
+  layers' time. Parameters, gradients and moments of four layers are 3.4 MB, of two 1.7 MB, and a core's cache
+  is 1 MB: the larger of Adam's operators take 20 % to 35 % less with two layers, products with the weights 10 % to
+  20 %. A trace does not tell the size of caches, nor what an operator would take from another one. *Batch x 2 and x 1/2* are both predicted to take
+  longer, as are most changes of this model: its unchanged steps ran slower in these processes than models of
+  the same sizes in others, where batch 1, 2, 4 and 8 took 0.92, 1, 1.20 and 1.57.
+- **Fused Adam on the MLP and GPT-64**: on GPT-64 the fused step took 0.76 ms with the profiler, predicted were 0.79;
+  without it 0.59, predicted 0.78. Python's time over the tensors is a constant (daydream/costs/optimizers.py) that is
+  too long for a step without a profiler; measured again it varied by half between runs, so it was left as it is.
+- **LSTM, batch x 2**: recurrent operators are 40 % of the step. Their overhead for each time step is what they take
+  beyond the best rate of the trace's products, and the trace holds small ones only.
+- **BERT, MI300X to H100**: 0.3 ms of small kernels, predicted to take longer where they took less. How much of it is
+  the fixed cost of kernels and how much other libraries' kernels was not told apart.
+- **Particles**: batch and length change both, as events are padded to the longest of a batch. Products are predicted to take
+  1.8 times as long as they do, as the library picks larger tiles for them. The way back cannot be asked, as the
+  model has heads and features of 128, too. [costs.md](costs.md) has single kernels, both ways.
+- **Loader workers**: the range has no part for an assumption of the change itself, that loading is hidden.
+- No pair of a GPU's training steps was measured yet (validation/README.md says how to add them).
+"""
+
+RANGES = """Every prediction prints the range that should hold in nine cases of ten. Its half-width is the root of the sum of four
+squares (daydream/uncertainty.py): how well the median of the recorded steps is known; the replay error; the
+models' part; and what has no known cause (delays, device work that was not recorded, waits that could
+not be resolved), at most as much as the change moves. For the models' part the change is simulated once more with all
+time that it touches longer by the error of its sort, so that what stays hidden does not count. A change of nothing
+has the first two only.
+
+The errors are of touched time: *moved* is removed, or CPU time multiplied by a factor; *copied* is recorded work that
+is done again; *computed* is CPU time that a cost model gave; of *kernels* and *transfers* it is what a model gave and
+what a factor changes. The first three mix in the pairs of a CPU: of all errors that hold 90 % of them those with the
+narrowest ranges are taken. The other two are the 90 % quantile of what their pairs need. Each row below is fitted
+without the model that it judges. `scale` asks for a factor that nobody predicted; its range is the same.
+"""
+
+FITTED = """
+## Which numbers were fitted, and on what
+
+No number in daydream is fitted to the pair it is judged by, with the exceptions named here.
+
+| number | from | judged by |
+|---|---|---|
+| errors of the range (daydream/uncertainty.py) | all pairs of this page | above: without the model that is judged |
+| overhead of CPU operators, rates, bandwidth | the trace that a prediction starts from | every pair |
+| slowest element-wise functions 8 GB/s, three moves of a packed operand (daydream/costs/scaling.py) | single operators in a loop; that they are needed at all was seen on GPT-64's batch pairs | the other models' batch pairs are no part of it, GPT-64's are no blind test |
+| autograd's walks (optimizations `add-layers`, `remove-layers`) | the trace's own gaps, by numbers of nodes; the rule was found on GPT-64's layer pairs | GPT-256's layer pairs |
+| Python of a fused optimizer's step (daydream/costs/optimizers.py) | steps of 4 to 200 small tensors | every fused pair |
+| compiled calls (daydream/costs/compiled_calls.py) | 1 to 40 modules of 8 elements, products of 8 x 8 | every compile pair |
+| cost of a profiler's events (daydream/collect/profiler_cost.py) | small programs, measured when a trace is recorded | every CPU pair |
+| peaks of GPUs, parts of them that benchmarks sustain (daydream/costs/devices.py) | published figures | cross-device pairs |
+| blocks, threads and registers of a GPU's unit, bytes a thread moves without a loop (daydream/costs/occupancy.py) | published tables, CUTLASS, torch's kernels | the particles' pair; the rules were written with it in view, so it is no blind test |
+| what matrix units keep of a kernel's share of the peak (daydream/costs/roofline.py) | products of `h100_qwen_0.5b_inference`, one side of a pair | the other two models; Qwen's pair is no blind test |
+| 1,022 launches in a queue, launch latencies where a trace shows none | public traces | replays; no pair depends on it |
+
+The emulated link of `ddp_link` has the bandwidth that the prediction is told: nothing is fitted there. The models were
+written with the CPU and public pairs in sight, so rules were kept or dropped by how they did on all of them; a new
+device's pairs are the first blind test.
+"""

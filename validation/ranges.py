@@ -1,0 +1,176 @@
+"""How far predictions miss for the time they touch, by sort: what a range is made of, and whether it holds.
+
+    python validation/ranges.py --traces ../shared/traces      the errors to keep in daydream/uncertainty.py
+
+A pair is one change in one recording, predicted from the trace before it. `fit` gives for each sort
+of touched time the error that holds 90 % of the pairs. `held_out` fits without one model and judges that
+model's pairs, each model in turn: no pair is judged by an error that it helped to fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from daydream.comparison import Comparison
+from daydream.uncertainty import MODEL_ERROR, model_ns
+
+LEVEL = 0.9
+LEAST_SHARE = 0.005  # of the predicted step
+MIXED = ("moved", "copied", "computed")  # a change on a CPU touches several of these
+STEPS = np.arange(0.0, 1.001, 0.02)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prediction and what came of it, as shares of the predicted time.
+
+    `error` is measured less predicted, `touched` the touched time by sort, `other` the range's
+    half-width without the models' part.
+    """
+
+    group: str
+    model: str
+    error: float
+    touched: Mapping[str, float]
+    other: float
+
+    @property
+    def sort(self) -> str:
+        """The sort that most of the touched time is of."""
+        return max(self.touched, key=lambda sort: self.touched[sort])
+
+    def width(self, errors: Mapping[str, float]) -> float:
+        """Return the half-width of the range with these errors of the models."""
+        return hypot(self.other, *(errors[sort] * share for sort, share in self.touched.items()))
+
+    def holds(self, errors: Mapping[str, float]) -> bool:
+        """Tell whether what was measured lies within."""
+        return abs(self.error) <= self.width(errors)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One model's pairs, judged by errors that were fitted on the pairs of all others."""
+
+    model: str
+    errors: Mapping[str, float]
+    inside: list[bool]
+    widths: list[float]
+
+
+def of_comparison(group: str, model: str, comparison: Comparison, measured: float) -> Pair:
+    """Return the pair of a comparison; `measured` is the ratio of the step after to the step before."""
+    predicted = comparison.predicted_ns
+    found = comparison.uncertainty
+    plain = model_ns(comparison.touched)
+    exposed = found.model / plain if plain else 0.0  # the rest is hidden behind other work
+    return Pair(
+        group,
+        model,
+        measured * comparison.replayed_ns / predicted - 1,
+        {sort: exposed * ns / predicted for sort, ns in comparison.touched.by_sort().items()},
+        hypot(found.variation, found.replay, found.unknown) / predicted,
+    )
+
+
+def fit(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Return the error of each sort; that of one which no pair shows is the largest of the others.
+
+    Sorts that changes on a CPU mix are fitted together: of all errors that hold 90 % of the pairs those whose
+    ranges are the narrowest on average. The others are alone in their pairs, and are the 90 % quantile of
+    what the pairs need. None is less than the median miss over the touched time: recordings that vary
+    much hold all that was measured without it. Pairs whose touched time is hidden tell nothing.
+    """
+    pairs = [pair for pair in pairs if pair.touched[pair.sort] >= LEAST_SHARE]
+    errors = dict.fromkeys(MODEL_ERROR, 0.0)
+    for sort in dict.fromkeys(pair.sort for pair in pairs if pair.sort not in MIXED):
+        mine = [pair for pair in pairs if pair.sort == sort]
+        needed = [max(pair.error**2 - pair.other**2, 0.0) ** 0.5 / pair.touched[sort] for pair in mine]
+        errors[sort] = max(float(np.quantile(needed, LEVEL)), _usual_miss(mine, sort))
+    mixed = [pair for pair in pairs if pair.sort in MIXED]
+    shown = {pair.sort for pair in pairs}
+    if mixed:
+        errors.update(_narrowest(mixed, [sort for sort in MIXED if sort in shown]))
+    return {sort: errors[sort] if sort in shown else max(errors.values()) for sort in errors}
+
+
+def _usual_miss(pairs: Sequence[Pair], sort: str) -> float:
+    return median(abs(pair.error) / pair.touched[sort] for pair in pairs)
+
+
+def _narrowest(pairs: Sequence[Pair], sorts: Sequence[str]) -> dict[str, float]:
+    """Return the errors with which the ranges are narrowest on average and hold 90 % of the pairs."""
+    missed = np.array([pair.error for pair in pairs]) ** 2
+    other = np.array([pair.other for pair in pairs]) ** 2
+    touched = np.array([[pair.touched[sort] for sort in sorts] for pair in pairs]) ** 2
+    least = [_usual_miss([pair for pair in pairs if pair.sort == sort], sort) for sort in sorts]
+    grids = [np.unique(np.append(STEPS[start < STEPS], start)) for start in least]
+    choices = np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1).reshape(-1, len(sorts))
+    squares = other + choices**2 @ touched.T
+    holds = (squares >= missed).mean(axis=1) >= LEVEL
+    width = np.where(holds, np.sqrt(squares).mean(axis=1), np.inf)
+    best = choices[int(np.argmin(width))] if holds.any() else choices[-1]
+    return dict(zip(sorts, best.tolist(), strict=True))
+
+
+def held_out(pairs: Sequence[Pair]) -> Iterator[HeldOut]:
+    """Yield every model, judged without it."""
+    for model in dict.fromkeys(pair.model for pair in pairs):
+        errors = fit([pair for pair in pairs if pair.model != model])
+        mine = [pair for pair in pairs if pair.model == model]
+        yield HeldOut(
+            model, errors, [pair.holds(errors) for pair in mine], [pair.width(errors) for pair in mine]
+        )
+
+
+def table(pairs: Sequence[Pair]) -> Iterator[str]:
+    """Yield the section of the page: errors and coverage with each model left out, then those that ship."""
+    yield "| left out | " + " | ".join(MODEL_ERROR) + " | its pairs inside | median half-width |"
+    yield "|---|" + "---:|" * (len(MODEL_ERROR) + 2)
+    inside: list[bool] = []
+    for one in held_out(pairs):
+        inside += one.inside
+        yield _row(one.model, one.errors, one.inside, one.widths)
+    shipped = [pair.holds(MODEL_ERROR) for pair in pairs]
+    yield _row("none: as shipped", MODEL_ERROR, shipped, [pair.width(MODEL_ERROR) for pair in pairs])
+    yield ""
+    yield (
+        f"With each model left out in turn the range holds in {sum(inside)} of {len(inside)} pairs "
+        f"({sum(inside) / len(inside):.0%}). By source, as shipped:"
+    )
+    yield ""
+    yield "| source | pairs inside | median half-width |"
+    yield "|---|---:|---:|"
+    for group in dict.fromkeys(pair.group for pair in pairs):
+        mine = [pair for pair in pairs if pair.group == group]
+        holds, width = [pair.holds(MODEL_ERROR) for pair in mine], [pair.width(MODEL_ERROR) for pair in mine]
+        yield f"| {group} | {sum(holds)} of {len(holds)} | {median(width):.1%} |"
+
+
+def _row(name: str, errors: Mapping[str, float], inside: Sequence[bool], widths: Sequence[float]) -> str:
+    figures = " | ".join(f"{errors[sort]:.1%}" for sort in MODEL_ERROR)
+    return f"| {name} | {figures} | {sum(inside)} of {len(inside)} | {median(widths):.1%} |"
+
+
+def main() -> None:
+    """Print the errors fitted on all pairs."""
+    import ledger
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=Path, help="folder with kineto/ of public traces")
+    options = parser.parse_args()
+    pairs = ledger.predicted(options.traces).pairs()
+    for sort, error in fit(pairs).items():
+        print(f"{sort:10} {error:.3f}")
+    print(*table(pairs), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
