@@ -47,8 +47,9 @@ def _rank(
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
         ranking = rank(
-            daydream.replay(recording, table=table), pairs=pairs, with_curves=not no_curves, progress=progress
-        )
+            daydream.replay(recording, table=table), pairs=pairs, with_curves=not no_curves,
+            with_ranges=as_json, progress=progress,
+        )  # fmt: skip
     if as_json:
         print_json({"trace": trace, **ranking.to_json()})
         return

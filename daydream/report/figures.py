@@ -11,7 +11,7 @@ from daydream.comparison import Comparison
 from daydream.difference import Difference
 from daydream.errors import DaydreamError
 from daydream.explanation.parts import parts_of_change
-from daydream.ranking import Ranking
+from daydream.ranking import Ranked, Ranking
 from daydream.report.breakdown import sections
 from daydream.report.difference import columns_of
 from daydream.report.layout import printable, shortened
@@ -87,6 +87,11 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
     return draw_step(_figure(11, 5), timeline, step, copy)
 
 
+def _known(end_ns: int | None, ranked: Ranked) -> int:
+    """Return an end of a range, or the prediction itself where no range was asked for."""
+    return ranked.predicted_ns if end_ns is None else end_ns
+
+
 @_draw.register
 def _ranking(ranking: Ranking) -> Any:
     figure = _figure(12, 5)
@@ -95,8 +100,8 @@ def _ranking(ranking: Ranking) -> Any:
     shown = shown[:MOST_BARS][::-1]
     unit, size = _unit(ranking.replayed_ns)
     error = [
-        [max((each.predicted_ns - each.predicted_low_ns) / size, 0) for each in shown],
-        [max((each.predicted_high_ns - each.predicted_ns) / size, 0) for each in shown],
+        [max((each.predicted_ns - _known(each.predicted_low_ns, each)) / size, 0) for each in shown],
+        [max((_known(each.predicted_high_ns, each) - each.predicted_ns) / size, 0) for each in shown],
     ]
     names = [_name(each.name) for each in shown]
     left.barh(names, [each.predicted_ns / size for each in shown], xerr=error, color=AFTER, ecolor="0.25")
