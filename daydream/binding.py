@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison
+    from daydream.simulate.steady import Settled
 
 BOUND_BY = {  # what stands on the chain of causes, in a word
     "kernel": "GPU",
@@ -25,14 +26,18 @@ UNMOVED = 0.002  # of the step: less is shown as 1.00x
 WORDS = {"GPU": "the GPU", "CPU": "the CPU"}
 
 
+def waited_for_ns(settled: Settled, step: int) -> dict[str, int]:
+    """Return what a settled step waits for, in ns, by the chain of causes behind it."""
+    parts: dict[str, int] = {}
+    for cause, ns in settled.timeline.breakdown(settled.copy, step)["by_cause"].items():
+        what = BOUND_BY.get(cause, "other causes")
+        parts[what] = parts.get(what, 0) + ns
+    return parts
+
+
 def bound_by(comparison: Comparison) -> tuple[str, float]:
     """Return what most of a typical step waits for, and its share, from the chain of causes behind it."""
-    after = comparison.after
-    _, step = comparison.shown_steps()
-    shares: dict[str, int] = {}
-    for cause, ns in after.timeline.breakdown(after.copy, step)["by_cause"].items():
-        what = BOUND_BY.get(cause, "other causes")
-        shares[what] = shares.get(what, 0) + ns
+    shares = waited_for_ns(comparison.after, comparison.shown_steps()[1])
     total = sum(shares.values())
     if total <= 0:
         return "nothing", 0.0
@@ -44,7 +49,7 @@ def why_unmoved(comparison: Comparison) -> str | None:
     """Return what the step waits for instead, in a sentence, where the change leaves its time as it was."""
     if abs(comparison.predicted_ns - comparison.replayed_ns) > UNMOVED * comparison.replayed_ns:
         return None
-    what, share = bound_by(comparison)
+    what, share = comparison.bound
     return (
         f"The step's time does not move with this change: it waits for {WORDS.get(what, what)} ({share:.0%})."
     )

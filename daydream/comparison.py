@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.binding import why_unmoved
+from daydream.binding import bound_by, why_unmoved
 from daydream.contention import MEASURED, Choice, choose
 from daydream.contention import Option as ContentionOption
 from daydream.errors import GraphError, NotApplicableError
@@ -110,6 +110,11 @@ class Comparison(Drawn):
     def touched(self) -> Touched:
         """What the change touches of a step."""
         return self.edits.touched(self.predicted_ns - self.replayed_ns)
+
+    @cached_property
+    def bound(self) -> tuple[str, float]:
+        """What most of the predicted step waits for (GPU, CPU, copies, communication), and its share."""
+        return bound_by(self)
 
     @cached_property
     def uncertainty(self) -> Uncertainty:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from daydream.binding import bound_by
 from daydream.comparison import Comparison, compare
 from daydream.errors import DaydreamError
 from daydream.graph.graph import Graph
@@ -202,7 +201,7 @@ def rank(
     together.sort(key=lambda ranked: (ranked.predicted_ns, ranked.name))
     say("drawing curves", -1.0)
     now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
-    bound, share = bound_by(now)
+    bound, share = now.bound
     return Ranking(
         replay=before,
         replayed_ns=now.replayed_ns,
@@ -302,7 +301,7 @@ def _predicted(
 
 
 def _ranked(parsed: Sequence[Optimization], comparison: Comparison, *, with_ranges: bool) -> Ranked:
-    bound, share = bound_by(comparison)
+    bound, share = comparison.bound
     known = set(comparison.replay.notes)
     needs = [NEEDS[each.stage] for each in parsed if each.stage in NEEDS]
     return Ranked(

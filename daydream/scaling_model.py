@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.binding import BOUND_BY
+from daydream.binding import waited_for_ns
 from daydream.comparison import Comparison, compare
 from daydream.contention import MEASURED, Choice, Option
 from daydream.costs.networks import Network, network_of
@@ -239,12 +239,8 @@ def _transfers_ns(graph: Graph, transfers: np.ndarray) -> int:
 def _own_parts(after: Comparison) -> dict[str, float]:
     """Return what a typical step of one worker waits for, in ns, by the chain of causes behind it."""
     settled = after.after
-    step, _ = settled.typical()
-    parts: dict[str, float] = {}
-    for cause, ns in settled.timeline.breakdown(settled.copy, step)["by_cause"].items():
-        what = BOUND_BY.get(cause, "other causes")
-        parts[what] = parts.get(what, 0) + ns
-    return parts or {"nothing": 0}
+    parts = waited_for_ns(settled, settled.typical()[0])
+    return dict(parts) if parts else {"nothing": 0}
 
 
 def _most(parts: dict[str, float]) -> str:

@@ -7,9 +7,8 @@ from typing import Literal
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.buckets import MIB, gradients_of
-from daydream.costs.first_uses import first_uses
-from daydream.costs.parameter_servers import places, update_where, wait_for_parameters
+from daydream.costs.buckets import MIB
+from daydream.costs.parameter_servers import to_exchange, update_where, wait_for_parameters
 from daydream.transforms import stages
 from daydream.wording import counted
 
@@ -47,17 +46,11 @@ def p3(
     al., 2019); 1.25 GB/s are 10 Gbit/s; 14 us is what NCCL reckons with for a step over a network. Not
     modelled: copies to and from the CPU's memory, the servers' own time.
     """
-    if workers < 1 or servers < 0 or min(bandwidth, slice_mb) <= 0 or latency_us < 0:
-        raise GraphError(
-            "workers must be 1 or more, servers and latency_us 0 or more, bandwidth and slice_mb above 0"
-        )
-    if workers == 1:
-        graph.does_not_apply("one worker has no gradients to exchange")
-    if len(graph.select(kind="collective")):
-        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
-    gradients = gradients_of(graph, gradient_mb)
-    users = first_uses(graph, gradients)
-    place = places(graph, gradients.step_and_rank, users.ids)
+    if slice_mb <= 0:
+        raise GraphError(f"slice_mb must be above 0, not {slice_mb:g}")
+    gradients, users, place = to_exchange(
+        graph, gradient_mb, workers=workers, servers=servers, bandwidth=bandwidth, latency_us=latency_us
+    )
     slices = np.maximum(np.ceil(gradients.nbytes / (slice_mb * MIB)), 1)
     if slices.sum() > MOST_SLICES:
         raise GraphError(

@@ -7,10 +7,9 @@ from typing import Literal
 import numpy as np
 from daydream.optimizations.p3 import PULL, PULLED, PUSH
 
-from daydream import Graph, GraphError
-from daydream.costs.buckets import MIB, gradients_of
-from daydream.costs.first_uses import first_uses
-from daydream.costs.parameter_servers import places, update_where, wait_for_parameters
+from daydream import Graph
+from daydream.costs.buckets import MIB
+from daydream.costs.parameter_servers import to_exchange, update_where, wait_for_parameters
 from daydream.transforms import stages
 from daydream.wording import counted
 
@@ -38,18 +37,9 @@ def tictac(
     is a chain.
     Not modelled: copies to and from the CPU's memory, the servers' own time.
     """
-    if workers < 1 or servers < 0 or bandwidth <= 0 or latency_us < 0:
-        raise GraphError(
-            "workers must be 1 or more, servers and latency_us 0 or more, bandwidth above 0, "
-            f"not {workers}, {servers}, {latency_us:g} and {bandwidth:g}"
-        )
-    if workers == 1:
-        graph.does_not_apply("one worker has no gradients to exchange")
-    if len(graph.select(kind="collective")):
-        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
-    gradients = gradients_of(graph, gradient_mb)
-    users = first_uses(graph, gradients)
-    place = places(graph, gradients.step_and_rank, users.ids)
+    gradients, users, place = to_exchange(
+        graph, gradient_mb, workers=workers, servers=servers, bandwidth=bandwidth, latency_us=latency_us
+    )
     waiting = update_where(graph, gradients, users, place, update)
 
     share = (workers - 1) / workers if not servers else max(1.0, workers / servers)

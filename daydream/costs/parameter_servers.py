@@ -7,9 +7,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from daydream.costs.buckets import Gradients
+from daydream.costs.buckets import Gradients, gradients_of
+from daydream.costs.first_uses import first_uses
 from daydream.costs.optimizers import update_calls, update_of
 from daydream.costs.shapes import elements, parse_shapes
+from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
@@ -27,6 +29,33 @@ class Waiting:
     tasks: np.ndarray
     group: np.ndarray
     said: str
+
+
+def to_exchange(
+    graph: Graph,
+    gradient_mb: float | None,
+    *,
+    workers: int,
+    servers: int,
+    bandwidth: float,
+    latency_us: float,
+) -> tuple[Gradients, Selection, np.ndarray]:
+    """Return the gradients, for each the operator that reads its parameter, and that one's place in its step.
+
+    Raises `GraphError` if the network makes no sense, `NotApplicableError` if there is nothing to exchange.
+    """
+    if workers < 1 or servers < 0 or bandwidth <= 0 or latency_us < 0:
+        raise GraphError(
+            "workers must be 1 or more, servers and latency_us 0 or more, bandwidth above 0, "
+            f"not {workers}, {servers}, {latency_us:g} and {bandwidth:g}"
+        )
+    if workers == 1:
+        graph.does_not_apply("one worker has no gradients to exchange")
+    if len(graph.select(kind="collective")):
+        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    gradients = gradients_of(graph, gradient_mb)
+    users = first_uses(graph, gradients)
+    return gradients, users, places(graph, gradients.step_and_rank, users.ids)
 
 
 def places(graph: Graph, steps: list[tuple[int, int]], users: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from daydream.report.explain import explain_text
     ("frame", "kept"),
     [
         ("train.py(12): step", "train.py(12): step"),
-        ("/home/somebody/work/net/train.py(12): step", "net/train.py(12): step"),
+        ("/data/somebody/net/train.py(12): step", "net/train.py(12): step"),
         ("C:\\somebody\\net\\train.py(12): step", "net/train.py(12): step"),
         (
             "/usr/local/lib/python3.11/site-packages/transformers/trainer.py(9): f",
