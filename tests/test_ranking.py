@@ -7,30 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from graph.small_traces import call, launched, op, trace
+from graph.small_traces import op, trace
 from machine.programs import PROGRAMS
+from two_streams import steps
 
 import daydream
-from daydream import GraphError, NotApplicableError, Trace
+from daydream import GraphError, NotApplicableError
 from daydream.binding import bound_by
 from daydream.report.ranking import ranking_text
 from daydream.sensitivity import family
 from daydream.transforms import stages
 from daydream.transforms.registry import describe, names
-
-#  thread 1  |long 5|short 5|sync ..................... 2|data 32 |     a step: 6 + 60 + 2 + 32 = 100
-#  stream 7     +6 |k long 60                          |
-#  stream 8           +6 |k short 40         |                          ends 15 before the other
-
-
-def steps(number: int = 4) -> Trace:
-    rows = []
-    for n in range(number):
-        at, one, two = 100 * n, 2 * n + 1, 2 * n + 2
-        rows += launched("long_kernel", at, at + 6, at + 66, one)
-        rows += launched("short_kernel", at + 5, at + 11, at + 51, two, stream=8)
-        rows += [call("cudaDeviceSynchronize", at + 10, at + 68), op("data", at + 68, at + 100, op="data")]
-    return trace(rows, steps=tuple(100.0 * n for n in range(number + 1)))
 
 
 def halve_long(graph):
