@@ -18,7 +18,7 @@ from typing import Any
 
 import daydream
 from daydream.errors import DaydreamError
-from daydream.ranking import bound_by
+from daydream.binding import bound_by
 from daydream.transforms import stages
 from daydream.transforms.registry import Optimization, find, names
 
