@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def page():
     spec = importlib.util.spec_from_file_location(
-        "optimizations_page", ROOT / "validation" / "optimizations.py"
+        "optimizations_page", ROOT / "validation" / "optimizations_page.py"
     )
     module = importlib.util.module_from_spec(spec)
     import sys

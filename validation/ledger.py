@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -77,8 +76,9 @@ class Ledger:
 
     def pairs(self) -> list[ranges.Pair]:
         """Return all that has a prediction."""
-        every = [*(one for device in self.recorded for one in device.entries), *self.public]
-        return [one.pair for one in every if one.pair is not None]
+        recorded = [one.pair for device in self.recorded for one in device.entries]
+        public = [one.pair for one in self.public]
+        return [pair for pair in [*recorded, *public] if pair is not None]
 
 
 def main() -> None:
@@ -242,4 +242,4 @@ def _ranked(known: list[Entry]) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -86,7 +86,7 @@ def drawn(rows: Sequence[Row]) -> str:
     from matplotlib import rc_context
 
     file = BytesIO()
-    settings = {
+    settings: dict[Any, Any] = {
         "svg.hashsalt": "daydream", "svg.fonttype": "none", "font.size": 9, "text.color": TEXT,
         "axes.labelcolor": TEXT, "axes.edgecolor": TEXT, "axes.facecolor": "none", "xtick.color": TEXT,
         "ytick.color": TEXT, "axes.spines.top": False, "axes.spines.right": False,

@@ -207,8 +207,8 @@ def _replay(name: str) -> daydream.Replay:
 
 @cache
 def _public_examples() -> dict[str, dict[str, Any]]:
-    """Return the options that validation/optimizations.py gives."""
-    return getattr(_module(ROOT / "validation" / "optimizations.py"), "EXAMPLES", {})
+    """Return the options that validation/optimizations_page.py gives."""
+    return getattr(_module(ROOT / "validation" / "optimizations_page.py"), "EXAMPLES", {})
 
 
 def _module(path: Path) -> ModuleType:

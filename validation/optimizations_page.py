@@ -1,6 +1,6 @@
 """Write docs/optimizations.md: every optimization on every public training trace, what it gives or why it does not apply.
 
-    python validation/optimizations.py --traces ../shared/traces --write docs/optimizations.md
+    python validation/optimizations_page.py --traces ../shared/traces --write docs/optimizations.md
 
 Options are at their defaults, but for those of `EXAMPLES`. A trace is of training if it
 holds a backward pass. Exits with 1 if an optimization crashes or leaves a broken graph;
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import daydream
-from daydream.errors import DaydreamError
 from daydream.binding import bound_by
+from daydream.errors import DaydreamError
 from daydream.transforms import stages
 from daydream.transforms.registry import Optimization, find, names
 
@@ -40,7 +40,7 @@ LONGEST_REASON = 200
 PAGE = """# Optimizations
 
 Every file in `optimizations/` is one of these, and `daydream whatif NAME --help` says what it assumes and what it
-leaves out. The list and the table are made by `python validation/optimizations.py --traces FOLDER --write
+leaves out. The list and the table are made by `python validation/optimizations_page.py --traces FOLDER --write
 docs/optimizations.md`; nothing in them is typed by hand. Traces come as parquet from `--cache FOLDER` if they were
 imported there before.
 
