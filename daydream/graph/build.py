@@ -6,7 +6,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | name | rule | file |
 |---|---|---|
 | (always) | CPU time cut into tasks in thread order; device tasks in launch order | `threads`, `streams` |
-| `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo` |
+| `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo`, `gloo_waits` |
 | `handoff` | a thread that wakes another and stands until it is done | `handoff` |
 | `graphs` | nodes of a CUDA graph, and the holes the profiler left among them | `device_graphs` |
 | `queue` | a full launch queue blocks the launching call | `queue` |

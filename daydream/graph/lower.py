@@ -20,7 +20,7 @@ import numpy as np
 from daydream.errors import GraphError
 from daydream.graph.columns import priorities
 from daydream.graph.cycles import in_words
-from daydream.graph.plan import Cause, Plan
+from daydream.graph.plan import Cause, Plan, stable_order
 from daydream.graph.tables import ALL_LANES
 from daydream.graph.windows import Window, borders, key_of, leading_in
 
@@ -51,7 +51,8 @@ class _Layout:
     at: np.ndarray
     shift: np.ndarray  # program-order distance between copies, by lane
     before: int  # plan ids ahead of the window
-    by_lane: dict[int, np.ndarray]  # device lane -> plan ids in lane order
+    by_lane: np.ndarray  # plan ids by (lane, id)
+    on_device: dict[int, np.ndarray]  # device lane -> plan ids in lane order
     seams: Seams
 
 
@@ -105,6 +106,8 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         graph.columns["lane"][task], duration, gap, release, src, dst, latency,
         from_start.astype(bool), cause, scheduled=tuple(sorted(graph.scheduled)), priority=priority,
     )  # fmt: skip
+    if task is layout.task:  # else numbered anew
+        plan.cache["by_lane"] = layout.by_lane
     return Lowered(plan, task, copy, seams)
 
 
@@ -133,11 +136,13 @@ def _lay_out(graph: Graph, copies: int, window: Window | None) -> _Layout:
     at = np.full((copies, graph.size), -1, np.int32)
     at[copy, ids] = np.arange(len(ids), dtype=np.int32)
     lanes = graph.columns["lane"][ids]
-    by_lane = {
-        number: np.flatnonzero(lanes == number) for number, lane in enumerate(graph.lanes) if lane.on_device
+    by_lane = stable_order(lanes, len(graph.lanes))
+    bounds = np.append(0, np.cumsum(np.bincount(lanes, minlength=len(graph.lanes)))).tolist()
+    on_device = {
+        k: by_lane[bounds[k] : bounds[k + 1]] for k, lane in enumerate(graph.lanes) if lane.on_device
     }
     seams = _seams(lanes, len(graph.lanes), len(ahead), len(block), copies)
-    return _Layout(ids, copy, order, at, shift, len(ahead), by_lane, seams)
+    return _Layout(ids, copy, order, at, shift, len(ahead), by_lane, on_device, seams)
 
 
 def _seams(lanes: np.ndarray, count: int, begin: int, block: int, copies: int) -> Seams:
@@ -168,7 +173,7 @@ def _launch_edges(graph: Graph, layout: _Layout) -> Edges:
 
 def _last_before(layout: _Layout, lane: int, order: np.ndarray, *, at_it: bool = False) -> np.ndarray:
     """Return, for each program point, the last device task of a lane launched before (or at) it, or -1."""
-    tasks = layout.by_lane.get(lane, np.empty(0, np.int64))
+    tasks = layout.on_device.get(lane, np.empty(0, np.int64))
     if not len(tasks):
         return np.full(len(order), -1)
     place = np.searchsorted(layout.order[tasks], order, side="right" if at_it else "left") - 1
@@ -189,7 +194,7 @@ def _sync_edges(graph: Graph, layout: _Layout) -> Edges:
     sources, targets, latencies = [], [], []
     ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
     call_rank = ranks[graph.columns["lane"][layout.task[calls]]] if len(calls) else np.empty(0, np.int64)
-    for lane in layout.by_lane:
+    for lane in layout.on_device:
         mine = (waited == lane) | ((waited == ALL_LANES) & (call_rank == ranks[lane]))
         src = _last_before(layout, lane, point[mine], at_it=True)
         sources.append(src[src >= 0])
@@ -214,7 +219,7 @@ def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
             src = _last_before(layout, lane, record[rows], at_it=True)
             for target in np.unique(table["target"][rows]).tolist():
                 chosen = (table["target"][rows] == target) & (src >= 0)
-                tasks = layout.by_lane.get(target, np.empty(0, np.int64))
+                tasks = layout.on_device.get(target, np.empty(0, np.int64))
                 place = np.searchsorted(layout.order[tasks], wait[rows[chosen]], side="right")
                 there = place < len(tasks)
                 dst = tasks[place[there]]
@@ -237,7 +242,7 @@ def _queue_edges(graph: Graph, layout: _Layout) -> Edges:
     queued = (columns["launch"] >= 0) | (columns["row"] >= 0) | (columns["release_ns"] > 0)
     sources, targets = [], []
     for lane, depth in graph.queue_depth.items():
-        tasks = layout.by_lane.get(lane, np.empty(0, np.int64))
+        tasks = layout.on_device.get(lane, np.empty(0, np.int64))
         tasks = tasks[queued[layout.task[tasks]]]
         launch = graph.columns["launch"][layout.task[tasks]]
         calls = np.where(launch >= 0, layout.at[layout.copy[tasks], launch], -1)
@@ -306,7 +311,7 @@ def _topological(
     count = len(layout.task)
     lanes = graph.columns["lane"][layout.task]
     fixed = ~np.isin(lanes, list(graph.scheduled))
-    by_lane = np.lexsort((np.arange(count), lanes))
+    by_lane = layout.by_lane
     neighbours = (lanes[by_lane[1:]] == lanes[by_lane[:-1]]) & fixed[by_lane[1:]]
     src = np.concatenate([src, by_lane[:-1][neighbours]])
     dst = np.concatenate([dst, by_lane[1:][neighbours]])

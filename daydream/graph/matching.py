@@ -7,6 +7,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,12 +60,14 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
         )
     codes, texts = coded(graph, name, ids)
     hits = np.zeros(len(texts) + 1, bool)  # the last one stands for unknown, -1
-    hits[[code for code, text in enumerate(texts) if _fits(name, text, options)]] = True
+    patterns = tuple(options)
+    hits[[code for code, text in enumerate(texts) if _fits(name, text, patterns)]] = True
     found: np.ndarray = hits[codes]
     return found
 
 
-def _fits(name: str, text: str, options: Iterable[str]) -> bool:
+@lru_cache(maxsize=1 << 16)  # optimizations look for the same names again and again
+def _fits(name: str, text: str, options: tuple[str, ...]) -> bool:
     if name in BY_REGEX:
         try:
             return any(re.search(option, text) for option in options)

@@ -165,6 +165,14 @@ class Plan:
         order: np.ndarray = self.cache["by_lane"]
         return order
 
+    def place(self) -> np.ndarray:
+        """Return the place of each task in the order (lane, id), int32 where that suffices."""
+        if "place" not in self.cache:
+            self.cache["place"] = place = np.empty(len(self), np.int32 if len(self) < 1 << 31 else np.int64)
+            place[self.by_lane()] = np.arange(len(self), dtype=place.dtype)
+        found: np.ndarray = self.cache["place"]
+        return found
+
     def next_on_lane(self) -> np.ndarray:
         """Return the task after each one on its lane in id order, -1 for the last, int64."""
         order = self.by_lane()

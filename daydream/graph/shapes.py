@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +25,16 @@ def shapes_in(text: str) -> list[list[int]]:
 
     `[[32, 64], [64], []]` holds a matrix, a vector, and an argument that is no tensor (or a scalar).
     """
+    return [*_shapes_in(text)]
+
+
+@lru_cache(maxsize=1 << 14)  # a few thousand texts make a trace, and every optimization reads them
+def _shapes_in(text: str) -> list[list[int]]:
     try:
         found = json.loads(text)
     except ValueError:
         return []
-    return list(_flat(found)) if isinstance(found, list) else []
+    return _flat(found) if isinstance(found, list) else []
 
 
 def product(shape: list[int]) -> int:

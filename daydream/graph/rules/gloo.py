@@ -7,10 +7,8 @@ thread of the pool; what it waits for on other ranks is the business of rule 5.
     caller   |call|backward ...........|wait, until it is done|copy back
     pool       `->|all-reduce: waiting, transferring  |--^
 
-Where a thread waits for a collective is not recorded. The program is the same in every step and on
-every rank, so the n-th collective of a step is waited for at one place: where a thread went on again and
-again just as that collective ended, or, where ends tell nothing, as its last member began. A place
-at which a thread went on before a collective could be done is not it.
+Where a thread waits for a collective is not recorded; `gloo_waits` finds it. What that leaves as work
+and may be a wait is said in a note.
 
 A pool thread notes the end of its run after it has woken who waits, on a busy machine much later. A
 collective therefore ended no later than its waiter went on.
@@ -19,7 +17,6 @@ collective therefore ended no later than its waiter went on.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,38 +25,12 @@ from daydream.collect.meetings import find_meetings
 from daydream.graph.draft import Draft
 from daydream.graph.graph import KINDS, Lane
 from daydream.graph.plan import Cause
-from daydream.graph.rules.handoff import idle_time
+from daydream.graph.rules.gloo_waits import LATE_NS, WAKE_NS, Runs, Wait, find_waits, pauses_left
 from daydream.graph.rules.streams import DEVICE_PLACE
-from daydream.wording import counted
+from daydream.wording import counted, listed
 
 COLLECTIVE = KINDS.index("collective")
 POOL = 2  # threads of a pool: torch gives gloo two a network interface
-WAKE_NS = 50_000  # from the end of a collective until its waiter goes on
-LATE_NS = 200_000  # by which a pool thread notes the end late
-PAUSE_NS = 20_000  # shorter pauses do not tell that a thread waited
-LEAST_SEEN = 2
-CONTRADICTED = 0.1  # of the steps in which a thread went on too early for a place to be the one
-
-
-@dataclass
-class _Runs:
-    """Collectives in the order of their calls: task, call's task (-1), rank, step, place in the step."""
-
-    task: np.ndarray
-    call: np.ndarray
-    rank: np.ndarray
-    step: np.ndarray
-    turn: np.ndarray
-    begun: np.ndarray  # when the last member that it needs had begun
-
-
-@dataclass
-class _Visit:
-    """One time that a thread came by a place: what stood there, when the pause before it began and ended."""
-
-    task: int
-    begin: int
-    end: int
 
 
 def run_on_threads(draft: Draft) -> None:
@@ -70,23 +41,31 @@ def run_on_threads(draft: Draft) -> None:
     if not len(rows):
         return
     runs = _find(draft, rows)
-    visits, waits = _waits(draft, runs)
-    for number, place in waits.items():
-        if place is not None:
-            mine = visits[place][int(runs.rank[number]), int(runs.step[number])]
-            task = runs.task[number]
-            draft.end_ns[task] = min(int(draft.end_ns[task]), max(mine.end, int(runs.begun[number])))
+    waits, unknown = find_waits(draft, runs)
+    left = pauses_left(draft, runs, waits)
+    for wait in waits:
+        done = np.maximum(wait.end, runs.begun[wait.runs])
+        tasks = runs.task[wait.runs]
+        draft.end_ns[tasks] = np.minimum(draft.end_ns[tasks], done)
     _move(draft, runs)
-    _wait(draft, runs, visits, waits)
-    unknown = sum(place is None for place in waits.values())
+    for wait in waits:
+        _wait(draft, runs, wait)
     if unknown:
+        called = int(((runs.call >= 0) & (runs.step >= 0)).sum())
         draft.graph.note(
-            f"Where the program waits for {unknown:,} of {counted(len(waits), 'collective')} on the CPU "
+            f"Where the program waits for {unknown:,} of {counted(called, 'collective')} on the CPU "
             "could not be found; nothing waits for them."
+        )
+    if left:
+        shares = listed([f"{share:.0%} of the steps' time on rank {rank}" for rank, share in left.items()])
+        draft.graph.note(
+            f"For {shares} a thread stood still while a collective on the CPU was under way, at places where "
+            "the program was not found to wait for one. That time is kept as work: if it is waiting, no "
+            "prediction shortens it."
         )
 
 
-def _find(draft: Draft, rows: np.ndarray) -> _Runs:
+def _find(draft: Draft, rows: np.ndarray) -> Runs:
     graph, trace = draft.graph, draft.trace
     start = trace["start_ns"]
     call = calls_of(trace, rows)
@@ -102,88 +81,24 @@ def _find(draft: Draft, rows: np.ndarray) -> _Runs:
         seen[one] += 1
     begun = {int(row): int(start[row]) for row in rows}
     what = dict(zip(rows.tolist(), operations(trace, rows), strict=True))
+    apart = []
     for members in find_meetings(trace).rows:
         for row in members.tolist():
             if what.get(row) in NEED_ALL:
                 begun[row] = int(start[members].max())
+        if what.get(int(members[0])) in NEED_ALL:
+            apart.append(int(np.ptp(start[members] + trace["duration_ns"][members])))
+    late = max(WAKE_NS, int(np.median(apart))) if apart else LATE_NS
     tasks = draft.task_of_row[rows]
     calls = np.where(call >= 0, draft.task_of_row[call], -1)
     known = np.array([begun[int(row)] for row in rows], np.int64)
     graph.columns["step"][tasks] = step
     for name in ("phase", "layer"):
         graph.columns[name][tasks] = np.where(calls >= 0, graph.columns[name][calls], -1)
-    return _Runs(tasks, calls, rank, step, np.array(turn), known)
+    return Runs(tasks, calls, rank, step, np.array(turn), known, late)
 
 
-Visits = dict[tuple[int, int], dict[tuple[int, int], _Visit]]  # by place, then by (rank, step)
-
-
-def _waits(draft: Draft, runs: _Runs) -> tuple[Visits, dict[int, tuple[int, int] | None]]:
-    """Return how often threads came by which places, and at which place each collective is waited for."""
-    visits = _visits(draft, np.unique(draft.graph.columns["lane"][runs.call[runs.call >= 0]]).tolist())
-    waits: dict[int, tuple[int, int] | None] = {}
-    for turn in np.unique(runs.turn[runs.step >= 0]).tolist():
-        mine = np.flatnonzero((runs.turn == turn) & (runs.call >= 0) & (runs.step >= 0)).tolist()
-        place = _place(draft, runs, mine, visits)
-        for number in mine:
-            visit = visits[place].get((int(runs.rank[number]), int(runs.step[number]))) if place else None
-            there = visit is not None and visit.end >= runs.begun[number]
-            waits[number] = place if there else None
-    return visits, waits
-
-
-def _place(draft: Draft, runs: _Runs, mine: list[int], visits: Visits) -> tuple[int, int] | None:
-    """Return the place at which these collectives, one a step and rank, are waited for."""
-    start, end = draft.start_ns, draft.end_ns
-    found: list[tuple[int, int, int, tuple[int, int]]] = []
-    for place, by_step in visits.items():
-        at_end = at_arrival = early = came = 0
-        soonest = 2**62
-        for number in mine:
-            visit = by_step.get((int(runs.rank[number]), int(runs.step[number])))
-            if visit is None or visit.task <= runs.call[number] or visit.end < start[runs.call[number]]:
-                continue
-            came += 1
-            soonest = min(soonest, visit.end - int(start[runs.call[number]]))
-            early += visit.end < runs.begun[number]
-            if visit.end - visit.begin >= PAUSE_NS:
-                at_end += -LATE_NS <= visit.end - end[runs.task[number]] <= WAKE_NS
-                at_arrival += visit.begin < runs.begun[number] <= visit.end
-        if came and early <= CONTRADICTED * came and max(at_end, at_arrival) >= LEAST_SEEN:
-            known = at_end if at_end >= LEAST_SEEN else 0
-            found.append((-known, -at_arrival, soonest, place))
-    return min(found)[-1] if found else None
-
-
-def _visits(draft: Draft, lanes: list[int]) -> Visits:
-    """Return when the threads came by each place: a task's name and how often it came in its step so far.
-
-    Only places before which they paused.
-    """
-    columns = draft.graph.columns
-    found: Visits = {}
-    for lane in lanes:
-        idle = idle_time(draft, lane)
-        pauses = dict(zip(idle.end.tolist(), idle.begin.tolist(), strict=True))
-        tasks = np.flatnonzero(columns["lane"] == lane)
-        tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
-        rank = draft.graph.lanes[lane].rank
-        seen: Counter[tuple[int, int]] = Counter()
-        names, steps = columns["name"][tasks].tolist(), columns["step"][tasks].tolist()
-        starts = draft.start_ns[tasks].tolist()
-        for task, name, step, at in zip(tasks.tolist(), names, steps, starts, strict=True):
-            place = (name, seen[name, step])
-            seen[name, step] += 1
-            if step >= 0:
-                found.setdefault(place, {})[rank, step] = _Visit(task, pauses.get(at, at), at)
-    return {
-        place: visits
-        for place, visits in found.items()
-        if sum(visit.end - visit.begin >= PAUSE_NS for visit in visits.values()) >= LEAST_SEEN
-    }
-
-
-def _move(draft: Draft, runs: _Runs) -> None:
+def _move(draft: Draft, runs: Runs) -> None:
     """Put the collectives on lanes of their own, launched by their calls, as a pool runs them."""
     graph, columns = draft.graph, draft.graph.columns
     start, end = draft.start_ns, draft.end_ns
@@ -222,41 +137,30 @@ def _move(draft: Draft, runs: _Runs) -> None:
             free[lane], last[lane] = int(end[task]), task
 
 
-def _done(draft: Draft, runs: _Runs, mine: np.ndarray, place: int, threads: int) -> bool:
+def _done(draft: Draft, runs: Runs, mine: np.ndarray, place: int, threads: int) -> bool:
     """Tell whether a thread of the pool was free when a collective was asked for."""
     before = runs.task[mine[:place]]
     return int((draft.end_ns[before] > draft.start_ns[runs.call[mine[place]]]).sum()) < threads
 
 
-def _wait(draft: Draft, runs: _Runs, visits: Visits, waits: dict[int, tuple[int, int] | None]) -> None:
-    """Turn the pause at each place into a wait for the collectives that are waited for there."""
-    graph = draft.graph
-    at: dict[int, list[int]] = {}
-    found: dict[int, _Visit] = {}
-    for number, place in waits.items():
-        if place is not None:
-            visit = visits[place][int(runs.rank[number]), int(runs.step[number])]
-            at.setdefault(visit.task, []).append(int(runs.task[number]))
-            found[visit.task] = visit
-    for task, collectives in at.items():
-        visit, columns = found[task], graph.columns
-        done = max(int(draft.end_ns[each]) for each in collectives)
-        woken = min(max(done, visit.begin), visit.end)
-        if visit.end > visit.begin:
-            mates = np.flatnonzero((columns["lane"] == columns["lane"][task]) & (columns["kind"] == 0))
-            mates = mates[columns["order"][mates] < columns["order"][task]]
-            before = int(mates[np.argmax(columns["order"][mates])])
-            if woken > visit.begin:
-                if columns["gap_ns"][before] == 0:  # it stood in a named range
-                    columns["duration_ns"][before] = 0
-                    draft.end_ns[before] = draft.start_ns[before]
-                columns["gap_ns"][before] = 0
-            rest = visit.end - woken if woken > visit.begin else 0
-        else:
-            rest = 0
-        order = int(columns["order"][task]) - 2
-        resume = draft.add_cpu_tasks(
-            np.array([task]), "wait for collective", np.array([woken if rest else visit.end]), order
-        )
-        graph.columns["gap_ns"][resume] = rest
-        graph.link(collectives, resume, cause=Cause.COMMUNICATION)
+def _wait(draft: Draft, runs: Runs, wait: Wait) -> None:
+    """Turn the pause at a place into a wait for the collectives that are waited for there."""
+    graph, columns, task = draft.graph, draft.graph.columns, wait.task
+    collectives = runs.task[wait.runs]
+    woken = min(max(int(draft.end_ns[collectives].max()), wait.begin), wait.end)
+    rest = 0
+    if wait.end > wait.begin and woken > wait.begin:
+        mates = np.flatnonzero((columns["lane"] == columns["lane"][task]) & (columns["kind"] == 0))
+        mates = mates[columns["order"][mates] < columns["order"][task]]
+        before = int(mates[np.argmax(columns["order"][mates])])
+        if columns["gap_ns"][before] == 0:  # it stood in a named range
+            columns["duration_ns"][before] = 0
+            draft.end_ns[before] = draft.start_ns[before]
+        columns["gap_ns"][before] = 0
+        rest = wait.end - woken
+    order = int(columns["order"][task]) - 2
+    resume = draft.add_cpu_tasks(
+        np.array([task]), "wait for collective", np.array([woken if rest else wait.end]), order
+    )
+    graph.columns["gap_ns"][resume] = rest
+    graph.link(collectives, resume, cause=Cause.COMMUNICATION)

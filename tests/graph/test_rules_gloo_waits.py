@@ -1,0 +1,217 @@
+"""Where ranks on gloo wait, told from what happened in a few noisy steps. Times in microseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from small_traces import note, op, trace
+
+from daydream import Trace, build, simulate
+
+STEP = 100_000
+CALL, WORK = 1_000, 30_000  # when rank 0 calls, and how much later rank 1 does
+TAKEN, TRANSFER, WAKE = 50, 500, 40
+# How late the pool notes the end, and how late the waiter goes on: as recorded on two busy cores.
+BUSY = ((0, 62), (322, 40), (0, 76), (361, 40), (0, 124), (310, 40), (640, 40), (0, 90))
+PROFILER = 100  # stands before each of the tasks that follow, as the profiler notes what came before
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one step of one rank recorded, each since the step began."""
+
+    call: int
+    end: int  # as the pool's thread noted it
+    on: int  # when the caller went on where it waits
+    stands: int = 0  # before its backward work
+
+
+def step(*, late=(0, 0), wake=(WAKE, WAKE), work=(0, WORK), stands=(0, 0), goes_on=None) -> list[Seen]:
+    """Return a step of two ranks; `goes_on` is when rank 0 does, if not when the transfer is done."""
+    #  rank 0  |call 5|stands|backward 20|.....waits.........|copy 20|100|update 20|100|last 20
+    #  rank 1  |.... work ....|call 5|stands|backward 20|wait|copy 20|100|update 20|100|last 20
+    #  pools              50 |gloo:all_reduce: waits, transfers 500|late|
+    calls = [CALL + each for each in work]
+    begun = max(calls) + TAKEN
+    done = begun + TRANSFER
+    on = [max(calls[rank] + 25 + stands[rank], done) + wake[rank] for rank in (0, 1)]
+    if goes_on is not None:
+        on[0] = goes_on
+    return [Seen(calls[rank], done + late[rank], on[rank], stands[rank]) for rank in (0, 1)]
+
+
+def job(steps: list[list[Seen]], *, copies=lambda number, rank: "copy") -> Trace:
+    rows: list[dict] = []
+    for number, ranks in enumerate(steps):
+        for rank, seen in enumerate(ranks):
+            at, columns = number * STEP, {"rank": rank, "tid": 1}
+            called, on = at + seen.call, at + seen.on
+            backward, update = called + 5 + seen.stands, on + 20 + PROFILER
+            last = update + 20 + PROFILER
+            rows += [
+                op("forward", at, called, **columns),
+                op("c10d::allreduce_", called, called + 5, collective="all_reduce", bytes=8, **columns),
+                op("backward", backward, backward + 20, **columns),
+                note("gloo:all_reduce", called + TAKEN, at + seen.end, rank=rank, tid=8 + number % 2,
+                     collective="all_reduce", bytes=8),
+                op(copies(number, rank), on, on + 20, **columns),
+                op("update", update, update + 20, **columns), op("last", last, last + 20, **columns),
+            ]  # fmt: skip
+    return finished(rows, len(steps))
+
+
+def finished(rows: list[dict], steps: int) -> Trace:
+    """Return a trace of two ranks that begin their steps together."""
+    found = trace(rows)
+    found.metadata |= {"vendor": "cpu", "steps": [
+        {"name": f"step {number}", "rank": rank, "start_ns": 1000 * STEP * number,
+         "end_ns": 1000 * STEP * (number + 1), "completion_ns": 1000 * STEP * (number + 1),
+         "measured_ns": 1000 * STEP, "covered": number > 0}
+        for rank in (0, 1) for number in range(steps)
+    ]}  # fmt: skip
+    of_rank = np.where(found["rank"] > 0, steps, 0)
+    found.columns["step"] = np.where(found["tid"] == 1, found["start_ns"] // (1000 * STEP) + of_rank, -1)
+    return found
+
+
+def two_at_once(*, transfers: tuple[int, int], noted_late: int = 0) -> Trace:
+    """Return steps that begin two all-reduces and wait for the one before `halve`, the other before `use`."""
+    #  rank r  |forward|call a|call b|....waits.....|halve 20|..waits..|use 20|
+    #  pools               |a: transfers[0]                  |
+    #                             |b: transfers[1]  |
+    rows: list[dict] = []
+    for number in range(4):
+        for rank in (0, 1):
+            at, columns = number * STEP, {"rank": rank, "tid": 1}
+            called = at + CALL + rank * WORK
+            begun = at + CALL + WORK + TAKEN
+            ends = [begun + each for each in transfers]
+            halve = ends[1] + WAKE
+            use = max(halve + 40, ends[0] + WAKE)
+            rows += [op("forward", at, called, **columns)]
+            rows += [op("c10d::allreduce_", called + 10 * n, called + 10 * n + 5, collective="all_reduce",
+                        bytes=8 * (n + 1), **columns) for n in (0, 1)]  # fmt: skip
+            noted = [ends[0] + noted_late, ends[1]]
+            rows += [note("gloo:all_reduce", called + TAKEN + 10 * n, noted[n], rank=rank, tid=8 + n,
+                          collective="all_reduce", bytes=8 * (n + 1)) for n in (0, 1)]  # fmt: skip
+            rows += [op("halve", halve, halve + 20, **columns), op("use", use, use + 20, **columns)]
+    return finished(rows, 4)
+
+
+def waited_at(graph) -> dict[str, int]:
+    """Return before which tasks threads wait for collectives, and how often."""
+    columns, names = graph.columns, graph.texts["name"]
+    found: dict[str, int] = {}
+    for wait in graph.select(name="wait for collective").ids.tolist():
+        later = (columns["lane"] == columns["lane"][wait]) & (columns["order"] > columns["order"][wait])
+        ids = np.flatnonzero(later & (columns["row"] >= 0))
+        name = names[columns["name"][ids[np.argmin(columns["order"][ids])]]]
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def said(graph, words: str) -> list[str]:
+    return [remark for remark in graph.facts.notes if words in remark]
+
+
+def stood(graph) -> list[str]:
+    return said(graph, "stood still")
+
+
+def lost(graph) -> list[str]:
+    return said(graph, "could not be found")
+
+
+def busy(number: int) -> list[Seen]:
+    late, wake = zip(BUSY[number % 8], BUSY[(number + 3) % 8], strict=True)
+    return step(late=late, wake=wake)
+
+
+@pytest.mark.parametrize("shift", range(8))
+def test_ends_that_are_noted_late_do_not_move_the_wait_to_a_later_place(shift):
+    # such an end falls on the profiler's pauses before `update` or `last` as often as on the wait's
+    graph = build(job([busy(shift + number) for number in range(3)]))
+
+    assert waited_at(graph) == {"copy": 6}
+    assert stood(graph) == lost(graph) == []
+
+
+def test_one_step_that_contradicts_does_not_lose_the_wait_of_the_others():
+    early = step(goes_on=CALL + 40)
+    graph = build(job([step(), early, step(), step()]))
+
+    assert waited_at(graph) == {"copy": 7}
+    assert "1 of 8 collectives" in lost(graph)[0]
+    assert stood(graph) == []
+
+
+def test_clocks_that_are_slightly_apart_do_not_contradict():
+    steps = [step(goes_on=CALL + WORK + TAKEN - 30, late=(-TRANSFER, 0)) for _ in range(3)]
+    graph = build(job(steps))
+
+    assert waited_at(graph) == {"copy": 6}
+    assert lost(graph) == []
+
+
+def test_a_place_at_which_threads_went_on_too_early_is_refused():
+    # both stand before their backward work: rank 0 goes on long before rank 1 calls, rank 1 just at the end
+    wrong = [step(stands=(5_000, TAKEN + TRANSFER), wake=(WAKE, 0)) for _ in range(4)]
+    assert waited_at(build(job(wrong))) == {"copy": 8}
+
+
+def test_where_all_places_contradict_none_is_taken():
+    wrong = [step(goes_on=CALL + 5_000 + n) for n in range(4)]
+    graph = build(job(wrong))
+
+    assert waited_at(graph) == {}
+    assert "8 of 8 collectives" in lost(graph)[0]
+
+
+def test_a_pause_that_is_left_as_work_and_may_be_a_wait_is_said():
+    #  no two steps are alike: what the threads pause before has another name each time
+    graph = build(job([step() for _ in range(4)], copies="copy {}.{}".format))
+
+    assert waited_at(graph) == {}
+    (remark,) = stood(graph)
+    assert "For 31% of the steps' time on rank 0 a thread" in remark  # 30 of 100 ms, and the transfer
+    assert "rank 1" not in remark  # it pauses for the transfer only
+
+
+def test_a_pause_beside_a_wait_that_was_found_is_not_said():
+    # rank 1 comes late; rank 0 stands for reasons of its own meanwhile, and then waits
+    steps = [step(stands=(5_000, 0)) for _ in range(4)]
+    graph = build(job(steps))
+
+    assert waited_at(graph) == {"copy": 8}
+    assert stood(graph) == []
+
+
+def test_short_pauses_are_not_said():
+    # the same pauses in a program whose names differ, but all come at one time: 0.6 of 100 ms
+    graph = build(job([step(work=(0, 0)) for _ in range(4)], copies="copy {}.{}".format))
+
+    assert lost(graph) != []
+    assert stood(graph) == []
+
+
+@pytest.mark.parametrize("noted_late", [0, 300])
+def test_a_pause_is_of_the_collective_that_it_fits_and_another_is_waited_for_after_it(noted_late):
+    # both are under way in the long pause, which lasts as long as the second; the first has one of its own
+    graph = build(two_at_once(transfers=(900, 500), noted_late=noted_late))
+
+    assert waited_at(graph) == {"halve": 8, "use": 8}
+    first, second = (graph.select(name="gloo:all_reduce").where(lambda t, n=n: t.bytes == n) for n in (8, 16))
+    assert set(second.duration_ns.tolist()) == {490_000}  # begun 10 after the first
+    assert set(first.duration_ns.tolist()) == {1000 * (900 + min(noted_late, WAKE))}
+
+
+def test_two_that_end_in_one_pause_are_both_waited_for_there():
+    graph = build(two_at_once(transfers=(300, 500)))
+
+    assert waited_at(graph) == {"halve": 8}
+    assert lost(graph) == []
+    before = simulate(graph).makespan_ns
+    graph.select(name="gloo:all_reduce").where(lambda tasks: tasks.bytes == 8).scale(10)
+    assert simulate(graph).makespan_ns - before == 4 * 1000 * (3_000 - 500)
