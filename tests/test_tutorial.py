@@ -83,8 +83,9 @@ def joined(outputs):
 
 
 def without_terminal(text):
-    """Return what a command printed to the notebook's terminal, without its line ends and progress."""
-    return re.sub(r"^[^\n]*\x1b\[K", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
+    """Return what a command printed to the notebook's terminal: no line that was taken back, no colours."""
+    kept = re.sub(r"^[^\n]*\n[^\n]*\x1b\[1A\x1b\[2K", "", text.replace("\r\n", "\n"), flags=re.MULTILINE)
+    return re.sub(r" +$", "", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", kept), flags=re.MULTILINE)
 
 
 def printed(notebook):

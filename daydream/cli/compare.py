@@ -75,7 +75,7 @@ def _compare(
     """
     import daydream
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
+    from daydream.cli.results import print_json, print_screen
     from daydream.difference import compare
     from daydream.errors import GraphError
     from daydream.report.difference import difference_text
@@ -97,7 +97,7 @@ def _compare(
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(difference_text(found, top=top))
+        print_screen(difference_text(found, top=top))
 
 
 def _predicted(replay: Replay, options: dict[str, Any]) -> Comparison:

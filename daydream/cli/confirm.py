@@ -147,7 +147,7 @@ def _show(
 ) -> None:
     import daydream
     from daydream.cli.failures import of_optimizations
-    from daydream.cli.results import print_json
+    from daydream.cli.results import print_json, print_screen
     from daydream.confirmation import confirmation
     from daydream.report.confirmation import confirmation_text
 
@@ -159,7 +159,7 @@ def _show(
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(confirmation_text(found))
+        print_screen(confirmation_text(found))
 
 
 def _names(chosen: list[Optimization]) -> list[str]:

@@ -21,7 +21,7 @@ def _explain(
     import daydream
     from daydream.cli.failures import of_optimizations
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next
+    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.explanation import explain
     from daydream.report.explain import explain_json, explain_text
 
@@ -35,7 +35,7 @@ def _explain(
     if as_json:
         print_json({"trace": trace, **explain_json(explanation)})
         return
-    click.echo(explain_text(explanation))
+    print_screen(explain_text(explanation))
     best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
     again = trace_words(trace, step_marker, steps)
     if best is not None:

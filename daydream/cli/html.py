@@ -59,8 +59,10 @@ def write_html(
 
     ranking, said = None, f"wrote {output}   open it in a browser"
     if ranked:
+        from daydream.freed_memory import keep_freed_memory
         from daydream.ranking import rank
 
+        keep_freed_memory()
         begin = time.perf_counter()
         ranking = rank(replay, pairs=0, with_curves=False, with_ranges=False, progress=progress)
         taken = time.perf_counter() - begin

@@ -44,7 +44,7 @@ def _import(
     """
     from daydream.cli.output import check, quoted, trace_name
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
+    from daydream.cli.results import print_json, print_screen
     from daydream.report.overview import rows_by_kind
     from daydream.report.terminal import import_text
 
@@ -76,7 +76,7 @@ def _import(
             "notes": trace.metadata.get("notes", []),
         })  # fmt: skip
         return
-    click.echo(import_text(trace, kinds))
+    print_screen(import_text(trace, kinds))
     click.echo(f"wrote {target} ({target.stat().st_size:,} bytes)", err=True)
     click.echo(f"next: daydream info {quoted(target)}", err=True)
 

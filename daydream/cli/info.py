@@ -16,7 +16,7 @@ def _info(
     replayed as well: how well that works says most about what it can tell.
     """
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next
+    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.overview import overview
     from daydream.report.overview_text import info_text
 
@@ -32,7 +32,7 @@ def _info(
     if as_json:
         print_json({"trace": trace, **found.to_json()})
         return
-    click.echo(info_text(found))
+    print_screen(info_text(found))
     if found.replay is not None:
         print_next("explain", *trace_words(trace, step_marker, steps))
 

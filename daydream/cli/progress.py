@@ -15,7 +15,10 @@ PATIENCE_S = 2.0
 EVERY_S = 0.1
 BAR = 24
 LONGEST = 48  # what is said before the bar, so that the line fits a terminal
-ERASE = "\r\x1b[K"
+STYLES = {  # instead of shades that light or dark terminals hardly show
+    "bar.back": "dim", "bar.complete": "green", "bar.finished": "green", "bar.pulse": "green",
+    "progress.elapsed": "none", "progress.percentage": "none",
+}  # fmt: skip
 
 
 class Progress:
@@ -52,19 +55,34 @@ class Progress:
         begin = time.monotonic()
         if self._over.wait(self._patience_s):
             return
-        while True:
-            self._stream.write(ERASE + line(self._what, self._share, time.monotonic() - begin))
-            self._stream.flush()
-            if self._over.wait(EVERY_S):
-                break
-        self._stream.write(ERASE)
-        self._stream.flush()
+        from rich import progress  # only now: it takes longer than many an answer
+        from rich.theme import Theme
 
+        from daydream.report.console import console
 
-def line(what: str, share: float, seconds: float) -> str:
-    """Return the line as shown: what, a bar and a percentage where the share is known, the time so far."""
-    if share < 0:
-        return f"{what} ... {seconds:.0f} s"
-    share = min(share, 1.0)
-    done = int(share * BAR)
-    return f"{what} [{'#' * done}{'-' * (BAR - done)}] {share:4.0%} {seconds:.0f} s"
+        there = console(self._stream)
+        if there.is_dumb_terminal:
+            return  # it cannot take a line back
+        there.push_theme(Theme(STYLES))
+        columns = (
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(BAR),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+        )
+        line = progress.Progress(
+            *columns, console=there, transient=True, auto_refresh=False, get_time=time.monotonic,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        line.add_task(self._what, total=None)
+        (task,) = line.tasks
+        task.start_time = begin
+        with line:
+            there.show_cursor()  # a process that is killed could not bring it back
+            while True:
+                known = self._share >= 0
+                task.description = self._what
+                task.total, task.completed = (1.0, min(self._share, 1.0)) if known else (None, 0.0)
+                line.refresh()
+                if self._over.wait(EVERY_S):
+                    break

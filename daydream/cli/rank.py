@@ -39,10 +39,12 @@ def _rank(
     """
     import daydream
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next
+    from daydream.cli.results import print_json, print_next, print_screen
+    from daydream.freed_memory import keep_freed_memory
     from daydream.ranking import rank
     from daydream.report.ranking import ranking_text
 
+    keep_freed_memory()
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
@@ -53,7 +55,7 @@ def _rank(
     if as_json:
         print_json({"trace": trace, **ranking.to_json()})
         return
-    click.echo(ranking_text(ranking, top=top))
+    print_screen(ranking_text(ranking, top=top))
     best = next((each for each in ranking.optimizations if each.saving_ns > 0), None)
     again = trace_words(trace, step_marker, steps)
     if best is None or best.changes_nothing:

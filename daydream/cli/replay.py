@@ -22,7 +22,7 @@ def _replay(
     """Simulate a trace untouched and hold it against what was measured, step by step."""
     import daydream
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next
+    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.terminal import replay_text
 
     check_timeline(output, force=force, trace=trace)
@@ -41,7 +41,7 @@ def _replay(
     if as_json:
         print_json({"trace": trace, **result.to_json()})
     else:
-        click.echo(replay_text(result))
+        print_screen(replay_text(result))
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     if html is not None:

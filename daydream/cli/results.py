@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from daydream.report.layout import Screen
 
 SCHEMA = 1
 
@@ -16,6 +20,16 @@ SCHEMA = 1
 def print_next(*words: str) -> None:
     """Say on stderr what may be typed next."""
     click.echo(f"next: daydream {shlex.join(words)}", err=True)
+
+
+def print_screen(screen: Screen) -> None:
+    """Print a report: fitted to a terminal and with colour there, else its plain text."""
+    if sys.stdout.isatty():
+        from daydream.report.console import show
+
+        show(screen)
+    else:
+        click.echo(screen)
 
 
 def print_json(result: Mapping[str, Any]) -> None:

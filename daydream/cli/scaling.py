@@ -109,14 +109,16 @@ def _scaling(
     import daydream
     from daydream.cli.output import check
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next
+    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.cli.whatif_options import option_values, typed_options
     from daydream.contention import MEASURED
     from daydream.errors import GraphError
+    from daydream.freed_memory import keep_freed_memory
     from daydream.report.scaling import scaling_text
     from daydream.report.scaling_plot import check_plot, draw
     from daydream.scaling import scaling
 
+    keep_freed_memory()
     if plot is not None:
         check_plot(plot)
         check(plot, force=force, sources=[trace])
@@ -140,7 +142,7 @@ def _scaling(
     if as_json:
         print_json({"trace": trace, **found.to_json()})
     else:
-        click.echo(scaling_text(found))
+        print_screen(scaling_text(found))
     if plot is not None:
         click.echo(f"wrote {plot}", err=True)
     elif not as_json:

@@ -74,13 +74,15 @@ def _sweep(
         raise click.UsageError("name an optimization, such as ddp; `daydream whatif --list` shows them", ctx)
     from daydream.cli.output import check
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json
+    from daydream.cli.results import print_json, print_screen
     from daydream.cli.whatif_options import option_values
     from daydream.contention import MEASURED
     from daydream.errors import DaydreamError
+    from daydream.freed_memory import keep_freed_memory
     from daydream.report.sweep import sweep_text
     from daydream.scenarios import sweep
 
+    keep_freed_memory()
     optimizations: list[Optimization] = ctx.meta[CHOSEN]
     fixed = option_values(optimizations, options)
     values = _values(ctx, optimizations, varied, fixed)
@@ -104,7 +106,7 @@ def _sweep(
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(sweep_text(found, top=top))
+        print_screen(sweep_text(found, top=top))
     if output is not None:
         click.echo(f"wrote {output}", err=True)
     elif not as_json and found.scenarios:

@@ -160,7 +160,7 @@ def _whatif(
     import daydream
     from daydream.cli.output import free_name
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next
+    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.terminal import whatif_json, whatif_text
 
     check_timeline(output, force=force, trace=trace)
@@ -181,7 +181,7 @@ def _whatif(
     if as_json:
         print_json(whatif_json(comparison))
     else:
-        click.echo(whatif_text(comparison))
+        print_screen(whatif_text(comparison))
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     if html is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from daydream.report.layout import MARGIN, NAME_WIDTH, layer_name, printable
+from daydream.report.layout import MARGIN, NAME_WIDTH, Table, layer_name, printable
 from daydream.report.numbers import count, percent, scale, time_text
 from daydream.trace import PHASES
 
@@ -55,6 +55,11 @@ def breakdown_rows(
         rows.append(title(MEANWHILE))
         rows += [row(MARGIN + name, *ns) for name, *ns in beside]
     return rows
+
+
+def breakdown_table(rows: list[list[str]]) -> Table:
+    """Return these rows as a table of changes: what runs meanwhile is no better if it takes less time."""
+    return Table(rows, judged=next((at for at, row in enumerate(rows) if row[0] == MEANWHILE), None))
 
 
 def remarks(comparison: Comparison, before: Parts, after: Parts) -> list[str]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from daydream.explanation.parts import parts_of_change
 from daydream.report.breakdown import breakdown_rows
-from daydream.report.difference import work_rows
-from daydream.report.layout import MARGIN, notes, printable, spread, table
+from daydream.report.difference import work_table
+from daydream.report.layout import MARGIN, Block, Figures, Screen, Table, notes, printable
 from daydream.report.numbers import percent, speedup, time_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ HOW = (
 )
 
 
-def confirmation_text(confirmation: Confirmation) -> str:
+def confirmation_text(confirmation: Confirmation) -> Screen:
     """Return the baseline, the predicted and the confirmed step, the error and the control."""
     blocks, comparison = confirmation.blocks, confirmation.comparison
     base = blocks.baseline_ns
@@ -43,9 +43,9 @@ def confirmation_text(confirmation: Confirmation) -> str:
             "costs them another share. Of the tables believe the counts more than the times."
         )
     said += comparison.notes()
-    lines = [
+    return Screen([
         f"{printable(comparison.optimization)}   predicted and then made for real",
-        *table(rows),
+        Table(rows),
         "",
         (
             f"{MARGIN}error of the prediction {percent(confirmation.error, signed=True)}; "
@@ -53,11 +53,10 @@ def confirmation_text(confirmation: Confirmation) -> str:
         ),
         *([] if difference is None else ["", *_compared(confirmation, difference)]),
         *notes(said),
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
-def _compared(confirmation: Confirmation, difference: Difference) -> list[str]:
+def _compared(confirmation: Confirmation, difference: Difference) -> list[Block]:
     """Return where in the recorded step the prediction came true, and where not."""
     before, predicted = confirmation.comparison.replayed_ns, difference.before.step_ns
     measured = difference.after.step_ns
@@ -71,9 +70,9 @@ def _compared(confirmation: Confirmation, difference: Difference) -> list[str]:
         for side in (was, difference.before.breakdown, difference.after.breakdown)
     ]
     return [
-        *spread(head),
+        Figures(head),
         "",
-        *table(breakdown_rows(*sides, names=("before", "predicted", "measured"), change="off by")),
+        Table(breakdown_rows(*sides, names=("before", "predicted", "measured"), change="off by")),
         "",
-        *table(work_rows(difference)),
+        work_table(difference),
     ]

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from daydream.report.breakdown import breakdown_rows, moved_bound
+from daydream.report.breakdown import breakdown_rows, breakdown_table, moved_bound
 from daydream.report.layout import (
     MARGIN,
     NAME_WIDTH,
-    facts,
+    Facts,
+    Figures,
+    Screen,
+    Table,
+    Words,
     layer_name,
     notes,
     printable,
     shortened,
-    spread,
-    table,
-    wrapped,
 )
 from daydream.report.numbers import count, listed, percent, range_text, scale, speedup, time_text
 from daydream.sensitivity import family
@@ -31,22 +32,22 @@ MOST_NAMES = 5
 COPIES = ("Memcpy ", "Memset ")  # named by what they copy, not as functions are
 
 
-def difference_text(difference: Difference, *, top: int = TOP) -> str:
+def difference_text(difference: Difference, *, top: int = TOP) -> Screen:
     """Return the two steps, where their time goes, and what changed most: layers, operators, kernels."""
     one, two = difference.before, difference.after
-    lines = [
-        *facts(zip(columns_of(difference), (side_text(one), side_text(two)), strict=True)),
-        *(line for said in difference_headline(difference) for line in spread(said)),
+    steps = step_rows(difference)
+    return Screen([
+        Facts(list(zip(columns_of(difference), (side_text(one), side_text(two)), strict=True))),
+        *map(Figures, difference_headline(difference)),
         "",
-        *table(step_rows(difference)),
-        *(line for said in step_remarks(difference) for line in wrapped(said, MARGIN, MARGIN)),
+        Table(steps, judged=0) if one.prediction else breakdown_table(steps),
+        *map(Words, step_remarks(difference)),
         "",
-        *table(work_rows(difference, top)),
+        work_table(difference, top),
         "",
-        *(line for said in unchanged(difference) for line in wrapped(said, MARGIN, MARGIN * 2)),
+        *(Words(said, MARGIN, MARGIN * 2) for said in unchanged(difference)),
         *notes(difference.notes()),
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
 def columns_of(difference: Difference) -> tuple[str, str]:
@@ -127,6 +128,11 @@ def work_rows(difference: Difference, top: int = TOP) -> list[list[str]]:
             rows.append([title, "", "", "", ""])
             rows += [_row(MARGIN + name, group, size) for name, group in found[:top]]
     return rows
+
+
+def work_table(difference: Difference, top: int = TOP) -> Table:
+    """Return these rows as a table; what differs from a prediction is neither better nor worse."""
+    return Table(work_rows(difference, top), spare=[1], judged=0 if difference.before.prediction else None)
 
 
 def _grouped(changes: Sequence[Change], label: Callable[[Change], str]) -> list[tuple[str, list[Change]]]:

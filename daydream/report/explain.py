@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daydream.report.layout import (
-    LEAST_NAME,
     MARGIN,
+    Block,
+    Figures,
+    Screen,
+    Table,
+    Title,
+    Words,
     notes,
     printable,
-    screen_width,
+    section,
     shortened,
-    spread,
-    table,
     tail,
-    wrapped,
 )
 from daydream.report.numbers import count, listed, number, percent, scale, speedup, time_text
 
@@ -26,8 +29,11 @@ SMALLEST = 0.002  # of the step: causes below it are summed up
 MOST = 6  # avoidable costs
 MOST_IDLE = 3  # costs whose removal would gain nothing
 LABEL = 34
+LEAST_PART = 8  # of a name beside its figure
 PATH, SOURCE = 50, 90
 PARTS = 2
+AVOIDABLE = "what could be avoided, each simulated (add --trace to the command)"
+IDLE = "costs whose removal would gain next to nothing, or that no what-if removes"
 HALF = 0.5
 MANY = 10
 WORTH_A_WORD = 0.05  # of the critical path
@@ -40,19 +46,18 @@ IN_PART = (
 MORE = 1.2  # a what-if that saves so many times what its cause costs removes other work too
 
 
-def explain_text(explanation: Explanation) -> str:
+def explain_text(explanation: Explanation) -> Screen:
     """Return what bounds the step, its causes, what goes on beside them, and what could be avoided."""
-    lines = [
-        *spread(_headline(explanation)),
+    return Screen([
+        Figures(_headline(explanation)),
         "",
-        *wrapped(verdict(explanation), "", ""),
+        Words(verdict(explanation), "", ""),
         "",
-        *_causes(explanation),
-        *_section("beside the critical path", beside(explanation)),
+        _causes(explanation),
+        *section("beside the critical path", beside(explanation)),
         *_avoidable(explanation),
         *notes(explanation.notes()),
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
 def explain_json(explanation: Explanation) -> dict[str, Any]:
@@ -198,7 +203,7 @@ def _headline(explanation: Explanation) -> str:
     return f"step time   {times} after {name} (replay error {error})"
 
 
-def _causes(explanation: Explanation) -> list[str]:
+def _causes(explanation: Explanation) -> Table:
     unit, size, _ = scale(explanation.step_ns)
     large = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
     rest = [each for each in explanation.causes if each not in large]
@@ -208,10 +213,8 @@ def _causes(explanation: Explanation) -> list[str]:
     if rest:
         ns = sum(each.ns for each in rest)
         rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
-    head, *lines = table(rows)
-    width = max(map(len, (head, *lines))) + 3
-    parts = ["mostly", *[_parts(each, size, screen_width() - width) for each in large], *[""] * bool(rest)]
-    return [(line.ljust(width) + part).rstrip() for line, part in zip([head, *lines], parts, strict=True)]
+    parts = [partial(_parts, each, size) for each in large]
+    return Table(rows, rest=[lambda _: "mostly", *parts, *[lambda _: ""] * bool(rest)])
 
 
 def _parts(share: Share, size: int, room: int) -> str:
@@ -220,7 +223,7 @@ def _parts(share: Share, size: int, room: int) -> str:
     told = []
     for part in large:
         figure = number(part.ns / size)
-        width = max(min(LABEL, room - len(figure) - 1), LEAST_NAME)
+        width = max(min(LABEL, room - len(figure) - 1), LEAST_PART)
         told.append(f"{shortened(printable(part.name), width)} {figure}")
     return ", ".join(told) if len(", ".join(told)) <= room else told[0]
 
@@ -246,14 +249,14 @@ def _communication(explanation: Explanation) -> list[str]:
     return [said]
 
 
-def _avoidable(explanation: Explanation) -> list[str]:
+def _avoidable(explanation: Explanation) -> list[Block]:
     step = explanation.replayed_ns
     worth = explanation.worth_it[:MOST]
-    lines = ["", "what could be avoided, each simulated (add --trace to the command)"] if worth else []
+    blocks: list[Block] = ["", Title(AVOIDABLE)] if worth else []
     for place, cost in enumerate(worth, 1):
         head = f"{MARGIN}{place}. "
         hanging = " " * len(head)
-        lines += wrapped(sentence(cost), head, hanging)
+        blocks.append(Words(sentence(cost), head, hanging))
         best = cost.best
         if best is None or best.predicted_ns is None:
             continue
@@ -262,15 +265,14 @@ def _avoidable(explanation: Explanation) -> list[str]:
             saved += "; it removes other work as well"
         elif cost.saving_ns < HALF * cost.cost_ns and cost.sort not in IN_PART:
             saved += "; what runs beside it takes over"
-        lines += wrapped(f"{command(best)}   {saved}{_others(cost)}", hanging, hanging + MARGIN)
+        blocks.append(Words(f"{command(best)}   {saved}{_others(cost)}", hanging, hanging + MARGIN))
     idle = [
         cost
         for cost in explanation.avoidable
         if cost not in explanation.worth_it and (cost.best is not None or cost.sort not in IN_PART)
     ]
     said = [f"{sentence(cost)} {_why_not(explanation, cost)}" for cost in idle[:MOST_IDLE]]
-    title = "costs whose removal would gain next to nothing, or that no what-if removes"
-    return [*lines, *_section(title, said)]
+    return [*blocks, *section(IDLE, said)]
 
 
 def _why_not(explanation: Explanation, cost: Avoidable) -> str:
@@ -292,15 +294,6 @@ def _others(cost: Avoidable) -> str:
         for each in cost.answers[1:] if each.saving_ns is not None and each.saving_ns > 0
     ]  # fmt: skip
     return f"   (or {listed(others)})" if others else ""
-
-
-def _section(title: str, sentences: list[str]) -> list[str]:
-    if not sentences:
-        return []
-    lines = ["", title]
-    for each in sentences:
-        lines += wrapped(each, MARGIN + "- ", MARGIN + "  ")
-    return lines
 
 
 def _label(cost: Avoidable) -> str:

@@ -1,73 +1,152 @@
-"""Tables and notes as plain text: aligned columns, wrapped lines, names cut to a width. ASCII only."""
+"""What reports are made of, and how that reads as plain text: aligned columns, wrapped lines. ASCII only.
+
+A report is a `Screen`: its text as it is piped, and the blocks that `console` shows on a terminal.
+"""
 
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 WIDTH = 96
 MARGIN = "  "
+BESIDE = " "  # more between figures, which stand to the right, and words, which stand to the left
 NAME_WIDTH = 46  # of a layer, an operator or a kernel in a table
-LEAST_NAME = 20  # however narrow the terminal is
 INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
 
+Rows: TypeAlias = Sequence[Sequence[str]]
 
-def table(rows: Sequence[Sequence[str]], *, indent: str = MARGIN) -> list[str]:
-    """Return lines with the first column to the left, the others to the right; the first row is the head.
 
-    Where the terminal is narrow the first column is cut.
+class Title(str):
+    """A line that heads others."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of which the first is the head: the first column to the left, the others to the right.
+
+    Where a terminal is narrow the first column is cut, and the columns headed by `words` are wrapped. Before
+    less than `least_name` characters of the first are left, columns at the places `spare` are left out, one
+    by one, and other heads wrapped. `rest` gives a last column to the left: of each row what fits in so many
+    characters. In the first `judged` rows, if not in all, less time is better.
     """
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    if sys.stdout.isatty():
-        room = screen_width() - len(indent) - sum(widths[1:]) - len(MARGIN) * (len(widths) - 1)
-        widths[0] = min(widths[0], max(room, LEAST_NAME))
-    lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(wide) for cell, wide in zip(others, widths[1:], strict=True)]
-        lines.append((indent + MARGIN.join([shortened(first, widths[0]).ljust(widths[0]), *cells])).rstrip())
-    return lines
+
+    rows: Rows
+    words: Sequence[str] = ()
+    spare: Sequence[int] = ()
+    least_name: int = 20
+    rest: Sequence[Callable[[int], str]] = ()
+    judged: int | None = None
+
+    def lines(self, width: int) -> list[str]:
+        """Return the lines; only `rest` is cut to the width."""
+        wide = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        lines = []
+        for first, *others in self.rows:
+            cells = [cell.rjust(room) for cell, room in zip(others, wide[1:], strict=True)]
+            lines.append((MARGIN + MARGIN.join([first.ljust(wide[0]), *cells])).rstrip())
+        if not self.rest:
+            return lines
+        start = max(map(len, lines)) + len(MARGIN + BESIDE)
+        return [
+            (line.ljust(start) + rest(width - start)).rstrip()
+            for line, rest in zip(lines, self.rest, strict=True)
+        ]
 
 
-def spread(line: str) -> list[str]:
-    """Return a line of figures that stand apart, on several lines where the terminal is narrow.
+@dataclass(frozen=True)
+class Figures:
+    """A line of figures that stand apart, on several lines where it is longer than the width.
 
     What follows stands below the second of them: the first is what they are of.
     """
-    pieces = re.split(r"( {2,})", line)
-    lines, hanging = [MARGIN + "".join(pieces[:3])], " " * len(MARGIN + "".join(pieces[:2]))
-    for gap, piece in zip(pieces[3::2], pieces[4::2], strict=True):
-        if len(lines[-1] + gap + piece) > screen_width():
-            lines.append(hanging + piece)
-        else:
-            lines[-1] += gap + piece
-    return lines
+
+    line: str
+
+    def lines(self, width: int) -> list[str]:
+        """Return the lines."""
+        pieces = re.split(r"( {2,})", self.line)
+        lines, hanging = [MARGIN + "".join(pieces[:3])], " " * len(MARGIN + "".join(pieces[:2]))
+        for gap, piece in zip(pieces[3::2], pieces[4::2], strict=True):
+            if len(lines[-1] + gap + piece) > width:
+                lines += wrapped(piece, hanging, hanging + MARGIN, width)
+            else:
+                lines[-1] += gap + piece
+        return lines
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines of names and what is said about them, wrapped, the names in a column."""
-    rows = list(rows)
-    width = max((len(name) for name, _ in rows), default=0) + 3
-    lines: list[str] = []
-    for name, said in rows:
-        head = MARGIN + name.ljust(width)
-        hanging = " " * len(head)
-        for part in said.split("\n"):
-            lines += wrapped(part, head, hanging)
-            head = hanging
-    return lines
+@dataclass(frozen=True)
+class Facts:
+    """Names and what is said about them, wrapped, the names in a column; `answers` begin with yes or no."""
+
+    rows: Sequence[tuple[str, str]]
+    answers: bool = False
+
+    @property
+    def margin(self) -> int:
+        """How far from the edge the column stands that is said about the names."""
+        return max((len(name) for name, _ in self.rows), default=0) + 3 + len(MARGIN)
+
+    def lines(self, width: int) -> list[str]:
+        """Return the lines."""
+        lines: list[str] = []
+        for name, said in self.rows:
+            head = (MARGIN + name).ljust(self.margin)
+            for part in said.split("\n"):
+                lines += wrapped(part, head, " " * self.margin, width)
+                head = " " * self.margin
+        return lines
 
 
-def notes(sentences: Iterable[str]) -> list[str]:
+@dataclass(frozen=True)
+class Words:
+    """A text behind its head, wrapped; an `aside` is what not everybody needs to read."""
+
+    text: str
+    head: str = MARGIN
+    hanging: str = MARGIN
+    aside: bool = False
+
+    def lines(self, width: int) -> list[str]:
+        """Return the lines."""
+        return wrapped(self.text, self.head, self.hanging, width)
+
+
+Block: TypeAlias = str | Table | Figures | Facts | Words
+
+
+class Screen(str):
+    """A report: the plain text, and the blocks that it was made of."""
+
+    __slots__ = ("blocks",)
+    blocks: tuple[Block, ...]
+
+    def __new__(cls, blocks: Iterable[Block]) -> Self:
+        """Make the text of the blocks; a block that is text is a line of its own, of any length."""
+        blocks = tuple(blocks)
+        lines = [[block] if isinstance(block, str) else block.lines(WIDTH) for block in blocks]
+        self = super().__new__(cls, "\n".join(line for each in lines for line in each))
+        self.blocks = blocks
+        return self
+
+
+def notes(sentences: Iterable[str]) -> list[Block]:
     """Return a section of notes, each once and wrapped; nothing if there are none."""
-    unique = list(dict.fromkeys(sentences))
-    if not unique:
-        return []
-    lines = ["", "notes"]
-    for sentence in unique:
-        lines += wrapped(printable(sentence), MARGIN + "- ", MARGIN + "  ")
-    return lines
+    return section("notes", map(printable, dict.fromkeys(sentences)), aside=True)
+
+
+def section(title: str, sentences: Iterable[str], *, aside: bool = False) -> list[Block]:
+    """Return a title and sentences below it, each with a dash; nothing if there are none."""
+    items = [Words(sentence, MARGIN + "- ", MARGIN + "  ", aside) for sentence in sentences]
+    return ["", Title(title), *items] if items else []
 
 
 def printable(text: str) -> str:
@@ -90,18 +169,9 @@ def layer_name(layer: str, width: int = NAME_WIDTH) -> str:
     return tail(printable(INSTANCE.sub("*", layer)), width)
 
 
-def wrapped(text: str, head: str, hanging: str) -> list[str]:
-    """Return the lines of a text behind its head, as wide as the terminal."""
+def wrapped(text: str, head: str, hanging: str, width: int) -> list[str]:
+    """Return the lines of a text behind its head."""
     return textwrap.wrap(
-        text, screen_width(), initial_indent=head, subsequent_indent=hanging, break_long_words=False,
+        text, width, initial_indent=head, subsequent_indent=hanging, break_long_words=False,
         break_on_hyphens=False,
     ) or [head.rstrip()]  # fmt: skip
-
-
-def screen_width() -> int:
-    """Return the width of the terminal up to a readable one; a fixed one where the output is no terminal."""
-    if not sys.stdout.isatty():
-        return WIDTH
-    import shutil
-
-    return max(40, min(WIDTH, shutil.get_terminal_size().columns))

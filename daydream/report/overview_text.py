@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daydream.report.collected import collected_facts
-from daydream.report.layout import facts, notes, printable, shortened
+from daydream.report.layout import Facts, Screen, Title, notes, printable, shortened
 from daydream.report.numbers import count, listed, percent, range_text, time_text
 from daydream.report.overview import rows_by_kind, span_ns, step_spread
 
@@ -24,9 +24,9 @@ QUESTIONS = {
 }
 
 
-def info_text(overview: Overview) -> str:
+def info_text(overview: Overview) -> Screen:
     """Return what a trace holds, a screen of it, and whether that is good enough."""
-    lines = facts([
+    found = Facts([
         ("recorded", _recorded(overview)),
         ("device", _device(overview)),
         *_software(overview),
@@ -43,8 +43,8 @@ def info_text(overview: Overview) -> str:
     for name, question in QUESTIONS.items():
         answer, why = verdicts[name]
         answers.append((question, f"{answer}: {why}"))
-    lines += ["", "good enough for", *facts(answers)]
-    return "\n".join([*lines, *notes(overview.notes())])
+    enough = Facts(answers, answers=True)
+    return Screen([found, "", Title("good enough for"), enough, *notes(overview.notes())])
 
 
 def _recorded(overview: Overview) -> str:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from daydream.ranking import NEEDS
 from daydream.report.layout import (
     MARGIN,
+    Block,
+    Figures,
+    Screen,
+    Table,
+    Title,
+    Words,
     notes,
     printable,
-    screen_width,
     shortened,
-    spread,
-    table,
     tail,
-    wrapped,
 )
 from daydream.report.numbers import count, percent, scale, speedup, time_text
 from daydream.transforms import stages
@@ -27,22 +29,21 @@ if TYPE_CHECKING:
 NAME_WIDTH = 34
 MOST_REASONS = 6
 REASON_WIDTH = 110
-NARROW, FEW_FACTORS = 96, (0.5, 0.0)  # on a terminal narrower than that the curves have these points only
+SPARE = ("at 75%", "at 25%")  # points of the curves that a narrow terminal does without
 OTHER_WORK = "the step then computes something else (another batch, layers, algorithm)"
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 
-def ranking_text(ranking: Ranking, *, top: int) -> str:
+def ranking_text(ranking: Ranking, *, top: int) -> Screen:
     """Return the best optimizations, pairs and curves, and what was left out."""
-    lines = [
-        *spread(ranking_headline(ranking)),
+    return Screen([
+        Figures(ranking_headline(ranking)),
         "",
         *_optimizations(ranking, top),
         *_curves(ranking, top),
         *_left_out(ranking),
         *notes(ranking.notes()),
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
 def ranking_headline(ranking: Ranking) -> str:
@@ -56,19 +57,20 @@ def ranking_headline(ranking: Ranking) -> str:
     return "   ".join(parts)
 
 
-def _optimizations(ranking: Ranking, top: int) -> list[str]:
+def _optimizations(ranking: Ranking, top: int) -> list[Block]:
     if not ranking.optimizations:
         return [f"{MARGIN}no optimization applies to this trace"]
     rows = optimization_rows(ranking, effective(ranking)[:top])
-    lines = table(rows) if len(rows) > 1 else []
+    blocks: list[Block] = [Table(rows, spare=[rows[0].index("then")])] if len(rows) > 1 else []
     if any(row[-1] == NEEDS[stages.WORK] for row in rows):
-        lines += wrapped(f"{NEEDS[stages.WORK]}: {OTHER_WORK}", MARGIN, 2 * MARGIN)
+        blocks.append(Words(f"{NEEDS[stages.WORK]}: {OTHER_WORK}", MARGIN, 2 * MARGIN))
     more = len(effective(ranking))
     if more > top:
-        lines.append(f"{MARGIN}{count(more - top, 'more applies', 'more apply')}: --top {more}")
-    for head, names in without_gain(ranking):
-        lines += wrapped(", ".join(names), f"{MARGIN}{head}: ", 2 * MARGIN)
-    return lines
+        blocks.append(f"{MARGIN}{count(more - top, 'more applies', 'more apply')}: --top {more}")
+    blocks += [
+        Words(", ".join(names), f"{MARGIN}{head}: ", 2 * MARGIN) for head, names in without_gain(ranking)
+    ]
+    return blocks
 
 
 def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:
@@ -114,35 +116,31 @@ def optimization_rows(ranking: Ranking, shown: Sequence[Ranked]) -> list[list[st
     return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
 
 
-def _curves(ranking: Ranking, top: int) -> list[str]:
+def _curves(ranking: Ranking, top: int) -> list[Block]:
     shown = [curve for curve in ranking.curves if curve.saving_ns >= FLAT_SHARE * ranking.replayed_ns]
     if not shown:
         return []
-    lines = ["", *table(curve_rows(shown[:top], FEW_FACTORS if screen_width() < NARROW else None))]
+    rows = curve_rows(shown[:top])
+    spare = [place for place, head in enumerate(rows[0]) if head in SPARE]
+    blocks: list[Block] = ["", Table(rows, spare=spare, least_name=NAME_WIDTH)]
     more = len(ranking.curves) - min(top, len(shown))
-    return [*lines, f"{MARGIN}{count(more, 'other part')} in --json"] if more else lines
+    return [*blocks, f"{MARGIN}{count(more, 'other part')} in --json"] if more else blocks
 
 
-def curve_rows(shown: Sequence[Curve], factors: Sequence[float] | None = None) -> list[list[str]]:
-    """Return a head and a row for each curve: the step time at every factor (or at some), and the knee."""
+def curve_rows(shown: Sequence[Curve]) -> list[list[str]]:
+    """Return a head and a row for each curve: the step time at every factor, and the knee."""
     unit, size, digits = scale(shown[0].step_ns[0])
-    chosen = [
-        place for place, factor in enumerate(shown[0].factors)
-        if place and (factors is None or factor in factors)
-    ]  # fmt: skip
-    heads = [f"at {shown[0].factors[place]:.0%}" for place in chosen]
+    heads = [f"at {factor:.0%}" for factor in shown[0].factors[1:]]
     rows = [[f"step time if a part took less, {unit}", "own time", *heads, "pays down to"]]
     for curve in shown:
-        times = [
-            f"{ns / size:,.{digits}f}" for ns in (curve.own_ns, *(curve.step_ns[place] for place in chosen))
-        ]
+        times = [f"{ns / size:,.{digits}f}" for ns in (curve.own_ns, *curve.step_ns[1:])]
         sort = "CPU" if curve.sort == "cpu" else curve.sort
         cut = tail if curve.sort == "layer" else shortened
         rows.append([f"{sort} {cut(printable(curve.name), NAME_WIDTH)}", *times, _knee(curve)])
     return rows
 
 
-def _left_out(ranking: Ranking) -> list[str]:
+def _left_out(ranking: Ranking) -> list[Block]:
     if not ranking.left_out:
         return []
     by_reason: dict[str, list[str]] = {}
@@ -157,7 +155,7 @@ def _left_out(ranking: Ranking) -> list[str]:
     shown += [f"these need an option: {', '.join(needed)}"] if needed else []
     more = sum(len(names) for _, names in reasons[MOST_REASONS:])
     shown += [f"{count(more, 'other')}; --json says why"] if more else []
-    return ["", "left out", *(line for said in shown for line in wrapped(said, MARGIN, 2 * MARGIN))]
+    return ["", Title("left out"), *(Words(said, MARGIN, 2 * MARGIN) for said in shown)]
 
 
 def bound_text(bound: str, share: float) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from daydream.report.layout import MARGIN, notes, table, wrapped
+from daydream.report.layout import MARGIN, Screen, Table, Words, notes
 from daydream.report.numbers import UNITS, count, percent, time_text
 
 if TYPE_CHECKING:
     from daydream.scaling import Scaling
     from daydream.scaling_model import Scaled
 
+LOSS = "bound by, lost to"  # the head of the last column
+STEP = 3  # the column of the step's time
 
-def scaling_text(scaling: Scaling) -> str:
+
+def scaling_text(scaling: Scaling) -> Screen:
     """Return a line on the one worker that was recorded, and a row for each number of workers."""
     error = percent(scaling.replay.error, signed=True)
     headline = [
@@ -21,7 +24,6 @@ def scaling_text(scaling: Scaling) -> str:
         f"replayed {time_text(scaling.replay.replayed_ns)} (error {error})",
         *([f"recorded with {count(scaling.recorded, 'worker')}"] if scaling.recorded > 1 else []),
     ]
-    lines = [MARGIN + "   ".join(headline), "", *table(_rows(scaling))]
     waits = scaling.waits
     said = (
         "overhead: what exchanging gradients costs besides transfers. exposed: transfers that nothing hides."
@@ -30,8 +32,9 @@ def scaling_text(scaling: Scaling) -> str:
         said = said.removesuffix(".") + ", and what they slow kernels beside them."
     if waits:
         said += " waiting: for workers that are slower."
-    lines += ["", *wrapped(said, MARGIN, MARGIN)]
-    return "\n".join([*lines, *notes(scaling.notes())])
+    rows = _rows(scaling)
+    table = Table(rows, words=[LOSS], spare=range(STEP + 1, len(rows[0]) - 1))
+    return Screen([MARGIN + "   ".join(headline), "", table, "", Words(said), *notes(scaling.notes())])
 
 
 def scaling_html(scaling: Scaling) -> str:
@@ -51,7 +54,7 @@ def _rows(scaling: Scaling) -> list[list[str]]:
         shown = [row.step_ns, row.overhead_ns, row.exposed_ns, *([row.waiting_ns] if scaling.waits else [])]
         return [f"{ns / size:,.{digits}f}" for ns in shown]
 
-    head = ["workers", "throughput", "efficiency", f"step, {unit}", *names, "bound by, lost to"]
+    head = ["workers", "throughput", "efficiency", f"step, {unit}", *names, LOSS]
     rows = [
         [
             f"{row.workers:>7,}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from daydream.report.layout import MARGIN, notes, printable, shortened, table, wrapped
+from daydream.report.layout import MARGIN, Block, Screen, Table, Title, Words, notes, printable, shortened
 from daydream.report.numbers import UNITS, count, number, percent, speedup, time_text
 
 if TYPE_CHECKING:
@@ -18,21 +18,22 @@ MOST_REASONS = 6
 MOST_NAMED = 4  # scenarios that one reason names
 
 
-def sweep_text(sweep: Sweep, *, top: int) -> str:
+def sweep_text(sweep: Sweep, *, top: int) -> Screen:
     """Return how the traces replay, the best scenarios, and what was left out."""
-    lines = [*(MARGIN + line for line in _headlines(sweep)), ""]
+    blocks: list[Block] = [*(MARGIN + line for line in _headlines(sweep)), ""]
     if sweep.scenarios:
-        lines += table(scenario_rows(sweep, sweep.scenarios[:top]))
+        rows = scenario_rows(sweep, sweep.scenarios[:top])
+        last = len(rows[0]) - 1
+        blocks.append(Table(rows, spare=[last, last - 2]))  # notes, then the range
         more = len(sweep.scenarios) - top
         if more > 0:
-            lines.append(f"{MARGIN}{count(more, 'more scenario')}: --top {len(sweep.scenarios)}, or -o FILE")
+            blocks.append(f"{MARGIN}{count(more, 'more scenario')}: --top {len(sweep.scenarios)}, or -o FILE")
     else:
-        lines.append(f"{MARGIN}no scenario could be answered")
+        blocks.append(f"{MARGIN}no scenario could be answered")
     if sweep.refused:
-        lines += ["", f"left out: {count(len(sweep.refused), 'scenario')}"]
-        for names, reason in left_out_rows(sweep):
-            lines += wrapped(f"{names}: {reason}", MARGIN, 2 * MARGIN)
-    return "\n".join([*lines, *notes([*sweep.notes(), *_common(sweep)])])
+        blocks += ["", Title(f"left out: {count(len(sweep.refused), 'scenario')}")]
+        blocks += [Words(f"{names}: {reason}", MARGIN, 2 * MARGIN) for names, reason in left_out_rows(sweep)]
+    return Screen([*blocks, *notes([*sweep.notes(), *_common(sweep)])])
 
 
 def sweep_title(sweep: Sweep) -> str:

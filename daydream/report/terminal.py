@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from daydream.report.breakdown import breakdown_rows, remarks
-from daydream.report.layout import MARGIN, facts, notes, printable, shortened, spread, table, wrapped
+from daydream.report.breakdown import breakdown_rows, breakdown_table, remarks
+from daydream.report.layout import (
+    MARGIN,
+    Block,
+    Facts,
+    Figures,
+    Screen,
+    Table,
+    Words,
+    notes,
+    printable,
+    shortened,
+)
 from daydream.report.numbers import count, listed, percent, range_text, scale, speedup, time_text
 
 if TYPE_CHECKING:
@@ -20,22 +31,20 @@ STEP_WIDTH = 40
 HANGING = MARGIN + " " * len("step time   ")
 
 
-def replay_text(replay: Replay) -> str:
+def replay_text(replay: Replay) -> Screen:
     """Return the replay's error, per step too, and what the graph was made of."""
     said = replay.to_json()
-    lines = [
-        *spread(replay_headline(replay)),
-        *(line for said in unprofiled_replay(replay) for line in spread(said)),
+    return Screen([
+        *map(Figures, [replay_headline(replay), *unprofiled_replay(replay)]),
         "",
         *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
         "",
-        *facts(graph_facts(replay, said)),
+        Facts(graph_facts(replay, said)),
         *notes(replay.notes),
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
-def whatif_text(comparison: Comparison) -> str:
+def whatif_text(comparison: Comparison) -> Screen:
     """Return measured, replayed and predicted step time, and where the time goes before and after."""
     from daydream.explanation.parts import parts_of_change  # which replays and imports do without
 
@@ -44,19 +53,18 @@ def whatif_text(comparison: Comparison) -> str:
         for name, value in comparison.options.items() if value is not None
     ]  # fmt: skip
     before, after = parts_of_change(comparison)
-    lines = [
-        *wrapped(", ".join(options), f"{printable(comparison.optimization)}   ", MARGIN * 2),
-        *spread(whatif_headline(comparison)),
-        *wrapped(likely_text(comparison), HANGING, HANGING),
-        *(line for said in unprofiled_prediction(comparison) for line in spread(said)),
+    return Screen([
+        Words(", ".join(options), f"{printable(comparison.optimization)}   ", MARGIN * 2),
+        Figures(whatif_headline(comparison)),
+        Words(likely_text(comparison), HANGING, HANGING),
+        *map(Figures, unprofiled_prediction(comparison)),
         "",
-        *table(breakdown_rows(before, after)),
-        *(line for said in remarks(comparison, before, after) for line in wrapped(said, MARGIN, MARGIN)),
+        breakdown_table(breakdown_rows(before, after)),
+        *map(Words, remarks(comparison, before, after)),
         "",
         MARGIN + edits_text(comparison),
         *notes(comparison.notes()),
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
 def whatif_json(comparison: Comparison) -> dict[str, Any]:
@@ -70,28 +78,27 @@ def whatif_json(comparison: Comparison) -> dict[str, Any]:
     return found
 
 
-def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> str:
+def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> Screen:
     """Return what an import found."""
     metadata = trace.metadata
     steps = metadata.get("steps", [])
     covered = sum(bool(step.get("covered")) for step in steps)
     found = [f"{kind} {number:,}" for kind, number in rows_by_kind.items()]
     source = printable(str(metadata.get("step_source", "")))
-    lines = facts([
+    found_out = Facts([
         ("read", printable(str(metadata.get("source", "")))),
         ("rows", f"{len(trace):,}: {', '.join(found)}"),
         ("steps", f"{len(steps):,}, {covered:,} covered, from {source}"),
     ])  # fmt: skip
-    return "\n".join([*lines, *notes(metadata.get("notes", []))])
+    return Screen([found_out, *notes(metadata.get("notes", []))])
 
 
-def _steps(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[str]:
-    """Return a line for each step, or for the worst ones where there are many."""
+def _steps(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[Block]:
+    """Return a row for each step, or for the worst ones where there are many."""
     rows = step_rows(steps, several_ranks=several_ranks)
-    lines = table(rows)
-    if len(rows) - 1 < len(steps):
-        lines.append(f"{MARGIN}the {len(rows) - 1} worst of {len(steps)} steps; --json has them all")
-    return lines
+    if len(rows) - 1 == len(steps):
+        return [Table(rows)]
+    return [Table(rows), f"{MARGIN}the {len(rows) - 1} worst of {len(steps)} steps; --json has them all"]
 
 
 def step_rows(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 import daydream
 from daydream.cli.failures import message
 from daydream.cli.output import trace_name
-from daydream.cli.progress import ERASE, Progress, line
+from daydream.cli.progress import Progress
+
+CODE, GREEN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), "\x1b[32m"
 
 
 def test_version(run):
@@ -79,28 +82,66 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_shows_after_a_while_and_is_erased():
-    terminal = Terminal()
+@pytest.fixture
+def terminal(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    return Terminal()
+
+
+def shows(terminal, *said, until):
+    """Return what a terminal got when something was said and, after a while, shown."""
     with Progress(terminal, patience_s=0) as progress:
-        progress("reading a", 0.5)
+        progress(*said)
         deadline = time.monotonic() + 30
-        while "50%" not in terminal.getvalue() and time.monotonic() < deadline:
+        while until not in terminal.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)
-
-    assert "reading a [############------------]  50%" in terminal.getvalue()
-    assert terminal.getvalue().endswith(ERASE)
+    return terminal.getvalue()
 
 
-def test_quick_work_shows_no_progress():
-    terminal = Terminal()
+def test_progress_shows_after_a_while_and_is_erased(terminal):
+    written = shows(terminal, "reading [bold]a", 0.5, until="50%")
+
+    line = CODE.sub("", written).split("\r")[1]
+    assert line.startswith("reading [bold]a \u2501\u2501\u2501")
+    assert re.search(r"\u2501  50% 0:00:0\d$", line)
+    assert len(line) <= 80
+    assert GREEN in written
+    assert written.endswith("\x1b[1A\x1b[2K")
+
+
+def test_the_cursor_is_not_hidden_while_progress_shows(terminal):
+    written = shows(terminal, "reading", 0.5, until="50%")
+
+    assert written.index("\x1b[?25h") < written.index("reading")
+
+
+def test_progress_without_colours(terminal, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert not re.search(r"\x1b\[[0-9;]*m", shows(terminal, "reading", 0.5, until="50%"))
+
+
+def test_a_dumb_terminal_shows_no_progress(terminal, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    with Progress(terminal, patience_s=0) as progress:
+        progress("reading", 0.5)
+        time.sleep(0.5)
+
+    assert terminal.getvalue() == ""
+
+
+def test_quick_work_shows_no_progress(terminal):
     with Progress(terminal) as progress:
         progress("reading a", 0.5)
 
     assert terminal.getvalue() == ""
 
 
-def test_a_share_that_is_not_known_has_no_bar():
-    assert line("replaying", -1.0, 3.2) == "replaying ... 3 s"
+def test_a_share_that_is_not_known_has_no_percentage(terminal):
+    assert "%" not in shows(terminal, "replaying", until="replaying")
 
 
 def test_messages_are_indented_below_their_first_line():

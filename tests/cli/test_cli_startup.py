@@ -37,7 +37,7 @@ def modules_after(*args: str, folder) -> set[str]:
 def test_help_imports_click_and_nothing_heavy(folder, args):
     loaded = modules_after(*args, folder=folder)
 
-    assert not loaded & (HEAVY | {"numpy", "pyarrow", "msgspec", "daydream.api", "daydream.trace"})
+    assert not loaded & (HEAVY | {"ctypes", "numpy", "pyarrow", "msgspec", "daydream.api", "daydream.trace"})
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,9 @@ def test_help_imports_click_and_nothing_heavy(folder, args):
         ["whatif", "amp", "--trace", "step.parquet", "-o", "out.json.gz"],
         ["replay", "--trace", "step.parquet"],
         ["info", "step.parquet"],
+        ["explain", "--trace", "step.parquet"],
+        ["compare", "step.parquet", "step.parquet"],
+        ["sweep", "scale", "--set", "factor=0.5,0.8", "--on", "gpu", "--trace", "step.parquet"],
     ],
 )
 def test_questions_to_a_parquet_trace_import_no_more_than_they_use(folder, args):

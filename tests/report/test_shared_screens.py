@@ -16,7 +16,7 @@ from shared import shared_replay
 import daydream
 from daydream import sensitivity
 from daydream.report.difference import difference_text
-from daydream.report.layout import table
+from daydream.report.layout import Screen, Table
 from daydream.report.overview import Overview
 from daydream.report.overview_text import info_text
 from daydream.report.ranking import curve_rows
@@ -44,7 +44,7 @@ def whatif(replay):
 
 
 def rank(replay):
-    return "\n".join(table(curve_rows(list(sensitivity.curves(replay))[:10])))
+    return Screen([Table(curve_rows(list(sensitivity.curves(replay))[:10]))])
 
 
 def compare(replay):

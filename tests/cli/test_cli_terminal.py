@@ -1,0 +1,52 @@
+"""What the commands show on a terminal, and what they write where there is none."""
+
+from __future__ import annotations
+
+import pytest
+from terminal_session import CODE, daydream_on_terminal, without_codes
+
+WHATIF = ["whatif", "scale", "--on", "gpu", "--factor", "0.5", "--trace", "step.parquet"]
+GREEN, RED, BOLD = "\x1b[32m", "\x1b[31m", "\x1b[1m"
+
+
+@pytest.fixture
+def on_terminal(folder):
+    return lambda *args, columns=96, **environment: daydream_on_terminal(
+        *args, folder=folder, columns=columns, **environment
+    )
+
+
+def test_a_terminal_gets_colours_for_what_is_better_and_what_is_worse(on_terminal, run):
+    shown = on_terminal(*WHATIF)
+
+    (headline,) = (line for line in shown.splitlines() if "predicted" in line)
+    assert headline.endswith(f"   {GREEN}1.44x\x1b[0m"), headline
+    assert f"{BOLD}by cause" in shown
+    changes = [line for line in shown.splitlines() if line.startswith("    ") and "\x1b[3" in line]
+    assert {RED in line for line in changes} == {"+" in line for line in changes}
+
+
+@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
+def test_who_wants_no_colours_gets_the_words_alone(on_terminal, run, setting):
+    shown = on_terminal(*WHATIF, **setting)
+
+    assert not CODE.search(shown)
+    assert "\x1b" not in shown
+    assert without_codes(shown) == run(*WHATIF).out
+
+
+@pytest.mark.parametrize(
+    ("command", "columns"), [(WHATIF, 60), (WHATIF, 80), (["rank", "--trace", "step.parquet"], 60)]
+)
+def test_lines_fit_the_terminal(on_terminal, command, columns):
+    lines = without_codes(on_terminal(*command, columns=columns)).splitlines()
+
+    assert columns - 12 < max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_what_is_piped_does_not_depend_on_the_terminal(run, columns):
+    plain = run(*WHATIF, COLUMNS=columns, FORCE_COLOR="1", TERM="xterm-256color").out
+
+    assert "\x1b" not in plain
+    assert plain == run(*WHATIF).out
