@@ -15,11 +15,11 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
     """Predict the step on another GPU, for example `to="h100"`.
 
     Kernels are retimed for the device `to` by the roofline: each keeps its share of the peak that bounds
-    it, in arithmetic or in bandwidth, and its fixed cost becomes the other device's. Copies to and from the
-    CPU go with the peak rate of PCIe, others with the memory's bandwidth. Peaks are the vendors'
-    (`daydream/costs/devices.py` names its sources); how well this does between two GPUs is in
-    docs/costs.md. With `speedup` all kernels and copies within the device take 1/speedup of their time
-    instead.
+    it, in arithmetic or in bandwidth, and its fixed cost becomes the other device's. A kernel of few blocks
+    goes with the rates of the units that it runs on. Copies to and from the CPU go with the peak rate of
+    PCIe, others with the memory's bandwidth. Peaks are the vendors' (`daydream/costs/devices.py` names its
+    sources); how well this does between two GPUs is in docs/costs.md. With `speedup` all kernels and copies
+    within the device take 1/speedup of their time instead.
 
     CPU work, launch latencies and collectives stay. Not modelled: other kernels that libraries
     pick for the device, formats that only it has, memory size, clocks under load.

@@ -135,6 +135,16 @@ def test_the_readmes_python_runs_and_prints_what_it_shows(
     assert printed.getvalue() == expected
 
 
+def test_the_readmes_accuracy_is_that_of_the_accuracy_page() -> None:
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    summaries = re.findall(r"Over the \d+ rows: median error (\S+), .*? worst [+-](\S+) \(", page)
+    (held_out,) = re.findall(r"With each model left out .*? \((\d+%)\)", page)
+    trust = " ".join(section("How far to trust it").split())
+
+    assert [re.findall(r"(\d\.\d%)(?: and |, the worst )(\d+\.\d%)", trust)] == [summaries]
+    assert f"in {held_out} of the cases" in trust
+
+
 def test_the_readmes_optimization_is_the_example() -> None:
     assert (EXAMPLES / "my_optimization.py").read_text() in blocks("python", section("Your own optimization"))
 

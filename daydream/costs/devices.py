@@ -44,7 +44,9 @@ class Device:
     l2: float | None = None  # MB
     link: float | None = None  # GB/s, all links, both directions
     sustained: tuple[float, float] | None = None  # parts of matrix peak and of bandwidth that hold under load
-    floor_ns: float | None = None  # what the smallest kernels take, see FLOORS
+    # What the smallest kernels take: the 5th percentile of public traces that are no side of a pair,
+    # `h100_pipeline_2gpu` and `mi300x_sglang_decode_graph_replay`.
+    floor_ns: float | None = None
 
     def peak(self, number_format: str) -> float:
         """Return peak FLOP/ns (= TFLOP/s / 1000 x 1e6) of a number format.

@@ -74,6 +74,10 @@ class Grids:
         """Return on how many of the units so many times the blocks run, 1 for all."""
         return filled(self.blocks * factor, self.units, in_waves=np.array(False))
 
+    def busy_elsewhere(self, units: int) -> np.ndarray:
+        """Return on how many of another GPU's units the blocks run, 1 for all."""
+        return filled(self.blocks, units, in_waves=np.array(False))
+
     def _resident(
         self, graph: Graph, names: np.ndarray, task_work: Work, blocks: np.ndarray, threads: np.ndarray
     ) -> np.ndarray:

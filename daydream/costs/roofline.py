@@ -140,7 +140,7 @@ class Change:
         at_peak = np.maximum(new_flop_ns, new_bytes_ns) / np.maximum(1.0, now / np.maximum(self.old, 1.0))
 
         grids = self._grids(source)
-        room = 1.0 if grids is None else grids.filled(1.0) / grids.filled(self._more_blocks(grids))
+        room = self._idle_units(source, target) if grids is None else self._idle_units_taken(grids)
         floor = self._new_floor(source, target)
         streaming = self.bytes_factor * source.bandwidth / new_bandwidth
         by_constant = self.typed & (self.narrower < 1) & ~self.tf32
@@ -191,13 +191,31 @@ class Change:
     def _grids(self, source: Device) -> Grids | None:
         """Return the kernels' blocks: where a grid is small, a kernel grows by less than its work.
 
-        At the same tiles: on another device libraries choose other tiles, and fill it as well. None
-        there, and where no work changes.
+        None on another device, and where no work changes.
         """
         resized = (self.flop_factor != 1) | (self.bytes_factor != self.narrower)
         if self.other_device or not resized.any():
             return None
         return Grids(self.graph, self.selection, self.work, self.matrix, source)
+
+    def _idle_units_taken(self, grids: Grids) -> np.ndarray:
+        """Return what kernels take because their new blocks find idle units, as a part of their time."""
+        return grids.filled(1.0) / grids.filled(self._more_blocks(grids))
+
+    def _idle_units(self, source: Device, target: Device) -> np.ndarray | float:
+        """Return what kernels take because they leave another part of the units idle there.
+
+        A grid of fewer blocks than units has the rates of the units that it runs on: a GPU of fewer
+        and stronger ones serves it better than its peaks say. Kernels bring the same blocks, attention too:
+        one for some queries of a head. For products and convolutions libraries choose tiles that fill
+        the other device as well, and a kernel of so many blocks for every unit was made for the device.
+        """
+        if not self.other_device:
+            return 1.0
+        grids = Grids(self.graph, self.selection, self.work, self.matrix, source)
+        part = grids.busy(1.0) / grids.busy_elsewhere(target.units)
+        keeps = (~self.matrix | (self.work.family == "attention")) & (grids.blocks % grids.units != 0)
+        return np.where(keeps, part, 1.0)
 
     def _more_blocks(self, grids: Grids) -> np.ndarray:
         return grids.growth(self.flop_factor, self.bytes_factor / self.narrower, self.grid_factor)
