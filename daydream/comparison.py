@@ -304,14 +304,13 @@ def compare(
     optimization: str,
     options: Mapping[str, Any] | None = None,
     edit: Callable[[Graph], object] | None = None,
-    passes: int = 2,
     contention: ContentionOption | Choice = MEASURED,
 ) -> Comparison:
     """Return the comparison of a replay with a changed copy of its graph.
 
     `edit` makes the same change in another copy; with it the unprofiled step is predicted too.
-    `passes` are simulated at once; only the speed depends on it (see `settle`). `contention` says how
-    kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one or two factors.
+    `contention` says how kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one
+    or two factors.
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
@@ -332,7 +331,7 @@ def compare(
     chosen = choose(contention, old, graph)
     slowed = None if chosen is None else chosen.between(old, graph)
     try:
-        after = settle(graph, passes=passes, contention=slowed)
+        after = settle(graph, passes=before.settled.passes, contention=slowed)
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
         raise GraphError(f"{optimization} left a broken graph: {error}.") from None
     return Comparison(

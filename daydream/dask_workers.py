@@ -13,6 +13,7 @@ from typing import Any
 
 from daydream.engines import DIED, Answers, Engine, distributed_package, forget, without_interrupts, work
 from daydream.errors import DaydreamError
+from daydream.freed_memory import keep_freed_memory
 
 LARGE = 1 << 20  # bytes
 ANSWER_S = 10  # how long a scheduler has to answer
@@ -105,7 +106,9 @@ def _started(distributed: Any, count: int, stack: contextlib.ExitStack) -> Any:
     except RuntimeError:  # so says the package if a worker ends before it has begun
         raise DaydreamError(DIED) from None
     stack.enter_context(cluster)
-    return stack.enter_context(distributed.Client(cluster))
+    client = stack.enter_context(distributed.Client(cluster))
+    client.run(keep_freed_memory)
+    return client
 
 
 # What workers run ----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from daydream.errors import DaydreamError
+from daydream.freed_memory import keep_freed_memory
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -193,6 +194,7 @@ def _begin(path: str) -> None:
     """Begin a worker process: note where its state lies, and end with the parent however that ends."""
     import multiprocessing
 
+    keep_freed_memory()
     _FILES[:] = [path]
     parent = multiprocessing.parent_process()
 

@@ -292,8 +292,7 @@ def _predicted(
     start = edited.get(first.name) if others else None
     changed = (before.graph if start is None else start).copy()
     apply(parsed if start is None else others, changed, {})
-    name, passes = "+".join(each.name for each in parsed), before.settled.passes
-    comparison = compare(before, changed, optimization=name, passes=passes)
+    comparison = compare(before, changed, optimization="+".join(each.name for each in parsed))
     ranked = _ranked(parsed, comparison, with_ranges=with_ranges)
     if not others:
         edited[first.name] = changed

@@ -200,7 +200,7 @@ class _Desk:
         used = apply(self.optimizations, changed, {**self.question.options, **varied})
         found = compare(
             before, changed, optimization=spelled(self.optimizations), options=used,
-            passes=before.settled.passes, contention=self.question.contention,
+            contention=self.question.contention,
         )  # fmt: skip
         known = set(before.notes)
         return Answered(

@@ -105,7 +105,8 @@ def _exposed_ns(comparison: Comparison) -> float:
     longer = comparison.edits.longer(touched, MODEL_ERROR)
     choice = comparison.contention
     slowed = None if choice is None else choice.between(comparison.replay.graph, longer)
-    settled = settle(longer, passes=comparison.after.passes, contention=slowed)
+    passes = comparison.after.passes - (slowed is not None)  # that one is simulated behind them anyway
+    settled = settle(longer, passes=passes, contention=slowed)
     return hypot(max(comparison.step_of(settled) - comparison.predicted_ns, 0), waits)
 
 

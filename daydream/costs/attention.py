@@ -75,11 +75,14 @@ def fused_attention_ns(graph: Graph, chains: Groups, *, backward: bool) -> tuple
     time = np.maximum(of_products * (1.25 if backward else 1.0), floor)
     known = 0
     texts = tasks.shapes
+    speeds: dict[str | None, float | None] = {}
     for chain in range(len(chains)):
         mine = np.flatnonzero((number == chain) & products)
         qkv = _of_shapes([texts[place] for place in mine.tolist()], backward=backward)
         dtype = tasks.dtype[mine[0]]
-        speed = _rate_of_products(graph, dtype)
+        if dtype not in speeds:
+            speeds[dtype] = _rate_of_products(graph, dtype)
+        speed = speeds[dtype]
         amount = attention(*qkv, backward=backward) if qkv else None
         if amount is None or amount.flop is None or speed is None or rate is None:
             continue

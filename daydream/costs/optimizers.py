@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -235,6 +236,7 @@ def _updated(graph: Graph, nodes: int) -> tuple[int, int]:
     return max(exact, default=min(found, default=(-1, -1)))
 
 
+@lru_cache(maxsize=1 << 14)  # every optimization of the update reads the same calls
 def _first_list(text: str) -> list[list[int]]:
     """Return the shapes of the first argument: of a tensor, or of the tensors of a list."""
     try:

@@ -8,6 +8,7 @@ list of tuples for a list of tensors.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -17,8 +18,12 @@ Argument: TypeAlias = Shape | list[Shape]
 
 def parse_shapes(text: str | None) -> list[Argument] | None:
     """Return the arguments of a recorded call, None if nothing readable was recorded."""
-    if not text:
-        return None
+    arguments = _parsed(text) if text else None
+    return None if arguments is None else [*arguments]
+
+
+@lru_cache(maxsize=1 << 14)  # a few thousand texts make a trace, and every optimization reads them
+def _parsed(text: str) -> list[Argument] | None:
     try:
         recorded = json.loads(text)
     except ValueError:

@@ -112,30 +112,29 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
 
 
 def _lay_out(graph: Graph, copies: int, window: Window | None) -> _Layout:
-    ids = graph.ids
-    order = graph.columns["order"][ids]
-    copy = np.zeros(len(ids), np.int32)
+    ids = block = graph.ids
+    order, lanes = graph.columns["order"][ids], graph.columns["lane"][ids]
     shift = np.zeros(len(graph.lanes), np.int64)
-    block, ahead = ids[:0], ids[:0]
+    ahead = ids[:0]
     if copies > 1:
         if window is None:
             raise GraphError("repeating needs a window")
-        lane = graph.columns["lane"][ids]
         begin, end = borders(graph, window)
         shift = end - begin
-        inside = (order >= begin[lane]) & (order < end[lane])
-        ahead, block = ids[order < begin[lane]], ids[inside]
-        block_order, distance = order[inside], shift[lane[inside]]
-        order = np.concatenate(
-            [order[order < begin[lane]], *(block_order + c * distance for c in range(copies))]
-        )
+        before = order < begin[lanes]
+        inside = ~before & (order < end[lanes])
+        ahead, block = ids[before], ids[inside]
+        block_order, distance = order[inside], shift[lanes[inside]]
+        order = np.concatenate([order[before], *(block_order + c * distance for c in range(copies))])
+        lanes = np.concatenate([lanes[before], *[lanes[inside]] * copies])
         ids = np.concatenate([ahead, *[block] * copies])
-        copy = np.concatenate(
-            [np.zeros(len(ahead), np.int32), *(np.full(len(block), c, np.int32) for c in range(copies))]
-        )
+    copy = np.zeros(len(ids), np.int32)
     at = np.full((copies, graph.size), -1, np.int32)
-    at[copy, ids] = np.arange(len(ids), dtype=np.int32)
-    lanes = graph.columns["lane"][ids]
+    at[0, ahead] = np.arange(len(ahead))
+    for number in range(copies):
+        first = len(ahead) + number * len(block)
+        at[number, block] = np.arange(first, first + len(block))
+        copy[first : first + len(block)] = number
     by_lane = stable_order(lanes, len(graph.lanes))
     bounds = np.append(0, np.cumsum(np.bincount(lanes, minlength=len(graph.lanes)))).tolist()
     on_device = {

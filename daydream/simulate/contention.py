@@ -74,40 +74,69 @@ class Contention:
         """
         plan = lowered.plan
         start, end = engine(plan)
-        slow = _Slow.of(graph, lowered, self)
-        if not slow.sides:
+        slow = self._slow(graph, lowered, engine, copies, window)
+        if not slow:
             return plan, start, end, True
-        own = plan.duration_ns
-        held = self._held(graph, lowered, engine, copies, window)
-        duration = own
+        own = duration = plan.duration_ns
+        slowed = np.zeros(len(plan), bool)
+        for side in slow:
+            slowed[side.tasks] = True
+        moved = np.flatnonzero(slowed)
         for turn in range(MOST_TURNS):
-            new = slow.durations(own, held, start, end)
+            new = own.copy()
+            for side in slow:
+                new[side.tasks] = side.durations(own[side.tasks], start, end)
+            changes = np.abs(new[moved] - duration[moved])
             if turn >= EXACT_TURNS:
-                new = np.where(np.abs(new - duration) <= 1, duration, new)
+                still = moved[changes <= 1]
+                new[still] = duration[still]
+                changes = changes[changes > 1]
             # No end moves by more than all durations together.
-            if np.abs(new - duration).sum() <= NEGLIGIBLE * int(end.max()):
+            if changes.sum() <= NEGLIGIBLE * int(end.max()):
                 return plan, start, end, True
             duration = new
             plan = plan.with_costs(duration, plan.gap_ns)
             start, end = engine(plan)
         return plan, start, end, False
 
-    def _held(
+    def _slow(
         self, graph: Graph, lowered: Lowered, engine: Engine, copies: int, window: Window | None
+    ) -> list[_Slow]:
+        """Return who is slowed by whom."""
+        kernel = np.broadcast_to(np.asarray(self.kernel, np.float64), graph.size)
+        found = []
+        for tasks, beside in _pairs(graph, lowered):
+            of = lowered.task[tasks]
+            factor = np.where(graph.columns["kind"][of] == COLLECTIVE, self.transfer, kernel[of])
+            slowed = factor > 1
+            if slowed.any():  # also with nothing beside them any more
+                held = self._held(graph, lowered, tasks[slowed], engine, copies, window)
+                lost = (1 - 1 / factor)[slowed]
+                losing = [(each, np.flatnonzero(lost == each)) for each in np.unique(lost).tolist()]
+                found.append(_Slow(tasks[slowed], beside, losing, held))
+        return found
+
+    def _held(
+        self,
+        graph: Graph,
+        lowered: Lowered,
+        tasks: np.ndarray,
+        engine: Engine,
+        copies: int,
+        window: Window | None,
     ) -> np.ndarray:
-        """Return how much overlap each entry's duration already holds, in ns."""
-        duration = lowered.plan.duration_ns
-        before = self.untouched
+        """Return how much overlap the durations of some entries already hold, in ns."""
+        before, duration = self.untouched, lowered.plan.duration_ns[tasks]
         if not (before.alive & (before.columns["kind"] == COLLECTIVE)).any():
-            return np.zeros(len(duration), np.int64)
+            return np.zeros(len(tasks), np.int64)
         overlap, recorded = self._overlaps(engine, copies, window)
-        origin = _origins(before, graph)[lowered.task]
-        at = np.minimum(lowered.copy, len(overlap) - 1)
+        origin = _origins(before, graph)[lowered.task[tasks]]
+        at = np.minimum(lowered.copy[tasks], len(overlap) - 1)
         known = origin >= 0
         whole = np.where(known, recorded[at, origin], 0)
         part = np.where(known, overlap[at, origin], 0)
         share = part / np.maximum(whole, 1)
-        new = ~known & (graph.columns["kind"][lowered.task] == COLLECTIVE)
+        new = ~known & (graph.columns["kind"][lowered.task[tasks]] == COLLECTIVE)
         if new.any():  # sized by recorded ones, which were overlapped
             old = np.flatnonzero(before.columns["kind"] == COLLECTIVE)
             share[new] = overlap[0, old].sum() / max(int(recorded[0, old].sum()), 1)
@@ -137,30 +166,19 @@ class Contention:
 
 @dataclass(frozen=True, eq=False)
 class _Slow:
-    """Who is slowed by whom, as entries of a plan: tasks, those beside them, and their share lost."""
+    """Entries of a plan that are slowed by those beside them, and the overlap that their durations hold."""
 
-    sides: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    tasks: np.ndarray
+    beside: np.ndarray
+    losing: list[tuple[float, np.ndarray]]  #: shares of speed that are lost, and which of the tasks lose each
+    held: np.ndarray
 
-    @classmethod
-    def of(cls, graph: Graph, lowered: Lowered, contention: Contention) -> _Slow:
-        kernel = np.broadcast_to(np.asarray(contention.kernel, np.float64), graph.size)
-        factor = np.where(graph.columns["kind"] == COLLECTIVE, contention.transfer, kernel)
-        lost = (1 - 1 / factor)[lowered.task]
-        sides = []
-        for tasks, beside in _pairs(graph, lowered):
-            mine = tasks[lost[tasks] > 0]
-            if len(mine):  # also with nothing beside them any more
-                sides.append((mine, beside, lost[mine]))
-        return cls(sides)
-
-    def durations(self, own: np.ndarray, held: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return how long everything takes beside what runs as simulated; `own` durations hold `held`."""
-        new = own.copy()
-        for tasks, beside, lost in self.sides:
-            covered = Coverage(start[beside], end[beside])
-            for each in np.unique(lost).tolist():
-                mine = tasks[lost == each]
-                new[mine] = _stretched(covered, each, start[mine], own[mine], held[mine])
+    def durations(self, own: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return how long they take beside what runs as simulated; their `own` durations hold `held`."""
+        covered = Coverage(start[self.beside], end[self.beside])
+        new, begin = np.empty_like(own), start[self.tasks]
+        for lost, mine in self.losing:
+            new[mine] = _stretched(covered, lost, begin[mine], own[mine], self.held[mine])
         return new
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daydream.graph.plan import Cause
 from daydream.simulate import policy, scan
+from daydream.simulate.runs import runs_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,50 +63,53 @@ def critical_path(
         path = critical_path(fixed, start[ran], end[ran], int(np.flatnonzero(ran == sink)[0]), since=since)
         return replace(path, task=ran[path.task])
 
-    before, cause, by_start = _binding_causes(plan, start, end, since)
-    # -1 where nothing was looked up: at the first task, and at `since`. A list is quicker for a long way.
-    previous = before if since is not None else before.tolist()
-    walk = [sink]
-    while previous[walk[-1]] >= 0:
-        walk.append(int(previous[walk[-1]]))
-    task = np.array(walk[::-1], np.int64)
+    # Causes have lower ids than what they cause. What is not known runs at `since`.
+    known = np.arange(sink + 1) if since is None else np.flatnonzero(start[: sink + 1] > since)
+    before, cause, by_start = _binding_causes(plan, start, end, known)
+    place = np.searchsorted(known, before)
+    steps = np.where(known[np.minimum(place, len(known) - 1)] == before, place, -1).tolist()
+    walk = [len(known) - 1] if len(known) and known[-1] == sink else []
+    while walk and steps[walk[-1]] >= 0:
+        walk.append(steps[walk[-1]])
+    chain = np.array(walk[::-1], np.int64)
+    first = before[chain[:1]] if walk else np.array([sink])
+    first = first[first >= 0]
+    task = np.append(first, known[chain])
     task_ns = plan.duration_ns[task]
-    task_ns[:-1][by_start[task[1:]]] = 0
+    task_ns[:-1][by_start[chain][1 - len(first) :]] = 0
     delay = start[task]
     delay[1:] -= start[task[:-1]] + task_ns[:-1]
-    return CriticalPath(task, cause[task], delay, task_ns)
+    released = np.full(len(first), Cause.RELEASE, np.int8)
+    return CriticalPath(task, np.append(released, cause[chain]), delay, task_ns)
 
 
 def _binding_causes(
-    plan: Plan, start: np.ndarray, end: np.ndarray, since: int | None = None
+    plan: Plan, start: np.ndarray, end: np.ndarray, tasks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what bound each start: the task (-1 for none), the cause, and whether from that task's start.
+    """Return what bound each start: the task (-1 for none), the cause, and whether from that task's start."""
+    before = np.full(len(tasks), -1, np.int64)
+    cause = np.full(len(tasks), Cause.RELEASE, np.int8)
+    by_start = np.zeros(len(tasks), np.bool_)
 
-    With `since`, only for the tasks that start later.
-    """
-    n = len(plan)
-    before = np.full(n, -1, np.int64)
-    cause = np.full(n, Cause.RELEASE, np.int8)
-    by_start = np.zeros(n, np.bool_)
+    place = plan.place()[tasks]
+    earlier = plan.by_lane()[np.maximum(place - 1, 0)]
+    binds = (place > 0) & (plan.lane[earlier] == plan.lane[tasks])
+    binds &= end[earlier] + plan.gap_ns[earlier] == start[tasks]
+    before[binds] = earlier[binds]
+    cause[binds] = Cause.LANE
 
-    following = plan.next_on_lane()
-    earlier = np.flatnonzero(following >= 0)
-    if since is not None:
-        earlier = earlier[start[following[earlier]] > since]
-    earlier = earlier[end[earlier] + plan.gap_ns[earlier] == start[following[earlier]]]
-    before[following[earlier]] = earlier
-    cause[following[earlier]] = Cause.LANE
-
-    dst = plan.edge_dst
-    binds = start[plan.edge_src] + plan.edge_delay_ns == start[dst]
-    binding = np.flatnonzero(binds if since is None else binds & (start[dst] > since))
-    order = np.lexsort((plan.edge_src[binding], plan.edge_cause[binding], dst[binding]))
-    binding = binding[order]
+    count = plan.edge_ptr[tasks + 1] - plan.edge_ptr[tasks]
+    of = np.repeat(np.arange(len(tasks)), count)
+    edge = np.repeat(plan.edge_ptr[tasks + 1] - np.cumsum(count), count) + np.arange(len(of))
+    src, from_start = plan.edge_src[edge], plan.edge_from_start[edge]
+    ready = np.where(from_start, start[src], end[src]) + plan.edge_latency_ns[edge]
+    binding = np.flatnonzero(ready == start[tasks[of]])
+    binding = binding[np.lexsort((src[binding], plan.edge_cause[edge[binding]], of[binding]))]
     if len(binding):
-        binding = binding[np.append(True, dst[binding[1:]] != dst[binding[:-1]])]
-    before[dst[binding]] = plan.edge_src[binding]
-    cause[dst[binding]] = plan.edge_cause[binding]
-    by_start[dst[binding]] = plan.edge_from_start[binding]
+        binding = binding[np.append(True, of[binding[1:]] != of[binding[:-1]])]
+    before[of[binding]] = src[binding]
+    cause[of[binding]] = plan.edge_cause[edge[binding]]
+    by_start[of[binding]] = from_start[binding]
     return before, cause, by_start
 
 
@@ -149,15 +154,27 @@ def _slack(plan: Plan, end: np.ndarray, deadline: np.ndarray) -> np.ndarray:
 
 def _scan(plan: Plan, levels: scan.Levels, deadline: np.ndarray) -> np.ndarray:
     """Return the latest start of each task: the default engine run backwards, with minima."""
-    before, weight = scan.weigh(plan, levels)
-    s = (deadline - plan.duration_ns)[levels.task] - before
+    runs = runs_of(plan)
+    before, weight = scan.weigh(plan, runs, levels)
+    own = (deadline - plan.duration_ns)[runs.order] - before[:-1]
+    s = np.empty(len(runs), np.int64)
+    s[levels.slot] = np.minimum.reduceat(own, runs.head)
     for edges, src, _, _, segments in reversed(levels.levels):
         for segment in segments:
             part = s[segment][::-1]
             np.minimum.accumulate(part, out=part)
         np.minimum.at(s, src, s[levels.dst[edges]] - weight[edges])
-    latest: np.ndarray = np.empty_like(s)
-    latest[levels.task] = s + before
+    # Within a run a task need not wait for what the tasks before it let begin.
+    leaving = np.flatnonzero(levels.wait >= 0)
+    np.minimum.at(own, runs.begin[levels.wait[leaving]], s[levels.dst[leaving]] - weight[leaving])
+    lane = plan.lane[runs.order]
+    bounds = [0, *(np.flatnonzero(lane[1:] != lane[:-1]) + 1).tolist(), len(lane)]
+    for begin, end in pairwise(bounds):
+        part = own[begin:end][::-1]
+        np.minimum.accumulate(part, out=part)
+    own += before[:-1]
+    latest: np.ndarray = np.empty_like(own)
+    latest[runs.order] = own
     return latest
 
 

@@ -1,8 +1,8 @@
 """The engine for plans with scheduled lanes: data flow on ordered lanes, heaps on scheduled ones.
 
-An ordered lane needs no time order: a task runs as soon as its causes are done. Only when
-nothing else can move does a scheduled lane decide, the one with the earliest decision time
-first. That is safe: a ready time still unknown then is no earlier than that decision time.
+An ordered lane needs no time order: a run of tasks (see `daydream.simulate.runs`) goes as soon as its
+causes are done. Only when nothing else can move does a scheduled lane decide, the one with the earliest
+decision time first. That is safe: a ready time still unknown then is no earlier than that decision time.
 (Edges with negative latency can break this; a task then counts from when it is known.)
 The rule of decision is that of `daydream.simulate.reference`, and so are the results.
 """
@@ -13,6 +13,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from daydream.simulate.runs import runs_of
 
 if TYPE_CHECKING:
     from daydream.graph.plan import Plan
@@ -36,42 +38,45 @@ def simulate(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _simulate(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    n = len(plan)
-    is_scheduled = np.isin(np.arange(plan.lanes), plan.scheduled)
-    costs = plan.duration_ns + plan.gap_ns
+    runs = runs_of(plan)
+    n = len(runs)
+    before = runs.before(plan)
+    head = before[runs.head]
+    costs = np.diff(before[np.append(runs.head, len(plan))])
+    is_scheduled = np.isin(np.arange(plan.lanes), plan.scheduled)[runs.lane]
 
     # The order on an ordered lane as edges beside the others.
-    following = plan.next_on_lane()
-    earlier = np.flatnonzero((following >= 0) & ~is_scheduled[plan.lane])
-    src = np.append(plan.edge_src, earlier)
-    dst = np.append(plan.edge_dst, following[earlier])
-    delays = np.append(plan.edge_delay_ns, costs[earlier])
+    earlier = np.flatnonzero((runs.lane[1:] == runs.lane[:-1]) & ~is_scheduled[1:])
+    src, dst = np.append(runs.src, earlier), np.append(runs.dst, earlier + 1)
+    delays = np.append(runs.delay_ns(plan, before) - head[runs.src], costs[earlier])
     by_source = np.argsort(src, kind="stable")
     out = list(zip(dst[by_source].tolist(), delays[by_source].tolist(), strict=True))
     out_stop = np.cumsum(np.bincount(src, minlength=n)).tolist()
     out_begin = [0, *out_stop]
     causes = np.bincount(dst, minlength=n).tolist()
 
-    lane, cost, ready = plan.lane.tolist(), costs.tolist(), plan.release_ns.tolist()
+    first = runs.order[runs.head]
+    lane, cost, ready = runs.lane.tolist(), costs.tolist(), plan.release_ns[first].tolist()
     start, progress = [0] * n, [0] * plan.lanes
-    priority = [0] * n if plan.priority is None else plan.priority.tolist()
-    has_policy = is_scheduled[plan.lane].tolist()
+    priority = [0] * n if plan.priority is None else plan.priority[first].tolist()
+    has_policy = is_scheduled.tolist()
     scheduled = _ScheduledLanes(priority, progress)
     ran: list[int] = []
     movable: list[int] = []
-    roots = [task for task in range(n) if not causes[task]]
-    for task in roots:
-        if has_policy[task]:
-            scheduled.add(task, lane[task], ready[task])
+    for run in range(n):
+        if causes[run]:
+            continue
+        if has_policy[run]:
+            scheduled.add(run, lane[run], ready[run])
         else:
-            movable.append(task)
+            movable.append(run)
     while movable or scheduled.pick_into(movable):
-        task = movable.pop()
-        ran.append(task)
-        number = lane[task]
-        at = start[task] = max(ready[task], progress[number])
-        progress[number] = at + cost[task]
-        for child, delay in out[out_begin[task] : out_stop[task]]:
+        run = movable.pop()
+        ran.append(run)
+        number = lane[run]
+        at = start[run] = max(ready[run], progress[number])
+        progress[number] = at + cost[run]
+        for child, delay in out[out_begin[run] : out_stop[run]]:
             if at + delay > ready[child]:  # noqa: PLR1730 - quicker than max()
                 ready[child] = at + delay
             causes[child] -= 1
@@ -81,7 +86,10 @@ def _simulate(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
                 scheduled.add(child, lane[child], ready[child])
             else:
                 movable.append(child)
-    return np.array(start, np.int64), np.array(ran, np.int64)
+    order = np.array(ran, np.int64)
+    length = runs.length[order]
+    places = np.repeat(runs.head[order] - np.cumsum(length) + length, length) + np.arange(len(plan))
+    return runs.spread(np.array(start, np.int64) - head, before), runs.order[places]
 
 
 def fix_order(plan: Plan) -> tuple[Plan, np.ndarray]:

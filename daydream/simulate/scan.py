@@ -1,20 +1,21 @@
-"""The default engine: one max-plus scan per run of tasks, in NumPy.
+"""The default engine: one max-plus scan per row of runs, in NumPy.
 
 On a lane `start[i] = max(start[i-1] + cost[i-1], ready[i])`, cost being duration + gap.
 With `before[i]` the sum of all costs before `i`, and `s = start - before`, this reads
-`s[i] = max(s[i-1], ready[i] - before[i])`: a running maximum. So lanes are cut into
-segments such that whatever a segment needs from elsewhere is known when it begins:
+`s[i] = max(s[i-1], ready[i] - before[i])`: a running maximum. It changes at the heads of runs only
+(see `daydream.simulate.runs`), so lanes are rows of runs. They are cut into segments such that
+whatever a segment needs from elsewhere is known when it begins:
 
-    level(task) = max(level(task before it on its lane), level(cause) + 1 for its other causes)
+    level(run) = max(level(run before it on its lane), level(cause) + 1 for its other causes)
 
     lane 0    0 0 0 | 2 2 2 | 4 4        a thread that launches, and synchronizes twice
     lane 1        1 1 1 | 3 3            its stream
 
-A segment is a run of equal level on one lane. Level after level, the edges into it are
+A segment is a row of runs of equal level on one lane. Level after level, the edges into it are
 gathered in one go, then each of its segments takes one running maximum.
 
 The cut depends on lanes and edges only. It is kept in `plan.cache` and serves every plan
-that shares it. Where lanes wait for each other so often that levels hold few tasks, a
+that shares it. Where lanes wait for each other so often that levels hold few runs, a
 plain pass over Python lists is quicker and is taken instead; results are the same.
 """
 
@@ -26,17 +27,16 @@ import numpy as np
 
 from daydream.graph.plan import stable_order
 from daydream.simulate import policy
+from daydream.simulate.runs import Runs, runs_of
 
 if TYPE_CHECKING:
     from daydream.graph.plan import Plan
 
-# Cutting takes about 10 us a level and each run 3 us, the pass over lists 0.3 us a task: with this many
-# tasks a level both take as long for a replay and one what-if. Where levels have many segments, a segment
+# Cutting takes about 10 us a level and each pass 3 us, the pass over lists 0.3 us a run: with this many
+# runs a level both take as long for a replay and one what-if. Where levels have many segments, a segment
 # costs 0.8 us. Measured on a 2-core x86 machine with NumPy 2.4; only speed depends on these two numbers.
-LEAST_TASKS_A_LEVEL = 32
-LEAST_TASKS_A_SEGMENT = 3
-
-FROM_START, FROM_END, FROM_LANE = 0, 1, 2
+LEAST_RUNS_A_LEVEL = 32
+LEAST_RUNS_A_SEGMENT = 3
 
 
 def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -49,30 +49,30 @@ def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Level(NamedTuple):
-    """What one level gathers and scans; places are positions in the order (level, lane, id)."""
+    """What one level gathers and scans; slots are positions of runs in the order (level, lane, id)."""
 
     edges: slice
-    src: np.ndarray  #: places of the sources of these edges
-    rows: np.ndarray  #: places that have edges
+    src: np.ndarray  #: slots of the sources of these edges
+    rows: np.ndarray  #: slots that have edges
     first: np.ndarray | None  #: each row's first edge, counted within the level; None if all have one
     segments: list[slice]
 
 
 class Levels(NamedTuple):
-    """A plan cut into levels. Edges are those not on the same segment, by the place they lead to."""
+    """Runs cut into levels. Edges are those not on the same segment, by the slot they lead to."""
 
-    task: np.ndarray  #: the task at each place
+    head: np.ndarray  #: the place where the run of each slot begins
     release_ns: np.ndarray  #: its earliest start
-    dst: np.ndarray  #: place each edge leads to
-    origin: np.ndarray  #: place it comes from + number of tasks * (FROM_START, FROM_END or FROM_LANE)
-    latency_ns: np.ndarray
-    folded: np.ndarray  #: edges of the plan to the very next task on a lane: they only lengthen the gap
+    slot: np.ndarray  #: of each run
+    dst: np.ndarray  #: slot each edge leads to
+    wait: np.ndarray  #: which of the runs' waits it is; -1 where a segment goes on with its lane
     levels: list[Level]
 
 
 def _scan(plan: Plan, levels: Levels) -> np.ndarray:
-    before, weight = weigh(plan, levels)
-    s = levels.release_ns - before
+    runs = runs_of(plan)
+    before, weight = weigh(plan, runs, levels)
+    s = levels.release_ns - before[levels.head]
     for edges, src, rows, first, segments in levels.levels:
         if len(rows):
             value = s[src]
@@ -83,103 +83,67 @@ def _scan(plan: Plan, levels: Levels) -> np.ndarray:
         for segment in segments:
             part = s[segment]
             np.maximum.accumulate(part, out=part)
-    s += before
-    start: np.ndarray = np.empty_like(s)
-    start[levels.task] = s
-    return start
+    return runs.spread(s[levels.slot], before)
 
 
-def weigh(plan: Plan, levels: Levels) -> tuple[np.ndarray, np.ndarray]:
+def weigh(plan: Plan, runs: Runs, levels: Levels) -> tuple[np.ndarray, np.ndarray]:
     """Return `before` of each place, and of each edge what it adds to its source's `s`."""
-    duration = plan.duration_ns[levels.task]
-    after = np.cumsum(duration + _gap(plan, levels.folded)[levels.task])
-    before = np.zeros_like(after)
-    before[1:] = after[:-1]
-    weight = np.concatenate((before, before + duration, after))[levels.origin]
-    weight += levels.latency_ns
-    weight -= before[levels.dst]
-    return before, weight
-
-
-def _gap(plan: Plan, folded: np.ndarray) -> np.ndarray:
-    """Return the gaps, lengthened by the edges from a task to the very next one on its lane."""
-    gap: np.ndarray = plan.gap_ns
-    if len(folded):
-        gap = gap.copy()
-        task = plan.edge_src[folded]
-        np.maximum.at(gap, task, plan.edge_delay_ns[folded] - plan.duration_ns[task])
-    return gap
+    before = runs.before(plan)
+    delay = runs.delay_ns(plan, before)
+    delay -= before[runs.head[runs.dst]]
+    return before, np.append(delay, 0)[levels.wait]
 
 
 def cut(plan: Plan) -> Levels | None:
-    """Return the plan cut into levels, or None if they would hold too few tasks to be worth it."""
+    """Return the plan cut into levels, or None if they would hold too few runs to be worth it."""
     if "levels" not in plan.cache:
-        plan.cache["levels"] = _cut(plan)
+        plan.cache["levels"] = _cut(plan, runs_of(plan))
     levels: Levels | None = plan.cache["levels"]
     return levels
 
 
-def _cut(plan: Plan) -> Levels | None:
-    by_lane = plan.by_lane()
+def _cut(plan: Plan, runs: Runs) -> Levels | None:
     bounds = np.zeros(plan.lanes + 1, np.int64)
-    np.cumsum(np.bincount(plan.lane, minlength=plan.lanes), out=bounds[1:])
-    position = _inverse(by_lane)
-
-    # On its own lane an edge without latency says nothing that the order does not say.
-    src_lane, dst_lane = plan.lane[plan.edge_src], plan.lane[plan.edge_dst]
-    across = src_lane != dst_lane
-    inner = np.flatnonzero(~across & (plan.edge_latency_ns > 0))
-    next_one = position[plan.edge_src[inner]] + 1 == position[plan.edge_dst[inner]]
-    folded = inner[next_one]
-    across[inner[~next_one]] = True
-    waits = np.flatnonzero(across)
-
-    src, dst = plan.edge_src[waits], plan.edge_dst[waits]
-    found = _segments(position[src], position[dst], src_lane[waits], dst_lane[waits], bounds)
+    np.cumsum(np.bincount(runs.lane, minlength=plan.lanes), out=bounds[1:])
+    found = _segments(runs.src, runs.dst, runs.lane[runs.src], runs.lane[runs.dst], bounds)
     if found is None:
         return None
     begin, length, level_ptr = found
-    if len(begin) * LEAST_TASKS_A_SEGMENT > len(plan) + 64:
+    if len(begin) * LEAST_RUNS_A_SEGMENT > len(runs) + 64:
         return None
     offset = np.append(0, np.cumsum(length))
-    task = by_lane[np.repeat(begin - offset[:-1], length) + np.arange(len(plan))]
-    later = begin > bounds[plan.lane[by_lane[begin]]]
-    return _lay_out(
-        plan, task, offset, level_ptr, by_lane[begin[later] - 1], offset[:-1][later], waits, folded
-    )
+    at_slot = np.repeat(begin - offset[:-1], length) + np.arange(len(runs))
+    later = begin > bounds[runs.lane[begin]]
+    return _lay_out(plan, runs, at_slot, offset, level_ptr, begin[later] - 1, offset[:-1][later])
 
 
 def _lay_out(
     plan: Plan,
-    task: np.ndarray,
+    runs: Runs,
+    at_slot: np.ndarray,
     offset: np.ndarray,
     level_ptr: np.ndarray,
     last: np.ndarray,
     resumed: np.ndarray,
-    waits: np.ndarray,
-    folded: np.ndarray,
 ) -> Levels:
     """Return the levels: `offset` is where segments begin, `level_ptr` which of them begin a level.
 
-    `resumed` are the places where a segment goes on with its lane after the task `last`: an edge leads there.
+    `resumed` are the slots where a segment goes on with its lane after the run `last`: an edge leads there.
     """
-    n, place = len(plan), _inverse(task)
-    dst = plan.edge_dst[waits]
-    count = np.bincount(dst, minlength=n)
-    edges_before = np.cumsum(count) - count
-    total = count[task]
-    total[resumed] += 1
-    row = np.zeros(n + 1, np.int64)
-    np.cumsum(total, out=row[1:])
-    slot = row[place[dst]] - edges_before[dst] + np.arange(len(dst))
+    slot = np.empty(len(runs), np.int64)
+    slot[at_slot] = np.arange(len(runs))
+    waits = np.bincount(runs.dst, minlength=len(runs))
+    count = waits[at_slot]
+    count[resumed] += 1
+    row = np.append(0, np.cumsum(count))
+    # Waits stand by target, so those of one run keep their order; where a segment goes on comes last.
+    place = row[slot[runs.dst]] + np.arange(len(runs.dst)) - (np.cumsum(waits) - waits)[runs.dst]
     resuming = row[resumed + 1] - 1
+    src, wait = np.empty(row[-1], np.int64), np.full(row[-1], -1)
+    src[place], src[resuming] = slot[runs.src], slot[last]
+    wait[place] = np.arange(len(runs.dst))
 
-    src, kind, latency = (np.zeros(row[-1], np.int64) for _ in range(3))
-    src[slot], src[resuming] = place[plan.edge_src[waits]], place[last]
-    kind[slot], kind[resuming] = np.where(plan.edge_from_start[waits], FROM_START, FROM_END), FROM_LANE
-    latency[slot] = plan.edge_latency_ns[waits]
-
-    rows = np.flatnonzero(total)
+    rows = np.flatnonzero(count)
     first = row[rows]
     edge_bounds = row[offset[level_ptr]].tolist()
     row_bounds = rows.searchsorted(offset[level_ptr]).tolist()
@@ -191,15 +155,9 @@ def _lay_out(
         firsts = None if single else first[mine] - edges.start
         segments = [slice(stops[i], stops[i + 1]) for i in range(*segment_bounds[k : k + 2])]
         levels.append(Level(edges, src[edges], rows[mine], firsts, segments))
-    return Levels(
-        task=task,
-        release_ns=plan.release_ns[task] if plan.release_ns.any() else np.broadcast_to(np.int64(0), n),
-        dst=np.repeat(np.arange(n, dtype=np.int32), total),
-        origin=(src + n * kind).astype(np.int32 if 3 * n < 1 << 31 else np.int64),
-        latency_ns=latency,
-        folded=folded,
-        levels=levels,
-    )
+    head = runs.head[at_slot]
+    dst = np.repeat(np.arange(len(runs)), count)
+    return Levels(head, plan.release_ns[runs.order[head]], slot, dst, wait, levels)
 
 
 def _segments(
@@ -207,10 +165,10 @@ def _segments(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Return begin and length of the segments by (level, lane), and where each level's segments begin.
 
-    `src` and `dst` are positions in the order (lane, id), `bounds` where each lane begins.
-    A level reaches on each lane to the first task that needs a source from beyond the
+    `src` and `dst` are runs in the order (lane, id), `bounds` where each lane begins.
+    A level reaches on each lane to the first run that needs a source from beyond the
     beginning of the level. Edges are grouped by pair of lanes; within a group the furthest
-    source needed so far only grows, so one binary search a group finds that task.
+    source needed so far only grows, so one binary search a group finds that run.
     """
     lanes, n = len(bounds) - 1, int(bounds[-1])
     order = stable_order(src_lane, lanes)
@@ -222,7 +180,7 @@ def _segments(
     group = np.cumsum(new) - 1
     from_lane, to_lane = src_lane[heads], dst_lane[heads]
 
-    # One ascending array of all groups, each closed by an entry that stands for "no task": the lane's end.
+    # One ascending array of all groups, each closed by an entry that stands for "no run": the lane's end.
     base = np.arange(len(heads)) * (n + 1)
     furthest = np.empty(len(src) + len(heads), np.int64)
     needed_by = np.empty_like(furthest)
@@ -234,47 +192,40 @@ def _segments(
     first_of_lane = np.flatnonzero(np.append(True, to_lane[1:] != to_lane[:-1])) if len(heads) else heads
     waiting_lanes = to_lane[first_of_lane]
 
-    begins, lengths, level_ptr = [], [], [0]
-    reached, end = bounds[:-1], bounds[1:]
-    done = 0
-    while done < n:
-        if len(level_ptr) * LEAST_TASKS_A_LEVEL > n + 64 * LEAST_TASKS_A_LEVEL:
+    steps, end = [bounds[:-1]], bounds[1:]
+    left, most = int(end.sum()), n // LEAST_RUNS_A_LEVEL + 64
+    while int(steps[-1].sum()) < left:
+        if len(steps) > most:
             return None
         now = end.copy()
         if len(heads):
-            limit = needed_by[furthest.searchsorted(base + reached[from_lane])]
+            limit = needed_by[furthest.searchsorted(base + steps[-1][from_lane])]
             now[waiting_lanes] = np.minimum.reduceat(limit, first_of_lane)
-        length = now - reached
-        some = length.nonzero()[0]
-        begins.append(reached[some])
-        lengths.append(length[some])
-        level_ptr.append(level_ptr[-1] + len(some))
-        done += int(length.sum())
-        reached = now
-    empty = np.empty(0, np.int64)
-    return np.concatenate([empty, *begins]), np.concatenate([empty, *lengths]), np.array(level_ptr)
-
-
-def _inverse(order: np.ndarray) -> np.ndarray:
-    inverse: np.ndarray = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
-    return inverse
+        steps.append(now)
+    reached = np.stack(steps)
+    length = np.diff(reached, axis=0)
+    level, lane = np.nonzero(length)
+    level_ptr = np.append(0, np.cumsum(np.bincount(level, minlength=len(length))))
+    return reached[level, lane], length[level, lane], level_ptr
 
 
 def pull(plan: Plan) -> np.ndarray:
-    """Return the starts by one pass over the tasks in plain Python."""
-    start = [0] * len(plan)
-    progress = [0] * plan.lanes
-    src, delay = plan.edge_src.tolist(), plan.edge_delay_ns.tolist()
-    columns = plan.lane, plan.release_ns, plan.duration_ns + plan.gap_ns, plan.edge_ptr[1:]
-    edge = 0
-    for task, (lane, at, cost, stop) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-        latest = max(at, progress[lane])
-        while edge < stop:
-            ready = start[src[edge]] + delay[edge]
-            if ready > latest:  # noqa: PLR1730 - quicker than max()
-                latest = ready
-            edge += 1
-        start[task] = latest
-        progress[lane] = latest + cost
-    return np.array(start, np.int64)
+    """Return the starts by one pass over the runs in plain Python."""
+    runs = runs_of(plan)
+    before = runs.before(plan)
+    head = before[runs.head]
+    shift = (plan.release_ns[runs.order[runs.head]] - head).tolist()
+    weight = runs.delay_ns(plan, before) - head[runs.dst]
+    # Heads are numbered in a topological order.
+    sequence = np.argsort(runs.order[runs.head])
+    stops = np.cumsum(np.bincount(runs.dst, minlength=len(runs))).tolist()
+    src, weights = runs.src.tolist(), weight.tolist()
+    latest = [-int(before[-1])] * plan.lanes
+    for number, lane in zip(sequence.tolist(), runs.lane[sequence].tolist(), strict=True):
+        s = max(shift[number], latest[lane])
+        for edge in range(stops[number - 1] if number else 0, stops[number]):
+            ready = shift[src[edge]] + weights[edge]
+            if ready > s:  # noqa: PLR1730 - quicker than max()
+                s = ready
+        shift[number] = latest[lane] = s
+    return runs.spread(np.array(shift, np.int64), before)

@@ -72,9 +72,10 @@ class Settled:
 def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = None) -> Settled:
     """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none.
 
-    `passes` are simulated at once, as `Settled.passes` counts them. Where they are more than it takes,
-    the first of them are judged as if they stood alone: what comes later changes nothing before it. So
-    only the speed depends on this number; a change often takes as many as the untouched graph.
+    `passes` are simulated at once, as `Settled.passes` of a graph without contention counts them. Where
+    they are more than it takes, the first of them are judged as if they stood alone: what comes later
+    changes nothing before it. So only the speed depends on this number; a change often takes as many as
+    the untouched graph.
     `contention` is as in `simulate`.
     """
     need_steps(graph)
@@ -87,8 +88,7 @@ def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = Non
     beyond = 0 if contention is None else 1  # what transfers meet in the pass behind slows them too
     while True:
         if asked > copies - beyond:  # a lane with a policy may run a later pass ahead of an earlier one
-            copies = asked if graph.scheduled or copies else max(asked, passes - beyond)
-            copies += beyond
+            copies = (asked if graph.scheduled or copies else max(asked, passes)) + beyond
             timeline = simulate(graph, copies=copies, window=window, contention=contention)
             times, ends = timeline.step_times(), _lane_ends(timeline)
         times_of = {key: ns for key, ns in times.items() if key[0] < asked}

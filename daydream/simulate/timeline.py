@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.graph.plan import Cause
+from daydream.graph.tables import KINDS
 from daydream.shown import Drawn
 from daydream.simulate.critical_path import CriticalPath, critical_path, slack
 from daydream.trace import PHASES
@@ -95,24 +96,25 @@ class Timeline(Drawn):
     @cached_property
     def closing(self) -> np.ndarray:
         """Entries that may complete a step: the last work of each (copy, step) on each lane."""
-        step = self.graph.columns["step"][self.task].astype(np.int64)
-        background = np.array([lane.background for lane in self.graph.lanes] + [False])
-        inside = np.flatnonzero((step >= 0) & ~background[self.plan.lane] & self._is_work())
+        graph = self.graph
+        background = np.array([lane.background for lane in graph.lanes] + [False])
+        counts = (graph.columns["step"] >= 0) & ~background[graph.columns["lane"]] & self._is_work()
+        inside = np.flatnonzero(counts[self.task])
         if self.plan.scheduled or not len(inside):
             return inside  # a lane with a policy runs in another order than that of ids
-        steps = len(self.graph.steps) + 1
-        key = (self.copy[inside] * np.int64(steps) + step[inside]) * self.plan.lanes + self.plan.lane[inside]
+        step = self.copy[inside] * np.int64(len(graph.steps) + 1) + graph.columns["step"][self.task[inside]]
+        key = step * self.plan.lanes + self.plan.lane[inside]
         last = np.full(int(key.max()) + 1, -1)
         last[key] = inside  # of what is assigned to one place, the last stays
         return np.sort(last[last >= 0])
 
     def _is_work(self) -> np.ndarray:
-        """Return a mask of the tasks that can complete a step: not the own time of a named range."""
-        trace, rows = self.graph.trace, self.graph.columns["row"][self.task]
+        """Return a mask of the graph's tasks that can complete a step: not the own time of a named range."""
+        trace, rows = self.graph.trace, self.graph.columns["row"]
         if trace is None or not len(trace):
-            return np.ones(len(self.task), bool)
+            return np.ones(len(rows), bool)
         named = trace.is_kind("annotation")[np.maximum(rows, 0)] | (rows < 0)
-        return ~named | (self.graph.columns["kind"][self.task] > 0)
+        return ~named | (self.graph.columns["kind"] > 0)
 
     def step_times(self) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
@@ -221,19 +223,18 @@ def _breakdown(timeline: Timeline, path: CriticalPath, begin: int) -> dict[str, 
     graph = timeline.graph
     work, delay = _shares(timeline, path, begin)
     tasks = timeline.task[path.task]
-    kind = graph.column("kind", tasks)
     by_cause: dict[str, int] = {}
-    on_device = graph.columns["kind"][tasks] > 0
-    for position in np.flatnonzero((work != 0) | (delay != 0)).tolist():
-        name = str(kind[position])
-        by_cause[name] = by_cause.get(name, 0) + int(work[position])
-        if delay[position]:
-            cause = Cause(int(path.cause[position]))
-            if cause is Cause.LANE:
-                why = "start-up between device tasks" if on_device[position] else "untraced CPU time"
-            else:
-                why = WAITING_FOR[cause]
-            by_cause[why] = by_cause.get(why, 0) + int(delay[position])
+    reasons = [WAITING_FOR.get(cause, "") for cause in Cause]
+    columns = graph.columns["kind"][tasks], work, path.cause, delay
+    for kind, lasting, cause, waiting in zip(*(column.tolist() for column in columns), strict=True):
+        if lasting or waiting:
+            name = KINDS[kind]
+            by_cause[name] = by_cause.get(name, 0) + lasting
+        if waiting:
+            why = reasons[cause]
+            if cause == Cause.LANE:
+                why = "start-up between device tasks" if kind else "untraced CPU time"
+            by_cause[why] = by_cause.get(why, 0) + waiting
     phases = graph.columns["phase"][tasks].astype(np.int64)
     total = np.bincount(phases + 1, weights=work + delay, minlength=len(PHASES) + 1)
     by_phase = {name: round(ns) for name, ns in zip(("unknown", *PHASES), total.tolist(), strict=True) if ns}

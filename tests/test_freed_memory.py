@@ -1,0 +1,61 @@
+"""Commands and workers keep the memory that they free; a user's own process is left as it is."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+from two_streams import steps
+
+import daydream
+from daydream import engines, freed_memory
+
+LARGE_ARRAYS = """\
+import resource, sys
+import numpy as np
+from daydream.freed_memory import keep_freed_memory
+
+kept = keep_freed_memory() if sys.argv[1] == "kept" else None
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    arrays = [np.ones(1 << 18) for _ in range(8)]  # of 2 MiB
+    del arrays
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults(how: str) -> int:
+    run = [sys.executable, "-c", LARGE_ARRAYS, how]
+    kept, faults = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
+    assert kept == ("True" if how == "kept" else "None")
+    return int(faults)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_arrays_that_are_made_again_and_again_cost_no_new_pages():
+    assert page_faults("kept") < page_faults("handed back") / 5
+
+
+def test_another_system_is_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not freed_memory.keep_freed_memory()
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    import ctypes
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    assert not freed_memory.keep_freed_memory()
+
+
+def test_the_api_leaves_the_process_as_it_is(monkeypatch):
+    asked = []
+    for module in (freed_memory, engines):
+        monkeypatch.setattr(module, "keep_freed_memory", lambda: asked.append("kept"))
+    trace = steps()
+    assert daydream.sweep(trace, "scale", {"factor": [0.5, 0.8]}, on="gpu").scenarios
+    assert daydream.rank(trace, pairs=0).optimizations
+    assert not asked
