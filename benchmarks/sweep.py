@@ -15,6 +15,7 @@ from timing import take_turns, times_faster
 from traces import REPOSITORY, SHARED, sources
 
 import daydream
+from daydream.freed_memory import keep_freed_memory
 from daydream.trace import Trace
 
 MATRIX = [1 + number / 4 for number in range(20)]
@@ -28,7 +29,8 @@ PROCESSES, DASK = "processes:2", "dask:2"
 METHOD = f"""\
 A sweep of `{OPTIMIZATION}` over {len(MATRIX)} x {len(MEMORY)} values of its factors: `daydream.sweep` on a
 loaded trace with each engine, everything included: graph and replay, starting the workers, sending the trace,
-building its graph again in each of them, collecting the answers, ending the workers. Imports are
+building its graph again in each of them, collecting the answers, ending the workers. This process keeps
+freed memory, as the command and the workers do. Imports are
 `daydream.load` of the files of several ranks. Answers are checked to be equal first. *Start-up* is a sweep
 of two scenarios less what one process takes for it. Two workers on two cores: 2 would be perfect. A/A is
 one process against itself."""
@@ -62,6 +64,7 @@ IMPORT = {
 
 def measure(settings: Settings) -> Part:
     """Return the benchmark of the engines."""
+    keep_freed_memory()
     part = Part("Sweeps and engines", METHOD)
     sweeps, imports = Table("A sweep", SWEEP), Table("Import of many ranks", IMPORT)
     part.tables += [sweeps, imports]

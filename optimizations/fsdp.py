@@ -8,10 +8,11 @@ import numpy as np
 from daydream.optimizations.ddp import ddp
 
 from daydream import Graph, GraphError, Selection
-from daydream.costs.achieved import copies_ns
+from daydream.costs.achieved import copies_into_new_ns
 from daydream.costs.buckets import MIB, Gradients, compute_lane, gradients_of
 from daydream.costs.networks import Network, network_of
 from daydream.costs.scaling import scaled_time
+from daydream.costs.shards import BACKWARD, FORWARD, SCATTER, dispatch_ns, padded_bytes
 from daydream.costs.units import Units, units_of
 from daydream.transforms import stages
 from daydream.wording import counted
@@ -20,11 +21,13 @@ STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "p3", "tictac"})
 
 LANE = "shards"  # one lane: collectives of one group run one behind the other
+INTO = "copies of shards"  # the stream that a worker's own shards are copied on
 
 
 def fsdp(
     graph: Graph, *, stage: int = 3, workers: int = 8, layers: str | None = None,
-    unit_mb: float | None = None, cluster: str | None = None, bandwidth: float | None = None,
+    unit_mb: float | None = None, overlap: bool | None = None, forward_prefetch: bool = False,
+    python: bool = True, cluster: str | None = None, bandwidth: float | None = None,
     latency_us: float = 0.0, gradient_mb: float | None = None,
 ) -> None:  # fmt: skip
     """Predict one of `workers` workers that shard by ZeRO's `stage`, from the trace of a single one.
@@ -34,24 +37,35 @@ def fsdp(
     forward pass of each, gradients reduce-scattered unit by unit. 3: parameters are gathered for the
     backward pass once more. In all three the update's work is divided by `workers`, its calls stay.
 
-    2 and 3 are those of torch's `fully_shard` (2.13.0; `reshard_after_forward` False and True): one
-    unit is gathered ahead, a copy on the compute stream takes it over; gradients are copied, then
-    scattered, one unit at a time. A unit is a block that the model repeats (an outermost module, if
-    it repeats none), or one whose path matches `layers`; what is in none is the root, gathered first
-    and once, scattered last. Without layers units are runs of gradients of `unit_mb` MiB (25, as DDP's
-    buckets). Copies read and write a unit at the trace's own memory bandwidth; parameters are as
-    large as gradients.
+    2 and 3 are those of torch's `fully_shard` (2.13.0; `reshard_after_forward` False and True). A unit
+    is gathered when the CPU comes to its forward pass (with `forward_prefetch`, as by torch's
+    `set_modules_to_forward_prefetch`, to that of the unit before) and the unit before the last one has
+    been taken over; in the backward pass one unit ahead. A copy on the compute stream takes it over;
+    gradients are copied, then scattered, one unit at a time. Without `overlap` nothing runs beside a
+    transfer: so it is in torch on a CPU, which has no streams, and that is the default there.
+
+    A unit is a block that the model repeats (an outermost module, if it repeats none), or one whose
+    path matches `layers`; what is in none is the root, gathered first and once, scattered last. Without
+    layers units are runs of gradients of `unit_mb` MiB (25, as DDP's buckets). Parameters are as large
+    as gradients, padded as torch pads them. Copies read and write a unit, or the worker's shard of it, at
+    the trace's own memory bandwidth. `python` adds what torch's hooks and the update's calls on sharded
+    parameters cost on the CPU, as measured on an x86 server (`daydream/costs/shards.py`).
 
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
-    size of all gradients in MiB, for a trace that does not tell. Not modelled: hooks in Python, copies of
-    shards, memory, frozen parameters, norms over all workers, other than the last of several backward
-    passes of a step, kernels that a transfer slows.
+    size of all gradients in MiB, for a trace that does not tell. Not modelled: memory, frozen parameters,
+    norms over all workers, other than the last of several backward passes of a step, kernels that a
+    transfer slows.
     """
     if stage not in (1, 2, 3) or workers < 1:
         raise GraphError(f"stage must be 1, 2 or 3 and workers 1 or more, not {stage} and {workers}")
-    if stage == 1 and (layers is not None or unit_mb is not None):
-        raise GraphError("layers and unit_mb are of stages 2 and 3; stage 1 reduces gradients in buckets")
+    if stage == 1 and (layers, unit_mb, overlap, forward_prefetch) != (None, None, None, False):
+        raise GraphError(
+            "layers, unit_mb, overlap and forward_prefetch are of stages 2 and 3; stage 1 reduces gradients "
+            "in buckets"
+        )
+    if overlap is False and forward_prefetch:
+        raise GraphError("forward_prefetch is of transfers beside compute; without overlap there are none")
     if workers == 1:
         graph.does_not_apply("one worker has nothing to share")
     if len(graph.select(kind="collective")):
@@ -74,68 +88,149 @@ def fsdp(
         _gather_behind(updates, gradients.nbytes.sum() / steps, network)
     else:
         lane = compute_lane(graph)
-        known = copies_ns(graph, units.nbytes, "gpu" if lane else "cpu")
-        copy = np.zeros(len(units)) if known is None else known
-        _scatter(units, copy, gradients, network, lane)
-        _gather(units, copy, network, lane, again=stage == 3)
+        sharding = _Sharding(
+            units, np.bincount(units.number, padded_bytes(gradients, workers)),
+            np.bincount(units.number), network, lane,
+            overlap=lane is not None if overlap is None else overlap, ahead=forward_prefetch, python=python,
+        )  # fmt: skip
+        calls = graph.select(kind="cpu", phase="optimizer")
+        dispatch = dispatch_ns(graph, calls, gradients) * python
+        sharding.scatter(gradients)
+        sharding.gather(again=stage == 3)
         graph.note(network.describe())
         graph.note(
             f"{units.nbytes.sum() / steps / MIB:,.1f} MiB of parameters in "
             f"{counted(round(len(units) / steps), 'unit')}: {units.what}."
         )
-        if known is None:
+        if sharding.copies is None:
             graph.note("Copies beside the transfers are left out: the trace shows no memory bandwidth.")
+        if not sharding.overlap:
+            graph.note("Each transfer is waited for where it is asked for: nothing runs beside one.")
     updates.set(duration_ns=share)  # last: the update's own rate is what copies go by
+    if units is not None and python:
+        if dispatch.any():
+            calls.set(duration_ns=calls.duration_ns + dispatch)
+        hooks = graph.select(name=r"^ask for ").total("duration_ns") + dispatch.sum()
+        spent = f"{hooks / steps / 1e6:,.3f} ms"
+        graph.note(f"Hooks and calls on shards take {spent} of the CPU a step, as on an x86 server.")
     graph.note(f"To update 1/{workers} of the parameters takes {saved / 1e6:,.3f} ms a step less.")
 
 
-def _gather(units: Units, copy: np.ndarray, network: Network, lane: str | None, *, again: bool) -> None:
-    """Gather each unit before its passes, from when the unit before it has been taken over."""
-    graph = units.node.graph
-    order, launch = graph.columns["order"], graph.columns["launch"]
-    of = np.concatenate([np.arange(len(units)), np.flatnonzero(~units.root & again)])
-    backward = np.arange(len(of)) >= len(units)
-    use = np.where(backward, units.backward.ids[of], units.forward.ids[of])
-    turn = np.lexsort((~units.root[of], order[use], backward, units.step[of]))
-    turn = turn[(launch[use[turn]] >= 0) | (lane is None)]  # else launched before the window
-    of, backward, use = of[turn], backward[turn], use[turn]
-    opens = np.append(True, np.diff(2 * units.step[of] + backward) != 0)  # the first of a pass
-    last = np.append(opens[1:], True)
-    # A pass asks for its first unit when it begins; a backward pass may begin with the root.
-    begins = units.backward.ids[np.lexsort((order[units.backward.ids], units.step))]
-    begins = begins[np.unique(np.sort(units.step), return_index=True)[1]]
-    begin = np.where(backward[opens], begins[units.step[of[opens]]], use[opens])
+class _Sharding:
+    """Units of a graph, what is known of them, and where transfers and copies go."""
 
-    asked = graph.insert_before(graph.tasks(begin), "ask for parameters", kind="cpu", duration_ns=0)
-    taken = graph.insert_before(graph.tasks(use), "copy parameters", duration_ns=copy[of], **_on(lane))
-    for behind, place in ((asked, opens), (graph.tasks(taken.ids[~last]), ~opens)):
-        if len(behind):
-            nbytes = units.nbytes[of[place]] / network.workers
-            graph.insert_after(
-                behind, "all-gather", kind="collective", lane=LANE, gap_ns=0, launched=lane is not None,
-                before=graph.tasks(taken.ids[place]), duration_ns=_times(network, "all_gather", nbytes),
-                collective="all_gather", bytes=nbytes,
-            )  # fmt: skip
-    if lane is not None:  # the first of a step is gathered when the update is done
-        graph.tasks(asked.ids[~backward[opens]]).wait_for(lane, on=LANE)
+    def __init__(
+        self, units: Units, nbytes: np.ndarray, parameters: np.ndarray, network: Network, lane: str | None,
+        *, overlap: bool, ahead: bool, python: bool,
+    ) -> None:  # fmt: skip
+        self.graph, self.units, self.nbytes, self.parameters = units.node.graph, units, nbytes, parameters
+        self.network, self.lane, self.overlap, self.ahead, self.python = network, lane, overlap, ahead, python
+        on = "cpu" if lane is None else "gpu"
+        self.copies = copies_into_new_ns(self.graph, nbytes, on)
+        self.shards = copies_into_new_ns(self.graph, nbytes / network.workers, on)
 
+    def gather(self, *, again: bool) -> None:
+        """Gather each unit before its passes."""
+        graph, units = self.graph, self.units
+        of, backward, use = self._uses(again=again)
+        step = units.step[of]
+        opens = np.append(True, np.diff(2 * step + backward) != 0)  # the first of a pass
+        # A pass asks for its first unit when it begins; a backward pass may begin with the root.
+        order = graph.columns["order"]
+        begins = units.backward.ids[np.lexsort((order[units.backward.ids], units.step))]
+        begins = begins[np.unique(np.sort(units.step), return_index=True)[1]]
 
-def _scatter(
-    units: Units, copy: np.ndarray, gradients: Gradients, network: Network, lane: str | None
-) -> None:
-    """Scatter the gradients of each unit when they are there and the unit before it is done."""
-    graph = units.node.graph
-    ends = graph.tasks(np.unique(gradients.ends().ids))
-    end = graph.insert_after(ends, "wait for reduce-scatters", kind="cpu", duration_ns=0)
-    into = graph.insert_after(units.node, "copy gradients", duration_ns=copy, **_on(lane))
-    scattered = graph.insert_after(
-        into, "reduce-scatter", kind="collective", lane=LANE, gap_ns=0, collective="reduce_scatter",
-        duration_ns=_times(network, "reduce_scatter", units.nbytes), bytes=units.nbytes,
-        launched=lane is not None,
-    )  # fmt: skip
-    same = np.flatnonzero(units.step[1:] == units.step[:-1])
-    graph.link(graph.tasks(scattered.ids[same]), graph.tasks(into.ids[same + 1]))
-    end.wait_for(LANE) if lane is None else end.wait_for(LANE, on=lane)
+        taken = self._copy(graph.tasks(use), "copy parameters", self.copies, of)
+        early = ~opens & (backward | self.ahead)  # asked for when the one before it has been taken over
+        ask = np.empty(len(of), np.int64)
+        hooks = [passes.of(self.parameters[of]) for passes in (FORWARD, BACKWARD)]
+        calls = np.where(backward, hooks[1], hooks[0]) * self.python
+        first = np.where(backward & opens & (begins[step] != use), begins[step], taken.ids)
+        for these, place in ((np.flatnonzero(~early), first), (np.flatnonzero(early), np.roll(taken.ids, 1))):
+            if len(these):
+                beside = graph.insert_before if place is first else graph.insert_after
+                ask[these] = beside(
+                    graph.tasks(place[these]), "ask for parameters", kind="cpu", duration_ns=calls[these]
+                ).ids
+        asked = graph.tasks(ask)
+        done = None if self.overlap else graph.insert_after(
+            asked, "wait for parameters", kind="cpu", duration_ns=0
+        )  # fmt: skip
+        ready = asked
+        if self.shards is not None:
+            where = {} if self.lane is None else {"lane": INTO, "kind": "kernel"}
+            ready = graph.insert_after(asked, "copy shard", duration_ns=self.shards[of], **where)
+        nbytes = self.nbytes[of] / self.network.workers
+        gathered = graph.insert_after(
+            ready, "all-gather", kind="collective", lane=LANE, gap_ns=0, launched=self.lane is not None,
+            before=taken, duration_ns=_times(self.network, "all_gather", nbytes), collective="all_gather",
+            bytes=nbytes,
+        )  # fmt: skip
+        # Memory of the unit before the last one is free in the forward pass, of the last one in the backward.
+        held = np.arange(len(of)) - np.where(backward, 1, 2)
+        own = np.maximum.accumulate(np.where(opens, np.arange(len(of)), 0))
+        frees = np.flatnonzero((held >= own) | backward & (step[np.maximum(held, 0)] == step))
+        if len(frees):
+            begun = ready if self.shards is not None else gathered
+            graph.link(graph.tasks(taken.ids[held[frees]]), graph.tasks(begun.ids[frees]))
+        if self.lane is not None:  # the first of a step is gathered when the update is done, or each in turn
+            starts = graph.tasks(asked.ids[opens & ~backward]) if self.overlap else asked
+            starts.wait_for(self.lane, on=INTO if self.shards is not None else LANE)
+        if done is not None:
+            self._stand_still(done)
+
+    def scatter(self, gradients: Gradients) -> None:
+        """Scatter the gradients of each unit when they are there and the unit before it is done."""
+        graph, units = self.graph, self.units
+        ends = graph.tasks(np.unique(gradients.ends().ids))
+        end = graph.insert_after(ends, "wait for reduce-scatters", kind="cpu", duration_ns=0)
+        every = np.arange(len(units))
+        into = self._copy(units.node, "copy gradients", self.copies, every, behind=True)
+        graph.insert_before(
+            into, "ask for gradients", kind="cpu", duration_ns=SCATTER.of(self.parameters) * self.python
+        )
+        done = None if self.overlap else graph.insert_after(
+            into, "wait for gradients", kind="cpu", duration_ns=0
+        )  # fmt: skip
+        scattered = graph.insert_after(
+            into, "reduce-scatter", kind="collective", lane=LANE, gap_ns=0, collective="reduce_scatter",
+            duration_ns=_times(self.network, "reduce_scatter", self.nbytes), bytes=self.nbytes,
+            launched=self.lane is not None,
+        )  # fmt: skip
+        same = np.flatnonzero(units.step[1:] == units.step[:-1])
+        if len(same):
+            graph.link(graph.tasks(scattered.ids[same]), graph.tasks(into.ids[same + 1]))
+        self._stand_still(end if done is None else end | done)
+
+    def _uses(self, *, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return, as they are gathered, the unit, whether for its backward pass, and the first task of it."""
+        units, columns = self.units, self.graph.columns
+        of = np.concatenate([np.arange(len(units)), np.flatnonzero(~units.root & again)])
+        backward = np.arange(len(of)) >= len(units)
+        use = np.where(backward, units.backward.ids[of], units.forward.ids[of])
+        turn = np.lexsort((~units.root[of], columns["order"][use], backward, units.step[of]))
+        known = (columns["launch"][use[turn]] >= 0) | (self.lane is None)  # else launched before the window
+        turn = turn[known]
+        return of[turn], backward[turn], use[turn]
+
+    def _copy(
+        self,
+        beside: Selection,
+        name: str,
+        durations: np.ndarray | None,
+        of: np.ndarray,
+        *,
+        behind: bool = False,
+    ) -> Selection:
+        where: dict[str, Any] = (
+            {"kind": "cpu"} if self.lane is None else {"kind": "kernel", "lane": self.lane}
+        )
+        insert = self.graph.insert_after if behind else self.graph.insert_before
+        return insert(beside, name, duration_ns=0 if durations is None else durations[of], **where)
+
+    def _stand_still(self, calls: Selection) -> None:
+        """Let the CPU, or the GPU's compute, wait for the transfers that were asked for before."""
+        calls.wait_for(LANE) if self.lane is None else calls.wait_for(LANE, on=self.lane)
 
 
 def _gather_behind(updates: Selection, nbytes: float, network: Network) -> None:
@@ -150,10 +245,6 @@ def _gather_behind(updates: Selection, nbytes: float, network: Network) -> None:
         duration_ns=network.time_ns("all_gather", share), launched=lane is not None,
     )  # fmt: skip
     end.wait_for(LANE) if lane is None else end.wait_for(LANE, on=lane)
-
-
-def _on(lane: str | None) -> dict[str, Any]:
-    return {"kind": "cpu"} if lane is None else {"kind": "kernel", "lane": lane}
 
 
 def _times(network: Network, collective: str, nbytes: np.ndarray) -> list[int]:

@@ -22,6 +22,8 @@ COLD = 0.25  # on a CPU, where most operators find in a cache what the one befor
 # Pinned copies reach about 3/4 of PCIe's nominal rate: 6 of 8 GB/s on PCIe 2 ("How to Optimize Data
 # Transfers in CUDA C/C++", NVIDIA, 2012), 12 of 16 on PCIe 3 (`bandwidthTest` on V100, widely reported).
 OF_PCIE = 0.75
+# Operators that read tensors once and write a new one, with next to no arithmetic.
+INTO_NEW = r"^aten::(add|sub|mul|div|neg|sqrt|clone)$"
 
 
 def memory_bandwidth(graph: Graph, on: str = "gpu") -> float | None:
@@ -62,6 +64,24 @@ def copies_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray |
     if on == "gpu":
         return floor_ns(graph) + 2 * nbytes / rate
     return tiny_call_ns(graph) + 3 * nbytes / rate
+
+
+def copies_into_new_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray | None:
+    """Return how long copies into memory that was just allocated take, one by one, ns; None if not known.
+
+    On a CPU the first touch of a page is a fault, and whether malloc has pages at hand depends on the
+    program. So it goes by what the trace's own large operators with new results take on average; where it
+    has none, by `copies_ns`, as on a GPU, which keeps the memory that it frees.
+    """
+    if on == "cpu":
+        moved, duration_ns = _streaming(_recorded(graph, on).where(op=INTO_NEW))
+        for least in LARGE_ENOUGH[1:]:  # the largest alone are few
+            large = moved >= least
+            if large.any() and duration_ns[large].sum() > 0:
+                rate = moved[large].sum() / duration_ns[large].sum()
+                found: np.ndarray = tiny_call_ns(graph) + 2 * nbytes / rate
+                return found
+    return copies_ns(graph, nbytes, on)
 
 
 def _recorded(graph: Graph, on: str) -> Selection:

@@ -21,7 +21,8 @@ class Units:
     `forward` is the first task of the forward pass that reads a unit's parameters, `backward` the
     first one of its backward pass, `node` the one that completes its last gradient. The `root`
     holds what is in no other unit: it is there from the first task of the forward pass to the
-    last of the backward pass, as with torch's `fully_shard`. `step` numbers the steps from 0.
+    last of the backward pass, as with torch's `fully_shard`. `step` numbers the steps from 0, `number`
+    is the unit of each gradient.
     """
 
     forward: Selection
@@ -30,6 +31,7 @@ class Units:
     nbytes: np.ndarray
     root: np.ndarray
     step: np.ndarray
+    number: np.ndarray
     what: str
 
     def __len__(self) -> int:
@@ -59,16 +61,23 @@ def units_of(
     forward = users[by_use[np.searchsorted(number[by_use], np.arange(count))]]
     backward = _begins(graph, gradients, first, step)
     earliest = forward[np.lexsort((order[forward], of_step))[np.searchsorted(np.sort(of_step), of_step)]]
+    opening = forward == earliest
     forward = np.where(root, earliest, forward)
     final = np.zeros(int(step.max()) + 1, np.int64)
     final[step] = place
-    last = np.where(root, final[of_step], last)
-    ready = np.lexsort((root, last))
+    # Of a unit that nothing with parameters runs before, no gradient goes on: torch's hook on it never runs,
+    # and it is scattered when the backward pass is over, behind the root.
+    alone = np.bincount(of_step, opening)[of_step] == 1
+    heads = ~root & opening & alone & np.isin(of_step, of_step[root])
+    last = np.where(root | heads, final[of_step], last)
+    ready = np.lexsort((root + 2 * heads, last))
+    place_of = np.empty(count, np.int64)
+    place_of[ready] = np.arange(count)
     return Units(
         graph.tasks(forward[ready]), graph.tasks(backward[ready]),
         graph.tasks(gradients.nodes.ids[last[ready]]),
         np.bincount(number, gradients.nbytes, count).astype(np.int64)[ready], root[ready], of_step[ready],
-        what,
+        place_of[number], what,
     )  # fmt: skip
 
 

@@ -1,0 +1,134 @@
+"""A link of any bandwidth on one machine, models whose gradients go over it, and what is predicted of them.
+
+Shared by the scripts that hold `ddp` and `fsdp` against torch's own (`ddp_link.py`, `fsdp_link.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+LINKS = {2.0: 100.0, 0.5: 100.0, 0.1: 1000.0}  # GB/s: latency of a collective in us
+
+
+class Link:
+    """Carries one transfer behind the other, each for a time of its own, and says when it ends."""
+
+    def __init__(self) -> None:
+        self.free = 0.0
+
+    def transfer(self, seconds: float, asked: float) -> float:
+        """Return when a transfer is over that was asked for then, both by `time.perf_counter`."""
+        self.free = max(self.free, asked) + seconds
+        return self.free
+
+
+def wait_until(end: float) -> None:
+    """Stand still until then, by `time.perf_counter`.
+
+    Asking the clock all the time: a thread that sleeps wakes late, and what it does then is slower.
+    """
+    while time.perf_counter() < end:
+        pass
+
+
+def model_of(name: str) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a model of about 14 MB of parameters, and its loss."""
+    import torch
+    from small_models import GPT, WORDS, Pooled, Residual
+    from torch import nn
+    from torch.nn import functional
+
+    if name == "GPT":
+        tokens, words = torch.randint(WORDS, (4, 64)), torch.randint(WORDS, (4 * 64,))
+        model = GPT(layers=4, width=256, heads=4, context=64)
+        return model, lambda model: functional.cross_entropy(model(tokens).flatten(0, 1), words)
+    if name == "MLP":
+        body = [part for _ in range(6) for part in (nn.Linear(768, 768), nn.ReLU())]
+        x, y = torch.randn(128, 768), torch.randint(10, (128,))
+        mlp = nn.Sequential(*body, nn.Linear(768, 10))
+        return mlp, lambda model: functional.cross_entropy(model(x), y)
+    images, y = torch.randn(2, 3, 8, 8), torch.randint(10, (2,))
+    residual = [nn.Conv2d(3, 128, 3, padding=1), *(Residual(128) for _ in range(12))]
+    cnn = nn.Sequential(*residual, Pooled(), nn.Linear(128, 10))
+    return cnn, lambda model: functional.cross_entropy(model(images), y)
+
+
+class Row(NamedTuple):
+    """A change of a model's step: a number a recording, of the measured ratio and of the two predicted."""
+
+    measured: tuple[float, ...]
+    anchored: tuple[float, ...]  # in steps as long as the trace timed them without a profiler
+    plain: tuple[float, ...]  # over the step as replayed without the profiler's cost
+
+
+def predictions(folder: Path) -> dict[tuple[str, str], Row]:
+    """Return, by model and change, what was measured and what is predicted from each recording's trace."""
+    import daydream
+
+    document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for model, recordings in document["recordings"].items():
+        for recording in recordings:
+            replay = daydream.replay(folder / recording["trace"])
+            for title, change in recording["changes"].items():
+                comparison = daydream.whatif(replay, change["optimization"], **change["options"])
+                plain = comparison.unprofiled or comparison
+                known = comparison.anchored or plain
+                ratios = (one.predicted_ns / one.replayed_ns for one in (known, plain))
+                found.setdefault((model, title), []).append((change["measured"], *ratios))
+    return {where: Row(*zip(*numbers, strict=True)) for where, numbers in found.items()}
+
+
+def errors_of(row: Row) -> tuple[list[float], list[float]]:
+    """Return the errors of the two ways to predict, a number a recording."""
+    first, second = (
+        [ratio / was - 1 for ratio, was in zip(ratios, row.measured, strict=True)]
+        for ratios in (row.anchored, row.plain)
+    )
+    return first, second
+
+
+def cells(row: Row) -> str:
+    """Return the cells of a row: measured, then predicted and its error, anchored and not."""
+    parts = [f"{median(row.measured):.3f}"]
+    for ratios, errors in zip((row.anchored, row.plain), errors_of(row), strict=True):
+        parts += [
+            f"{median(ratios):.3f}",
+            f"{median(errors):+.1%} ({min(errors):+.1%} to {max(errors):+.1%})",
+        ]
+    return " | ".join(parts)
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """Return a sentence on the errors of each of the two ways to predict."""
+    said = []
+    for way, errors in zip(
+        ("Predicted", "Not anchored"), zip(*(errors_of(row) for row in rows), strict=True), strict=True
+    ):
+        of_rows = [abs(median(row)) for row in errors]
+        of_all = [abs(error) for row in errors for error in row]
+        said.append(
+            f"{way}: median error of the rows {median(of_rows):.1%}, worst {max(of_rows):.1%}; "
+            f"of single recordings {median(of_all):.1%} and {max(of_all):.1%}."
+        )
+    return said
+
+
+def about(folder: Path, changed: str) -> str:
+    """Return on what was recorded, how many recordings count and do not, and what the columns are."""
+    document = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+    counts = ", ".join(f"{len(found)} of {model}" for model, found in document["recordings"].items())
+    left_out = sum(document["left_out"].values())
+    return (
+        f"{document['machine']}. Recordings, each in a process of its own: {counts}; {left_out} left out, as "
+        "the unchanged step differed from itself by more than 5 %, or by more than 10 % from what it took "
+        f"when it was recorded. Steps with {changed} over the step without, medians of the recordings; "
+        "errors of the predicted step, least and most in brackets. *Predicted*: in steps as long as the "
+        "trace timed them without a profiler (anchored). *Not anchored*: over the step as replayed without "
+        "the profiler's cost."
+    )
