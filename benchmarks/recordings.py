@@ -4,6 +4,9 @@ A recording is a process of its own: a step is recorded as `daydream collect` do
 saved, then every change is made for real. Blocks of all variants take turns, every other round
 backwards; a ratio is the median over rounds of variant over unchanged. `again` is the unchanged
 step once more (A/A): a recording where it is further than 5 % from 1 is left out and made again.
+glibc hands freed memory back or keeps it, which depends on what a process did before: a convolutional
+net's step took 54 ms until the profiler had run in its process, and 45 ms behind it, and the trace is of one
+of them. So malloc is told to keep it: both then take 45 ms.
 So is one whose unchanged step ran at another speed by more than 10 % when it was recorded, where
 the script says that this matters. Nothing is predicted here: `validation/ledger.py` does that from
 the traces alone.
@@ -26,6 +29,12 @@ from typing import Any
 REPEATS, MOST_TRIES = 3, 10
 QUIET = {"control": 0.05, "speed": 0.1}  # how far from 1
 CAPTURED = 5
+# Bytes: what is mapped on its own (glibc takes no more), kept at the heap's top, and added to it at once.
+KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
 
 Step = Callable[[], None]
 Change = tuple[str, dict[str, Any]]  # the optimization that predicts it, and its options
@@ -142,7 +151,8 @@ def _in_process(script: str, name: str, trace: Path, only: Sequence[str] = ()) -
     asked = [part for title in only for part in ("--only", title)]
     done = subprocess.run(
         [sys.executable, script, "--one", name, "-o", str(trace), *asked],
-        stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, text=True, check=True,
+        env={**os.environ, **KEEP_FREED_MEMORY, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -161,4 +171,5 @@ def _timed(step: Step, block: int) -> float:
 def _machine() -> str:
     import torch
 
-    return f"{platform.machine()}, one thread, Python {platform.python_version()}, torch {torch.__version__}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{platform.machine()}, one thread, {versions}, malloc keeps freed memory"

@@ -50,7 +50,7 @@ def test_a_recorded_cpu_is_predicted_from_its_traces():
         ledger._entry(replay, "MLP", recording["trace"], title, change)
         for title, change in recording["changes"].items()
     ]
-    assert len(found) == 6
+    assert len(found) == 7
     assert not [one.refused for one in found if one.refused]
     assert all(abs(one.error) < 0.25 for one in found)
 
