@@ -3,11 +3,11 @@
     python benchmarks/unprofiled.py                             tables on stdout, about ten minutes
     python benchmarks/unprofiled.py --write docs/collection.md  puts them between their markers there
 
-Each recording is a process of its own: one thread, denormals flushed, the step timed before the
-recording, by the recording and after it. What-ifs are made for real afterwards, in blocks that
-take turns. A recording on a restless machine is left out and made again: where the A/A control is
-further than 5 % from 1, or the middle captured steps differ by more than 25 %. Neither says
-anything of the prediction.
+Each recording is a process of its own: one thread, denormals flushed, malloc told to keep freed memory
+(see `recordings.py`), the step timed before the recording, by the recording and after it. What-ifs are
+made for real afterwards, in blocks that take turns. A recording on a restless machine is left out and
+made again: where the A/A control is further than 5 % from 1, or the middle captured steps differ by more
+than 25 %. Neither says anything of the prediction.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from recordings import KEEP_FREED_MEMORY
 
 REPEATS = 5
 MOST_TRIES = 20
@@ -72,7 +74,8 @@ def main() -> None:
 def _in_process(name: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, "--one", name],
-        capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=True,
+        env={**os.environ, **KEEP_FREED_MEMORY, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
