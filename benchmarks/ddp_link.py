@@ -11,17 +11,24 @@ takes part of it. The method is that of `recordings.py`; the page is written fro
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from emulated_link import LINKS, Link, about, cells, model_of, predictions, summary
-from recordings import Change, Step, main, measured, record
-from sections import write_section
+from emulated_link import (
+    LINKS,
+    Link,
+    about,
+    at_speed,
+    cells,
+    model_of,
+    predictions,
+    run,
+    summary,
+)  # fmt: skip
+from recordings import Change, Step, measured, record
 
-PAGE = Path(__file__).parents[1] / "docs" / "distributed.md"
 ROUNDS, BLOCK_STEPS, BLOCK_NS = 6, 3, 120e6
 CAPS = (25.0, 4.0, 1.0)  # MB, `bucket_cap_mb`
 MODELS = ("GPT", "MLP", "CNN")
@@ -86,8 +93,7 @@ def recording(name: str, path: Path) -> dict[str, Any]:
         rounds=ROUNDS, block_steps=BLOCK_STEPS, block_ns=BLOCK_NS,
     )  # fmt: skip
     distributed.destroy_process_group()
-    # A link takes as long however fast the machine is, so its ratio holds at one speed only.
-    return {"speed": round(one["step_ms"] / recorded_ms, 4), **one}
+    return at_speed(recorded_ms, one)
 
 
 def _step(name: str, cap: float | None = None, link: Reduced | None = None) -> Step:
@@ -113,9 +119,8 @@ def page(folder: Path) -> list[str]:
     """Return the section of the page: every measured step, predicted from its recording's trace."""
     rows, made = predictions(folder), changes()
     said = (
-        f"{about(folder, 'DDP')} The CNN's is replayed a quarter too long: under the profiler it has four "
-        "times the page faults, which daydream does not count as recording. Anchoring of this kind came "
-        "after the first look at these rows; nothing in it is fitted."
+        f"{about(folder, 'DDP')} Anchoring of this kind came after the first look at rows like these; "
+        "nothing in it is fitted."
     )
     lines = [
         said,
@@ -132,9 +137,4 @@ def page(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--page"]:
-        write_section(PAGE, "ddp over an emulated link", page(Path(sys.argv[2])))
-    else:
-        written = main(__doc__, __file__, MODELS, recording)
-        if written is not None:
-            write_section(PAGE, "ddp over an emulated link", page(written))
+    run(__file__, __doc__, MODELS, recording, page, "ddp over an emulated link")

@@ -6,11 +6,17 @@ Shared by the scripts that hold `ddp` and `fsdp` against torch's own (`ddp_link.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+from recordings import main
+from sections import write_section
+
+PAGE = Path(__file__).parents[1] / "docs" / "distributed.md"
 
 LINKS = {2.0: 100.0, 0.5: 100.0, 0.1: 1000.0}  # GB/s: latency of a collective in us
 
@@ -132,3 +138,25 @@ def about(folder: Path, changed: str) -> str:
         "trace timed them without a profiler (anchored). *Not anchored*: over the step as replayed without "
         "the profiler's cost."
     )
+
+
+def at_speed(recorded_ms: float, one: dict[str, Any]) -> dict[str, Any]:
+    """Return what was measured, with how much faster the unchanged step was when it was recorded.
+
+    A link takes as long however fast the machine is, so its ratio holds at one speed only.
+    """
+    return {"speed": round(one["step_ms"] / recorded_ms, 4), **one}
+
+
+def run(
+    script: str,
+    about_it: str | None,
+    models: tuple[str, ...],
+    recording: Callable[..., dict[str, Any]],
+    page: Callable[[Path], list[str]],
+    title: str,
+) -> None:
+    """Run a script that records over the link, or with `--page FOLDER` only write its section of the page."""
+    folder = Path(sys.argv[2]) if sys.argv[1:2] == ["--page"] else main(about_it, script, models, recording)
+    if folder is not None:
+        write_section(PAGE, title, page(folder))

@@ -18,17 +18,25 @@ schedule of a GPU. The method is that of `recordings.py`; the page is written fr
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from emulated_link import LINKS, Link, about, cells, model_of, predictions, summary, wait_until
-from recordings import Change, Step, main, measured, record
-from sections import write_section
+from emulated_link import (
+    LINKS,
+    Link,
+    about,
+    at_speed,
+    cells,
+    model_of,
+    predictions,
+    run,
+    summary,
+    wait_until,
+)  # fmt: skip
+from recordings import Change, Step, measured, record
 
-PAGE = Path(__file__).parents[1] / "docs" / "distributed.md"
 ROUNDS, BLOCK_STEPS, BLOCK_NS = 5, 2, 60e6
 WORKERS = (2, 4)
 MODELS = ("GPT", "CNN")
@@ -229,8 +237,7 @@ def recording(name: str, path: Path) -> dict[str, Any]:
             {"base": base, "again": base, **linked}, {title: change for title, (*_, change) in made.items()},
             rounds=ROUNDS, block_steps=BLOCK_STEPS, block_ns=BLOCK_NS,
         )  # fmt: skip
-    # A link takes as long however fast the machine is, so its ratio holds at one speed only.
-    return {"speed": round(one["step_ms"] / recorded_ms, 4), **one}
+    return at_speed(recorded_ms, one)
 
 
 def units_of(name: str, model: Any) -> list[Any]:
@@ -290,9 +297,4 @@ def page(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--page"]:
-        write_section(PAGE, "fsdp over an emulated link", page(Path(sys.argv[2])))
-    else:
-        written = main(__doc__, __file__, MODELS, recording)
-        if written is not None:
-            write_section(PAGE, "fsdp over an emulated link", page(written))
+    run(__file__, __doc__, MODELS, recording, page, "fsdp over an emulated link")

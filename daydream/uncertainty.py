@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from daydream.touched import Touched
 
 # Errors over touched time, by sort, that hold 90 % of the ledger's predictions, rounded up: `python
-# validation/ranges.py` fits them, docs/accuracy.md shows them with each model left out in turn.
+# validation/ranges.py` fits them. These are of processes that gave freed memory back at times, as a
+# user's does (`validation/` at revision 2ddd0fd); those of today need less, as docs/accuracy.md shows.
 # `kernels` is from traces of the same models on two GPUs and at two batch sizes, `transfers` from an
 # emulated link, the others from small models on a CPU.
 MODEL_ERROR: Mapping[str, float] = {

@@ -27,10 +27,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.graph.draft import Draft, stream_runs
+from daydream.graph.graph import KINDS
 
 WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
-COLLECTIVE = 4
+COLLECTIVE = KINDS.index("collective")
 CLOCK_NS = 3_000  # device times of two streams against each other; recordings in whole us are 1 us off
 NEAR_NS = 20_000  # work that an event held back starts this soon after it
 LATE_NS = 30_000  # a start this much later than its known causes asks for another cause
