@@ -26,18 +26,18 @@ UNMOVED = 0.002  # of the step: less is shown as 1.00x
 WORDS = {"GPU": "the GPU", "CPU": "the CPU"}
 
 
-def waited_for_ns(settled: Settled, step: int) -> dict[str, int]:
-    """Return what a settled step waits for, in ns, by the chain of causes behind it."""
+def waited_for_ns(settled: Settled) -> dict[str, int]:
+    """Return what a settled step waits for, in ns, by the chain of causes behind it; mean over the steps."""
     parts: dict[str, int] = {}
-    for cause, ns in settled.timeline.breakdown(settled.copy, step)["by_cause"].items():
+    for cause, ns in settled.timeline.breakdown(settled.copy, *settled.step_times())["by_cause"].items():
         what = BOUND_BY.get(cause, "other causes")
         parts[what] = parts.get(what, 0) + ns
     return parts
 
 
 def bound_by(comparison: Comparison) -> tuple[str, float]:
-    """Return what most of a typical step waits for, and its share, from the chain of causes behind it."""
-    shares = waited_for_ns(comparison.after, comparison.shown_steps()[1])
+    """Return what most of a step waits for, and its share, from the chain of causes behind it."""
+    shares = waited_for_ns(comparison.after)
     total = sum(shares.values())
     if total <= 0:
         return "nothing", 0.0
@@ -47,7 +47,7 @@ def bound_by(comparison: Comparison) -> tuple[str, float]:
 
 def why_unmoved(comparison: Comparison) -> str | None:
     """Return what the step waits for instead, in a sentence, where the change leaves its time as it was."""
-    if abs(comparison.predicted_ns - comparison.replayed_ns) > UNMOVED * comparison.replayed_ns:
+    if abs(comparison.simulated_ns - comparison.replayed_ns) > UNMOVED * comparison.replayed_ns:
         return None
     what, share = comparison.bound
     return (

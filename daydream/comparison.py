@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,25 +18,24 @@ from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
 from daydream.shown import Drawn
 from daydream.simulate.replay import Replay
-from daydream.simulate.steady import Settled, need_steps, settle
+from daydream.simulate.steady import SETTLED, Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
 from daydream.touched import Edits, Touched
-from daydream.uncertainty import Uncertainty, uncertainty_of
-from daydream.wording import counted
+from daydream.uncertainty import Uncertainty, most_ns, uncertainty_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-AGREEING = " The prediction is made of those that agree with the steps timed without a profiler."
+NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the other tells nothing
 
 
 @dataclass(repr=False)
 class Comparison(Drawn):
     """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
 
-    `speedup = replayed / predicted`, so that a bias common to both cancels. Both are
-    settled steps: where the recorded window had not settled, `replayed_ns` is the step
-    that the untouched graph settles to.
+    `speedup = replayed / predicted`, so that a bias common to both cancels. Both are means over the covered
+    steps, what a run pays for, once these have settled: where the recorded window had not, `replayed_ns` is
+    what the untouched graph settles to. `predicted_ns` is None where the range tells nothing.
     """
 
     optimization: str
@@ -53,6 +52,8 @@ class Comparison(Drawn):
     bias: float | None = None  # how far that graph's step is from the step that was measured so
 
     def __repr__(self) -> str:
+        if self.predicted_ns is None:
+            return f"<Comparison {self.optimization}: cannot be predicted, because {self.reason}>"
         return (
             f"<Comparison {self.optimization}: replayed {self.replayed_ns / 1e6:,.3f} ms, "
             f"predicted {self.predicted_ns / 1e6:,.3f} ms, {self.speedup:.2f}x>"
@@ -60,45 +61,63 @@ class Comparison(Drawn):
 
     @property
     def measured_ns(self) -> int:
-        """Median measured step."""
+        """Mean measured step."""
         return self.replay.measured_ns
 
     @property
     def replayed_ns(self) -> int:
-        """The untouched graph's settled step."""
-        return _step_ns(self.replay.settled)
+        """The untouched graph's settled step, the mean over the covered ones."""
+        return self.replay.settled.step_ns
 
     @property
     def replay_error(self) -> float:
         """Relative error of the replay of the recorded steps, signed."""
         return self.replay.error
 
-    @property
-    def predicted_ns(self) -> int:
-        """The changed graph's settled step.
-
-        The untouched settled step times the share of the time that is left over the
-        same typical steps: steps of a recording differ, and a change shifts their
-        boundaries against each other, which a ratio of sums does not see.
-        """
+    @cached_property
+    def simulated_ns(self) -> int:
+        """The changed graph's settled step, the mean over the covered ones, whatever it is worth."""
         return self.step_of(self.after)
 
-    def step_of(self, settled: Settled) -> int:
-        """Return the step of a changed graph that has settled, as `predicted_ns` is made."""
-        before, after = self.replay.settled.step_times(), settled.step_times()
-        typical = [step for step in self.typical_steps() if step in after]
-        work = sum(before[step] for step in typical)
-        if not work:
-            return round(median(after.values()))
-        return round(self.replayed_ns * sum(after[step] for step in typical) / work)
-
-    def typical_steps(self) -> list[int]:
-        """Return the steps that the headline is about: those that were held up are left out."""
-        return self.replay.typical.steps
+    @property
+    def predicted_ns(self) -> int | None:
+        """The step after the change; None if it cannot be predicted from this trace, see `reason`."""
+        return self.simulated_ns if self.reason is None else None
 
     @property
-    def speedup(self) -> float:
-        """Return replayed / predicted; infinite if nothing is left of the step."""
+    def typical_predicted_ns(self) -> int | None:
+        """Median step after the change; None if it cannot be predicted."""
+        return self.after.typical_ns if self.reason is None else None
+
+    @cached_property
+    def reason(self) -> str | None:
+        """Why the step after the change cannot be predicted from this trace; None if it can.
+
+        It cannot where the range reaches from next to nothing to the step as it is, or beyond. How steps vary
+        does not count: it is common to both sides.
+        """
+        if self._tells(most_ns(self)) or self._tells(self.uncertainty.of_the_change_ns):
+            return None
+        return self.uncertainty.reason(self)
+
+    def _tells(self, half_width_ns: float) -> bool:
+        low, high = self.simulated_ns - half_width_ns, self.simulated_ns + half_width_ns
+        return low > NOTHING * self.replayed_ns or high < AS_NOW * self.replayed_ns
+
+    def step_of(self, settled: Settled) -> int:
+        """Return the mean step of a changed graph that has settled, over the steps that both have."""
+        before, after = self.replay.settled.step_times(), settled.step_times()
+        both = [step for step in before if step in after]
+        work = sum(before[step] for step in both)
+        if not work:  # nothing is left of any step, or nothing was there
+            return round(fmean(after.values())) if after else 0
+        return round(self.replayed_ns * sum(after[step] for step in both) / work)
+
+    @property
+    def speedup(self) -> float | None:
+        """Return replayed / predicted, infinite if nothing is left; None if it cannot be predicted."""
+        if self.predicted_ns is None:
+            return None
         return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
 
     @cached_property
@@ -109,7 +128,7 @@ class Comparison(Drawn):
     @cached_property
     def touched(self) -> Touched:
         """What the change touches of a step."""
-        return self.edits.touched(self.predicted_ns - self.replayed_ns)
+        return self.edits.touched(self.simulated_ns - self.replayed_ns)
 
     @cached_property
     def bound(self) -> tuple[str, float]:
@@ -122,14 +141,16 @@ class Comparison(Drawn):
         return uncertainty_of(self)
 
     @property
-    def predicted_low_ns(self) -> int:
-        """Lower end of the range."""
+    def predicted_low_ns(self) -> int | None:
+        """Lower end of the range; None if the step cannot be predicted."""
+        if self.predicted_ns is None:
+            return None
         return max(round(self.predicted_ns - self.uncertainty.total_ns), 0)
 
     @property
-    def predicted_high_ns(self) -> int:
-        """Upper end of the range."""
-        return round(self.predicted_ns + self.uncertainty.total_ns)
+    def predicted_high_ns(self) -> int | None:
+        """Upper end of the range; None if the step cannot be predicted."""
+        return None if self.predicted_ns is None else round(self.predicted_ns + self.uncertainty.total_ns)
 
     @property
     def timeline(self) -> Timeline:
@@ -165,7 +186,7 @@ class Comparison(Drawn):
     @property
     def unprofiled_predicted_ns(self) -> int | None:
         """The settled step after the change, without the profiler's cost."""
-        return None if self.unprofiled is None else self.unprofiled.predicted_ns
+        return None if self.unprofiled is None or self.reason else self.unprofiled.simulated_ns
 
     @property
     def unprofiled_anchored_ns(self) -> int | None:
@@ -173,43 +194,34 @@ class Comparison(Drawn):
         measured, anchored = self.replay.unprofiled_measured_ns, self.anchored
         if measured is None or anchored is None or not anchored.replayed_ns:
             return None
-        return round(measured * anchored.predicted_ns / anchored.replayed_ns)
+        return None if self.reason else round(measured * anchored.simulated_ns / anchored.replayed_ns)
 
     def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-        """Return where one typical step's time goes, before and after; see `shown_steps`."""
-        before, after = self.shown_steps()
+        """Return where a step's time goes, before and after; means over the steps, as the headline is."""
+        before, after = self.replay.settled, self.after
         return (
-            self.replay.timeline.breakdown(self.replay.settled.copy, before),
-            self.after.timeline.breakdown(self.after.copy, after),
+            before.timeline.breakdown(before.copy, *before.step_times()),
+            after.timeline.breakdown(after.copy, *after.step_times()),
         )
 
     def shown_steps(self) -> tuple[int, int]:
-        """Return the step that stands for the change, before and after: the same one where both have it.
+        """Return the step that a picture of one shows, before and after: the same one where both have it.
 
-        Of the typical steps the one that is nearest to the headline's two times.
+        It is the one that is nearest to the headline's two times.
         """
         before, after = self.replay.settled.step_times(), self.after.step_times()
-        both = [step for step in self.typical_steps() if before.get(step) and after.get(step) is not None]
+        both = [step for step in before if before[step] and after.get(step) is not None]
         if not both:
             return self.replay.settled.typical()[0], self.after.typical()[0]
 
         def apart(step: int) -> int:
-            return abs(before[step] - self.replayed_ns) + abs(after[step] - self.predicted_ns)
+            return abs(before[step] - self.replayed_ns) + abs(after[step] - self.simulated_ns)
 
         chosen = min(both, key=apart)
         return chosen, chosen
 
-    def shown_apart(self) -> float:
-        """Return how far the shown step is from the headline, before or after, as a part of a step."""
-        before, after = self.shown_steps()
-        off = (
-            self.replay.settled.step_times()[before] - self.replayed_ns,
-            self.after.step_times()[after] - self.predicted_ns,
-        )
-        return max(map(abs, off)) / max(self.replayed_ns, 1)
-
     def to_pandas(self) -> pd.DataFrame:
-        """Return where a typical step's time goes, before and after in ns: a row per cause and per phase."""
+        """Return where a step's time goes, before and after in ns: a row per cause and per phase."""
         import pandas as pd
 
         before, after = self.breakdowns()
@@ -236,20 +248,11 @@ class Comparison(Drawn):
             said.append(
                 "The predicted step had not settled after repeating the window; its last pass is shown."
             )
-        if self.replay.replayed_ns != self.replayed_ns:
+        if self._unsettled:
             said.append(
-                f"The recorded window had not settled: its median step replays in "
+                f"The recorded window had not settled: its mean step replays in "
                 f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take "
                 f"{self.replayed_ns / 1e6:,.2f} ms."
-            )
-        times = self.replay.settled.step_times()
-        left_out = sorted(set(times) - set(self.typical_steps()))
-        if left_out:
-            share = sum(times[step] for step in left_out) / max(sum(times.values()), 1)
-            said.append(
-                f"{len(left_out)} of {counted(len(times), 'step')}, {share:.0%} of their time, took far "
-                "longer or shorter for the same work and are left out."
-                + (AGREEING if self.replay.typical.by_unprofiled else "")
             )
         unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
         if unmoved is not None:
@@ -257,6 +260,11 @@ class Comparison(Drawn):
         if len(self.replay.steps) == 1:
             said.append("Only one step is covered: the range knows nothing of how steps vary.")
         return said
+
+    @property
+    def _unsettled(self) -> bool:
+        """Whether the step that the recording settles to differs from the recorded one, as it is shown."""
+        return abs(self.replay.replayed_ns - self.replayed_ns) > SETTLED * self.replayed_ns
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `whatif --json` prints."""
@@ -272,6 +280,10 @@ class Comparison(Drawn):
             "predicted_ns": self.predicted_ns,
             "predicted_low_ns": self.predicted_low_ns,
             "predicted_high_ns": self.predicted_high_ns,
+            "typical_measured_ns": self.replay.typical_measured_ns,
+            "typical_replayed_ns": self.replay.settled.typical_ns,
+            "typical_predicted_ns": self.typical_predicted_ns,
+            "reason": self.reason,
             "uncertainty_ns": self.uncertainty.to_json(),
             "speedup": self.speedup if self.predicted_ns else None,
             "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
@@ -283,7 +295,7 @@ class Comparison(Drawn):
                     "name": steps[step]["name"],
                     "rank": steps[step].get("rank", 0),
                     "replayed_ns": replayed[step],
-                    "predicted_ns": predicted.get(step),
+                    "predicted_ns": predicted.get(step) if self.reason is None else None,
                 }
                 for step in replayed
             ],
@@ -346,7 +358,3 @@ def compare(
         edit=edit,
         contention=chosen,
     )
-
-
-def _step_ns(settled: Settled) -> int:
-    return round(median(settled.step_times().values()))

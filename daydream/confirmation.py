@@ -23,7 +23,7 @@ RESTLESS = 0.05  # an A/A control further from 1 tells of a machine that changes
 
 @dataclass(frozen=True)
 class Blocks:
-    """Median step times of blocks that took turns, in ns, one a round: unchanged, again, changed."""
+    """Mean step times of blocks that took turns, in ns, one a round: unchanged, again, changed."""
 
     base: list[float]
     again: list[float]
@@ -72,19 +72,23 @@ class Confirmation:
     difference: Difference | None = None
 
     @property
-    def predicted_speedup(self) -> float:
-        """The predicted one; of the step without a profiler where it is known."""
-        return (self.comparison.anchored or self.comparison.unprofiled or self.comparison).speedup
+    def predicted_speedup(self) -> float | None:
+        """The predicted one; of the step without a profiler where it is known. None without a prediction."""
+        if self.comparison.reason:
+            return None
+        known = self.comparison.anchored or self.comparison.unprofiled or self.comparison
+        return known.replayed_ns / known.simulated_ns if known.simulated_ns else float("inf")
 
     @property
-    def predicted_ns(self) -> float:
+    def predicted_ns(self) -> float | None:
         """The predicted step: the measured baseline over the predicted speedup."""
-        return self.blocks.baseline_ns / self.predicted_speedup
+        times = self.predicted_speedup
+        return None if times is None else self.blocks.baseline_ns / times
 
     @property
-    def error(self) -> float:
+    def error(self) -> float | None:
         """Relative error of the predicted step time, signed."""
-        return self.predicted_ns / self.blocks.confirmed_ns - 1
+        return None if self.predicted_ns is None else self.predicted_ns / self.blocks.confirmed_ns - 1
 
     @property
     def restless(self) -> bool:
@@ -111,7 +115,7 @@ class Confirmation:
             **document,
             "recorded_predicted_ns": document["predicted_ns"],
             "baseline_ns": round(self.blocks.baseline_ns),
-            "predicted_ns": round(self.predicted_ns),
+            "predicted_ns": None if self.predicted_ns is None else round(self.predicted_ns),
             "confirmed_ns": round(self.blocks.confirmed_ns),
             "predicted_speedup": self.predicted_speedup,
             "confirmed_speedup": self.blocks.speedup,

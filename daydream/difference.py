@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,8 +38,9 @@ Breakdown = Mapping[str, Mapping[str, int]]
 class Side:
     """One of the two: a recording as it was measured, or what was predicted from one. Times in ns.
 
-    `step_ns` is the median step; four of five steps lie between `low_ns` and `high_ns` (of a
-    prediction, its range). `breakdown` is of a typical step, as it replays.
+    `step_ns` is the mean step; four of five steps lie between `low_ns` and `high_ns` (of a prediction,
+    its range). `breakdown` is that of the mean step, as it replays. Where the step after a change cannot be
+    predicted, `reason` says why and `step_ns` is what was simulated.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Side:
     breakdown: Breakdown
     graph: Graph
     notes: tuple[str, ...] = ()  #: what the prediction says of itself
+    reason: str | None = None  #: why there is no prediction
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -83,9 +84,10 @@ class Side:
         return {
             "name": self.name,
             "prediction": self.prediction or None,
-            "step_ns": self.step_ns,
-            "low_ns": self.low_ns,
-            "high_ns": self.high_ns,
+            "step_ns": None if self.reason else self.step_ns,
+            "low_ns": None if self.reason else self.low_ns,
+            "high_ns": None if self.reason else self.high_ns,
+            "reason": self.reason,
             "unprofiled_ns": self.unprofiled_ns,
             "steps": self.steps,
             "ranks": self.ranks,
@@ -129,14 +131,14 @@ class Difference(Drawn):
 
     @property
     def error(self) -> float | None:
-        """Relative error of the prediction, signed; None between two recordings."""
-        return self.speedup - 1 if self.before.prediction else None
+        """Relative error of the prediction, signed; None between two recordings, or without a prediction."""
+        return self.speedup - 1 if self.before.prediction and not self.before.reason else None
 
     @property
     def clear(self) -> bool:
         """Whether the steps of one side are shorter than those of the other, a few of them aside."""
         one, two = self.before, self.after
-        return one.high_ns < two.low_ns or two.high_ns < one.low_ns
+        return bool(one.reason) or one.high_ns < two.low_ns or two.high_ns < one.low_ns
 
     @property
     def new(self) -> list[Change]:
@@ -152,6 +154,10 @@ class Difference(Drawn):
     def notes(self) -> list[str]:
         """Return what else is different, and what a reader should know before trusting the figures."""
         said = [*self.before.notes, *_other_differences(self.before, self.after)]
+        if self.before.reason:
+            said.insert(
+                0, f"The step cannot be predicted from the trace before, because {self.before.reason}."
+            )
         if not self.clear:
             said.append("The step times of the two overlap: the change may be chance.")
         sides = (self.before, self.after)
@@ -222,9 +228,8 @@ def compare(
     other = after if isinstance(after, Replay) else replay(after)
     graph = found.graph
     shared = _ranks(graph) & _ranks(other.graph)
-    shown = found.shown_steps()[1] if isinstance(found, Comparison) else _typical(found, shared)
-    one = _predicted(found) if isinstance(found, Comparison) else _recorded(found, shown)
-    two = _recorded(other, _typical(other, shared & {_rank(graph, shown)} or shared))
+    one = _predicted(found) if isinstance(found, Comparison) else _recorded(found, shared)
+    two = _recorded(other, shared)
     if names is None:
         names = (one.name or "the first trace", two.name or "the second trace")
     if names[0] == names[1]:
@@ -248,7 +253,7 @@ def compare(
     )
 
 
-def _recorded(found: Replay, step: int) -> Side:
+def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
     times = [step.measured_ns for step in found.steps]
     low, high = np.percentile(times, [10, 90]).tolist()
     return Side(
@@ -260,20 +265,17 @@ def _recorded(found: Replay, step: int) -> Side:
         unprofiled_ns=found.unprofiled_measured_ns,
         steps=len(times),
         replay_error=found.max_error,
-        breakdown=parts_of(found.timeline, 0, step),
+        breakdown=parts_of(found.timeline, 0, _steps(found, ranks)),
         graph=found.graph,
     )
 
 
-def _typical(found: Replay, ranks: AbstractSet[int]) -> int:
-    """Return the median step of those that these ranks recorded: what follows behind is not the question.
+def _steps(found: Replay, ranks: AbstractSet[int]) -> list[int]:
+    """Return the recorded steps of these ranks: what follows behind is not the question.
 
-    Of no ranks, where two traces have none in common, it is that of all.
+    Of no ranks, where two traces have none in common, they are those of all.
     """
-    times = found.settled.first_pass()
-    times = {step: ns for step, ns in times.items() if not ranks or _rank(found.graph, step) in ranks}
-    middle = median_low(times.values())
-    return next(step for step, ns in times.items() if ns == middle)
+    return [step for step in found.settled.first_pass() if not ranks or _rank(found.graph, step) in ranks]
 
 
 def _predicted(comparison: Comparison) -> Side:
@@ -281,15 +283,16 @@ def _predicted(comparison: Comparison) -> Side:
     return Side(
         name=_name(comparison.replay.graph),
         prediction=comparison.optimization,
-        step_ns=comparison.predicted_ns,
-        low_ns=comparison.predicted_low_ns,
-        high_ns=comparison.predicted_high_ns,
+        step_ns=comparison.simulated_ns,
+        low_ns=comparison.predicted_low_ns or 0,
+        high_ns=comparison.predicted_high_ns or 0,
         unprofiled_ns=comparison.unprofiled_anchored_ns,
         steps=len(comparison.replay.steps),
         replay_error=comparison.replay.max_error,
         breakdown=after,
         graph=comparison.graph,
         notes=tuple(note for note in comparison.notes() if note not in comparison.replay.notes),
+        reason=comparison.reason,
     )
 
 

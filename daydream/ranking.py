@@ -46,7 +46,7 @@ class Ranked:
     summary: str
     needs: str | None
     replayed_ns: int
-    predicted_ns: int
+    predicted_ns: int | None
     predicted_low_ns: int | None
     predicted_high_ns: int | None
     bound: str
@@ -55,21 +55,29 @@ class Ranked:
     inserted: int
     removed: int
     notes: tuple[str, ...] = ()
+    reason: str | None = None  # why it cannot be predicted
 
     @property
     def saving_ns(self) -> int:
-        """How much shorter the step gets; negative if it gets longer."""
-        return self.replayed_ns - self.predicted_ns
+        """How much shorter the step gets; negative if it gets longer, 0 if that cannot be predicted."""
+        return 0 if self.predicted_ns is None else self.replayed_ns - self.predicted_ns
 
     @property
-    def speedup(self) -> float:
-        """Return replayed / predicted; infinite if nothing is left of the step."""
+    def speedup(self) -> float | None:
+        """Return replayed / predicted, infinite if nothing is left; None if it cannot be predicted."""
+        if self.predicted_ns is None:
+            return None
         return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
 
     @property
     def changes_nothing(self) -> bool:
         """Whether the step stays as it was, but for less than anyone would notice."""
-        return abs(self.saving_ns) <= SMALLEST * self.replayed_ns
+        return self.predicted_ns is not None and abs(self.saving_ns) <= SMALLEST * self.replayed_ns
+
+    @property
+    def place(self) -> tuple[float, str]:
+        """What to sort by: what saves most comes first, what cannot be predicted last."""
+        return float("inf") if self.predicted_ns is None else self.predicted_ns, self.name
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as `rank --json` prints it."""
@@ -80,8 +88,9 @@ class Ranked:
             "predicted_ns": self.predicted_ns,
             "predicted_low_ns": self.predicted_low_ns,
             "predicted_high_ns": self.predicted_high_ns,
-            "saving_ns": self.saving_ns,
+            "saving_ns": None if self.predicted_ns is None else self.saving_ns,
             "speedup": self.speedup,
+            "reason": self.reason,
             "bound": self.bound,
             "bound_share": self.bound_share,
             "changed": self.changed,
@@ -109,7 +118,7 @@ class Ranking(Drawn):
 
     def __repr__(self) -> str:
         best = self.optimizations[0] if self.optimizations else None
-        first = f", {best.name} first ({best.speedup:.2f}x)" if best else ""
+        first = f", {best.name} first ({best.speedup:.2f}x)" if best and best.speedup else ""
         return f"<Ranking of {len(self.optimizations)} optimizations{first}>"
 
     def to_pandas(self) -> pd.DataFrame:
@@ -179,7 +188,7 @@ def rank(
         parsed, result = _tried([each], before, edited, with_ranges=with_ranges)
         if isinstance(result, Ranked):
             found.append((result, parsed[0]))
-            found.sort(key=lambda pair: (pair[0].predicted_ns, pair[0].name))
+            found.sort(key=lambda pair: pair[0].place)
             best = {optimization.name for _, optimization in found[: pairs + 1]}
             edited = {name: graph for name, graph in edited.items() if name in best}
         else:
@@ -198,7 +207,7 @@ def rank(
             together.append(result)
         else:
             left_out[name] = result
-    together.sort(key=lambda ranked: (ranked.predicted_ns, ranked.name))
+    together.sort(key=lambda ranked: ranked.place)
     say("drawing curves", -1.0)
     now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
     bound, share = now.bound
@@ -235,7 +244,7 @@ def _without_twins(
 
 def _figures(
     found: Sequence[tuple[Ranked, Optimization]], excluded: Optimization
-) -> list[tuple[str, tuple[int, ...]]]:
+) -> list[tuple[str, tuple[int | None, ...]]]:
     """Return the figures of those that cannot be combined with an optimization."""
     return [
         (ranked.name, _figure(ranked))
@@ -244,7 +253,7 @@ def _figures(
     ]
 
 
-def _figure(ranked: Ranked) -> tuple[int, ...]:
+def _figure(ranked: Ranked) -> tuple[int | None, ...]:
     return ranked.predicted_ns, ranked.changed, ranked.inserted, ranked.removed
 
 
@@ -317,4 +326,5 @@ def _ranked(parsed: Sequence[Optimization], comparison: Comparison, *, with_rang
         inserted=comparison.inserted,
         removed=comparison.removed,
         notes=tuple(note for note in comparison.notes() if note not in known),
+        reason=comparison.reason,
     )

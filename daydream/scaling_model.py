@@ -79,7 +79,7 @@ class Model:
             )
         untouched = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
         alone = untouched if self.way.recorded == 1 else self._compared(self.way.graph(1)[0])
-        self.alone_ns = alone.predicted_ns
+        self.alone_ns = alone.simulated_ns
         self.own = _own_parts(alone)
         self.described = ""
         self.said: list[str] = []
@@ -92,7 +92,7 @@ class Model:
             return Scaled(1, None, self.alone_ns, 1.0, 1.0, 0, 0, 0, 0, _most(self.own), share, None)
         graph, network = self.way.graph(workers)
         after = self._compared(graph)
-        step_ns = self._no_less(after.predicted_ns, self.alone_ns)
+        step_ns = self._no_less(after.simulated_ns, self.alone_ns)
         silent_ns = self._no_less(self._silent(graph), self.alone_ns)
         exposed_ns, waiting_ns = max(step_ns - silent_ns, 0), self._waiting(after, workers)
         self.described, self.chosen = network.describe(), after.contention or self.chosen
@@ -137,7 +137,7 @@ class Model:
         if self._silent_ns is None:
             silent = graph.copy()
             silent.tasks(self.way.transfers(graph)).set(duration_ns=0)
-            self._silent_ns = self._compared(silent).predicted_ns
+            self._silent_ns = self._compared(silent).simulated_ns
         return self._silent_ns
 
     def _waiting(self, after: Comparison, workers: int) -> int:
@@ -152,7 +152,7 @@ class Model:
                 self.before.graph, after.graph
             ),
         )  # fmt: skip
-        return max(round(after.predicted_ns * (found.slowdown - 1)), 0)
+        return max(round(after.simulated_ns * (found.slowdown - 1)), 0)
 
 
 class _Ddp:
@@ -237,9 +237,8 @@ def _transfers_ns(graph: Graph, transfers: np.ndarray) -> int:
 
 
 def _own_parts(after: Comparison) -> dict[str, float]:
-    """Return what a typical step of one worker waits for, in ns, by the chain of causes behind it."""
-    settled = after.after
-    parts = waited_for_ns(settled, settled.typical()[0])
+    """Return what a step of one worker waits for, in ns, by the chain of causes behind it."""
+    parts = waited_for_ns(after.after)
     return dict(parts) if parts else {"nothing": 0}
 
 

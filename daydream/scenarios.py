@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -37,7 +37,7 @@ SORTS: tuple[Sort, ...] = get_args(Sort)
 MOST_SCENARIOS = 1_000_000
 FIGURES = (
     "measured_ns", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup",
-    "changed", "inserted", "removed",
+    "reason", "changed", "inserted", "removed",
 )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ class Sweep(Shown):
         return len(self.scenarios) + len(self.refused)
 
     def __repr__(self) -> str:
-        best = f", best {self.scenarios[0].speedup:.2f}x" if self.scenarios else ""
+        best = f", best {self.scenarios[0].speedup or 1:.2f}x" if self.scenarios else ""
         return f"<Sweep of {self.optimization}: {len(self):,} scenarios, {len(self.refused):,} refused{best}>"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -171,9 +171,9 @@ def sweep(
     answered = [each for each in found if isinstance(each, Answered)]
     chosen = sort or ("step" if len(named) == 1 else "speedup")
     if chosen == "step":
-        answered.sort(key=lambda each: each.predicted_ns)
+        answered.sort(key=lambda each: each.predicted_ns if each.predicted_ns is not None else inf)
     elif chosen == "speedup":
-        answered.sort(key=lambda each: -each.speedup)
+        answered.sort(key=lambda each: -each.speedup if each.speedup is not None else inf)
     refused = [each for each in found if isinstance(each, Refused)]
     return Sweep(spelled(optimizations), varied, fixed, traces, answered, refused)
 

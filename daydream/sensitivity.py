@@ -104,13 +104,13 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
     from daydream.api import replay
 
     before = source if isinstance(source, Replay) else replay(source)
-    now, typical = _settled(before)
+    now, settled = before.settled.step_ns, before.settled.step_times()
     parts = list(_parts(before.graph, now))
     speedups = [Speedup(p.ids, FACTORS, p.gaps, p.durations) for p in parts]
     found = settle_all(before.graph, speedups, passes=before.settled.passes)
-    columns = [column for column, step in enumerate(found.steps) if step in typical]
+    columns = [column for column, step in enumerate(found.steps) if step in settled]
     times = found.step_ns[:, columns]
-    work = np.array([typical[found.steps[column]] for column in columns])
+    work = np.array([settled[found.steps[column]] for column in columns])
     there = times >= 0
     share = np.where(there, times, 0).sum(axis=1) / np.where(there, work, 0).sum(axis=1)
     step = np.floor(now * share + 0.5).astype(np.int64).reshape(len(parts), len(FACTORS))
@@ -119,16 +119,6 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
         for part, row in zip(parts, step.tolist(), strict=True)
     ]
     return Curves(sorted(drawn, key=lambda curve: (-curve.saving_ns, -curve.own_ns, curve.sort, curve.name)))
-
-
-def _settled(before: Replay) -> tuple[int, dict[int, int]]:
-    """Return the settled step, and the settled times of the steps that a prediction is about."""
-    from daydream.comparison import Comparison
-
-    settled = before.settled
-    same = Comparison("", {}, before, before.graph, settled, 0, 0, 0)
-    times = {step: ns for (copy, step), ns in settled.times.items() if copy == settled.copy}
-    return same.replayed_ns, {step: times[step] for step in same.typical_steps()}
 
 
 def _parts(graph: Graph, step_ns: int) -> Iterator[_Part]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from daydream.comparison import Comparison, compare
+from daydream.comparison import compare
 from daydream.contention import MEASURED, Option
 from daydream.costs.measured import give_table
 from daydream.costs.table import KernelTable
@@ -44,17 +44,20 @@ class Answered:
     trace: str
     options: dict[str, Any]
     replayed_ns: int
-    predicted_ns: int
-    predicted_low_ns: int
-    predicted_high_ns: int
+    predicted_ns: int | None
+    predicted_low_ns: int | None
+    predicted_high_ns: int | None
     changed: int
     inserted: int
     removed: int
     notes: tuple[str, ...] = ()
+    reason: str | None = None  # why it cannot be predicted
 
     @property
-    def speedup(self) -> float:
-        """Return replayed / predicted; infinite if nothing is left of the step."""
+    def speedup(self) -> float | None:
+        """Return replayed / predicted, infinite if nothing is left; None if it cannot be predicted."""
+        if self.predicted_ns is None:
+            return None
         return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
 
     def figures(self) -> dict[str, Any]:
@@ -65,6 +68,7 @@ class Answered:
             "predicted_low_ns": self.predicted_low_ns,
             "predicted_high_ns": self.predicted_high_ns,
             "speedup": self.speedup,
+            "reason": self.reason,
             "changed": self.changed,
             "inserted": self.inserted,
             "removed": self.removed,
@@ -214,14 +218,15 @@ class _Desk:
             inserted=found.inserted,
             removed=found.removed,
             notes=tuple(note for note in found.notes() if note not in known),
+            reason=found.reason,
         )
 
 
 def _summary(name: str, before: Replay | str) -> SweptTrace:
     if isinstance(before, str):
         return SweptTrace(name, None, None, None, reason=before)
-    now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
-    return SweptTrace(name, before.measured_ns, now.replayed_ns, before.error, tuple(before.notes))
+    now = before.settled.step_ns
+    return SweptTrace(name, before.measured_ns, now, before.error, tuple(before.notes))
 
 
 def _read(source: Any) -> Any:

@@ -78,7 +78,7 @@ class Edits:
         }
 
     def touched(self, changes_by_ns: int) -> Touched:
-        """Return what they touch of a typical step, which changes by so much."""
+        """Return what they touch of a step, which changes by so much."""
         steps = [step for step in self.after.steps if step.get("covered")]
         covered = np.array([bool(step.get("covered")) for step in self.after.steps] + [False])
         ranks = {step.get("rank", 0) for step in steps}

@@ -3,9 +3,12 @@
 Four causes, each a half-width at 90 %, in ns of the predicted step; they are taken to be
 independent, so the range is the root of the sum of their squares:
 
-- *variation*: the recorded steps differ, and their median is known only so well. A standard error:
-  more steps make it smaller.
-- *replay*: the untouched simulation misses the recording by so much.
+- *variation*: steps that do the same work differ, and their mean is known only so well. A standard
+  error: more steps make it smaller. What a change takes away (a loader that is hidden) varies no more, and
+  work that it moves from a step into the next is none: of the steps before and after those count that
+  vary less.
+- *replay*: the untouched simulation misses the recorded steps by so much. That further steps would take
+  longer than those (a queue that fills) is no miss.
 - *model*: the change is simulated once more with all that it touches longer by the error that
   predictions of this sort of time were found to have (`MODEL_ERROR`): what stays hidden behind other
   work does not count.
@@ -21,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import hypot, sqrt
-from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,8 +46,7 @@ MODEL_ERROR: Mapping[str, float] = {
 TWO_SIDED_90 = 1.645  # of the normal distribution
 STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)  # with 1 to 9 degrees of freedom
 LEAST_SAID = 0.0005  # of a step
-UNUSUAL = 0.25  # steps further than this from the median (a stalled loader, a warm-up) are left out
-OF_THE_MEDIAN = 1.2533  # its standard error over that of the mean, many normal values: sqrt(pi / 2)
+OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Uncertainty:
         """The half-width of the range."""
         return hypot(self.variation, self.replay, self.model, self.unknown)
 
+    @property
+    def of_the_change_ns(self) -> float:
+        """The half-width without how steps vary: what is uncertain about before against after."""
+        return hypot(self.replay, self.model, self.unknown)
+
     def to_json(self) -> dict[str, int]:
         """Return each cause's half-width in whole ns."""
         return {field.name: round(getattr(self, field.name)) for field in fields(self)}
@@ -69,32 +75,78 @@ class Uncertainty:
     def words(self, step_ns: int) -> str:
         """Return the causes as shares of a step, those that matter most first; empty if none does."""
         said = {
-            "models of the change": self.model,
-            "steps that vary": self.variation,
+            "cost models": self.model,
+            "step-to-step variation": self.variation,
             "replay error": self.replay,
             "unknown causes": self.unknown,
         }
         shares = {words: ns / step_ns for words, ns in said.items()} if step_ns else {}
         there = [words for words in shares if shares[words] >= LEAST_SAID]
         there.sort(key=lambda words: -shares[words])
-        return ", ".join(f"{words} {shares[words]:.1%}" for words in there)
+        return ", ".join(f"{words} {100 * shares[words]:.1f} %" for words in there)
+
+    def reason(self, comparison: Comparison) -> str:
+        """Return in words what keeps the step from being predicted: the largest of the causes."""
+        step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
+        parts = {"replay": self.replay, "model": self.model, "unknown": self.unknown}
+        most = max(parts, key=lambda name: parts[name])
+        share = f"{parts[most] / step_ns:.0%} of the step"
+        if most == "model":
+            touched = comparison.touched.together / step_ns
+            return (
+                f"the change touches {touched:.0%} of the step, and what that takes then is known to within "
+                f"{share} only"
+            )
+        if most == "replay":
+            return f"the untouched replay misses the recording by {share}"
+        untraced = facts.untraced_ns > facts.unexplained_ns
+        what = "device work that was not recorded" if untraced else "delays without a known cause"
+        return f"{what} may carry it by {share}"
 
 
 def uncertainty_of(comparison: Comparison) -> Uncertainty:
     """Return how far the step after a change may be from the predicted one."""
-    recorded, predicted = comparison.recorded or comparison.replay, comparison.predicted_ns
-    measured = [step.measured_ns for step in recorded.steps]
-    usual = median(measured)
-    bias = comparison.bias or 0.0
-    if comparison.recorded is None and comparison.measured_ns:
-        bias = comparison.replayed_ns / comparison.measured_ns - 1
+    return _uncertainty(comparison, _exposed_ns(comparison))
+
+
+def most_ns(comparison: Comparison) -> float:
+    """Return at least `Uncertainty.of_the_change_ns`, without simulating anything."""
+    return _uncertainty(comparison, model_ns(comparison.touched)).of_the_change_ns
+
+
+def _uncertainty(comparison: Comparison, model: float) -> Uncertainty:
+    recorded, step_ns = comparison.recorded or comparison.replay, comparison.simulated_ns
     facts, touched = comparison.replay.graph.facts, comparison.touched
+    measured = sum(step.measured_ns for step in recorded.steps)
     return Uncertainty(
-        variation=variation([ns for ns in measured if abs(ns - usual) <= UNUSUAL * usual]) * predicted,
-        replay=max(abs(recorded.error), abs(bias)) * predicted,
-        model=_exposed_ns(comparison),
-        unknown=unknown_ns(facts, sum(measured), comparison.replayed_ns, touched),
+        variation=_variation(comparison) * step_ns,
+        replay=max(abs(recorded.error), abs(comparison.bias or 0.0)) * step_ns,
+        model=model,
+        unknown=unknown_ns(facts, measured, comparison.replayed_ns, touched, _side_by_side_ns(comparison)),
     )
+
+
+def _variation(comparison: Comparison) -> float:
+    """Return the relative half-width of the mean of the recorded steps, or of those after the change."""
+    graph = comparison.replay.graph
+    measured = {
+        number: int(step["measured_ns"]) for number, step in enumerate(graph.steps) if step.get("covered")
+    }
+    steps = graph.columns["step"][graph.alive]
+    tasks = np.bincount(steps[steps >= 0], minlength=len(graph.steps))
+    return min(variation(_kinds(times, tasks)) for times in (measured, comparison.after.step_times()))
+
+
+def _kinds(times: Mapping[int, int], tasks: np.ndarray) -> list[list[int]]:
+    """Return the times of steps, those together that do the same work: about as many tasks."""
+    kinds: list[list[int]] = []
+    least = -1.0
+    for step in sorted(times, key=lambda step: int(tasks[step])):
+        if not kinds or tasks[step] > (1 + OTHER_WORK) * least:
+            kinds.append([])
+            least = float(tasks[step])
+        kinds[-1].append(times[step])
+    return kinds
 
 
 def _exposed_ns(comparison: Comparison) -> float:
@@ -108,17 +160,18 @@ def _exposed_ns(comparison: Comparison) -> float:
     slowed = None if choice is None else choice.between(comparison.replay.graph, longer)
     passes = comparison.after.passes - (slowed is not None)  # that one is simulated behind them anyway
     settled = settle(longer, passes=passes, contention=slowed)
-    return hypot(max(comparison.step_of(settled) - comparison.predicted_ns, 0), waits)
+    return hypot(max(comparison.step_of(settled) - comparison.simulated_ns, 0), waits)
 
 
-def variation(times: Sequence[int]) -> float:
-    """Return the relative half-width at 90 % of the median of steps; 0 for a single one."""
-    freedom = len(times) - 1
-    if freedom < 1 or not median(times):
+def variation(kinds: Sequence[Sequence[int]]) -> float:
+    """Return the relative half-width at 90 % of the mean of steps of some kinds; 0 for single ones."""
+    times = np.concatenate([np.asarray(kind, np.float64) for kind in kinds]) if kinds else np.empty(0)
+    freedom = len(times) - len(kinds)
+    if freedom < 1 or not times.any():
         return 0.0
     student = STUDENT_90[freedom - 1] if freedom <= len(STUDENT_90) else TWO_SIDED_90 * (1 + 1.15 / freedom)
-    spread = float(np.std(times, ddof=1))
-    return student * OF_THE_MEDIAN * spread / sqrt(len(times)) / median(times)
+    within = sum(float(np.square(kind - np.mean(kind)).sum()) for kind in map(np.asarray, kinds))
+    return float(student * sqrt(within / freedom) / sqrt(len(times)) / times.mean())
 
 
 def model_ns(touched: Touched, errors: Mapping[str, float] = MODEL_ERROR) -> float:
@@ -126,15 +179,32 @@ def model_ns(touched: Touched, errors: Mapping[str, float] = MODEL_ERROR) -> flo
     return hypot(*(errors[sort] * ns for sort, ns in touched.by_sort().items()))
 
 
-def unknown_ns(facts: Facts, recorded_ns: int, step_ns: int, touched: Touched) -> float:
+def unknown_ns(
+    facts: Facts, recorded_ns: int, step_ns: int, touched: Touched, side_by_side_ns: float
+) -> float:
     """Return how far what has no known cause may carry the step, at most what the change touches.
 
     `recorded_ns` are all steps that the facts are about. An unresolved wait is an order that the
-    simulation does not keep: it counts with its part of all waits.
+    simulation does not keep: it counts with its part of all waits of what streams do side by side, which is
+    all that another order could put one behind the other.
     """
     together = touched.together
     delays = facts.unexplained_ns + facts.untraced_ns
     share = min(delays / recorded_ns, 1.0) if recorded_ns else 0.0
     waits = sum(facts.event_waits.values())
     unresolved = facts.event_waits["unresolved"] / waits if waits else 0.0
-    return min(share * step_ns, together) + unresolved * min(together, step_ns)
+    return min(share * step_ns, together) + unresolved * min(together, step_ns, side_by_side_ns)
+
+
+def _side_by_side_ns(comparison: Comparison) -> float:
+    """Return how long streams work that are not the busiest one of their rank, per step."""
+    graph = comparison.replay.graph
+    steps = [number for number, step in enumerate(graph.steps) if step.get("covered")]
+    chosen = graph.alive & (graph.columns["kind"] > 0) & np.isin(graph.columns["step"], steps)
+    busy = np.bincount(
+        graph.columns["lane"][chosen], graph.columns["duration_ns"][chosen], minlength=len(graph.lanes)
+    )
+    busiest: dict[int, float] = {}
+    for lane, ns in zip(graph.lanes, busy.tolist(), strict=True):
+        busiest[lane.rank] = max(busiest.get(lane.rank, 0.0), ns)
+    return float(busy.sum() - sum(busiest.values())) / max(len(steps), 1)

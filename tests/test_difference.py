@@ -54,7 +54,7 @@ def test_counts_and_times_are_means_over_the_covered_steps():
     assert (kernel.change_ns, kernel.state) == (0, "changed")  # as much time, but not as often
 
 
-def test_a_step_is_the_median_of_those_that_were_measured():
+def test_a_step_is_the_mean_of_those_that_were_measured():
     before = trace(step(0), step(100, ("gemm", 30)), step(200, ("gemm", 30)), steps=STEPS)
     after = trace(step(0), step(100, ("gemm", 10)), step(200, ("gemm", 10)), steps=STEPS)
 
@@ -265,7 +265,7 @@ def test_loader_workers_take_the_loading_out_of_the_step():
     assert found.clear
     assert found.speedup > 1.2
     saved = found.before.step_ns - found.after.step_ns
-    assert before["data"] > saved > 0.8 * before["data"]
+    assert before["data"] > saved > 0.7 * before["data"]  # the GPU's work takes over in part
     assert after.get("data", 0) < 0.01 * before["data"]
     largest = found.cpu[0]
     assert (largest.state, largest.after) == ("vanished", ())
@@ -298,14 +298,14 @@ def test_a_larger_batch_moves_the_step_from_the_cpu_to_the_gpu():
 
 
 def test_steps_of_the_same_rank_stand_side_by_side():
-    # Ranks that do not meet: each by itself, the lower middle of all steps is that of the fast one.
+    # Ranks that do not meet, each with steps of its own length: means are those of both ranks.
     one = job(5, cpu=(100, 300), meet=False)
     other = job(5, cpu=(300, 100), meet=False)
     for before in (one, daydream.whatif(daydream.replay(one), "scale", on="gpu", factor=0.5)):
         found = daydream.compare(before, other)
 
-        assert sum(found.before.breakdown["by_cause"].values()) == 110 * US
-        assert sum(found.after.breakdown["by_cause"].values()) == 310 * US  # rank 0 again
+        assert sum(found.before.breakdown["by_cause"].values()) == (110 + 310) / 2 * US
+        assert sum(found.after.breakdown["by_cause"].values()) == (110 + 310) / 2 * US
 
 
 def test_the_page_shows_what_is_printed(monkeypatch, capsys):

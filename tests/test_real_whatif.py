@@ -24,8 +24,11 @@ TRANSFORMER = "nsys/rtx3070ti_transformer_training_nvtx.sqlite.gz"
 MATH = ("gemm", "conv", "scudnn", "winograd", "wgrad_alg", "dgrad_engine")  # of convolutions and products
 
 
-def typical_steps(replay: daydream.Replay) -> list[int]:
-    """Steps within 25 % of the median: a prediction is about these."""
+def covered_steps(replay: daydream.Replay) -> list[int]:
+    return list(replay.settled.first_pass())
+
+
+def steps_near_the_median(replay: daydream.Replay) -> list[int]:
     times = replay.settled.first_pass()
     usual = np.median(list(times.values()))
     return [number for number, ns in times.items() if abs(ns - usual) <= 0.25 * usual]
@@ -63,7 +66,7 @@ def test_amp_on_a_gpu_bound_step_gives_the_sum_of_its_faster_kernels():
     math = np.array([any(word in name.lower() for word in MATH) for name in names])
     duration = trace["duration_ns"][rows].astype(float)
     faster = np.where(kernel & ~update, duration / np.where(math, 3, 2), duration)
-    by_hand = {step: faster[trace["step"][rows] == step].sum() for step in typical_steps(replay)}
+    by_hand = {step: faster[trace["step"][rows] == step].sum() for step in steps_near_the_median(replay)}
 
     amp = daydream.whatif(replay, "amp")
 
@@ -73,7 +76,10 @@ def test_amp_on_a_gpu_bound_step_gives_the_sum_of_its_faster_kernels():
     ]
     assert np.median(ratios) == pytest.approx(1.0, abs=0.03)
     assert min(ratios) > 0.99
-    assert 2.0 < amp.speedup < 2.3
+    said = amp.to_json()
+    assert 1.9 < said["typical_replayed_ns"] / said["typical_predicted_ns"] < 2.3
+    # The run as a whole spends 8.2 of its 9.7 s in the loader, which gains nothing.
+    assert 1.1 < amp.speedup < 1.2
 
 
 def test_amp_stops_at_the_cpu_floor_and_fusing_the_optimizer_lowers_it():
@@ -124,9 +130,9 @@ def optimizer_cpu_ns(replay: daydream.Replay) -> float:
         if trace.values("name", [row])[0].startswith("Optimizer.step#") and trace["tid"][row] >= 0:
             here = operators[(trace["tid"][operators] == trace["tid"][row])]
             here = here[(start[here] >= start[row]) & (start[here] < start[row] + duration[row])]
-            if len(here) and trace["step"][row] in typical_steps(replay):
+            if len(here) and trace["step"][row] in covered_steps(replay):
                 spans.append((start[here] + duration[here]).max() - start[here].min())
-    return float(np.sum(spans) / len(typical_steps(replay)))
+    return float(np.sum(spans) / len(covered_steps(replay)))
 
 
 @pytest.mark.parametrize("name", [A100_DDP, RTX_LINEAR])

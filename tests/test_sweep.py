@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from graph.small_traces import launched, op, trace
+from graph.small_traces import call, launched, op, trace
 from machine.programs import PROGRAMS
 
 import daydream
@@ -25,13 +25,14 @@ def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fa
 
 #  thread 1  |long 5|short 5|                     a step of 100, of which a synchronization waits for long
 #  stream 7     |long 60    |data ...
-def steps(number=4, long=60):
+def steps(number=4, long=60, every=100):
     rows = []
     for n in range(number):
-        at, one = 100 * n, 2 * n + 1
+        at, one = every * n, 2 * n + 1
         rows += launched("long_kernel", at, at + 6, at + 6 + long, one)
         rows += [op("data", at + 10, at + 100, op="data")]
-    return trace(rows, steps=tuple(100.0 * n for n in range(number + 1)))
+        rows += [call("cudaDeviceSynchronize", at + 100, at + every)] if every > 100 else []
+    return trace(rows, steps=tuple(float(every * n) for n in range(number + 1)))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_the_order_of_asking_can_be_kept(recorded):
 
 def test_of_several_traces_the_largest_speed_up_comes_first():
     # Twice as fast, a kernel of 60 us still ends before the step does, which is bound by the CPU.
-    two = {"short": steps(), "slow": steps(long=200)}
+    two = {"short": steps(), "slow": steps(long=200, every=208)}
     found = daydream.sweep(two, "scale", {"factor": [0.5, 0.25]}, on="gpu")
 
     assert [each.trace for each in found.traces] == ["short", "slow"]

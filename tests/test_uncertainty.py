@@ -11,7 +11,7 @@ import daydream
 from daydream import Graph, Trace
 from daydream.graph.graph import Facts
 from daydream.touched import Edits, Touched
-from daydream.uncertainty import MODEL_ERROR, OF_THE_MEDIAN, Uncertainty, model_ns, unknown_ns, variation
+from daydream.uncertainty import MODEL_ERROR, Uncertainty, model_ns, unknown_ns, variation
 
 #  thread 1  |work 60|rest 40|        a step: 100 us, the second 2 longer and the last 2 shorter
 LENGTHS = (100, 102, 100, 98)
@@ -49,17 +49,34 @@ def halve(name: str):
 # -- the causes ------------------------------------------------------------------------------------
 
 
-def test_more_steps_tell_their_median_better():
-    assert variation([100]) == 0.0
-    assert variation([100, 100, 100]) == 0.0
+def test_more_steps_tell_their_mean_better():
+    assert variation([[100]]) == 0.0
+    assert variation([[100, 100, 100]]) == 0.0
     # standard deviation 10 about 100, times Student's t of 4 degrees of freedom
-    assert variation([90, 90, 100, 110, 110]) == pytest.approx(2.132 * OF_THE_MEDIAN * 0.1 / sqrt(5))
-    assert variation([90, 110] * 20) < variation([90, 110] * 4) < variation([90, 110])
+    assert variation([[90, 90, 100, 110, 110]]) == pytest.approx(2.132 * 0.1 / sqrt(5))
+    assert variation([[90, 110] * 20]) < variation([[90, 110] * 4]) < variation([[90, 110]])
+
+
+def test_steps_of_other_work_do_not_make_the_mean_uncertain():
+    # an optimizer every other step: 10 about 100 and 20 about 200, so 5 * 100 + 5 * 400 over 8 degrees
+    kinds = [[90, 90, 100, 110, 110], [180, 180, 200, 220, 220]]
+    assert variation([[100, 100, 100], [200]]) == 0.0
+    assert variation(kinds) == pytest.approx(1.860 * sqrt(4 * (100 + 400) / 8) / sqrt(10) / 150)
 
 
 def test_the_normal_quantile_follows_upon_the_table_of_few_steps():
-    ten, eleven = (variation([90, 110] * 5 + [100] * extra) for extra in (0, 1))
+    ten, eleven = (variation([[90, 110] * 5 + [100] * extra]) for extra in (0, 1))
     assert 0.9 < eleven / ten < 1.0
+
+
+def test_what_a_change_takes_away_varies_no_more():
+    replay = daydream.replay(steps_of_one_thread())
+    kept = daydream.whatif(replay, lambda graph: graph.select(name="^work").set(duration_ns=60_000))
+    # "rest" is what differs: without it the steps are alike, and their mean is known
+    gone = daydream.whatif(replay, lambda graph: graph.select(name="^rest").scale(0))
+
+    assert kept.uncertainty.variation > 0
+    assert gone.uncertainty.variation == 0
 
 
 def test_errors_of_several_sorts_add_as_independent_ones_do():
@@ -71,20 +88,30 @@ def test_errors_of_several_sorts_add_as_independent_ones_do():
 
 def test_what_has_no_known_cause_carries_a_step_no_further_than_the_change_moves_it():
     facts = Facts(unexplained_ns=150, untraced_ns=50)  # of 1,000 recorded: a fifth
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=80.0)) == 20.0
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=5.0)) == 5.0
-    assert unknown_ns(facts, 1_000, 100, Touched()) == 0.0
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=80.0), 0) == 20.0
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=5.0), 0) == 5.0
+    assert unknown_ns(facts, 1_000, 100, Touched(), 0) == 0.0
 
 
 def test_unresolved_waits_count_with_their_part_of_all_waits():
     facts = Facts(event_waits={"recorded": 1, "inferred": 2, "unresolved": 1})
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=40.0)) == 10.0
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=400.0)) == 25.0  # no more than the step itself
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=40.0), 1_000) == 10.0
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=400.0), 1_000) == 25.0  # no more than the step itself
+    # another order puts behind each other what streams do side by side, and no more
+    assert unknown_ns(facts, 1_000, 100, Touched(moved=40.0), 8) == 2.0
+
+
+def test_work_of_streams_beside_the_busiest_one_may_be_in_another_order():
+    replay = daydream.replay(steps_behind_a_kernel())
+    replay.graph.facts.event_waits = {"recorded": 0, "inferred": 0, "unresolved": 3}
+    # 60 us on one stream and 40 on the other, of which the change touches half of the longer
+    assert daydream.whatif(replay, halve("^long_kernel")).uncertainty.unknown == 30_000
+    assert daydream.whatif(replay, "scale", name="_kernel", factor=0.0).uncertainty.unknown == 40_000
 
 
 def test_causes_are_said_in_order_of_their_weight():
     found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1)
-    assert found.words(1_000) == "models of the change 5.0%, steps that vary 1.0%"
+    assert found.words(1_000) == "cost models 5.0 %, step-to-step variation 1.0 %"
     assert found.total_ns == pytest.approx(hypot(10, 50, 0.1))
     assert found.to_json() == {"variation": 10, "replay": 0, "model": 50, "unknown": 0}
 
@@ -132,7 +159,7 @@ def test_a_change_of_nothing_has_only_what_the_recording_and_its_replay_leave_op
     found = comparison.uncertainty
     steps = [step.measured_ns for step in comparison.replay.steps]
     assert (found.model, found.unknown, found.replay) == (0.0, 0.0, 0.0)
-    assert found.total_ns == found.variation == variation(steps) * comparison.predicted_ns > 0
+    assert found.total_ns == found.variation == variation([steps]) * comparison.predicted_ns > 0
 
 
 def test_half_of_a_tasks_time_may_be_off_by_its_sorts_error():
@@ -170,3 +197,27 @@ def test_a_step_of_nothing_has_a_range_in_time_all_the_same():
     )
     assert (comparison.predicted_ns, comparison.predicted_low_ns) == (0, 0)
     assert comparison.predicted_high_ns > 0
+
+
+# -- an answer knows its worth -----------------------------------------------------------------------
+
+
+def test_a_range_that_reaches_from_nothing_to_the_step_as_it_is_is_no_answer():
+    replay = daydream.replay(steps_behind_a_kernel())
+    replay.graph.facts.unexplained_ns = 400_000  # all of what was recorded
+    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.0)  # 60 of 100 us go, or none of them
+
+    document = comparison.to_json()
+    assert comparison.reason == "delays without a known cause may carry it by 60% of the step"
+    for name in ("predicted_ns", "predicted_low_ns", "predicted_high_ns", "typical_predicted_ns", "speedup"):
+        assert document[name] is None
+    assert document["reason"] == comparison.reason
+    assert all(step["predicted_ns"] is None for step in document["steps"])
+    assert "cannot be predicted" in repr(comparison)
+
+
+def test_a_range_that_says_which_way_the_step_goes_is_an_answer():
+    comparison = daydream.whatif(daydream.replay(steps_of_one_thread()), halve("^work"))
+
+    assert comparison.reason is None
+    assert comparison.predicted_ns == comparison.simulated_ns

@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+import gpu_pairs
 import ledger
 import ledger_plot
 from machine import Machine
@@ -81,6 +82,9 @@ def _page(traces: Path | None, found: ledger.Ledger) -> Iterator[str]:
         yield HARDER_TITLE
         yield from _table(_machines(Path(folder), HARDER))
         yield from _ablation(loaded, machines)
+    if traces is not None:
+        yield ""
+        yield from gpu_pairs.page(list(gpu_pairs.rows(traces)))
     yield ""
     yield from ledger.page(found)
 
@@ -226,7 +230,7 @@ def _errors(trace: daydream.Trace, truths: dict[str, float], without: Iterable[s
     errors = {}
     for change, knobs in CHANGES.items():
         ((on, factor),) = knobs.items()
-        predicted = daydream.whatif(before, "scale", on=on, factor=factor).predicted_ns
+        predicted = daydream.whatif(before, "scale", on=on, factor=factor).simulated_ns
         errors[change] = predicted / truths[change] - 1
     return errors
 

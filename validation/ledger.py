@@ -135,7 +135,10 @@ def _entry(
         return Entry(model, name, title, change["measured"], None, refused=str(error))
     # Of the step without a profiler, as long as the trace says it takes, where the trace can say that.
     known = comparison.anchored or comparison.unprofiled or comparison
-    low, high = known.predicted_low_ns, known.predicted_high_ns
+    if comparison.reason:
+        return Entry(model, name, title, change["measured"], None, refused=comparison.reason)
+    half = known.uncertainty.total_ns
+    low, high = max(known.simulated_ns - half, 0.0), known.simulated_ns + half
     before = known.replayed_ns
     paper = None
     if change["optimization"] in PAPER:
@@ -143,9 +146,9 @@ def _entry(
             replay, change["optimization"], **change["options"], **PAPER[change["optimization"]]
         )
         theirs = whole.anchored or whole.unprofiled or whole
-        paper = theirs.predicted_ns / theirs.replayed_ns
+        paper = theirs.simulated_ns / theirs.replayed_ns
     return Entry(
-        model, name, title, change["measured"], known.predicted_ns / before, low / before, high / before,
+        model, name, title, change["measured"], known.simulated_ns / before, low / before, high / before,
         pair=ranges.of_comparison(group, model, known, change["measured"]), paper=paper,
     )  # fmt: skip
 

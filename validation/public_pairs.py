@@ -101,7 +101,7 @@ def _step(title: str, before: Path, after: Path, name: str, options: dict[str, A
     comparison = daydream.whatif(before, name, **options)
     measured = daydream.replay(after).measured_ns
     pair = ranges.of_comparison(GROUP, title, comparison, measured / comparison.replayed_ns)
-    return comparison.measured_ns, comparison.predicted_ns, measured, pair
+    return comparison.measured_ns, comparison.simulated_ns, measured, pair
 
 
 def _device(title: str, before: Path, after: Path, name: str, options: dict[str, Any]) -> Answer:

@@ -67,7 +67,7 @@ class HeldOut:
 
 def of_comparison(group: str, model: str, comparison: Comparison, measured: float) -> Pair:
     """Return the pair of a comparison; `measured` is the ratio of the step after to the step before."""
-    predicted = comparison.predicted_ns
+    predicted = comparison.simulated_ns
     found = comparison.uncertainty
     plain = model_ns(comparison.touched)
     exposed = found.model / plain if plain else 0.0  # the rest is hidden behind other work

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 BASE, AGAIN, CHANGED = "base", "again", "changed"
@@ -80,10 +80,10 @@ class Alternating:
             made.__exit__(None, None, None)
 
     def result(self) -> dict[str, list[float]]:
-        """Return the median step of every block of the complete rounds, in ns, by kind."""
+        """Return the mean step of every block of the complete rounds, in ns, by kind."""
         found: dict[str, list[float]] = {BASE: [], AGAIN: [], CHANGED: []}
         for (kind, _), times in list(zip(self._blocks, self._times, strict=True))[1 : 1 + 3 * self.rounds]:
-            found[kind].append(median(times))
+            found[kind].append(fmean(times))
         return found
 
     def _begin(self) -> None:

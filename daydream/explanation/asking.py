@@ -64,8 +64,7 @@ class Asker:
         self, replay: Replay, after: Comparison | None = None, given: Mapping[str, Any] | None = None
     ) -> None:
         self.replay, self.after, self.given = replay, after, dict(given or {})
-        same = Comparison("", {}, replay, replay.graph, replay.settled, 0, 0, 0)
-        self.step_ns = same.replayed_ns if after is None else after.predicted_ns
+        self.step_ns = replay.settled.step_ns if after is None else after.simulated_ns
         self._answers: dict[Any, Asked] = {}
 
     def ask(self, name: str, /, **options: Any) -> Asked:
@@ -89,7 +88,7 @@ class Asker:
             comparison = compare(self.replay, changed, optimization="scale", options=options)
         except DaydreamError as error:
             return Asked("scale", options, self.step_ns, None, refused=" ".join(str(error).split()))
-        return Asked("scale", options, self.step_ns, comparison.predicted_ns)
+        return Asked("scale", options, self.step_ns, comparison.simulated_ns)
 
     def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Asked]:
         """Return the answers, the one that saves most first; of equal ones the first asked."""

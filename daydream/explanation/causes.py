@@ -1,4 +1,4 @@
-"""The critical path of typical steps as causes: what a step's time is spent on, and where."""
+"""The critical path of the covered steps as causes: what a step's time is spent on, and where."""
 
 from __future__ import annotations
 
@@ -102,15 +102,16 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The critical paths of typical steps, one behind the other: stretches of time, each with its cause.
+    """The critical path of some steps: stretches of time, each with its cause.
 
-    A stretch is the work of a task, or the delay before one. All add up to the steps.
+    A stretch is the work of a task, or the delay before one. All add up to the steps. Steps that follow each
+    other share a window: what led to the end of the last decided what they took together.
     """
 
     timeline: Timeline
-    steps: tuple[tuple[int, int], ...]  # (copy, step)
-    windows: np.ndarray  # begin and end of each of them, and the rank
-    window: np.ndarray  # which of the steps each stretch is in
+    steps: tuple[int, ...]
+    windows: np.ndarray  # begin and end of each window, and the rank
+    window: np.ndarray  # which of the windows each stretch is in
     task: np.ndarray  # the graph's task that the time belongs to; a gap belongs to the task before it
     begin_ns: np.ndarray
     ns: np.ndarray
@@ -144,27 +145,25 @@ class Chain:
         return some.of(np.unique(self.task[mask]), words)
 
 
-def trace_back(timeline: Timeline, steps: Sequence[tuple[int, int]]) -> Chain:
-    """Return the critical paths of some (copy, step) of a timeline."""
+def trace_back(timeline: Timeline, copy: int, steps: Sequence[int]) -> Chain:
+    """Return the critical path of some covered steps of one copy of a timeline's window."""
     parts: list[tuple[np.ndarray, ...]] = []
     windows = []
     # A trace of one rank may say which it is; its rows, and so its lanes, do not.
     ranks = {lane.rank for lane in timeline.graph.lanes}
     alone = ranks.pop() if len(ranks) == 1 else None
-    for copy, step in steps:
-        path, work, delay = timeline.path_to(copy, step)
+    for number, each in enumerate(timeline.stretches(copy, steps)):
+        path, work, delay = each.path, each.work_ns, each.delay_ns
         own = timeline.task[path.task]
         before = np.append(own[:1], own[:-1])
         gap = path.cause == Cause.LANE
-        start = timeline.start_ns[path.task]
-        total = int(work.sum() + delay.sum())
-        end = int(timeline.end_ns[timeline.last_of_steps[copy, step]])
-        rank = timeline.graph.steps[step].get("rank", 0) if alone is None else alone
-        windows.append((end - total, end, rank))
-        begin = np.maximum(start, end - total)
-        number = np.full(len(own), len(windows) - 1)
-        parts.append((number, own, begin, work, np.full(len(own), -1)))
-        parts.append((number, np.where(gap, before, own), begin - delay, delay, path.cause.astype(np.int64)))
+        end = each.begin_ns + int(work.sum() + delay.sum())
+        rank = timeline.graph.steps[each.steps[0]].get("rank", 0) if alone is None else alone
+        windows.append((each.begin_ns, end, rank))
+        begin = np.maximum(timeline.start_ns[path.task], each.begin_ns)
+        window = np.full(len(own), number)
+        parts.append((window, own, begin, work, np.full(len(own), -1)))
+        parts.append((window, np.where(gap, before, own), begin - delay, delay, path.cause.astype(np.int64)))
     window, task, begin, ns, edge = (np.concatenate(column) for column in zip(*parts, strict=True))
     there = ns != 0
     window, task, begin, ns, edge = window[there], task[there], begin[there], ns[there], edge[there]

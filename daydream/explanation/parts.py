@@ -1,8 +1,8 @@
-"""Where one step's time goes, as reports show it: by cause, by phase, by layer, and what runs beside it."""
+"""Where a step's time goes, as reports show it: by cause, by phase, by layer, and what runs meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from daydream.explanation.beside import busy_ns, communication, launching, waits
 from daydream.explanation.causes import NAMES, trace_back
 from daydream.graph.plan import Cause
+from daydream.simulate.timeline import per_step
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison
@@ -23,15 +24,20 @@ QUEUE_WAIT = "CPU waits in launch queue"
 HIDDEN = "hidden communication"
 
 
-def parts_of(timeline: Timeline, copy: int, step: int) -> dict[str, dict[str, int]]:
-    """Return a step's time in ns, `by_cause`, `by_phase` and `by_layer`, each of which adds up to the step.
+def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str, dict[str, int]]:
+    """Return where the time of some steps goes: ns a step, `by_cause`, `by_phase` and `by_layer`.
+
+    Each of these adds up to the mean of the steps.
 
     `beside` is what goes on meanwhile and adds up to nothing: the device's idle time, CPU calls that
     stand blocked, communication that something hides. It holds no zeros, but all that applies.
     """
-    chain = trace_back(timeline, [(copy, step)])
-    total = np.bincount(chain.cause, weights=chain.ns, minlength=len(NAMES))
-    by_cause = {NAMES[code]: round(total[code]) for code in np.argsort(-total, kind="stable") if total[code]}
+    chain = trace_back(timeline, copy, list(steps))
+    total = np.zeros(len(NAMES), np.int64)
+    np.add.at(total, chain.cause, chain.ns)
+    by_cause = per_step(
+        {NAMES[code]: int(total[code]) for code in np.argsort(-total, kind="stable")}, len(steps)
+    )
     busy, calls, transfers = busy_ns(chain), launching(chain), communication(chain)
     beside = {
         IDLE: 0 if busy is None else round(chain.step_ns - busy),
@@ -41,22 +47,18 @@ def parts_of(timeline: Timeline, copy: int, step: int) -> dict[str, dict[str, in
     }
     return {
         "by_cause": by_cause,
-        "by_phase": timeline.breakdown(copy, step)["by_phase"],
-        "by_layer": timeline.by_layer(copy, step),
+        "by_phase": timeline.breakdown(copy, *steps)["by_phase"],
+        "by_layer": timeline.by_layer(copy, *steps),
         "beside": {name: ns for name, ns in beside.items() if ns > 0},
     }
 
 
 def parts_of_replay(replay: Replay) -> dict[str, dict[str, int]]:
-    """Return the parts of a typical step as it replays."""
-    step, _ = replay.settled.typical()
-    return parts_of(replay.timeline, replay.settled.copy, step)
+    """Return the parts of a step as it replays, the mean over the steps."""
+    return parts_of(replay.timeline, replay.settled.copy, replay.settled.step_times())
 
 
 def parts_of_change(comparison: Comparison) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-    """Return the parts of one typical step before and after a change."""
-    before, after = comparison.shown_steps()
-    return (
-        parts_of(comparison.replay.timeline, comparison.replay.settled.copy, before),
-        parts_of(comparison.timeline, comparison.after.copy, after),
-    )
+    """Return the parts of a step before and after a change, the mean over the steps."""
+    after = comparison.after
+    return parts_of_replay(comparison.replay), parts_of(after.timeline, after.copy, after.step_times())

@@ -36,7 +36,7 @@ MOST = 0.5  # of the step: a cause that bounds it by itself
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
-    """Why a typical step takes its time. Times are ns per step, means over the typical steps.
+    """Why a step takes its time. Times are ns per step, means over the covered steps.
 
     `causes` are the critical path and add up to `step_ns`. `bound` is GPU, CPU, copies,
     communication, data loading, turns where CPU and device wait for each other, or
@@ -159,10 +159,8 @@ def explain(
     asker = Asker(before, after, options)
     settled = before.settled if after is None else after.after
     same = after or Comparison("", {}, before, before.graph, settled, 0, 0, 0)
-    typical = [(settled.copy, step) for step in same.typical_steps()]
-    chosen = [each for each in typical if each in settled.times] or [(settled.copy, settled.typical()[0])]
     say("following the critical path", -1.0)
-    chain = trace_back(settled.timeline, chosen)
+    chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     say("asking what would save time", -1.0)
     on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
     beside = communication(chain)
@@ -174,7 +172,7 @@ def explain(
     return Explanation(
         replay=before,
         after=after,
-        steps=tuple(_name(chain.graph, step) for _, step in chosen),
+        steps=tuple(_name(chain.graph, step) for step in chain.steps),
         step_ns=round(chain.step_ns),
         replayed_ns=asker.step_ns,
         causes=causes,

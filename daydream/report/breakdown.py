@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from daydream.report.layout import MARGIN, NAME_WIDTH, Table, layer_name, printable
-from daydream.report.numbers import count, percent, scale, time_text
+from daydream.report.layout import MARGIN, NAME_WIDTH, Table, layer_name
+from daydream.report.numbers import count, scale, time_text
 from daydream.trace import PHASES
-
-if TYPE_CHECKING:
-    from daydream.comparison import Comparison
 
 Parts: TypeAlias = Mapping[str, Mapping[str, int]]
 Row: TypeAlias = tuple[Any, ...]  # a name, and a time in ns on each side
 
-FAR = 0.05  # of the headline's step: a shown step that is further from it is said to be
 MOVED = 0.1  # of the step: what waits for the other side after a change, if it is worth a sentence
 SIDES = {"GPU": "device", "copies": "device", "communication": "device", "CPU": "CPU"}
 HIDDEN = 0.0005  # a row that is less than this part of the step before and after is left out
 MOST_LAYERS = 10
-PATH = "along the critical path of a typical step"
+PATH = "along the critical path, mean of the steps"
 MEANWHILE = "meanwhile (not part of the step)"
 NO_LAYER, REST = "no layer", "the rest"
 
@@ -49,7 +45,7 @@ def breakdown_rows(
     for text, found in sections(sides, max(total)):
         rows.append(title(text))
         rows += [row(MARGIN + name, *ns) for name, *ns in found]
-    rows.append(row("that step", *total))
+    rows.append(row("the step", *total))
     beside = meanwhile(sides, max(total))
     if beside:
         rows.append(title(MEANWHILE))
@@ -60,11 +56,6 @@ def breakdown_rows(
 def breakdown_table(rows: list[list[str]]) -> Table:
     """Return these rows as a table of changes: what runs meanwhile is no better if it takes less time."""
     return Table(rows, judged=next((at for at, row in enumerate(rows) if row[0] == MEANWHILE), None))
-
-
-def remarks(comparison: Comparison, before: Parts, after: Parts) -> list[str]:
-    """Return what a reader of the table should know: which step it shows, and that the wait moved."""
-    return [said for said in (_far_off(comparison), moved_bound(before, after)) if said]
 
 
 def moved_bound(before: Parts, after: Parts) -> str:
@@ -97,18 +88,6 @@ def _waits_for(side: Parts) -> dict[str, int]:
         if group is not None:
             total[group] += ns
     return total
-
-
-def _far_off(comparison: Comparison) -> str:
-    off = comparison.shown_apart()
-    if off <= FAR:
-        return ""
-    step, _ = comparison.shown_steps()
-    name = printable(str(comparison.replay.graph.steps[step]["name"]))
-    return (
-        f"No single step is near the headline, which is about all of them: {name}, shown here, is the "
-        f"nearest and {percent(off)} of a step away."
-    )
 
 
 def sections(sides: Sequence[Parts], whole: int) -> list[tuple[str, list[Row]]]:

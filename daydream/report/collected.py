@@ -80,10 +80,8 @@ def _collectives(trace: Trace) -> str:
     typical = Counter(by_rank[ranks[0]]).most_common(1)[0][0]
     kinds = Counter(name for name, _ in typical)
     sizes = {name: sum(size for other, size in typical if other == name) for name in kinds}
-    told = [
-        f"{number} {printable(name)} of {_size(sizes[name])} in all"
-        for name, number in kinds.most_common(MOST_KINDS)
-    ]
+    in_all = {name: f"{_size(size)} in all" if size else "unknown size" for name, size in sizes.items()}
+    told = [f"{number} {printable(name)} of {in_all[name]}" for name, number in kinds.most_common(MOST_KINDS)]
     text = f"{listed(told)} in a step"
     if len(ranks) > 1:
         same = all(by_rank[rank] == by_rank[ranks[0]] for rank in ranks)

@@ -8,7 +8,7 @@ from daydream.explanation.parts import parts_of_change
 from daydream.report.breakdown import breakdown_rows
 from daydream.report.difference import work_table
 from daydream.report.layout import MARGIN, Block, Figures, Screen, Table, notes, printable
-from daydream.report.numbers import percent, speedup, time_text
+from daydream.report.numbers import percent, speedup, time_or_unknown, time_text
 
 if TYPE_CHECKING:
     from daydream.confirmation import Confirmation
@@ -27,10 +27,15 @@ def confirmation_text(confirmation: Confirmation) -> Screen:
     rows = [
         ("", "step", "speedup"),
         ("baseline", time_text(base), ""),
-        ("predicted", time_text(confirmation.predicted_ns), speedup(base, confirmation.predicted_ns)),
+        ("predicted", time_or_unknown(confirmation.predicted_ns), speedup(base, confirmation.predicted_ns)),
         ("confirmed", time_text(blocks.confirmed_ns), speedup(base, blocks.confirmed_ns)),
     ]
     said = [HOW.format(rounds=blocks.rounds)]
+    error = "unknown"
+    if confirmation.error is not None:
+        error = percent(confirmation.error, signed=True)
+    else:
+        said.append(f"The step could not be predicted from the trace, because {comparison.reason}.")
     if confirmation.restless:
         said.append("The unchanged step differs from itself by more than 5 %: the machine was not at rest.")
     difference = confirmation.difference
@@ -48,7 +53,7 @@ def confirmation_text(confirmation: Confirmation) -> Screen:
         Table(rows),
         "",
         (
-            f"{MARGIN}error of the prediction {percent(confirmation.error, signed=True)}; "
+            f"{MARGIN}error of the prediction {error}; "
             f"the unchanged step against itself {percent(blocks.control - 1, signed=True)}"
         ),
         *([] if difference is None else ["", *_compared(confirmation, difference)]),

@@ -64,7 +64,7 @@ def side_text(side: Side) -> str:
     text += f", {count(side.steps, 'step')}"
     if side.ranks > 1:
         text += f" on {count(side.ranks, 'rank')}"
-    if side.low_ns == side.high_ns:
+    if side.reason or side.low_ns == side.high_ns:
         return text
     return f"{text}, {'likely' if side.prediction else 'mostly'} {range_text(side.low_ns, side.high_ns)}"
 
@@ -73,14 +73,19 @@ def difference_headline(difference: Difference) -> list[str]:
     """Return lines about the step, before and after."""
     one, two = difference.before, difference.after
     names = columns_of(difference)
-    parts = [f"{name} {time_text(side.step_ns)}" for name, side in zip(names, (one, two), strict=True)]
-    if difference.error is not None:
+    parts = [
+        f"{name} {'unknown' if side.reason else time_text(side.step_ns)}"
+        for name, side in zip(names, (one, two), strict=True)
+    ]
+    if one.reason:
+        said = "no prediction to judge"
+    elif difference.error is not None:
         said = f"error {percent(difference.error, signed=True)}"
     else:
         said = speedup(one.step_ns, two.step_ns)
     lines = [f"step time   {'   '.join([*parts, said])}"]
     start = difference.started_from_ns
-    if start is not None:
+    if start is not None and not one.reason:
         lines.append(
             f"speedup     predicted {speedup(start, one.step_ns)}   measured {speedup(start, two.step_ns)}, "
             f"from {time_text(start)}"
@@ -92,7 +97,7 @@ def difference_headline(difference: Difference) -> list[str]:
 
 
 def step_rows(difference: Difference) -> list[list[str]]:
-    """Return one table of where a typical step's time goes, its head first."""
+    """Return one table of where a step's time goes, its head first."""
     sides = difference.before.breakdown, difference.after.breakdown
     return breakdown_rows(*sides, names=columns_of(difference))
 

@@ -198,7 +198,7 @@ def _headline(explanation: Explanation) -> str:
     if after is None:
         times = f"measured {time_text(replay.measured_ns)}   replayed {time_text(explanation.replayed_ns)}"
         return f"step time   {times} (error {error})"
-    times = f"replayed {time_text(after.replayed_ns)}   predicted {time_text(after.predicted_ns)}"
+    times = f"replayed {time_text(after.replayed_ns)}   simulated {time_text(after.simulated_ns)}"
     name = shortened(printable(after.optimization), LABEL)
     return f"step time   {times} after {name} (replay error {error})"
 

@@ -11,7 +11,7 @@ from daydream.comparison import Comparison
 from daydream.difference import Difference
 from daydream.errors import DaydreamError
 from daydream.explanation.parts import parts_of_change
-from daydream.ranking import Ranked, Ranking
+from daydream.ranking import Ranking
 from daydream.report.breakdown import sections
 from daydream.report.difference import columns_of
 from daydream.report.layout import printable, shortened
@@ -59,11 +59,12 @@ def _draw(thing: object) -> Any:
 
 @_draw.register
 def _comparison(comparison: Comparison) -> Any:
-    title = (
-        f"{comparison.optimization}: {time_text(comparison.replayed_ns)} replayed, "
-        f"{time_text(comparison.predicted_ns)} predicted, "
-        f"{speedup(comparison.replayed_ns, comparison.predicted_ns)}"
-    )
+    title = f"{comparison.optimization}: {time_text(comparison.replayed_ns)} replayed, "
+    if comparison.predicted_ns is None:
+        title += "cannot be predicted"
+    else:
+        times = speedup(comparison.replayed_ns, comparison.predicted_ns)
+        title += f"{time_text(comparison.predicted_ns)} predicted, {times}"
     return _breakdowns(title, *parts_of_change(comparison), ("before", "after"))
 
 
@@ -87,11 +88,6 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
     return draw_step(_figure(11, 5), timeline, step, copy)
 
 
-def _known(end_ns: int | None, ranked: Ranked) -> int:
-    """Return an end of a range, or the prediction itself where no range was asked for."""
-    return ranked.predicted_ns if end_ns is None else end_ns
-
-
 @_draw.register
 def _ranking(ranking: Ranking) -> Any:
     figure = _figure(12, 5)
@@ -99,12 +95,22 @@ def _ranking(ranking: Ranking) -> Any:
     shown = [each for each in ranking.optimizations if each.saving_ns > 0 and not each.changes_nothing]
     shown = shown[:MOST_BARS][::-1]
     unit, size = _unit(ranking.replayed_ns)
+    then = [each.predicted_ns or 0 for each in shown]
+    low, high = (
+        [
+            there if end is None else end for there, end in zip(then, ends, strict=True)
+        ]  # no range was asked for
+        for ends in (
+            [each.predicted_low_ns for each in shown],
+            [each.predicted_high_ns for each in shown],
+        )
+    )
     error = [
-        [max((each.predicted_ns - _known(each.predicted_low_ns, each)) / size, 0) for each in shown],
-        [max((_known(each.predicted_high_ns, each) - each.predicted_ns) / size, 0) for each in shown],
+        [max(there - end, 0) / size for there, end in zip(then, low, strict=True)],
+        [max(end - there, 0) / size for there, end in zip(then, high, strict=True)],
     ]
     names = [_name(each.name) for each in shown]
-    left.barh(names, [each.predicted_ns / size for each in shown], xerr=error, color=AFTER, ecolor="0.25")
+    left.barh(names, [there / size for there in then], xerr=error, color=AFTER, ecolor="0.25")
     left.axvline(ranking.replayed_ns / size, color="0.4", linestyle="--", linewidth=1)
     left.set(xlabel=f"predicted step, {unit} (dashed: now)", title="optimizations")
     for place, each in enumerate(shown):
@@ -137,7 +143,7 @@ def _breakdowns(
     after: Mapping[str, Mapping[str, int]],
     names: tuple[str, str],
 ) -> Any:
-    """Return bars of where a typical step's time goes, by cause on the left, by phase on the right."""
+    """Return bars of where a step's time goes, by cause on the left, by phase on the right."""
     figure = _figure(11, 4.5)
     figure.suptitle(printable(title))
     # The parts of the text, so that both leave out and sum up the same.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.explanation.parts import parts_of_change, parts_of_replay
 from daydream.report import html_sections as sections
-from daydream.report.breakdown import remarks
+from daydream.report.breakdown import moved_bound
 from daydream.report.html_elements import Html, data, element, joined
 from daydream.report.html_packing import Names, legend, packed
 from daydream.report.html_path import StepPath, step_path
@@ -93,13 +93,16 @@ def page(replay: Replay, comparison: Comparison | None = None, ranking: Ranking 
             element("div", id="timelines"),
         ),
         _section(
-            "breakdown", "Where a typical step's time goes", _which(before, after),
+            "breakdown", "Where a step's time goes", f"The mean of the steps. {ON_PATH_HELP}",
             _breakdowns(replay, comparison),
         ),
         _section("whatifs", "Ranked what-ifs", RANKING_HELP, whatifs(ranking)) if ranking is not None else "",
-        _section("by-layer", f"By {one}", LAYER_HELP + (LAYER_CHANGE if after else ""), layers),
         _section(
-            "path", "Critical path", PATH_HELP,
+            "by-layer", f"By {one}",
+            f"{_which(before, after)} {LAYER_HELP}{LAYER_CHANGE if after else ''}", layers,
+        ),
+        _section(
+            "path", "Critical path", f"{_which(before, after)} {PATH_HELP}",
             sections.path_by_task(before, after), _in_order(before, after),
         ),
         _section(
@@ -162,12 +165,12 @@ def _which(before: StepPath, after: StepPath | None) -> str:
     """Return which step the breakdowns, the layers and the critical path are about."""
     said = f"{before.name}, {time_text(before.step_ns)}"
     if after is None:
-        return f"{said}: the median step of the replay. {ON_PATH_HELP}"
+        return f"{said}: the median step of the replay."
     then = time_text(after.step_ns)
     other = "" if after.name == before.name else f" ({after.name})"
     return (
         f"{said} before the change and {then} after it{other}: "
-        f"the step nearest to the headline, which is about all of them. {ON_PATH_HELP}"
+        "the step nearest to the headline, which is about all of them."
     )
 
 
@@ -175,7 +178,8 @@ def _breakdowns(replay: Replay, comparison: Comparison | None) -> Html:
     if comparison is None:
         return sections.breakdowns(parts_of_replay(replay), None)
     before, after = parts_of_change(comparison)
-    said = (element("p", each, class_="remark") for each in remarks(comparison, before, after))
+    moved = moved_bound(before, after)
+    said = [element("p", moved, class_="remark")] if moved else []
     return joined(*said, sections.breakdowns(before, after))
 
 

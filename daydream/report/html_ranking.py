@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from daydream.report.html_elements import Cell, Html, Named, Number, element, facts, joined, sortable, table
 from daydream.report.html_sections import Figures
 from daydream.report.numbers import count
-from daydream.report.ranking import bound_text, effective, times_faster, without_gain
+from daydream.report.ranking import bound_text, effective, times_faster, unpredictable, without_gain
 
 if TYPE_CHECKING:
     from daydream.ranking import Ranked, Ranking
@@ -23,7 +23,7 @@ def whatifs(ranking: Ranking) -> Html:
     shown = effective(ranking)
     figures = Figures(ranking.replayed_ns)
     rows = [_row(each, figures) for each in shown]
-    head = [f"what if, {figures.unit}", "predicted", "saves", "speed-up", "then", "needs"]
+    head = [f"what if, {figures.unit}", "predicted", "90 % interval", "saves", "speed-up", "then", "needs"]
     if not any(each.needs for each in shown):
         head, rows = head[:-1], [row[:-1] for row in rows]
     what = "what-ifs" if len(rows) != 1 else "what-if"
@@ -31,7 +31,12 @@ def whatifs(ranking: Ranking) -> Html:
     return joined(
         element("p", f"Now {bound_text(ranking.bound, ranking.bound_share)}.", class_="help"),
         sortable("ranked", head, rows, what=what) if rows else nothing,
-        facts([(name, ", ".join(names)) for name, names in without_gain(ranking)]),
+        facts(
+            [
+                *((name, ", ".join(names)) for name, names in without_gain(ranking)),
+                *((f"{name} cannot be predicted", reason) for name, reason in unpredictable(ranking)),
+            ]
+        ),
         _left_out(ranking),
     )
 
@@ -39,12 +44,20 @@ def whatifs(ranking: Ranking) -> Html:
 def _row(each: Ranked, figures: Figures) -> list[Cell]:
     return [
         Named(each.name, each.summary.replace("`", "")),
-        figures.time(each.predicted_ns),
+        figures.time(each.predicted_ns or 0),  # those without a prediction stand below
+        _interval(each, figures),
         figures.time(each.saving_ns, bar=True),
-        Number(times_faster(each), each.speedup if each.predicted_ns else 0.0),
+        Number(times_faster(each), (each.speedup or 0.0) if each.predicted_ns else 0.0),
         bound_text(each.bound, each.bound_share),
         each.needs or "",
     ]
+
+
+def _interval(each: Ranked, figures: Figures) -> Cell:
+    low, high = each.predicted_low_ns, each.predicted_high_ns
+    if low is None or high is None:
+        return ""
+    return Number(f"{figures.time(low).text} to {figures.time(high).text}", low)
 
 
 def _left_out(ranking: Ranking) -> Html:

@@ -9,7 +9,7 @@ from daydream.report.breakdown import MEANWHILE, meanwhile
 from daydream.report.breakdown import sections as step_sections
 from daydream.report.html_elements import Cell, Html, Number, element, facts, joined, sortable, table
 from daydream.report.html_path import StepPath, Total
-from daydream.report.numbers import count, percent, range_text, scale, speedup, time_text
+from daydream.report.numbers import count, percent, range_text, scale, speedup, time_or_unknown, time_text
 from daydream.report.terminal import edits_text, graph_facts, likely_text
 
 if TYPE_CHECKING:
@@ -43,22 +43,27 @@ class Figures:
 def cards(replay: Replay, comparison: Comparison | None) -> Html:
     """Return the headline: the step as measured, replayed and predicted, and the speed-up."""
     if comparison is None:
-        error = f"{percent(replay.error, signed=True)} in the median"
+        error = f"{percent(replay.error, signed=True)} in the mean"
         said = [
-            ("measured", time_text(replay.measured_ns), f"median of {count(len(replay.steps), 'step')}"),
+            ("measured", time_text(replay.measured_ns), _mean_of(replay)),
             ("replayed", time_text(replay.replayed_ns), error),
             ("worst step", percent(replay.max_error), "off, of those that are covered"),
             *_unprofiled_replay(replay),
         ]
     else:
-        likely = range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)
+        low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
+        likely = (
+            comparison.reason or ""
+            if low is None or high is None
+            else f"90 % interval {range_text(low, high)}"
+        )
         error = (
             f"error {percent(comparison.replay_error, signed=True)}, worst step {percent(replay.max_error)}"
         )
         said = [
-            ("measured", time_text(comparison.measured_ns), f"median of {count(len(replay.steps), 'step')}"),
+            ("measured", time_text(comparison.measured_ns), _mean_of(replay)),
             ("replayed", time_text(comparison.replayed_ns), error),
-            ("predicted", time_text(comparison.predicted_ns), likely),
+            ("predicted", time_or_unknown(comparison.predicted_ns), likely),
             ("speed-up", speedup(comparison.replayed_ns, comparison.predicted_ns), _speedups(comparison)),
             *_unprofiled_prediction(comparison),
         ]
@@ -75,14 +80,19 @@ def cards(replay: Replay, comparison: Comparison | None) -> Html:
     )  # fmt: skip
 
 
+def _mean_of(replay: Replay) -> str:
+    said = f"mean of {count(len(replay.steps), 'step')}"
+    return f"{said}, median {time_text(replay.typical_measured_ns)}" if replay.steps_differ else said
+
+
 def breakdowns(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]] | None
 ) -> Html:
-    """Return where a typical step's time goes by cause and by phase, and what goes on meanwhile."""
+    """Return where a step's time goes by cause and by phase, and what goes on meanwhile."""
     whole = sum(before["by_cause"].values()), sum((after or before)["by_cause"].values())
     figures = Figures(max(whole))
     sides, parts = (before, after or before), []
-    that_step = [("that step", *whole)]
+    that_step = [("the step", *whole)]
     titled = [(title, found + that_step) for title, found in step_sections(sides, max(whole))[:2]]
     titled += [(MEANWHILE, found) for found in [meanwhile(sides, max(whole))] if found]
     for title, rows in titled:  # layers have a table of their own
@@ -235,7 +245,7 @@ def _notes(said: Sequence[str]) -> Html:
 def _speedups(comparison: Comparison) -> str:
     """Return the range of the speed-up: that of the prediction, turned over."""
     low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
-    if not high:
+    if low is None or not high:
         return ""
     slow = f"{comparison.replayed_ns / high:,.2f}"
     return f"{slow} to {comparison.replayed_ns / low:,.2f}x" if low else f"at least {slow}x"
@@ -255,13 +265,13 @@ def _unprofiled_replay(replay: Replay) -> list[tuple[str, str, str]]:
 
 def _unprofiled_prediction(comparison: Comparison) -> list[tuple[str, str, str]]:
     without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
-    if without is None:
+    if without is None or comparison.unprofiled_predicted_ns is None:
         return []
     told = f"predicted, from {time_text(without.replayed_ns)} replayed"
     if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
         measured = time_text(comparison.replay.unprofiled_measured_ns)
         told += f"; {time_text(anchored)} from {measured} measured"
-    return [("unprofiled", time_text(without.predicted_ns), told)]
+    return [("unprofiled", time_text(comparison.unprofiled_predicted_ns), told)]
 
 
 def _figures(before: StepPath, after: StepPath | None) -> Figures:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH = 96
 MARGIN = "  "
+PERCENT = "\N{NO-BREAK SPACE}%"  # a figure and its sign stay on one line
 BESIDE = " "  # more between figures, which stand to the right, and words, which stand to the left
 NAME_WIDTH = 46  # of a layer, an operator or a kernel in a table
 INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
@@ -171,7 +172,8 @@ def layer_name(layer: str, width: int = NAME_WIDTH) -> str:
 
 def wrapped(text: str, head: str, hanging: str, width: int) -> list[str]:
     """Return the lines of a text behind its head."""
-    return textwrap.wrap(
-        text, width, initial_indent=head, subsequent_indent=hanging, break_long_words=False,
-        break_on_hyphens=False,
-    ) or [head.rstrip()]  # fmt: skip
+    lines = textwrap.wrap(
+        text.replace(" %", PERCENT), width, initial_indent=head, subsequent_indent=hanging,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace(PERCENT, " %") for line in lines] or [head.rstrip()]

@@ -17,7 +17,7 @@ from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KINDS
 from daydream.ranking import Ranking
-from daydream.report.breakdown import breakdown_rows, remarks
+from daydream.report.breakdown import breakdown_rows, moved_bound
 from daydream.report.difference import (
     difference_headline,
     side_text,
@@ -36,6 +36,7 @@ from daydream.report.terminal import (
     likely_text,
     replay_headline,
     step_rows,
+    typical_prediction,
     unprofiled_prediction,
     unprofiled_replay,
     whatif_headline,
@@ -147,9 +148,10 @@ def _comparison(comparison: Comparison) -> str:
     return _together(
         f"{comparison.optimization}: {whatif_headline(comparison)}",
         likely_text(comparison),
+        *typical_prediction(comparison),
         *unprofiled_prediction(comparison),
         _table(breakdown_rows(before, after)),
-        *remarks(comparison, before, after),
+        *filter(None, [moved_bound(before, after)]),
         edits_text(comparison),
         _notes(comparison.notes()),
     )

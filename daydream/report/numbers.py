@@ -21,6 +21,11 @@ def number(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def time_or_unknown(ns: float | None) -> str:
+    """Return a time as `time_text` does, `unknown` for None."""
+    return "unknown" if ns is None else time_text(ns)
+
+
 def range_text(low_ns: float, high_ns: float) -> str:
     """Return a range with its unit once: `120.1 to 130.3 ms`."""
     unit, size = UNITS[0] if abs(high_ns) >= 1e6 else UNITS[1]
@@ -42,8 +47,10 @@ def scale(step_ns: float) -> tuple[str, int, int]:
     return unit, size, 1 if step_ns >= 100 * size else 2 if step_ns >= 10 * size else 3
 
 
-def speedup(before_ns: float, after_ns: float) -> str:
-    """Return how many times faster, or that nothing is left."""
+def speedup(before_ns: float, after_ns: float | None) -> str:
+    """Return how many times faster, that nothing is left, or that it is unknown."""
+    if after_ns is None:
+        return "unknown"
     return f"{before_ns / after_ns:,.2f}x" if after_ns else "nothing is left of the step"
 
 

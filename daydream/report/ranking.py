@@ -61,7 +61,11 @@ def _optimizations(ranking: Ranking, top: int) -> list[Block]:
     if not ranking.optimizations:
         return [f"{MARGIN}no optimization applies to this trace"]
     rows = optimization_rows(ranking, effective(ranking)[:top])
-    blocks: list[Block] = [Table(rows, spare=[rows[0].index("then")])] if len(rows) > 1 else []
+    blocks: list[Block] = (
+        [Table(rows, spare=[rows[0].index(head) for head in ("then", "90 % interval")])]
+        if len(rows) > 1
+        else []
+    )
     if any(row[-1] == NEEDS[stages.WORK] for row in rows):
         blocks.append(Words(f"{NEEDS[stages.WORK]}: {OTHER_WORK}", MARGIN, 2 * MARGIN))
     more = len(effective(ranking))
@@ -69,6 +73,13 @@ def _optimizations(ranking: Ranking, top: int) -> list[Block]:
         blocks.append(f"{MARGIN}{count(more - top, 'more applies', 'more apply')}: --top {more}")
     blocks += [
         Words(", ".join(names), f"{MARGIN}{head}: ", 2 * MARGIN) for head, names in without_gain(ranking)
+    ]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in unpredictable(ranking):
+        by_reason.setdefault(reason, []).append(name)
+    blocks += [
+        Words(f"{', '.join(names)}: {reason}", f"{MARGIN}cannot be predicted: ", 2 * MARGIN)
+        for reason, names in by_reason.items()
     ]
     return blocks
 
@@ -90,20 +101,28 @@ def effective(ranking: Ranking) -> list[Ranked]:
     return [each for each in ranking.optimizations if each.saving_ns > 0 and not each.changes_nothing]
 
 
+def unpredictable(ranking: Ranking) -> list[tuple[str, str]]:
+    """Return the name of each that applies and cannot be predicted, with the reason."""
+    return [(printable(each.name), printable(each.reason)) for each in ranking.optimizations if each.reason]
+
+
 def times_faster(each: Ranked) -> str:
     """Return the speed-up; a dash if nothing is left of the step."""
-    return speedup(each.replayed_ns, each.predicted_ns) if each.predicted_ns else "-"
+    return "-" if each.predicted_ns == 0 else speedup(each.replayed_ns, each.predicted_ns)
 
 
 def optimization_rows(ranking: Ranking, shown: Sequence[Ranked]) -> list[list[str]]:
     """Return a head, a row for each of the optimizations shown, and one for each pair."""
     unit, size, digits = scale(ranking.replayed_ns)
-    rows = [["optimization", f"predicted, {unit}", "saves", "speedup", "then", "needs"]]
+    rows = [["optimization", f"predicted, {unit}", "90 % interval", "saves", "speedup", "then", "needs"]]
 
     def row(each: Ranked) -> list[str]:
+        low, high = each.predicted_low_ns, each.predicted_high_ns
+        known = low is not None and high is not None
         return [
             shortened(printable(each.name), NAME_WIDTH),
-            f"{each.predicted_ns / size:,.{digits}f}",
+            "unknown" if each.predicted_ns is None else f"{each.predicted_ns / size:,.{digits}f}",
+            f"{(low or 0) / size:,.{digits}f} to {(high or 0) / size:,.{digits}f}" if known else "",
             f"{each.saving_ns / size:,.{digits}f}",
             times_faster(each),
             bound_text(each.bound, each.bound_share),
@@ -112,7 +131,7 @@ def optimization_rows(ranking: Ranking, shown: Sequence[Ranked]) -> list[list[st
 
     rows += map(row, shown)
     if ranking.pairs:
-        rows += [["pairs", *[""] * 5], *map(row, ranking.pairs)]
+        rows += [["pairs", *[""] * 6], *map(row, ranking.pairs)]
     return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
 
 

@@ -30,6 +30,11 @@ def sweep_text(sweep: Sweep, *, top: int) -> Screen:
             blocks.append(f"{MARGIN}{count(more, 'more scenario')}: --top {len(sweep.scenarios)}, or -o FILE")
     else:
         blocks.append(f"{MARGIN}no scenario could be answered")
+    unknown = [each for each in sweep.scenarios if each.reason]
+    if unknown:
+        others = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
+        said = f"{_words(_labels(sweep, unknown[0]))}{others}: {printable(unknown[0].reason or '')}"
+        blocks += ["", Words(said, f"{MARGIN}cannot be predicted: ", 2 * MARGIN)]
     if sweep.refused:
         blocks += ["", Title(f"left out: {count(len(sweep.refused), 'scenario')}")]
         blocks += [Words(f"{names}: {reason}", MARGIN, 2 * MARGIN) for names, reason in left_out_rows(sweep)]
@@ -60,21 +65,22 @@ def _headlines(sweep: Sweep) -> list[str]:
 def scenario_rows(sweep: Sweep, shown: Sequence[Answered]) -> list[list[str]]:
     """Return a head and a row for each scenario."""
     several = len(sweep.traces) > 1
-    longest = max((each.predicted_ns for each in shown), default=0)
+    longest = max((each.predicted_ns or 0 for each in shown), default=0)
     unit, size = UNITS[0] if longest >= 1e6 else UNITS[1]
     options = [name.replace("_", "-") for name in sweep.varied]
-    head = [*options, f"predicted, {unit}", f"range, {unit}", "speedup", "notes"]
+    head = [*options, f"predicted, {unit}", f"90 % interval, {unit}", "speedup", "notes"]
     rows = [["trace", *head] if several else head]
     width = max(len(options[0]), *(len(_value(value)) for value in next(iter(sweep.varied.values()))))
     for each in shown:
-        low, high = number(each.predicted_low_ns / size), number(each.predicted_high_ns / size)
+        low, high = each.predicted_low_ns, each.predicted_high_ns
+        known = low is not None and high is not None
         first, *others = (each.options[name] for name in sweep.varied)
         row = [
             _value(first) if isinstance(first, str | bool) else _value(first).rjust(width),
             *map(_value, others),
-            number(each.predicted_ns / size),
-            f"{low} to {high}",
-            speedup(each.replayed_ns, each.predicted_ns) if each.predicted_ns else "-",
+            "unknown" if each.predicted_ns is None else number(each.predicted_ns / size),
+            f"{number((low or 0) / size)} to {number((high or 0) / size)}" if known else "",
+            "-" if each.predicted_ns == 0 else speedup(each.replayed_ns, each.predicted_ns),
             str(len(each.notes)) if each.notes else "",
         ]
         rows.append([_trace(each.trace), *row] if several else row)

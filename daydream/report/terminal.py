@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from daydream.report.breakdown import breakdown_rows, breakdown_table, remarks
+from daydream.report.breakdown import breakdown_rows, breakdown_table, moved_bound
 from daydream.report.layout import (
     MARGIN,
     Block,
@@ -35,7 +35,7 @@ def replay_text(replay: Replay) -> Screen:
     """Return the replay's error, per step too, and what the graph was made of."""
     said = replay.to_json()
     return Screen([
-        *map(Figures, [replay_headline(replay), *unprofiled_replay(replay)]),
+        *map(Figures, [replay_headline(replay), *typical_replay(replay), *unprofiled_replay(replay)]),
         "",
         *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
         "",
@@ -57,10 +57,10 @@ def whatif_text(comparison: Comparison) -> Screen:
         Words(", ".join(options), f"{printable(comparison.optimization)}   ", MARGIN * 2),
         Figures(whatif_headline(comparison)),
         Words(likely_text(comparison), HANGING, HANGING),
-        *map(Figures, unprofiled_prediction(comparison)),
+        *map(Figures, [*typical_prediction(comparison), *unprofiled_prediction(comparison)]),
         "",
         breakdown_table(breakdown_rows(before, after)),
-        *map(Words, remarks(comparison, before, after)),
+        *map(Words, filter(None, [moved_bound(before, after)])),
         "",
         MARGIN + edits_text(comparison),
         *notes(comparison.notes()),
@@ -171,10 +171,29 @@ def whatif_headline(comparison: Comparison) -> str:
     parts = [
         f"step time   measured {time_text(comparison.measured_ns)}",
         f"replayed {time_text(comparison.replayed_ns)} (error {error})",
-        f"predicted {time_text(comparison.predicted_ns)}",
-        speedup(comparison.replayed_ns, comparison.predicted_ns),
     ]
+    if comparison.predicted_ns is not None:
+        parts.append(f"predicted {time_text(comparison.predicted_ns)}")
+        parts.append(speedup(comparison.replayed_ns, comparison.predicted_ns))
     return "   ".join(parts)
+
+
+def typical_replay(replay: Replay) -> list[str]:
+    """Return the line about the median step, if the mean is not near it."""
+    if not replay.steps_differ:
+        return []
+    measured, replayed = time_text(replay.typical_measured_ns), time_text(replay.typical_replayed_ns)
+    return [f"median step   measured {measured}   replayed {replayed}"]
+
+
+def typical_prediction(comparison: Comparison) -> list[str]:
+    """Return the line about the median step before and after, if the mean is not near it."""
+    after, before = comparison.typical_predicted_ns, comparison.replay.settled.typical_ns
+    if after is None or not comparison.replay.steps_differ:
+        return []
+    measured = time_text(comparison.replay.typical_measured_ns)
+    parts = [f"measured {measured}", f"replayed {time_text(before)}", f"predicted {time_text(after)}"]
+    return ["   ".join(["median step", *parts, speedup(before, after)])]
 
 
 def unprofiled_replay(replay: Replay) -> list[str]:
@@ -191,9 +210,9 @@ def unprofiled_replay(replay: Replay) -> list[str]:
 def unprofiled_prediction(comparison: Comparison) -> list[str]:
     """Return the line about the step without a profiler, if it is predicted."""
     without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
-    if without is None:
+    if without is None or comparison.unprofiled_predicted_ns is None:
         return []
-    replayed, predicted = time_text(without.replayed_ns), time_text(without.predicted_ns)
+    replayed, predicted = time_text(without.replayed_ns), time_text(comparison.unprofiled_predicted_ns)
     line = f"unprofiled  replayed {replayed}   predicted {predicted}"
     if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
         measured = time_text(comparison.replay.unprofiled_measured_ns)
@@ -202,10 +221,12 @@ def unprofiled_prediction(comparison: Comparison) -> list[str]:
 
 
 def likely_text(comparison: Comparison) -> str:
-    """Return the range of the prediction, and what it is made of."""
-    likely = range_text(comparison.predicted_low_ns, comparison.predicted_high_ns)
-    causes = comparison.uncertainty.words(comparison.predicted_ns)
-    return f"{likely}, nine times of ten" + (f": {causes}" if causes else "")
+    """Return the range of the prediction, and what it is made of; or why there is no prediction."""
+    low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
+    if low is None or high is None:
+        return f"cannot be predicted from this trace, because {printable(comparison.reason or '')}"
+    causes = comparison.uncertainty.words(comparison.simulated_ns)
+    return f"90 % interval {range_text(low, high)}" + (f" ({causes})" if causes else "")
 
 
 def edits_text(comparison: Comparison) -> str:

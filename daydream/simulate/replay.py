@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import median, median_low
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +18,14 @@ from daydream.quality import unrest
 from daydream.shown import Drawn
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
-from daydream.simulate.typical import Typical, typical_steps
 from daydream.trace import Trace
 from daydream.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+APART = 0.05  # typical and mean step: further apart both are said
 
 
 def _relative(replayed: int, measured: int) -> float:
@@ -49,7 +51,10 @@ class StepReplay:
 
 @dataclass(repr=False)
 class Replay(Drawn):
-    """How well the untouched graph reproduces the recording; `error` is relative, of the median step."""
+    """How well the untouched graph reproduces the recording.
+
+    Headline figures are means over the covered steps, what a run pays for; `typical_*` are their medians.
+    """
 
     graph: Graph
     settled: Settled
@@ -70,9 +75,8 @@ class Replay(Drawn):
         return self.settled.timeline
 
     def breakdown(self) -> dict[str, dict[str, int]]:
-        """Return where a typical step's time goes, `by_phase` and `by_cause`, in ns."""
-        step, _ = self.settled.typical()
-        return self.timeline.breakdown(self.settled.copy, step)
+        """Return where a step's time goes, `by_phase` and `by_cause`, in ns; the mean over the steps."""
+        return self.timeline.breakdown(self.settled.copy, *self.settled.step_times())
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per covered step: measured and replayed, in ns, and the relative error."""
@@ -84,17 +88,32 @@ class Replay(Drawn):
 
     @property
     def measured_ns(self) -> int:
+        """Mean measured time of the covered steps."""
+        return round(fmean(step.measured_ns for step in self.steps))
+
+    @property
+    def typical_measured_ns(self) -> int:
         """Median measured time of the covered steps."""
         return round(median(step.measured_ns for step in self.steps))
 
     @property
     def replayed_ns(self) -> int:
-        """Median replayed time of the covered steps."""
+        """Mean replayed time of the covered steps, as recorded."""
+        return round(fmean(step.replayed_ns for step in self.steps))
+
+    @property
+    def typical_replayed_ns(self) -> int:
+        """Median replayed time of the covered steps, as recorded."""
         return round(median(step.replayed_ns for step in self.steps))
 
     @property
+    def steps_differ(self) -> bool:
+        """Whether the typical step is so far from the mean that both should be said."""
+        return abs(self.typical_measured_ns - self.measured_ns) > APART * self.measured_ns
+
+    @property
     def error(self) -> float:
-        """Relative error of the median step, signed."""
+        """Relative error of the mean step, signed."""
         return _relative(self.replayed_ns, self.measured_ns)
 
     @property
@@ -114,20 +133,6 @@ class Replay(Drawn):
         return [*self.said, *filter(None, [self.unrest])]
 
     @cached_property
-    def typical(self) -> Typical:
-        """The steps that a prediction is read from: those that were held up are left out."""
-        times = self.settled.step_times()
-        steps = self.graph.columns["step"][self.graph.alive]
-        tasks = np.bincount(steps[steps >= 0], minlength=len(self.graph.steps))
-
-        def without() -> dict[int, int]:
-            bare = self.unprofiled if self.as_recorded else self
-            return {} if bare is None else bare.settled.step_times()
-
-        amounts = {step: int(tasks[step]) for step in times}
-        return typical_steps(times, amounts, self.unprofiled_measured_ns, without)
-
-    @cached_property
     def unprofiled(self) -> Replay | None:
         """The replay without the profiler's cost; None if the trace does not say what recording cost."""
         if not can_be_corrected(self.graph):
@@ -144,14 +149,10 @@ class Replay(Drawn):
         without, measured = self.unprofiled, self.unprofiled_measured_ns
         if without is None or measured is None or not without.settled.step_ns:
             return None
-        usual = without.settled.step_ns
-        if self.typical.by_unprofiled:  # the median step was held up
-            times = without.settled.step_times()
-            usual = median_low(times[step] for step in self.typical.steps)
         graph = without.graph.copy()
         cpu = graph.select(kind="cpu")
         if len(cpu):
-            cpu.scale(measured / usual, gaps=True)
+            cpu.scale(measured / without.settled.step_ns, gaps=True)
         return replace(replay(graph), as_recorded=False)
 
     @property
@@ -161,9 +162,9 @@ class Replay(Drawn):
 
     @property
     def unprofiled_measured_ns(self) -> int | None:
-        """Median of the steps that were timed without a profiler; None if the trace holds none."""
+        """Mean of the steps that were timed without a profiler; None if the trace holds none."""
         times = self.graph.trace.metadata.get("unprofiled_step_ns") if self.graph.trace else None
-        return round(median(times)) if times else None
+        return round(fmean(times)) if times else None
 
     @property
     def unprofiled_error(self) -> float | None:
@@ -189,6 +190,8 @@ class Replay(Drawn):
             ],
             "measured_ns": self.measured_ns,
             "replayed_ns": self.replayed_ns,
+            "typical_measured_ns": self.typical_measured_ns,
+            "typical_replayed_ns": self.typical_replayed_ns,
             "error": self.error,
             "max_error": self.max_error,
             "unprofiled_measured_ns": self.unprofiled_measured_ns,
@@ -219,7 +222,7 @@ def replay(graph: Graph) -> Replay:
         for number, info in enumerate(graph.steps)
         if info.get("covered") and number in times
     ]
-    if not steps:
+    if not any(step.replayed_ns or not step.measured_ns for step in steps):
         raise GraphError(
             "none of the steps of this trace holds any work; name another marker with --step-marker"
         )

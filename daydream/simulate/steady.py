@@ -11,7 +11,7 @@ a pass than the device, which catches up with them later.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median_low
+from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from daydream.simulate.timeline import Timeline
 
 SETTLED = 0.001  # two passes over the window that differ by no more than this have settled
-LONGEST_WINDOW = 8  # steps; repeating more of them shows nothing new
+FEWEST_REPEATED = 8  # steps, where there are so many: a window shorter than that may miss a kind of step
+MOST_REPEATED = 500_000  # tasks; of a longer recording the last steps that hold so many are repeated
 MOST_COPIES = 64
 MOST_TASKS = 4_000_000
 
@@ -46,8 +47,13 @@ class Settled:
 
     @property
     def step_ns(self) -> int:
+        """Mean time of the steps of the pass that had settled: what a run pays for each."""
+        return round(fmean(self.step_times().values()))
+
+    @property
+    def typical_ns(self) -> int:
         """Median time of the steps of the pass that had settled."""
-        return self.typical()[1]
+        return round(median(self.step_times().values()))
 
     def typical(self) -> tuple[int, int]:
         """Return (step, its time) of the settled pass's median step."""
@@ -192,17 +198,20 @@ def _slowest_lane(
 
 
 def repeatable(graph: Graph) -> Window | None:
-    """Return the program range of the (last) covered steps, or None if they cannot follow themselves.
+    """Return the program range of the covered steps, or None if they cannot follow themselves.
 
-    A sole step has no neighbour to show how one leads into the next. Of several ranks each has a
-    range of its own; None where their steps cannot be told to be the same ones.
+    All of them count, since steps of a run differ; of a very long recording the last ones. A sole step has no
+    neighbour to show how one leads into the next. Of several ranks each has a range of its own; None where
+    their steps cannot be told to be the same ones.
     """
     steps = graph.steps
-    if len({step.get("rank", 0) for step in steps}) > 1:
-        return windows_of_ranks(graph, LONGEST_WINDOW)
+    ranks = {step.get("rank", 0) for step in steps}
+    longest = max(FEWEST_REPEATED, MOST_REPEATED * len(steps) // max(len(graph) * len(ranks), 1))
+    if len(ranks) > 1:
+        return windows_of_ranks(graph, longest)
     covered = [number for number, step in enumerate(steps) if step.get("covered")]
     if len(steps) < 2 or not covered or covered[0] == 0:
         return None
-    first = covered[-LONGEST_WINDOW:][0]
+    first = covered[-longest:][0]
     begin, end = steps[first]["start_ns"], steps[covered[-1]]["end_ns"]
     return int(begin) * ORDER_STEP, int(end) * ORDER_STEP

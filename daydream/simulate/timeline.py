@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from daydream.simulate.critical_path import CriticalPath, critical_path, slack
 from daydream.trace import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
@@ -32,6 +33,17 @@ WAITING_FOR = {
     Cause.USER: "inserted edge",
     Cause.RELEASE: "before the recording",
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """The chain of causes behind steps that follow each other; its work and delays add up to them."""
+
+    steps: tuple[int, ...]
+    path: CriticalPath
+    begin_ns: int
+    work_ns: np.ndarray
+    delay_ns: np.ndarray
 
 
 class Timeline(Drawn):
@@ -163,43 +175,69 @@ class Timeline(Drawn):
         """Return how much longer each task alone could take without a sink (default: the end) moving."""
         return slack(self.plan, self.start_ns, self.end_ns, sinks)
 
-    def breakdown(self, copy: int, step: int) -> dict[str, dict[str, int]]:
-        """Return where a step's time goes, `by_phase` and `by_cause`, in ns; each adds up to the step.
+    def breakdown(self, copy: int, *steps: int) -> dict[str, dict[str, int]]:
+        """Return where the time of some steps goes, `by_phase` and `by_cause`, in ns a step.
 
-        Only time on the chain of causes that leads to the step's completion counts:
-        work that ran beside it was hidden.
+        Each adds up to the mean of the steps. Only time on the chain of causes that leads to their completion
+        counts: work that ran beside it was hidden.
         """
-        path, begin = self._path_to(copy, step)
-        return _breakdown(self, path, begin)
+        stretches = self.stretches(copy, steps)
+        return {
+            "by_phase": per_step(_by_phase(self, stretches), len(steps)),
+            "by_cause": per_step(_by_cause(self, stretches), len(steps)),
+        }
 
-    def by_layer(self, copy: int, step: int) -> dict[str, int]:
-        """Return where a step's time goes by layer, in ns, as `breakdown` does by phase; adds up to the step.
+    def by_layer(self, copy: int, *steps: int) -> dict[str, int]:
+        """Return where the time of some steps goes by layer, in ns a step, as `breakdown` does by phase.
 
         Longest first. What belongs to no layer is `unknown`.
         """
-        path, begin = self._path_to(copy, step)
-        work, delay = _shares(self, path, begin)
-        layer = self.graph.columns["layer"][self.task[path.task]].astype(np.int64)
         names = ["unknown", *self.graph.texts["layer"]]
         total = np.zeros(len(names), np.int64)
-        np.add.at(total, layer + 1, work + delay)
-        return {names[code]: int(total[code]) for code in np.argsort(-total, kind="stable") if total[code]}
+        for each in self.stretches(copy, steps):
+            layer = self.graph.columns["layer"][self.task[each.path.task]].astype(np.int64)
+            np.add.at(total, layer + 1, each.work_ns + each.delay_ns)
+        order = np.argsort(-total, kind="stable")
+        return per_step({names[code]: int(total[code]) for code in order}, len(steps))
 
     def path_to(self, copy: int, step: int) -> tuple[CriticalPath, np.ndarray, np.ndarray]:
         """Return the chain of causes behind a step, and the work of each task on it and the delay before it.
 
         Only what lies within the step counts: all work and delays add up to it.
         """
-        path, begin = self._path_to(copy, step)
-        return path, *_shares(self, path, begin)
+        (only,) = self.stretches(copy, [step])
+        return only.path, only.work_ns, only.delay_ns
 
-    def _path_to(self, copy: int, step: int) -> tuple[CriticalPath, int]:
-        """Return the chain of causes that leads to a step's completion, and where the step begins."""
-        last = self.last_of_steps
-        ends = {key: int(self.end_ns[task]) for key, task in last.items()}
-        before = self._step_before(copy, step, ends)
-        begin = ends[before] if before is not None else int(self.graph.steps[step]["start_ns"])
-        return critical_path(self.plan, self.start_ns, self.end_ns, last[copy, step], since=begin), begin
+    def stretches(self, copy: int, steps: Sequence[int]) -> list[Stretch]:
+        """Return the chain of causes behind some covered steps, steps that follow each other as one stretch.
+
+        What leads to the completion of the last of them decides what all of them took together.
+        """
+        runs: list[list[int]] = []
+        ahead: dict[int, int] = {}  # by step, the one it counts from
+        for step in steps:
+            before = self.spans[copy, step]
+            if before is not None and before[0] == copy:
+                ahead[step] = before[1]
+        last: dict[int, int] = {}  # by the last step of a run, its place
+        for step in steps:
+            place = last.pop(ahead.get(step, -1), None)
+            if place is None:
+                runs.append([])
+                place = len(runs) - 1
+            runs[place].append(step)
+            last[step] = place
+        return [self._stretch(copy, run) for run in runs]
+
+    def _stretch(self, copy: int, run: Sequence[int]) -> Stretch:
+        last, before = self.last_of_steps, self.spans[copy, run[0]]
+        first = int(self.graph.steps[run[0]]["start_ns"])
+        begin = first if before is None else int(self.end_ns[last[before]])
+        path = critical_path(self.plan, self.start_ns, self.end_ns, last[copy, run[-1]], since=begin)
+        start = self.start_ns[path.task]
+        work_begin, work_end = np.maximum(start, begin), np.maximum(start + path.task_ns, begin)
+        delay_begin = np.maximum(start - path.delay_ns, begin)
+        return Stretch(tuple(run), path, begin, work_end - work_begin, np.maximum(start, begin) - delay_begin)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per task: id, name, kind, lane, step, phase, layer, start, end, wait."""
@@ -211,31 +249,37 @@ class Timeline(Drawn):
         return frame.assign(copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns)
 
 
-def _shares(timeline: Timeline, path: CriticalPath, begin: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return what each task on a path adds to the time since `begin`: its work, and the delay before it."""
-    start = timeline.start_ns[path.task]
-    work_begin, work_end = np.maximum(start, begin), np.maximum(start + path.task_ns, begin)
-    delay_begin = np.maximum(start - path.delay_ns, begin)
-    return work_end - work_begin, np.maximum(start, begin) - delay_begin
-
-
-def _breakdown(timeline: Timeline, path: CriticalPath, begin: int) -> dict[str, dict[str, int]]:
-    graph = timeline.graph
-    work, delay = _shares(timeline, path, begin)
-    tasks = timeline.task[path.task]
-    by_cause: dict[str, int] = {}
+def _by_cause(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int]:
     reasons = [WAITING_FOR.get(cause, "") for cause in Cause]
-    columns = graph.columns["kind"][tasks], work, path.cause, delay
-    for kind, lasting, cause, waiting in zip(*(column.tolist() for column in columns), strict=True):
-        if lasting or waiting:
-            name = KINDS[kind]
-            by_cause[name] = by_cause.get(name, 0) + lasting
-        if waiting:
-            why = reasons[cause]
-            if cause == Cause.LANE:
-                why = "start-up between device tasks" if kind else "untraced CPU time"
-            by_cause[why] = by_cause.get(why, 0) + waiting
-    phases = graph.columns["phase"][tasks].astype(np.int64)
-    total = np.bincount(phases + 1, weights=work + delay, minlength=len(PHASES) + 1)
-    by_phase = {name: round(ns) for name, ns in zip(("unknown", *PHASES), total.tolist(), strict=True) if ns}
-    return {"by_phase": by_phase, "by_cause": {name: ns for name, ns in by_cause.items() if ns}}
+    found: dict[str, int] = {}
+    for each in stretches:
+        kinds = timeline.graph.columns["kind"][timeline.task[each.path.task]]
+        columns = kinds, each.work_ns, each.path.cause, each.delay_ns
+        for kind, lasting, cause, waiting in zip(*(column.tolist() for column in columns), strict=True):
+            if lasting or waiting:
+                name = KINDS[kind]
+                found[name] = found.get(name, 0) + lasting
+            if waiting:
+                why = reasons[cause]
+                if cause == Cause.LANE:
+                    why = "start-up between device tasks" if kind else "untraced CPU time"
+                found[why] = found.get(why, 0) + waiting
+    return found
+
+
+def _by_phase(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int]:
+    total = np.zeros(len(PHASES) + 1, np.int64)
+    for each in stretches:
+        phases = timeline.graph.columns["phase"][timeline.task[each.path.task]].astype(np.int64)
+        np.add.at(total, phases + 1, each.work_ns + each.delay_ns)
+    return dict(zip(("unknown", *PHASES), total.tolist(), strict=True))
+
+
+def per_step(total: Mapping[str, int], steps: int) -> dict[str, int]:
+    """Return the parts of a step in whole ns, which add up to the mean step; no parts of nothing."""
+    there = {name: ns for name, ns in total.items() if ns}
+    found = {name: round(ns / steps) for name, ns in there.items()}
+    if found:
+        largest = max(found, key=lambda name: found[name])
+        found[largest] += round(sum(there.values()) / steps) - sum(found.values())
+    return found

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 REPLAY = [
-    "schema", "trace", "ranks", "steps", "measured_ns", "replayed_ns", "error", "max_error",
+    "schema", "trace", "ranks", "steps", "measured_ns", "replayed_ns", "typical_measured_ns",
+    "typical_replayed_ns", "error", "max_error",
     "unprofiled_measured_ns", "unprofiled_replayed_ns", "unprofiled_error", "start_error_ns",
     "tasks", "edges", "kernels", "kernels_linked", "kernels_orphaned", "event_waits", "queue_depth",
     "collectives", "notes",
 ]  # fmt: skip
 WHATIF = [
     "schema", "optimization", "options", "measured_ns", "replayed_ns", "replay_error", "predicted_ns",
-    "predicted_low_ns", "predicted_high_ns", "uncertainty_ns", "speedup", "unprofiled_measured_ns",
+    "predicted_low_ns", "predicted_high_ns", "typical_measured_ns", "typical_replayed_ns",
+    "typical_predicted_ns", "reason", "uncertainty_ns", "speedup", "unprofiled_measured_ns",
     "unprofiled_replayed_ns",
     "unprofiled_predicted_ns", "unprofiled_anchored_ns", "steps", "before", "after", "changed", "inserted",
     "removed", "contention", "notes",

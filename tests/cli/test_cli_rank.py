@@ -23,7 +23,7 @@ KEYS = [
 ]  # fmt: skip
 OPTIMIZATION = [
     "optimization", "summary", "needs", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "saving_ns",
-    "speedup", "bound", "bound_share", "changed", "inserted", "removed", "notes",
+    "speedup", "reason", "bound", "bound_share", "changed", "inserted", "removed", "notes",
 ]  # fmt: skip
 CURVE = ["sort", "name", "own_ns", "factors", "step_ns", "knee", "saving_ns"]
 
@@ -58,7 +58,7 @@ def test_the_whole_command_fits_a_screen_and_says_what_to_type_next(run):
     done = run("rank", "--trace", "step.parquet", "--top", "8")
 
     assert done.code == 0, done.err
-    assert done.out.startswith("  step time   measured 3.176 ms   replayed 3.176 ms")
+    assert done.out.startswith("  step time   measured 3.177 ms   replayed 3.177 ms")
     ranked = json.loads(run("rank", "--trace", "step.parquet", "--json").out)["optimizations"]
     best = ranked[0]["optimization"]
     assert done.err == f"next: daydream whatif {best} --trace step.parquet\n"

@@ -80,9 +80,9 @@ def test_loading_without_workers_is_on_the_critical_path():
 
     assert "DataLoader" in loading.place.label
     assert loading.cost_ns > 0.15 * explanation.replayed_ns
-    assert "data loading is 21" in verdict(explanation)
+    assert "data loading is 28" in verdict(explanation)
     hidden = daydream.whatif(explanation.replay, "dataloader")
-    assert loading.saving_ns == hidden.replayed_ns - hidden.predicted_ns > 0.9 * loading.cost_ns
+    assert loading.saving_ns == hidden.replayed_ns - hidden.predicted_ns > 0.75 * loading.cost_ns
     after = daydream.explain(explanation.replay, "dataloader")
     assert after.share("data loading") < 0.1 * explanation.share("data loading")
 

@@ -1,4 +1,4 @@
-"""The settled step, and the typical steps a prediction is about. Hand-made traces are in microseconds."""
+"""The settled step, and the mean of the steps that a prediction is. Hand-made traces are in microseconds."""
 
 from __future__ import annotations
 
@@ -78,11 +78,18 @@ def test_what_does_not_settle_in_reasonable_work_is_said(monkeypatch):
     assert any("had not settled" in note for note in daydream.replay(graph).notes)
 
 
-def test_of_many_steps_the_last_ones_are_repeated():
+def test_all_covered_steps_are_repeated_as_they_differ():
     settled = settle(build(steps_of(*[100] * 20)))
-    repeated = {step for copy, step in settled.times if copy == 1}
 
-    assert repeated == set(range(20 - steady.LONGEST_WINDOW, 20))
+    assert {step for copy, step in settled.times if copy == 1} == set(range(1, 20))
+    assert len(settled.first_pass()) == 19
+
+
+def test_of_a_very_long_recording_the_last_steps_are_repeated(monkeypatch):
+    monkeypatch.setattr(steady, "MOST_REPEATED", 10)  # tasks, of which each step has one
+    settled = settle(build(steps_of(*[100] * 20)))
+
+    assert {step for copy, step in settled.times if copy == 1} == set(range(10, 20))
     assert len(settled.first_pass()) == 19
 
 
@@ -128,28 +135,32 @@ def test_a_graph_without_tasks_says_so():
         settle(Graph())
 
 
-# -- typical steps ---------------------------------------------------------------------------------
+# -- the headline: what a run pays for a step --------------------------------------------------------
 
 
-def test_a_prediction_scales_the_settled_step_by_what_is_left_of_typical_steps():
-    #  covered: 100, 110, 120, each with one operator of 1 that stays: (49.5 + 54.5 + 59.5 + 3) / 330 are left
+def test_a_prediction_is_the_mean_of_the_steps():
+    #  covered: 100, 110, 120, each with one operator of 1 that stays: 49.5 + 54.5 + 59.5 + 3 of 330 are left
     comparison = daydream.whatif(steps_of(90, 100, 110, 120, ops=2), "scale", name="^long$", factor=0.5)
-    left = (50 + 55 + 60 + 3 * 0.5) / 330
+    left = 50 + 55 + 60 + 3 * 0.5
 
     assert comparison.replayed_ns == 110_000
-    assert comparison.predicted_ns == round(110_000 * left)
-    assert comparison.speedup == pytest.approx(1 / left)
+    assert comparison.predicted_ns == round(1_000 * left / 3)
+    assert comparison.speedup == pytest.approx(330 / left)
 
 
-def test_a_step_that_was_held_up_is_not_typical():
-    #  the third covered step takes three times as long and does no other work
+def test_a_step_that_took_longer_counts_as_long_as_it_took():
+    #  the third covered step takes three times as long and does no other work: a loader that stalled, say
     comparison = daydream.whatif(steps_of(90, 100, 100, 300, 100, ops=2), "scale", name="^long$", factor=0.5)
 
-    assert comparison.typical_steps() == [1, 2, 4]
-    assert comparison.predicted_ns == round(100_000 * 0.505)
+    assert (comparison.measured_ns, comparison.replayed_ns) == (150_000, 150_000)
+    assert comparison.predicted_ns == (600_000 + 4_000) // 8
+    document = comparison.to_json()
+    assert [document[f"typical_{what}_ns"] for what in ("measured", "replayed", "predicted")] == [
+        100_000, 100_000, 50_500,
+    ]  # fmt: skip
 
 
-def test_a_step_that_does_other_work_is_typical():
+def test_a_step_that_does_other_work_counts():
     #  every fourth step runs the optimizer: twice the time, and three times the operators
     rows, borders = [], [0.0]
     for n in range(9):
@@ -160,8 +171,8 @@ def test_a_step_that_does_other_work_is_typical():
         borders.append(at + (200 if n % 4 == 0 else 100))
     comparison = daydream.whatif(trace(rows, steps=tuple(borders)), "scale", name="update", factor=0)
 
-    assert comparison.typical_steps() == list(range(1, 9))
-    assert comparison.predicted_ns == round(100_000 * 800 / 1_000)
+    assert comparison.replayed_ns == 1_000_000 // 8
+    assert comparison.predicted_ns == 100_000
 
 
 def test_nothing_left_of_the_step_is_an_infinite_speedup():

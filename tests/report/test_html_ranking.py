@@ -21,11 +21,11 @@ def test_what_ifs_are_ranked_with_what_bounds_the_step_then(replay):
     table = next(table for table in said.tables if table[0][0].startswith("what if"))
     best = next(each for each in ranking.optimizations if each.saving_ns > 0)
 
-    assert table[0][1:5] == ["predicted", "saves", "speed-up", "then"]
+    assert table[0][1:5] == ["predicted", "90 % interval", "saves", "speed-up"]
     assert table[1][0] == best.name + best.summary.replace("`", "")
     assert table[1][1] == f"{best.predicted_ns / 1e6:,.3f}"
-    assert table[1][3] == f"{best.speedup:.2f}x"
-    assert table[1][4].startswith(best.bound)
+    assert table[1][4] == f"{best.speedup:.2f}x"
+    assert table[1][5].startswith(best.bound)
     assert ranking.left_out
     for name, reason in ranking.left_out.items():
         assert [name, reason] in next(rows for rows in said.tables if rows[0] == ["left out", "why"])

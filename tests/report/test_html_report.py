@@ -152,10 +152,10 @@ def test_the_breakdowns_are_those_of_the_comparison(document, comparison):
     by_cause, by_phase = document.tables[:2]
 
     for table, key in ((by_cause, "by_cause"), (by_phase, "by_phase")):
-        assert {row[0] for row in table[1:]} - {"that step", "the rest"} <= {*before[key], *after[key]}
+        assert {row[0] for row in table[1:]} - {"the step", "the rest"} <= {*before[key], *after[key]}
         *_, last = table
         whole = f"{sum(before[key].values()) / 1e6:,.3f}"[: len(last[1])]
-        assert last[0] == "that step"
+        assert last[0] == "the step"
         assert float(last[1].replace(",", "")) == pytest.approx(float(whole.replace(",", "")), abs=0.06)
 
 

@@ -97,5 +97,5 @@ def test_values_and_short_steps_are_written_in_their_units():
     answers = [answered({"on": "cpu", "view": True, "factor": 0.25}, ns=500_000)]
 
     head, row = scenario_rows(of(answers, [], varied), answers)
-    assert head == ["on", "view", "factor", "predicted, us", "range, us", "speedup", "notes"]
+    assert head == ["on", "view", "factor", "predicted, us", "90 % interval, us", "speedup", "notes"]
     assert row == ["cpu", "yes", "0.25", "500.0", "400.0 to 600.0", "20.00x", ""]

@@ -1,0 +1,271 @@
+"""Real changes on real GPUs: public recordings made before and after a change, each after predicted from its before.
+
+    python validation/gpu_pairs.py --traces ../shared/traces                           the tables on stdout
+    python validation/gpu_pairs.py --traces ../shared/traces --write docs/accuracy.md   between their markers
+    python validation/gpu_pairs.py --traces ../shared/traces --only vit                 one series, while working
+
+Every question is asked as a person would type it, without a step marker. The truth is read off the file recorded
+after the change, with the marker that its authors wrote, so that a mistake in finding steps cannot hide in
+both. Two things are judged: the step, and the kernels' time in it, since a step can hide its kernels' error
+behind a loader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import daydream
+from daydream.errors import DaydreamError
+
+BEGIN, END = "<!-- begin: gpu pairs -->", "<!-- end: gpu pairs -->"
+STEP, KERNELS = "step", "kernels"
+DEVELOPED, JUDGED = "development", "judgement"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Recordings of one program, and how its authors marked steps; None: one pass, judged by its kernels."""
+
+    folder: str
+    marker: str | None
+    suffix: str = ".sqlite.gz"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A change that was made, and what a person would ask before making it."""
+
+    series: Series
+    before: str
+    after: str
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    judged: tuple[str, ...] = (STEP, KERNELS)
+    role: str = JUDGED
+
+    @property
+    def asked(self) -> str:
+        """The question as it is typed."""
+        flags = [f"--{key.replace('_', '-')} {value}" for key, value in self.options.items()]
+        return " ".join([self.name, *flags])
+
+
+VIT = Series("vit_a100", r"^step \d+")
+UNET = Series("unet3d_a100", r"^step \d+")
+GPT = Series("a10_gpt_small", r"^step_\d+")
+T4 = Series("t4_mlp_amp", r"^ProfilerStep", ".json.gz")
+MOE = Series("a100_switch_moe", None, ".json.gz")
+HOPPER = Series("hopper_tf32", r"^ProfilerStep", ".json.gz")
+LENGTHS = (128, 256, 512, 1024)
+
+
+def questions() -> Iterator[Question]:
+    """Yield every pair and direction that a person would ask about."""
+    for before in ("4workers", "dali"):
+        role = DEVELOPED if before == "dali" else JUDGED
+        yield Question(VIT, before, "dali_amp_bf16", "amp", role=role)
+        yield Question(VIT, before, "dali_amp_bf16", "autocast", {"dtype": "bfloat16"}, role=role)
+    yield Question(VIT, "dali_amp_bf16", "dali_amp_bf16_fused_jit", "fused-optimizer+compile")
+    yield Question(VIT, "dali", "dali_amp_bf16_fused_jit", "autocast+fused-optimizer", {"dtype": "bfloat16"})
+    yield Question(VIT, "4workers", "dali", "prefetch")
+    yield Question(UNET, "baseline", "16workers", "dataloader", {"workers": 16}, judged=(STEP,))
+    one, two = "4gpu_nobroadcast", "4gpu_bucketcap100mb"
+    yield Question(UNET, one, two, "bucket-size", {"bucket_mb": 100}, judged=(STEP,))
+    yield Question(UNET, two, one, "bucket-size", {"bucket_mb": 25}, judged=(STEP,))
+    yield Question(T4, "fp32", "amp", "autocast+grad-scaler", judged=(KERNELS,))
+    yield Question(T4, "fp32", "amp", "amp", judged=(KERNELS,))
+    for before, after, factor in (("b4_s128", "b8_s128", 2), ("b8_s128", "b4_s128", 0.5)):
+        yield Question(MOE, before, after, "batch-size", {"factor": factor}, judged=(KERNELS,))
+    for before, after, length in (("b8_s128", "b8_s1024", 1024), ("b8_s1024", "b8_s128", 128)):
+        yield Question(MOE, before, after, "sequence-length", {"length": length}, judged=(KERNELS,))
+    both = {"factor": 2, "length": 1024}
+    yield Question(MOE, "b4_s128", "b8_s1024", "sequence-length+batch-size", both, judged=(KERNELS,))
+    for here in LENGTHS:
+        for there in LENGTHS:
+            if here != there:
+                yield Question(GPT, f"small_{here}", f"small_{there}", "sequence-length", {"length": there})
+    yield Question(HOPPER, "gh200_fp32", "h100_tf32_1", "tf32")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question, judged by one measure; times in ns, of a step."""
+
+    question: Question
+    measure: str
+    before_ns: float
+    measured_ns: float
+    predicted_ns: float | None = None
+    low_ns: float | None = None
+    high_ns: float | None = None
+    refused: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of the prediction."""
+        return None if self.predicted_ns is None else self.predicted_ns / self.measured_ns - 1
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the printed range holds the truth; None where no range was printed for this measure."""
+        if self.low_ns is None or self.high_ns is None:
+            return None
+        return self.low_ns <= self.measured_ns <= self.high_ns
+
+
+def rows(traces: Path, only: str = "") -> Iterator[Row]:
+    """Yield every question whose recordings are at hand, predicted from the recording before the change."""
+    for question in questions():
+        paths = [_path(traces, question.series, name) for name in (question.before, question.after)]
+        if only in f"{question.series.folder}/{question.before} {question.asked}" and all(
+            path.exists() for path in paths
+        ):
+            yield from _judge(question, *paths)
+
+
+def _path(traces: Path, series: Series, name: str) -> Path:
+    return traces / "pairs" / series.folder / f"{name}{series.suffix}"
+
+
+def _judge(question: Question, before: Path, after: Path) -> Iterator[Row]:
+    truth = _truth(after, question.series.marker)
+    was = _truth(before, question.series.marker)
+    try:
+        asked = daydream.whatif(_replay(before), question.name, **question.options)
+    except DaydreamError as error:
+        reason = " ".join(str(error).split())
+        for measure in question.judged:
+            yield Row(question, measure, was[measure], truth[measure], refused=reason)
+        return
+    for measure in question.judged:
+        if measure == STEP:
+            answer = asked.to_json()
+            predicted, low, high = (
+                answer[key] for key in ("predicted_ns", "predicted_low_ns", "predicted_high_ns")
+            )
+            reason = "" if predicted is not None else str(answer.get("why_not", "cannot be predicted"))
+            yield Row(question, STEP, was[STEP], truth[STEP], predicted, low, high, reason)
+        else:
+            yield Row(question, KERNELS, was[KERNELS], truth[KERNELS], _kernels(asked.graph, question))
+
+
+@cache
+def _replay(path: Path) -> Any:
+    return daydream.replay(path)
+
+
+@cache
+def _truth(path: Path, marker: str | None) -> dict[str, float]:
+    """Return the mean step and the kernels' time of a step, by the marker that the recording's authors wrote."""
+    trace = daydream.load(path) if marker is None else daydream.load(path, step_marker=marker)
+    covered = [n for n, step in enumerate(trace.metadata["steps"]) if step["covered"]]
+    kernels = trace.is_kind("kernel")
+    if marker is None:
+        return {KERNELS: float(trace["duration_ns"][kernels].sum()), STEP: np.nan}
+    mine = kernels & np.isin(trace["step"], covered)
+    return {
+        STEP: float(np.mean([trace.metadata["steps"][n]["measured_ns"] for n in covered])),
+        KERNELS: float(trace["duration_ns"][mine].sum()) / len(covered),
+    }
+
+
+def _kernels(graph: Any, question: Question) -> float:
+    """Return the kernels' time of a step of a changed graph, in ns."""
+    chosen = graph.alive & (graph.columns["kind"] == 1)
+    if question.series.marker is None:
+        return float(graph.columns["duration_ns"][chosen].sum())
+    covered = [n for n, step in enumerate(graph.steps) if step["covered"]]
+    chosen &= np.isin(graph.columns["step"], covered)
+    return float(graph.columns["duration_ns"][chosen].sum()) / len(covered)
+
+
+def page(found: list[Row]) -> Iterator[str]:
+    """Yield the tables."""
+    yield BEGIN
+    yield "## Real changes on real GPUs\n"
+    yield INTRODUCTION
+    yield "| recorded | asked | judged | before ms | measured ms | predicted ms | 90 % interval | error | role |"
+    yield "|---|---|---|---:|---:|---:|---|---:|---|"
+    for row in found:
+        question = row.question
+        head = (
+            f"| {question.series.folder} {question.before} → {question.after} | `{question.asked}` "
+            f"| {row.measure} | {_ms(row.before_ns)} | {_ms(row.measured_ns)} |"
+        )
+        if row.error is None or row.predicted_ns is None:
+            yield f"{head} | {row.refused} | miss | {question.role} |"
+            continue
+        interval = ""
+        if row.low_ns is not None and row.high_ns is not None:
+            interval = f"{_ms(row.low_ns)} to {_ms(row.high_ns)}{'' if row.holds else ', outside'}"
+        yield f"{head} {_ms(row.predicted_ns)} | {interval} | {row.error:+.1%} | {question.role} |"
+    yield ""
+    for title, chosen in (
+        ("All rows", found),
+        ("Judgement rows", [row for row in found if row.question.role == JUDGED]),
+    ):
+        yield summary(title, chosen)
+    yield END
+
+
+def summary(title: str, found: list[Row]) -> str:
+    """Return the figures of some rows in a sentence; a refusal counts as a miss of 100 %."""
+    errors = sorted(1.0 if row.error is None else abs(row.error) for row in found)
+    judged = [row.holds for row in found if row.holds is not None]
+    if not errors:
+        return f"{title}: none."
+    within = sum(error <= 0.30 for error in errors)
+    return (
+        f"{title}: {len(errors)}, of which {sum(row.error is None for row in found)} refused; median error "
+        f"{median(errors):.1%}, 90th percentile {float(np.percentile(errors, 90)):.1%}, worst "
+        f"{errors[-1]:.1%}; within 30 %: {within}. The printed interval holds in {sum(judged)} of "
+        f"{len(judged)}.\n"
+    )
+
+
+def _ms(ns: float) -> str:
+    return "" if np.isnan(ns) else f"{ns / 1e6:,.3f}" if ns < 10e6 else f"{ns / 1e6:,.1f}"
+
+
+INTRODUCTION = """Public recordings of the same training before and after one change (`validation/gpu_pairs.py`). Questions are asked as
+a person would type them, without a step marker; the truth is read with the marker that the recordings' authors wrote. A
+refusal where a person would expect an answer counts as a miss of 100 %. *Development* rows were looked at while the
+models were made, *judgement* rows only judged.
+"""
+
+
+def main() -> None:
+    """Print the tables, or put them in their place on a page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=Path, required=True, help="folder with pairs/ of public traces")
+    parser.add_argument(
+        "--only", default="", help="only questions whose series, trace or words hold this text"
+    )
+    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    text = "\n".join(page(list(rows(options.traces, options.only))))
+    if options.write is None:
+        print(text)
+        print(f"{time.perf_counter() - began:.0f} s")
+        return
+    whole = options.write.read_text(encoding="utf-8")
+    if BEGIN in whole:
+        head, rest = whole.split(BEGIN)
+        whole = head + text + rest.split(END)[1]
+    else:
+        whole = f"{whole.rstrip()}\n\n{text}\n"
+    options.write.write_text(whole, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

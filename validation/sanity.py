@@ -1,0 +1,415 @@
+"""Every optimization on every trace, checked against laws that hold whatever the truth is.
+
+    python validation/sanity.py --traces ../shared/traces                     all of them, by hand: about 30 minutes
+    python validation/sanity.py --traces ../shared/traces --sample            a few small ones, as CI does
+    python validation/sanity.py --traces ../shared/traces --write docs/sanity.md
+
+Nothing here knows what a change would really give. A broken law is an answer that no expert believes: a saving larger
+than what was touched, an optimization of something that is not there, a busy device that gains nothing
+when its kernels are twice as fast, an answer that depends on where a step is taken to begin. Exits with 1 if any is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from optimizations_page import EXAMPLES
+
+import daydream
+from daydream.binding import waited_for_ns
+from daydream.comparison import Comparison
+from daydream.errors import DaydreamError
+from daydream.explanation.beside import busy_share
+from daydream.explanation.causes import trace_back
+from daydream.graph.device import device_work
+from daydream.graph.graph import Graph
+from daydream.simulate.replay import Replay
+from daydream.simulate.steady import repeatable
+from daydream.transforms.registry import names
+
+SAMPLE = (
+    "kineto/h100_bert_small_inference", "kineto/rtx2080ti_linear_40_iterations", "kineto/gpu_user_annotation",
+    "kineto/vllm_decode_graph_replay", "kineto/mi300x_torch_compile_triton", "pairs/t4_mlp_amp/fp32",
+    "pairs/hopper_tf32/gh200_fp32", "kineto/v100_dlrm_4_of_8_ranks", "odd/gpu_only", "odd/cpu_only",
+)  # fmt: skip
+FOLDERS = ("kineto", "nsys", "pairs/*", "odd", "formats/kineto_*", "formats/mtia")
+ROUNDING = 0.005  # of the step: what settles to 0.1 %, boundaries that shift
+BUSY, GAIN = 0.97, 1.7
+INCREDIBLE = 8.0  # times faster, by an optimization that is no `scale`: nobody measured such a step
+AGREE = 0.03  # answers from other step boundaries
+SHOWN = 0.005  # savings that explain and rank should agree on, as a part of the step
+ASKED: dict[str, dict[str, Any]] = {**EXAMPLES, "ddp": {"gradient_mb": 100.0}}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A law that an answer breaks."""
+
+    trace: str
+    asked: str
+    law: str
+    said: str
+
+
+@dataclass
+class Judged:
+    """One trace: what became of its questions."""
+
+    trace: str
+    steps: int = 0
+    answered: int = 0
+    refused: int = 0
+    unknown: int = 0
+    seconds: float = 0.0
+    why_not: str = ""
+    findings: list[Finding] = field(default_factory=list)
+
+    def found(self, asked: str, law: str, said: str) -> None:
+        """Note a broken law."""
+        self.findings.append(Finding(self.trace, asked, law, said))
+
+
+def sources(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and path of every trace below a folder; ranks that lie in one folder are one."""
+    for pattern in FOLDERS:
+        for place in sorted(folder.glob(pattern)):
+            for path in sorted(place.iterdir()):
+                if path.is_dir() or ".json" in path.suffixes or ".sqlite" in path.suffixes:
+                    yield str(path.relative_to(folder)).split(".json")[0].split(".sqlite")[0], path
+
+
+def judge(name: str, path: Path, chosen: Sequence[str]) -> Judged:
+    """Return what the laws say of all answers about a trace."""
+    found = Judged(name)
+    began = time.process_time()
+    try:
+        replay = daydream.replay(path)
+    except DaydreamError as error:
+        found.why_not = " ".join(str(error).split())
+        return found
+    except Exception:  # noqa: BLE001 - any crash is a finding
+        found.found("replay", "no crash", traceback.format_exc().strip().splitlines()[-1])
+        return found
+    found.steps = len(replay.steps)
+    answers: dict[str, Comparison] = {}
+    for each in chosen:
+        asked = each + "".join(f" {key} {value}" for key, value in ASKED.get(each, {}).items())
+        try:
+            answers[each] = daydream.whatif(replay, each, **ASKED.get(each, {}))
+            answers[each].to_json()
+        except DaydreamError:
+            found.refused += 1
+            continue
+        except Exception:  # noqa: BLE001 - any crash is a finding
+            found.found(asked, "no crash", traceback.format_exc().strip().splitlines()[-1])
+            continue
+        found.answered += 1
+        found.unknown += answers[each].predicted_ns is None
+        for law in OF_ANSWERS:
+            said = law(each, answers[each])
+            if said:
+                found.found(asked, law.__name__.replace("_", " "), said)
+    for of_trace in OF_TRACES:
+        try:
+            for asked, said in of_trace(replay, path):
+                found.found(asked, of_trace.__name__.replace("_", " "), said)
+        except Exception:  # noqa: BLE001 - any crash is a finding
+            found.found(of_trace.__name__, "no crash", traceback.format_exc().strip().splitlines()[-1])
+    found.seconds = time.process_time() - began
+    return found
+
+
+# -- laws of single answers -------------------------------------------------------------------------
+
+
+def figures_agree(_name: str, answer: Comparison) -> str:
+    """An interval holds its prediction, the speedup is their ratio, and all of them are missing together."""
+    told = [answer.predicted_ns, answer.predicted_low_ns, answer.predicted_high_ns, answer.speedup]
+    if None in told:
+        there = sum(each is not None for each in told)
+        return "" if not there and answer.reason else f"{there} of 4 figures are known: {told}"
+    now, low, high = answer.simulated_ns, *(float(each or 0) for each in told[1:3])
+    if not low <= now <= high or not all(map(math.isfinite, (low, now, high))):
+        return f"{low} to {high} does not hold {now}"
+    return ""
+
+
+def no_gain_beyond_what_is_touched(name: str, answer: Comparison) -> str:
+    """A step gets no shorter than by the time that was taken away, unless waits were taken away too."""
+    saved = answer.replayed_ns - answer.simulated_ns
+    if saved <= ROUNDING * answer.replayed_ns or name == "scale" or _orders_anew(answer):
+        return ""
+    taken = _taken_away_ns(answer)
+    if saved <= taken * (1 + ROUNDING) + ROUNDING * answer.replayed_ns:
+        return ""
+    return f"saves {_ms(saved)} of {_ms(answer.replayed_ns)}, and only {_ms(taken)} were taken away"
+
+
+def nothing_absent(name: str, answer: Comparison) -> str:
+    """An optimization changes nothing where what it is about does not occur."""
+    there = PRESENT.get(name)
+    return (
+        "" if there is None or there(answer.replay.graph) else f"{name} is answered, but there is none of it"
+    )
+
+
+def credible(name: str, answer: Comparison) -> str:
+    """No change of code makes a step ten times faster and more."""
+    if name == "scale" or answer.speedup is None or answer.speedup <= INCREDIBLE:
+        return ""
+    return f"{answer.speedup:,.1f}x"
+
+
+def _orders_anew(answer: Comparison) -> bool:
+    """Tell whether the change moves work to other lanes or takes waits away, so that more may be saved."""
+    before, after = answer.replay.graph, answer.graph
+    size = before.size
+    both = before.alive & after.alive[:size]
+    if (before.columns["lane"] != after.columns["lane"][:size])[both].any():
+        return True
+    if (before.columns["order"] != after.columns["order"][:size])[both].any() or after.scheduled:
+        return True
+    gone = before.alive & ~after.alive[:size]
+    waiting = np.concatenate([
+        before.syncs["task"], before.links["src"], before.links["dst"], before.waits["wait"],
+    ])  # fmt: skip
+    tables = any(
+        len(getattr(before, table)) > len(getattr(after, table)) for table in ("syncs", "waits", "links")
+    )
+    return tables or bool(gone[waiting[waiting >= 0]].any())
+
+
+def _taken_away_ns(answer: Comparison) -> float:
+    """Return by how much all tasks together got shorter, in ns a step."""
+    before, after = answer.replay.graph, answer.graph
+    size = before.size
+    steps = [step for step in before.steps if step.get("covered")]
+    order = before.columns["order"]
+    window = repeatable(before)  # work between two steps counts, too
+    counts = before.alive
+    if isinstance(window, tuple):
+        counts = counts & (order >= window[0]) & (order < window[1])
+    was = before.columns["duration_ns"] + before.columns["gap_ns"] + before.columns["latency_ns"]
+    now = after.columns["duration_ns"] + after.columns["gap_ns"] + after.columns["latency_ns"]
+    now = np.where(after.alive, now, 0)[:size]
+    return float(np.maximum(was - now, 0)[counts].sum()) / max(len(steps), 1)
+
+
+def _named(pattern: str) -> Callable[[Graph], bool]:
+    return lambda graph: bool(len(graph.select().where(name=pattern)))
+
+
+def _kinds(kind: str) -> Callable[[Graph], bool]:
+    return lambda graph: bool(len(graph.select(kind=kind)))
+
+
+def _updates(graph: Graph) -> bool:
+    return bool(len(graph.select(phase="optimizer")))
+
+
+def _backward(graph: Graph) -> bool:
+    return bool(len(graph.select(phase="backward")))
+
+
+def _device(graph: Graph) -> bool:
+    return bool(device_work(graph)[graph.alive].any())
+
+
+PRESENT: dict[str, Callable[[Graph], bool]] = {
+    **dict.fromkeys(("fused-adam", "fused-optimizer", "foreach-optimizer", "offload-optimizer"), _updates),
+    **dict.fromkeys(("checkpointing", "freeze", "ddp", "gradient-accumulation", "vdnn", "gist"), _backward),
+    **dict.fromkeys(("amp", "tf32", "fp8", "gpu", "cuda-graphs"), _device),
+    **dict.fromkeys(
+        ("network", "no-stragglers", "bucket-size", "overlap", "compression"), _kinds("collective")
+    ),
+    **dict.fromkeys(("pcie", "pinned-memory"), _kinds("memcpy")),
+    "channels-last": _named(r"(?i)conv|xmma|wgrad|dgrad|igemm|cudnn|miopen|winograd|scudnn|implicit"),
+    "restructured-batchnorm": _named(r"(?i)batch_?norm|bn_"),
+    "fused-softmax": _named(r"(?i)softmax"),
+}
+
+
+# -- laws of a trace --------------------------------------------------------------------------------
+
+
+def a_factor_of_one_changes_nothing(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
+    """Scaling by one leaves the step as it is, and scaling everything by two doubles it."""
+    same = daydream.whatif(replay, lambda graph: graph.select().scale(1.0))
+    if same.simulated_ns != same.replayed_ns:
+        yield "scale by 1", f"{_ms(same.replayed_ns)} became {_ms(same.simulated_ns)}"
+
+
+def a_faster_device_is_never_slower(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
+    """Less work on lanes of fixed order never makes the step longer."""
+    last = replay.settled.step_ns
+    for factor in (0.75, 0.5, 0.25, 0.0):
+        try:
+            then = daydream.whatif(replay, "scale", on="gpu", factor=factor, contention="off").simulated_ns
+        except DaydreamError:
+            return
+        if then > last * (1 + ROUNDING):
+            yield f"scale on gpu {factor}", f"{_ms(last)} became {_ms(then)}"
+        last = then
+
+
+def a_busy_device_gains_from_faster_kernels(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
+    """A device that is busy all the time makes the step shorter, or traced work takes over, and then that."""
+    settled = replay.settled
+    chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
+    busy = busy_share(chain)
+    if busy is None or busy < BUSY:
+        return
+    try:
+        half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    except DaydreamError as error:
+        yield "scale on gpu 0.5", f"refused: {error}"
+        return
+    times = half.replayed_ns / half.simulated_ns
+    if times >= GAIN:
+        return
+    taking = waited_for_ns(half.after)
+    most = max(taking, key=lambda what: taking[what])
+    if most == "GPU":
+        yield "scale on gpu 0.5", f"busy {busy:.0%}, {times:.2f}x, and it still waits for the GPU"
+        return
+    kinds = {"CPU": "cpu", "copies": "memcpy", "communication": "collective"}
+
+    def both(graph: Graph) -> None:
+        graph.select(kind=("kernel", "memset")).scale(0.5)
+        if most in kinds:
+            graph.select(kind=kinds[most]).scale(0.5)  # traced work alone: not what lies untraced between
+
+    again = daydream.whatif(replay, both)
+    then = again.replayed_ns / again.simulated_ns
+    if then < GAIN:
+        yield (
+            "scale on gpu 0.5",
+            f"busy {busy:.0%}, {times:.2f}x; {most} takes over, and halving that too gives {then:.2f}x",
+        )
+
+
+def explain_and_rank_agree(replay: Replay, _path: Path) -> Iterator[tuple[str, str]]:
+    """A change that both name has one figure, and what gains is not called not worth it."""
+    try:
+        ranking = daydream.rank(replay, pairs=0, with_curves=False)
+        explanation = daydream.explain(replay)
+    except DaydreamError:
+        return
+    ranked = {each.name: each for each in ranking.optimizations}
+    for cost in explanation.avoidable:
+        for answer in cost.answers:
+            other = ranked.get(answer.name)
+            if other is None or answer.options or answer.predicted_ns is None or other.predicted_ns is None:
+                continue
+            if abs(answer.predicted_ns - other.predicted_ns) > ROUNDING * ranking.replayed_ns:
+                yield answer.name, f"explain {_ms(answer.predicted_ns)}, rank {_ms(other.predicted_ns)}"
+    same_bound = {"CPU": {"CPU", "data loading", "turns"}, "GPU": {"GPU", "turns", "unrecorded"}}
+    allowed = same_bound.get(ranking.bound)
+    if allowed and explanation.bound not in allowed and ranking.bound_share > 0.6:
+        yield "bound", f"explain says {explanation.bound}, rank {ranking.bound} ({ranking.bound_share:.0%})"
+    for text in (repr(ranking), str(explanation.to_json())):
+        if "nan" in text.split() or "inf" in text.split():
+            yield "text", "a figure is no number"
+
+
+def boundaries_do_not_matter(replay: Replay, path: Path) -> Iterator[tuple[str, str]]:
+    """An answer from some of the steps is that from all, where these are alike."""
+    steps = [number for number, step in enumerate(replay.graph.steps) if step.get("covered")]
+    times = [replay.graph.steps[number]["measured_ns"] for number in steps]
+    ranks = {step.get("rank", 0) for step in replay.graph.steps}
+    if len(steps) < 4 or len(ranks) > 1 or max(times) > 1.1 * min(times):
+        return
+    try:
+        whole = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    except DaydreamError:
+        return
+    graph = daydream.build(daydream.load(path))
+    for number in (steps[0], steps[-1]):
+        graph.steps[number]["covered"] = False
+    part = daydream.whatif(daydream.replay(graph), "scale", on="gpu", factor=0.5)
+    one, two = (each.replayed_ns / max(each.simulated_ns, 1) for each in (whole, part))
+    if abs(one / two - 1) > AGREE:
+        yield "scale on gpu 0.5", f"{one:.3f}x from {len(steps)} steps, {two:.3f}x without the outer two"
+
+
+OF_ANSWERS = (figures_agree, no_gain_beyond_what_is_touched, nothing_absent, credible)
+OF_TRACES = (
+    a_factor_of_one_changes_nothing,
+    a_faster_device_is_never_slower,
+    a_busy_device_gains_from_faster_kernels,
+    explain_and_rank_agree,
+    boundaries_do_not_matter,
+)
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.3f} ms"
+
+
+PAGE = """# Sanity
+
+Made by `python validation/sanity.py --traces FOLDER --write docs/sanity.md`. Every optimization is asked about every
+public trace, {questions:,} questions, and every answer is held against laws that no truth can break. They say nothing of how
+accurate an answer is ([accuracy.md](accuracy.md) does), only that it cannot be absurd:
+
+{laws}
+
+| trace | steps | answered | cannot be predicted | refused | laws broken |
+|---|---:|---:|---:|---:|---:|
+{table}
+
+{findings}
+"""
+
+
+def page(found: Sequence[Judged]) -> str:
+    """Return the page."""
+    laws = "\n".join(f"- {(law.__doc__ or '').strip()}" for law in (*OF_ANSWERS, *OF_TRACES))
+    table = "\n".join(
+        f"| `{each.trace}` | {each.why_not or each.steps} | {each.answered} | {each.unknown} | {each.refused} "
+        f"| {len(each.findings)} |"
+        for each in found
+    )
+    broken = [finding for each in found for finding in each.findings]
+    listed = "\n".join(f"| `{f.trace}` | {f.asked} | {f.law} | {f.said} |" for f in broken)
+    head = "| trace | asked | law | found |\n|---|---|---|---|\n"
+    return PAGE.format(
+        questions=sum(each.answered + each.refused for each in found), laws=laws, table=table,
+        findings=f"Broken laws:\n\n{head}{listed}" if broken else "No law is broken.",
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge the traces; print or write the page; return 1 if a law is broken."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=Path, required=True, help="folder of public traces")
+    parser.add_argument("--sample", action="store_true", help="a few small traces only")
+    parser.add_argument("--only", default="", help="traces whose name holds this text")
+    parser.add_argument("--write", type=Path, help="the page; without it findings are printed")
+    options = parser.parse_args(arguments)
+    found = []
+    for name, path in sources(options.traces):
+        if options.only not in name or (options.sample and name not in SAMPLE):
+            continue
+        judged = judge(name, path, names())
+        found.append(judged)
+        print(f"{name}: {judged.why_not or f'{judged.answered} answers, {len(judged.findings)} broken laws'}"
+              f" ({judged.seconds:.0f} s)", file=sys.stderr)  # fmt: skip
+        for finding in judged.findings:
+            print(f"  {finding.asked}: {finding.law}: {finding.said}", file=sys.stderr)
+    if options.write is not None:
+        options.write.write_text(page(found), encoding="utf-8")
+    return 1 if any(each.findings for each in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
