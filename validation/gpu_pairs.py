@@ -152,7 +152,7 @@ def _judge(question: Question, before: Path, after: Path) -> Iterator[Row]:
             predicted, low, high = (
                 answer[key] for key in ("predicted_ns", "predicted_low_ns", "predicted_high_ns")
             )
-            reason = "" if predicted is not None else str(answer.get("why_not", "cannot be predicted"))
+            reason = "" if predicted is not None else str(answer.get("reason") or "cannot be predicted")
             yield Row(question, STEP, was[STEP], truth[STEP], predicted, low, high, reason)
         else:
             yield Row(question, KERNELS, was[KERNELS], truth[KERNELS], _kernels(asked.graph, question))
