@@ -8,6 +8,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | (always) | CPU time cut into tasks in thread order; device tasks in launch order | `threads`, `streams` |
 | `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo`, `gloo_waits` |
 | `handoff` | a thread that wakes another and stands until it is done | `handoff` |
+| `wakes` | a thread that goes on just behind a point of another, step after step | `wakes` |
 | `graphs` | nodes of a CUDA graph, and the holes the profiler left among them | `device_graphs` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
 | `synchronization` | blocking calls wait for the device | `synchronization` |
@@ -37,11 +38,13 @@ from daydream.graph.rules.queue import bound_queues
 from daydream.graph.rules.streams import order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
 from daydream.graph.rules.threads import order_threads
+from daydream.graph.rules.wakes import wake_up
 from daydream.trace import Trace
 
 RULES = {
     "gloo": run_on_threads,
     "handoff": hand_over,
+    "wakes": wake_up,
     "graphs": link_nodes,
     "queue": bound_queues,
     "synchronization": wait_in_calls,
