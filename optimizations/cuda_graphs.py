@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.captured import capture
+from daydream.costs.captured import capture, parts_of
 from daydream.graph.device import in_replays
 from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.transforms import stages
@@ -53,7 +53,7 @@ def cuda_graphs(
     other = device - captured
     waits = graph.select(kind="cpu").waiting()
     waits = waits.where(lambda tasks: np.isin(tasks.lane, captured.launches().lane))
-    parts = captured.stretches(waits | waits.waited_for() | other.launches())
+    parts = parts_of(graph, captured, waits | waits.waited_for() | other.launches())
     nodes = len(captured) / len(parts)
     stays = waits | other.launches()
     if len(other.where(lambda tasks: tasks.op != None)):  # noqa: E711 - a column of texts and None

@@ -20,8 +20,64 @@ from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.rules.synchronization import MAY_SYNC
 from daydream.graph.selection import Selection
+from daydream.trace import PHASES
 
 DISPATCH_NS = 1_000_000
+
+
+def parts_of(graph: Graph, captured: Selection, by: Selection) -> Groups:
+    """Return the work in groups that one graph each could hold: parted by `by`, each from one program.
+
+    The thread that launches most is one program with those that launch in turn with it, as autograd's
+    thread does. What other threads launch meanwhile (a loader's) is captured for itself: neither
+    its waits part the model's graph, nor is it launched with it. Where a stream waits for work of
+    another program, or has some between, a graph ends: it cannot wait for what is not in it.
+    """
+    lanes, kinds, launch = (graph.columns[name] for name in ("lane", "kind", "launch"))
+    program = _programs(graph, captured)
+    made_by = np.where(kinds == 0, lanes, np.where(launch >= 0, lanes[launch], -1))
+    number, count = np.full(len(captured), -1), 0
+    for each in np.unique(program[program >= 0]).tolist():
+        mine, theirs = (np.append(program, -1)[made_by[chosen.ids]] == each for chosen in (captured, by))
+        held = captured.of(captured.ids[mine], captured.words)
+        groups = held.stretches(by.of(by.ids[theirs], "") | _from_outside(held))
+        of_task = np.full(graph.size, -1)
+        of_task[groups.by_group.ids] = np.repeat(np.arange(len(groups)), groups.sizes) + count
+        number = np.maximum(number, of_task[captured.ids])
+        count += len(groups)
+    return Groups(captured, number, list(range(count)))
+
+
+def _from_outside(held: Selection) -> Selection:
+    """Return other work on the streams of some work, and the calls that let these wait for other streams."""
+    graph = held.graph
+    lane = graph.columns["lane"]
+    used = np.unique(lane[held.ids])
+    device = graph.ids[graph.columns["kind"][graph.ids] > 0]
+    between = device[np.isin(lane[device], used) & ~np.isin(device, held.ids)]
+    outside = np.isin(graph.waits["target"], used) & ~np.isin(graph.waits["source"], used)
+    waits = graph.waits["wait"][outside]
+    return held.of(np.union1d(between, waits[graph.alive[waits]]), "work of others")
+
+
+def _programs(graph: Graph, captured: Selection) -> np.ndarray:
+    """Return, by lane, the program of each thread that launches some of this work: a lane, -1 for none."""
+    columns = graph.columns
+    calls = captured.launches().ids
+    lane, step, phase = columns["lane"][calls], columns["step"][calls], columns["phase"][calls]
+    ranks = np.array([each.rank for each in graph.lanes], np.int64)
+    program = np.full(len(graph.lanes), -1)
+    for rank in np.unique(ranks[lane]).tolist():
+        threads, many = np.unique(lane[ranks[lane] == rank], return_counts=True)
+        main = int(threads[np.argmax(many)])
+        for thread in threads.tolist():
+            both = (lane == main) | (lane == thread)
+            turns = np.flatnonzero((np.diff(lane[both]) != 0) | (np.diff(step[both]) != 0))
+            runs = int((lane[both][np.append(turns, -1)] == thread).sum())
+            steps = len(np.unique(step[lane == thread]))
+            backward = bool((phase[lane == thread] == PHASES.index("backward")).all())
+            program[thread] = main if thread == main or backward or runs <= steps else thread
+    return program
 
 
 def regions(graph: Graph, parts: Groups) -> np.ndarray:
