@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.captured import capture, parts_of
+from daydream.costs.captured import Taken, capture, parts_of
 from daydream.graph.device import in_replays
 from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.transforms import stages
@@ -66,8 +66,14 @@ def cuda_graphs(
     if len(near):
         near.set(gap_ns=np.minimum(near.gap_ns, round(node_us * 1e3)))
     taken = capture(graph, parts, name=CALL, launch_ns=round(launch_us * 1e3), stays=stays, phases=phases)
-    steps = max(len(captured.group_by("step")), 1)
-    graph.note(f"{counted(round(len(parts) / steps), 'graph')} a step of {nodes:,.0f} nodes in the mean.")
+    many = max(len(captured.group_by("step")), 1)
+    graph.note(f"{counted(round(len(parts) / many), 'graph')} a step of {nodes:,.0f} nodes in the mean.")
+    _say(graph, taken)
+
+
+def _say(graph: Graph, taken: Taken) -> None:
+    """Note how much of the CPU time that goes is untraced, and how much between captured launches stays."""
+    steps = max(sum(bool(step.get("covered")) for step in graph.steps), 1)
     if taken.untraced > 0:
         graph.note(
             f"Of the CPU time that goes, {taken.untraced / steps / 1e6:,.2f} ms a step "
@@ -76,7 +82,6 @@ def cuda_graphs(
         )
     if taken.stays > LEAST_SAID_NS * steps:
         graph.note(
-            f"{taken.stays / steps / 1e6:,.2f} ms a step of CPU time between the captured launches stay: "
-            "calls and pauses of over 1 ms and allocations are no dispatch, but first uses, file access or "
-            "waiting."
+            f"{taken.stays / steps / 1e6:,.2f} ms a step of CPU time between captured launches stay: calls "
+            "and pauses of over 1 ms and allocations are first uses, file access or waiting."
         )

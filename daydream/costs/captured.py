@@ -140,7 +140,7 @@ def pauses_that_stay(graph: Graph, region: np.ndarray, tasks: np.ndarray) -> np.
 
 @dataclass(frozen=True)
 class Taken:
-    """What a capture changes on the CPU, in ns: work and untraced time that go, and what stays in regions."""
+    """What a capture changes on the CPU in covered steps, in ns: what goes, and what of regions stays."""
 
     work: int
     untraced: int
@@ -160,14 +160,22 @@ def capture(
     long = no_dispatch(tasks)
     first_uses = long & launches
     stays = ((stays & tasks) | long) - launches
-    work = tasks.total("duration_ns") - stays.total("duration_ns") - first_uses.total("duration_ns")
-    untraced = tasks.total("gap_ns") - int(gaps.sum())
-    kept = stays.total("duration_ns") - stays.waiting().total("duration_ns")
-    kept += first_uses.total("duration_ns") + int(gaps[gaps > DISPATCH_NS].sum())
+    counts = np.array([bool(step.get("covered")) for step in graph.steps] + [not graph.steps])[tasks.step]
+    kept = np.isin(tasks.ids, stays.ids) | np.isin(tasks.ids, first_uses.ids)
+    waited = np.isin(tasks.ids, stays.waiting().ids)
+    paused = int(gaps[counts & (gaps > DISPATCH_NS)].sum())
+    taken = Taken(
+        work=int(tasks.duration_ns[counts & ~kept].sum()),
+        untraced=int((tasks.gap_ns - gaps)[counts].sum()),
+        stays=int(tasks.duration_ns[counts & kept & ~waited].sum()) + paused,
+    )
 
     if len(first_uses):
         graph.insert_before(first_uses, "first use", kind="cpu", duration_ns=first_uses.duration_ns)
     tasks.set(gap_ns=gaps)
+    behind = (launches - parts.first().launches()).where(lambda calls: calls.gap_ns > 0)
+    if len(behind):  # these calls go, the time behind them does not
+        graph.insert_after(behind, "pause", kind="cpu", duration_ns=0, gap_ns=behind.gap_ns)
     if len(tasks - stays):
         (tasks - stays).set(duration_ns=0)
     calls = parts.share_launch(name)
@@ -175,4 +183,4 @@ def capture(
     gone = tasks.of(tasks.ids[graph.alive[tasks.ids] & (gaps == 0)], tasks.words) - stays - calls
     if len(gone):
         gone.remove()
-    return Taken(work, untraced, kept)
+    return taken
