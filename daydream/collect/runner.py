@@ -34,7 +34,7 @@ from daydream.collect.messages import (
 )
 from daydream.collect.signals import passing_on
 from daydream.errors import OutputError
-from daydream.trace import write_whole
+from daydream.writing import write_whole
 
 INJECT = Path(__file__).with_name("inject")
 ISOLATED_MAIN = INJECT / "isolated_main.py"

@@ -49,7 +49,7 @@ def import_trace(
     side, see `daydream.engines`; its workers have to see them. Raises `TraceError` if a file is not
     a usable trace.
     """
-    files = _files(sources)
+    files = trace_files(sources)
     formats = [format_of(path) for path in files]
     if "parquet" in formats:
         if len(files) > 1:
@@ -121,7 +121,8 @@ def format_of(path: Path) -> str:
     return "nsys" if head == SQLITE_MAGIC else "kineto"
 
 
-def _files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+def trace_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the files that are read of these files and folders. Raises `TraceError` for a folder of none."""
     files: list[Path] = []
     for source in sources:
         path = Path(source)
