@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.device_work import fill_collectives, fill_grids, fill_types
+from daydream.collect.first_iterations import first_iterations
 from daydream.collect.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.nesting import link_launches, nearest, nest
 from daydream.collect.phases import find_phases
@@ -48,7 +49,10 @@ def derive(
 
     found, recording.metadata["step_source"] = ranges or find_steps(recording, step_marker, steps)
     step, found = assign_steps(recording, found, launch)
-    recording.metadata["steps"] = measure_steps(recording, found, step, launch)
+    steps_found = measure_steps(recording, found, step, launch)
+    for number, reason in first_iterations(recording, step, nesting.parent, steps_found).items():
+        steps_found[number].update(covered=False, why_not=reason)
+    recording.metadata["steps"] = steps_found
 
     forward_of = link_forward(recording)
     phase = find_phases(recording, nesting.parent, step, forward_of)

@@ -12,6 +12,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from daydream.collect.launches import linked_calls
 from daydream.collect.recording import Recording
 from daydream.trace import DEVICE_KINDS
 
@@ -117,15 +118,10 @@ def _work(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
     longer than the steps. Without any launches each operator of the CPU counts alike.
     """
     for kinds in (("kernel", "collective"), DEVICE_KINDS):
-        device = np.flatnonzero(recording.is_kind(*kinds) & (recording["correlation"] >= 0))
-        calls = np.flatnonzero(recording.is_kind("runtime") & (recording["correlation"] >= 0))
-        calls = calls[np.argsort(recording["correlation"][calls], kind="stable")]
-        if len(calls) and len(device):
-            known = recording["correlation"][calls]
-            at = np.minimum(np.searchsorted(known, recording["correlation"][device]), len(known) - 1)
-            linked = known[at] == recording["correlation"][device]
-            moments = recording["start_ns"][calls[at[linked]]].astype(np.int64)
-            return _summed(moments, recording["duration_ns"][device[linked]].astype(np.int64))
+        device, calls = linked_calls(recording, *kinds)
+        if len(calls):
+            moments = recording["start_ns"][calls].astype(np.int64)
+            return _summed(moments, recording["duration_ns"][device].astype(np.int64))
     operators = np.flatnonzero(recording.is_kind("operator"))
     return _summed(recording["start_ns"][operators].astype(np.int64), np.ones(len(operators), np.int64))
 
