@@ -12,6 +12,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | `graphs` | nodes of a CUDA graph, and the holes the profiler left among them | `device_graphs` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
 | `synchronization` | blocking calls wait for the device | `synchronization` |
+| `lock` | a call stands until a blocking call of another thread lets go of the driver | `lock` |
 | `launches` | what a long call does before it submits is CPU work, not latency | `launches` |
 | `events` | a stream waits for an event of another | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
@@ -34,6 +35,7 @@ from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over, tell_background
 from daydream.graph.rules.latencies import measure_latencies
 from daydream.graph.rules.launches import cut_long_calls
+from daydream.graph.rules.lock import wait_for_lock
 from daydream.graph.rules.queue import bound_queues
 from daydream.graph.rules.streams import order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
@@ -48,6 +50,7 @@ RULES = {
     "graphs": link_nodes,
     "queue": bound_queues,
     "synchronization": wait_in_calls,
+    "lock": wait_for_lock,
     "launches": cut_long_calls,
     "events": wait_for_events,
     "communication": meet,

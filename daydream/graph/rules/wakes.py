@@ -83,6 +83,7 @@ def wake_up(draft: Draft) -> None:
                 there = found.place >= 0
                 _wait_for(draft, idle, pauses[there], points[other], found.place[there])
                 draft.linked_threads |= {lane, other}
+                points[lane] = _points_of(draft, lane, names)  # a range that was a wait ends nothing
 
 
 def _without_numbers(texts: list[str]) -> np.ndarray:
@@ -96,7 +97,7 @@ def _points_of(draft: Draft, lane: int, names: np.ndarray) -> Points:
     columns = draft.graph.columns
     tasks = tasks_of(draft, lane)
     start, end = draft.start_ns[tasks], draft.end_ns[tasks]
-    again = np.append(True, end[:-1] < start[1:])
+    again = np.append(True, end[:-1] < start[1:]) & ~np.isin(tasks, draft.graph.links["dst"])
     time = np.concatenate([end, start[again]])
     begins = np.repeat([False, True], [len(tasks), int(again.sum())])
     task = np.concatenate([tasks, tasks[again]])
@@ -157,6 +158,8 @@ def _found(
     count = np.maximum(high - low, 0)
     pause = np.repeat(np.arange(len(end)), count)
     place = np.arange(len(pause)) + np.repeat(low - (np.cumsum(count) - count), count)
+    earlier = ~points.begins[place] | (points.time[place] < end[pause])  # else it was the one that woke it
+    pause, place = pause[earlier], place[earlier]
     kind = alike[place]
     order = np.lexsort((place, pause, kind))
     kind, pause, place = kind[order], pause[order], place[order]
