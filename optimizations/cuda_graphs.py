@@ -6,7 +6,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs.captured import Taken, capture, parts_of
-from daydream.graph.device import in_replays
+from daydream.graph.device import in_replays, mostly_replayed
 from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.transforms import stages
 from daydream.wording import counted
@@ -45,7 +45,7 @@ def cuda_graphs(
     device = graph.select(on="gpu", phase=phases)
     device.need("device work in the forward or backward pass")
     replayed = in_replays(device)
-    if 2 * len(replayed) > len(device) or 2 * replayed.total("duration_ns") > device.total("duration_ns"):
+    if mostly_replayed(device):
         graph.does_not_apply("most device work of the step is launched by graphs already")
     launched = device.where(lambda tasks: tasks.launch >= 0)
     captured = launched - replayed - launched.where(kind="memcpy", name=OVER_LINK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from daydream.graph.selection import Selection
 
 GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions
+
+LAUNCH = re.compile(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")
 
 
 def device_work(graph: Graph) -> np.ndarray:
@@ -34,3 +37,17 @@ def in_replays(tasks: Selection) -> Selection:
     nodes = np.bincount(columns["launch"][recorded], minlength=graph.size)
     found = (call >= 0) & (replays[columns["name"][call]] | (nodes[call] > 1))
     return tasks.of(tasks.ids[found & device_work(graph)[tasks.ids]], f"{tasks.words} in replays")
+
+
+def mostly_replayed(tasks: Selection) -> bool:
+    """Tell whether most of some device work, by number or by time, runs inside replays of graphs."""
+    inside = in_replays(tasks)
+    return 2 * len(inside) > len(tasks) or 2 * inside.total("duration_ns") > tasks.total("duration_ns")
+
+
+def unrecorded_launches(graph: Graph) -> bool:
+    """Tell whether calls of the trace launched kernels, of which it has none."""
+    if device_work(graph)[graph.alive].any():
+        return False
+    names = np.array([bool(LAUNCH.search(name)) for name in graph.texts["name"]] + [False], bool)
+    return bool(names[graph.columns["name"][graph.alive]].any())

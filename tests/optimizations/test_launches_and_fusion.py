@@ -11,7 +11,8 @@ from shared import shared_replay
 
 import daydream
 from daydream import GraphError, NotApplicableError, simulate
-from daydream.costs.fusion import fused_chain_ns
+from daydream.costs.compiled_calls import FORWARD, LIBRARY_CALL_NS
+from daydream.costs.fusion import fused_chain_ns, fusible_chains
 
 RELU = "vectorized_elementwise_kernel relu"
 
@@ -227,6 +228,52 @@ def test_no_chain_and_no_device_are_refused():
                 ("triton_poi_fused_add_0", 50, "forward"), ("gemm", 9, "forward"), ("triton_x", 9, "loss")
             )
         )
+
+
+def test_a_chain_ends_at_a_wait_at_another_pass_and_at_other_work_of_the_stream():
+    graph = thread_and_stream(*[(RELU, 10, "forward")] * 4, *[(RELU, 10, "backward")] * 2)
+    kernels = graph.select(kind="kernel")
+    wait_before(graph, graph.tasks(kernels.ids[2:3]).launches(), phase="forward")
+    assert fusible_chains(graph, kernels).sizes.tolist() == [2, 2, 2]
+    kernels.first().set(phase="other")
+    assert fusible_chains(graph, graph.tasks(kernels.ids[1:])).sizes.tolist() == [2, 2]
+
+
+def test_a_fused_kernel_holds_no_more_than_64_operators():
+    graph = thread_and_stream(*[(RELU, 10, "forward")] * 150)
+    assert fusible_chains(graph, graph.select(kind="kernel")).sizes.tolist() == [64, 64, 22]
+
+
+def test_compiled_passes_run_no_python_between_operators():
+    # Two products with a module's Python and a view between them: 500 and 10 ns go. What stays is each
+    # product's operator (2 + 6 + 2 ns), called from generated code, and the fixed costs of one call.
+    program = Program()
+    program.op("aten::mm", "forward", ("gemm", 50))
+    program.now += 500
+    program.op("aten::view", "forward")
+    program.op("aten::mm", "forward", ("gemm", 50))
+    graph = program.graph()
+    compile_(graph)
+    thread = graph.select(kind="cpu")
+    assert thread.total("gap_ns") == 0
+    assert "aten::view" not in thread.op.tolist()
+    assert thread.total("duration_ns") == 2 * (10 + LIBRARY_CALL_NS) + FORWARD.call_ns
+    assert "go on the CPU" in graph.facts.notes[-1]
+
+
+def test_work_inside_replays_and_work_that_was_not_recorded_is_not_compiled():
+    graph = three_kernels()
+    cuda_graphs(graph)
+    with pytest.raises(NotApplicableError, match="inside CUDA graphs"):
+        compile_(graph)
+    graph = three_kernels()
+    graph.select(kind="kernel").launches().set(name="cudaLaunchKernel")
+    alone = graph.copy()
+    kernels = alone.select(kind="kernel")
+    alone.alive[kernels.ids] = False
+    alone.touch()
+    with pytest.raises(NotApplicableError, match="not recorded"):
+        compile_(alone)
 
 
 def test_compiled_graphs_are_predicted_from_the_eager_passes():
