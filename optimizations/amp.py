@@ -20,27 +20,25 @@ EXCLUDES = frozenset({"autocast"})  # the same change
 
 
 def amp(
-    graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
+    graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0,
     model: Literal["measured", "paper"] = "measured",
-    math_speedup: float | None = None, memory_speedup: float | None = None,
 ) -> None:  # fmt: skip
     """Predict mixed-precision training from a single-precision trace.
 
     By `model` measured each kernel gains what its sort was measured to gain on a GPU with these peaks, and
-    autocast's casts are inserted: see `autocast`, this is the same prediction. By `paper`, and where the GPU
-    is unknown, products, convolutions and attention gain `math_speedup` (3) and all others
-    `memory_speedup` (2), those of Daydream, section 5.1; naming one asks for this model. Only 32-bit
-    kernels of the forward and backward pass change: copies, collectives and the optimizer with its
+    autocast's casts are inserted: see `autocast`, this is the same prediction. By `paper`, and where the
+    GPU is unknown, products, convolutions and attention gain `math_speedup` and all others
+    `memory_speedup` (Daydream, section 5.1); another factor than the paper's asks for that model. Only
+    32-bit kernels of the forward and backward pass change: copies, collectives and the optimizer with its
     32-bit weights stay, by `paper` kernels in TF32, too. A `--table` comes first. Not modelled:
     convergence, the scaler of float16 (`amp+grad-scaler`).
     """
-    given = (math_speedup, memory_speedup)
-    math, memory = (usual if one is None else one for one, usual in zip(given, PAPER, strict=True))
+    math, memory = math_speedup, memory_speedup
     if min(math, memory) <= 0:
         raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
-    named = model == "paper" or given != (None, None)
+    named = model == "paper" or (math, memory) != PAPER
     if not named and device_or_none(graph) is not None:
-        autocast(graph, dtype=dtype)
+        autocast(graph)
         return
     if math == memory == 1:
         graph.does_not_apply("a math_speedup and a memory_speedup of 1 leave every kernel as it is")
@@ -52,7 +50,8 @@ def amp(
     old = kernels.duration_ns.astype(np.float64)
     new = old / np.where(tasks_in_matrix_units(graph, kernels), math, memory)
     by_paper = Retimed(np.rint(new).astype(np.int64), np.full(len(old), "paper", dtype=object), old)
-    kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype=dtype).duration_ns, dtype=dtype)
+    kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
+    kernels.set(dtype="float16")
     kernels.doubt(0.0 if named else 0.4)
     untyped = len(passes) - int(passes.group_by("dtype").sizes.sum())
     if untyped:

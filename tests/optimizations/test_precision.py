@@ -113,16 +113,19 @@ def test_amp_gains_no_more_than_the_ratio_of_the_peaks():
 
 def test_the_papers_factors_are_a_model_of_their_own():
     #  products 3, all others 2, nothing inserted, whatever the device
-    for options in ({"model": "paper"}, {"math_speedup": 3.0}, {"memory_speedup": 2.0}):
+    for options in ({"model": "paper"}, {"model": "paper", "math_speedup": 3.0}):
         graph = recorded(*BLOCK)
         amp(graph, **options)
         times = graph.select(kind="kernel", phase="forward").duration_ns.tolist()
         assert times == [4_005 // 3, round(1_005 / 2), round(2_005 / 2), 4_005 // 3]
+    graph = recorded(*BLOCK)
+    amp(graph, math_speedup=5)  # another factor asks for that model, too
+    assert graph.select(name=SGEMM).duration_ns.tolist() == [801, 801]
 
 
 def test_amp_and_autocast_predict_the_same():
     graphs = [recorded(*BLOCK) for _ in range(2)]
-    amp(graphs[0], dtype="float16")
+    amp(graphs[0])
     autocast(graphs[1])
     one, other = (graph.select(kind="kernel").duration_ns.tolist() for graph in graphs)
     assert one == other
