@@ -81,8 +81,8 @@ def questions() -> Iterator[Question]:
     one, two = "4gpu_nobroadcast", "4gpu_bucketcap100mb"
     yield Question(UNET, one, two, "bucket-size", {"bucket_mb": 100}, judged=(STEP,))
     yield Question(UNET, two, one, "bucket-size", {"bucket_mb": 25}, judged=(STEP,))
-    yield Question(T4, "fp32", "amp", "autocast+grad-scaler", judged=(KERNELS,))
-    yield Question(T4, "fp32", "amp", "amp", judged=(KERNELS,))
+    yield Question(T4, "fp32", "amp", "autocast+grad-scaler", judged=(KERNELS,), role=DEVELOPED)
+    yield Question(T4, "fp32", "amp", "amp", judged=(KERNELS,), role=DEVELOPED)
     for before, after, factor in (("b4_s128", "b8_s128", 2), ("b8_s128", "b4_s128", 0.5)):
         yield Question(MOE, before, after, "batch-size", {"factor": factor}, judged=(KERNELS,))
     for before, after, length in (("b8_s128", "b8_s1024", 1024), ("b8_s1024", "b8_s128", 128)):
