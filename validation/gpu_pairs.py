@@ -91,8 +91,10 @@ def questions() -> Iterator[Question]:
     yield Question(MOE, "b4_s128", "b8_s1024", "sequence-length+batch-size", both, judged=(KERNELS,))
     for here in LENGTHS:
         for there in LENGTHS:
+            role = DEVELOPED if {here, there} == {128, 256} else JUDGED
+            longer = {"length": there}
             if here != there:
-                yield Question(GPT, f"small_{here}", f"small_{there}", "sequence-length", {"length": there})
+                yield Question(GPT, f"small_{here}", f"small_{there}", "sequence-length", longer, role=role)
     yield Question(HOPPER, "gh200_fp32", "h100_tf32_1", "tf32")
 
 
