@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.comparison import Comparison, compare
 from daydream.errors import DaydreamError
+from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
 from daydream.sensitivity import Curve, curves
 from daydream.shown import Drawn
@@ -210,7 +211,7 @@ def rank(
     together.sort(key=lambda ranked: ranked.place)
     say("drawing curves", -1.0)
     now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
-    bound, share = now.bound
+    bound, share = bound_now(before)
     return Ranking(
         replay=before,
         replayed_ns=now.replayed_ns,

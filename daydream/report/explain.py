@@ -6,6 +6,7 @@ import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
 from daydream.report.layout import (
     MARGIN,
     Block,
@@ -80,25 +81,45 @@ def verdict(explanation: Explanation) -> str:
     without_device = _predicted(explanation.without_device)
     still = "still " if (explanation.without_cpu.saving_ns or 0) < SMALLEST * step else ""
     floor = f"without any CPU cost the step would {still}take {without_cpu} of {time_text(step)}"
-    if explanation.bound == "unrecorded":
+    if explanation.bound == UNRECORDED:
         missing = explanation.share("untraced device work") + explanation.share("before the recording")
         return f"What bounds the step cannot be told: {percent(missing)} of it is work that was not recorded."
-    if explanation.bound == "GPU":
-        told = queue_wait(explanation) or _beside_communication(explanation)
-        return f"GPU-bound; {told + ', and ' if told else ''}{floor}."
-    if explanation.bound in {"communication", "copies"}:
-        share = percent(explanation.group_share(explanation.bound))
-        what = f"Bound by {explanation.bound}, {share} of the critical path"
-        if explanation.bound == "communication":
-            what = _by_communication(explanation)
-        return f"{what}; {floor}."
-    if explanation.bound == "turns":
-        return (
-            f"CPU and device take turns: with no CPU cost at all the step would take {without_cpu}, with an "
-            f"infinitely fast device {without_device}, and now it takes {time_text(step)}"
-            f"{_waiting(explanation)}."
-        )
-    return _bound_by_cpu(explanation, without_device, floor)
+    said = {
+        "GPU": _bound_by_gpu, "communication": _bound_by_transfers, "copies": _bound_by_transfers,
+        TURNS: _in_turns, BOTH: _by_both,
+    }  # fmt: skip
+    return said.get(explanation.bound, _bound_by_cpu)(explanation, without_device, floor)
+
+
+def _bound_by_gpu(explanation: Explanation, _without_device: str, floor: str) -> str:
+    told = queue_wait(explanation) or _beside_communication(explanation) or _beside_cpu(explanation)
+    return f"GPU-bound; {told + ', and ' if told else ''}{floor}."
+
+
+def _bound_by_transfers(explanation: Explanation, _without_device: str, floor: str) -> str:
+    share = percent(explanation.group_share(explanation.bound))
+    what = f"Bound by {explanation.bound}, {share} of the critical path"
+    if explanation.bound == "communication":
+        what = _by_communication(explanation)
+    return f"{what}; {floor}."
+
+
+def _in_turns(explanation: Explanation, without_device: str, _floor: str) -> str:
+    without_cpu = _predicted(explanation.without_cpu)
+    return (
+        f"CPU and device take turns: with no CPU cost at all the step would take {without_cpu}, with an "
+        f"infinitely fast device {without_device}, and now it takes {time_text(explanation.replayed_ns)}"
+        f"{_waiting(explanation)}."
+    )
+
+
+def _by_both(explanation: Explanation, without_device: str, _floor: str) -> str:
+    without_cpu = _predicted(explanation.without_cpu)
+    return (
+        f"Bound by CPU and device alike: without any CPU cost the step would take {without_cpu}, with an "
+        f"infinitely fast device {without_device}, and now it takes {time_text(explanation.replayed_ns)}; "
+        f"the critical path runs {percent(explanation.group_share('CPU'))} on the CPU."
+    )
 
 
 def _by_communication(explanation: Explanation) -> str:
@@ -111,8 +132,8 @@ def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> 
     step = time_text(explanation.replayed_ns)
     infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
     busy = f"the device is busy {percent(explanation.busy_share or 0)} of the time"
-    if explanation.group_share("CPU") < HALF:
-        return f"CPU-bound, with a device that is nearly as slow: {infinite}; {floor}."
+    if explanation.group_share("CPU") < HALF:  # on the critical path the device has taken over in part
+        return f"CPU-bound, and the device waits for it again and again: {infinite}; {floor}."
     mine = [each for each in explanation.causes if each.group == "CPU"]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
     said = [f"{each.cause} is {percent(each.share)}" for each in mine]
@@ -129,6 +150,17 @@ def _beside_communication(explanation: Explanation) -> str:
     return (
         f"communication is {percent(share)} of the critical path, but beside it runs work that would "
         f"still take {_predicted(without)}"
+    )
+
+
+def _beside_cpu(explanation: Explanation) -> str:
+    """Return that the device has work beside the CPU that is most of the critical path."""
+    share = explanation.group_share("CPU")
+    if share < HALF:
+        return ""
+    return (
+        f"the critical path runs {percent(share)} on the CPU, but beside it the device has work that takes "
+        "nearly as long"
     )
 
 

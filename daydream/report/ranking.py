@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
 from daydream.ranking import NEEDS
 from daydream.report.layout import (
     MARGIN,
@@ -31,6 +32,11 @@ MOST_REASONS = 6
 REASON_WIDTH = 110
 SPARE = ("at 75%", "at 25%")  # points of the curves that a narrow terminal does without
 OTHER_WORK = "the step then computes something else (another batch, layers, algorithm)"
+WORDS = {
+    TURNS: "CPU and GPU in turns",
+    BOTH: "CPU- and GPU-bound",
+    UNRECORDED: "unknown: most was not recorded",
+}
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 
@@ -178,9 +184,9 @@ def _left_out(ranking: Ranking) -> list[Block]:
 
 
 def bound_text(bound: str, share: float) -> str:
-    """Return what a step is bound by, and its share of the step."""
-    word = f"{bound}-bound" if bound in {"GPU", "CPU"} else bound
-    return f"{word} ({share:.0%})"
+    """Return what a step is bound by, and its share of the step if it is known."""
+    word = f"{bound}-bound" if bound in {"GPU", "CPU"} else WORDS.get(bound, bound)
+    return f"{word} ({share:.0%})" if share else word
 
 
 def _knee(curve: Curve) -> str:
