@@ -8,6 +8,7 @@ from daydream.transforms import stages
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"autocast"})  # the same change, by shapes and with its casts
+CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
 ALREADY_TENSOR_CORES = r"tf32|s1688|s884|h884|s16816|h16816|bf16|half|fp16"
 

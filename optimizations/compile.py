@@ -15,6 +15,7 @@ from daydream.costs.fusion import fused_chain_ns
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
+CODE = "model = torch.compile(model)"
 
 FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "copy")
 # Kernels whose work is not known, as the trace has no shapes.

@@ -16,6 +16,7 @@ from daydream.costs.resize import growth_of
 from daydream.transforms import stages
 
 STAGE = stages.WORK
+CODE = "tokenizer(texts, truncation=True, max_length=512)"
 
 
 def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -> None:

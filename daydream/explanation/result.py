@@ -124,8 +124,10 @@ class Explanation:
                     "count_per_step": each.count,
                     "cost_ns": each.cost_ns,
                     **_selected(each),
-                    "saving_ns": each.saving_ns if each.best is not None else None,
+                    "saving_ns": None if (each.best or each.limit) is None else each.saving_ns,
+                    "code": None if each.best is None else each.best.code,
                     "whatifs": [answer.to_json() for answer in each.answers],
+                    "without_ns": None if each.limit is None else each.limit.predicted_ns,
                 }
                 for each in self.avoidable
             ],
