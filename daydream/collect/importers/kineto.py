@@ -268,7 +268,7 @@ class _Importer:
         columns = {"start_ns": start, "duration_ns": narrow(duration[order])}
         for name in sorted(growing.columns):
             columns[name] = growing.take(name)[order]
-        if self.lines.texts:
+        if self.lines.texts and "tid" in columns:  # else no row is on a thread
             host = np.isin(columns["kind"], [KINDS.index(kind) for kind in CALLED])
             columns["stack"] = np.where(host, self.lines.of(start, columns["tid"]), UNKNOWN)
         return columns
