@@ -64,6 +64,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96},
     epilog="Exit codes: 0 done, 1 bad input or no answer, 2 usage, 130 interrupted.",
 )
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an internal error.")
 @click.version_option(__version__, message="daydream %(version)s")
 def daydream() -> None:
     """Ask a profiler trace what an optimization would give, without a GPU.

@@ -18,6 +18,7 @@ from daydream.collect.recording import Recording
 from daydream.engines import Engine, engine_of, map_on
 from daydream.errors import TraceError
 from daydream.trace import FIELDS, UNKNOWN, Trace
+from daydream.trace_file import check_whole
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
@@ -78,7 +79,9 @@ def import_trace(
     else:
         moved = [_moved(recording, origin) for recording in recordings]
         traces = map_on(engine, _deriving, (step_marker, steps), moved, batch=1)
-    return traces[0] if len(traces) == 1 else join_ranks(traces)
+    trace = traces[0] if len(traces) == 1 else join_ranks(traces)
+    check_whole(trace, str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
+    return trace
 
 
 def _moved(recording: Recording, origin: int) -> Recording:
