@@ -30,11 +30,12 @@ LONGEST = 200  # bytes of a name that are used: with what is added, a name must 
 def own_folder(purpose: str, parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Make a folder that only we may enter, and remove it with all it holds at the end of the block.
 
-    It lies in `parent`, by default where temporary files do. Folders of the same purpose there whose
-    owner is gone are removed first. Raises `OSError` if it cannot be made.
+    It lies, hidden, in `parent`, by default where temporary files do. Folders of the same purpose there
+    whose owner is gone are removed first. Raises `OSError` if it cannot be made.
     """
     above = Path(tempfile.gettempdir() if parent is None else parent)
-    begin = f".{os.fsdecode(os.fsencode(purpose)[:LONGEST])}."
+    hidden = "" if parent is None else "."
+    begin = f"{hidden}{os.fsdecode(os.fsencode(purpose)[:LONGEST])}."
     _remove_abandoned(above, begin)
     folder, lock = _locked_folder(above, begin)
     try:
