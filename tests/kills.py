@@ -14,13 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # pytest has this folder on its path
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # pytest has this folder on its path
 
+from killed.forked_commands import load
+from killed.killing import kill_many
+from killed.racing import race
 from machine.programs import PROGRAMS
-
-from kills.killing import kill_many
-from kills.processes import load
-from kills.racing import race
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kills.processes import end, names, start
+from killed.forked_commands import end, names, start
 
 WRITERS = 3
 REFUSED = 1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kills.processes import end, is_over, kill_group, names, start
+from killed.forked_commands import end, is_over, kill_group, names, start
 
 TRAINS_S = 4.0  # nearly all of it the import of torch
 
