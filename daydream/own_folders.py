@@ -30,18 +30,23 @@ LONGEST = 200  # bytes of a name that are used: with what is added, a name must 
 def own_folder(purpose: str, parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Make a folder that only we may enter, and remove it with all it holds at the end of the block.
 
-    It lies in `parent`, by default where temporary files do. Folders of the same purpose there whose
-    owner is gone are removed first. Raises `OSError` if it cannot be made.
+    It lies, hidden, in `parent`, by default where temporary files do. Folders of the same purpose there
+    whose owner is gone are removed first. Raises `OSError` if it cannot be made.
     """
-    above = Path(tempfile.gettempdir() if parent is None else parent)
-    begin = f".{os.fsdecode(os.fsencode(purpose)[:LONGEST])}."
-    _remove_abandoned(above, begin)
+    remove_abandoned(purpose, parent)
+    above, begin = _where(purpose, parent)
     folder, lock = _locked_folder(above, begin)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _where(purpose: str, parent: str | os.PathLike[str] | None) -> tuple[Path, str]:
+    """Return what the folders lie in, and how their names begin: beside a user's files they are hidden."""
+    named = os.fsdecode(os.fsencode(purpose)[:LONGEST]) + "."
+    return (Path(tempfile.gettempdir()), named) if parent is None else (Path(parent), "." + named)
 
 
 def _locked_folder(above: Path, begin: str) -> tuple[Path, int]:
@@ -63,9 +68,11 @@ def _locked_folder(above: Path, begin: str) -> tuple[Path, int]:
         os.close(lock)  # it was removed before we held the lock
 
 
-def _remove_abandoned(above: Path, begin: str) -> None:
+def remove_abandoned(purpose: str, parent: str | os.PathLike[str] | None = None) -> None:
+    """Remove the folders of this purpose whose owner is gone."""
     if fcntl is None:
         return
+    above, begin = _where(purpose, parent)
     with contextlib.suppress(OSError), os.scandir(above) as entries:
         for entry in entries:
             named = entry.name.startswith(begin) and entry.name.endswith(SUFFIX)

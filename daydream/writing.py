@@ -51,6 +51,10 @@ def refuse_to_replace(target: Path, *, force: bool) -> None:
     if not target.is_file():
         raise OutputError(f"cannot write {target}: it is not a regular file. Choose another name.")
     if not force:
+        from daydream.own_folders import remove_abandoned
+
+        place = Path(os.path.realpath(target))
+        remove_abandoned(place.name, place.parent)  # of one that was killed with the file in its place
         raise _taken(target)
 
 

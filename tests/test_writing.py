@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -145,25 +146,20 @@ def test_a_folder_that_cannot_take_a_file_is_noticed_before_the_work(tmp_path):
 
 
 def killed_while_writing(target):
-    """Fork a process that is killed while it writes; return when it is gone."""
-    child = os.fork()
-    if child == 0:
-        try:
-
-            def write(temporary):
-                Path(temporary).write_text("half")
-                os.kill(os.getpid(), 9)
-
-            write_whole(target, write)
-        finally:
-            os._exit(1)
-    os.waitpid(child, 0)
+    """Run a process that is killed while it writes."""
+    code = (
+        "import os, pathlib, sys\n"
+        "from daydream.writing import write_whole\n"
+        "def write(temporary):\n"
+        "    pathlib.Path(temporary).write_text('half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "write_whole(sys.argv[1], write)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(target)], check=False, timeout=60)
+    assert done.returncode == -9
 
 
-forks = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "win32", reason="forks")
-
-
-@forks
+@posix
 def test_the_next_run_of_the_same_output_removes_what_a_killed_one_left(tmp_path):
     for name in ("out", "other"):
         killed_while_writing(tmp_path / name)
@@ -173,6 +169,16 @@ def test_the_next_run_of_the_same_output_removes_what_a_killed_one_left(tmp_path
 
     assert names(tmp_path)[1:] == ["out"]
     assert names(tmp_path)[0].startswith(".other.")
+
+
+@posix
+def test_so_does_one_that_is_refused(tmp_path):
+    killed_while_writing(tmp_path / "out")
+    (tmp_path / "out").write_text("whole")
+
+    with pytest.raises(OutputError, match="exists already"):
+        write_whole(tmp_path / "out", text("another"))
+    assert names(tmp_path) == ["out"]
 
 
 @posix
