@@ -16,7 +16,6 @@ import numpy as np
 
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.numbering import distinct
-from daydream.trace import PHASES
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -57,7 +56,7 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
     if "hand_offs" not in graph._of_trace:
         trace = graph.trace
         parent = np.array(trace["parent"], np.int64)
-        backward = PHASES.index("backward")
+        backward = [*trace.text("phase"), "backward"].index("backward")
         host = trace.is_kind("operator", "annotation", "runtime")
         ranges = np.flatnonzero(trace.is_kind("annotation"))
         ranks, tids, starts = (np.asarray(trace[name], np.int64) for name in ("rank", "tid", "start_ns"))
