@@ -18,6 +18,7 @@ from daydream.graph.groups import Groups
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
+CODE = "model = torch.compile(model)"
 
 FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "copy")
 # Kernels whose work is not known, as the trace has no shapes.

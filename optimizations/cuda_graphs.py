@@ -12,6 +12,7 @@ from daydream.transforms import stages
 from daydream.wording import counted
 
 STAGE = stages.LAUNCH
+CODE = "with torch.cuda.graph(torch.cuda.CUDAGraph()): train_step(static_batch)"
 
 OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"  # inputs and results are copied outside of a graph
 CALL = "cudaGraphLaunch"

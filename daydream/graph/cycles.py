@@ -22,6 +22,7 @@ REASONS = {
     Cause.HANDOFF: "on a thread that it wakes",
     Cause.COMMUNICATION: "which communicates with it",
     Cause.GRAPH: "a node behind it",
+    Cause.LOCK: "which needs the driver's lock",
     Cause.USER: "by an edge that was put in",
 }
 

@@ -240,6 +240,15 @@ class Selection(Shown):
         self.graph.edits += 1
         return self
 
+    def doubt(self, error: float | np.ndarray) -> Selection:
+        """Say how far the times given to the tasks may be off: a part of them, at 90 %, one or one for each.
+
+        For models that know their own errors. It widens the range of the prediction where it is more than
+        what such models were found to have (`uncertainty.MODEL_ERROR`).
+        """
+        self.graph.doubted.append((self.ids, np.broadcast_to(np.asarray(error, np.float64), self.ids.shape)))
+        return self
+
     def set(self, **columns: Any) -> Selection:
         """Give the tasks new values, one for all or one for each.
 

@@ -18,8 +18,10 @@ from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.queue import usual_costs
 from daydream.wording import counted
 
-DEVICE_SYNC = re.compile(r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize")
-STREAM_SYNC = re.compile(r"^(cuda|cu|hip)StreamSynchronize")
+DEVICE_SYNC = re.compile(
+    r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize|^aclrtSynchronizeDevice"
+)
+STREAM_SYNC = re.compile(r"^(cuda|cu|hip|aclrt)StreamSynchronize|^aclrtSynchronizeStream|^synchronizeStream$")
 EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize")
 # Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
 MAY_SYNC = re.compile(
