@@ -59,6 +59,8 @@ SORTS = (
     Sort("unknown", re.compile(r""), 0.7, 0.35),
 )
 FEW_BLOCKS, FEW_BLOCKS_DOUBT = 0.9, 0.15  # a grid that leaves units idle waits for memory's latency
+# A step of a recurrent layer multiplies few rows by all weights: their bytes halve, and latency stays.
+FEW_ROWS, FEW_ROWS_DOUBT = 0.4, 0.45
 DOUBT_OF_PRODUCTS = 0.3  # CUDA cores to tensor cores: shares of peak differ so much with size and shape
 DOUBT_ON_TENSOR_CORES = 0.15  # TF32 to 16 bits: the same units, twice as fast
 DOUBT_OF_CONVOLUTIONS = 0.45  # the library may choose another algorithm, with other layout changes
@@ -105,6 +107,9 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
     times, doubt = _streaming(graph, kernels, device)
     new[stream], model[stream] = times[stream], "bytes"
     doubt[matrix] = _doubt_of_products(graph, kernels)[matrix]
+    few = matrix & (work(graph, kernels).family == "recurrent") & _leaves_units_idle(graph, kernels, device)
+    floor = np.minimum(floor_ns(graph), old)
+    new[few], doubt[few] = np.maximum(new, floor + FEW_ROWS * (old - floor))[few], FEW_ROWS_DOUBT
     if attention.any() and "float32_matrix" not in device.tflops:  # AMD's has no kernels of its own for this
         times, share = _attention(graph, kernels, device)
         new[attention], model[attention], doubt[attention] = times[attention], "attention", share
@@ -120,10 +125,15 @@ def _streaming(graph: Graph, kernels: Selection, device: Device) -> tuple[np.nda
     for sort in reversed(SORTS):
         mine = names_fit(kernels.name, sort.kernels.search)
         keeps[mine], doubt[mine] = sort.keeps, sort.doubt
-    blocks = grid_blocks(graph, kernels)
-    few = (blocks > 0) & (blocks < units_of(graph, device)) & (keeps < FEW_BLOCKS)
+    few = _leaves_units_idle(graph, kernels, device) & (keeps < FEW_BLOCKS)
     keeps[few], doubt[few] = FEW_BLOCKS, FEW_BLOCKS_DOUBT
     return floor + keeps * (old - floor), doubt
+
+
+def _leaves_units_idle(graph: Graph, kernels: Selection, device: Device) -> np.ndarray:
+    blocks = grid_blocks(graph, kernels)
+    found: np.ndarray = (blocks > 0) & (blocks < units_of(graph, device))
+    return found
 
 
 def _attention(graph: Graph, kernels: Selection, device: Device) -> tuple[np.ndarray, float]:
