@@ -11,6 +11,7 @@ from work_traces import Call, Kernel, graph_of
 from daydream.costs import find_device
 from daydream.costs.half_times import (
     FEW_BLOCKS,
+    FEW_ROWS_DOUBT,
     FIXED_OF_ATTENTION,
     FLASH_1,
     FLASH_2,
@@ -160,3 +161,22 @@ def test_no_kernel_is_slower_in_16_bits_nor_faster_than_its_bytes_and_flop_allow
     assert new >= min(least, duration_ns) - 1
     assert new >= min(FLOOR, duration_ns) / 2
     assert 0 < doubt < 1
+
+
+def test_arithmetic_that_a_gpu_counted_stays():
+    #  19,500 FLOP/ns on vector units of an A100: 90 % of the kernel's time is arithmetic in 32 bits
+    name = "void at::native::vectorized_elementwise_kernel<4, erfinv>"
+    graph = graph_with(Kernel(name, 102_000, grid="4096,1,1"))
+    graph.trace.metadata["counters"] = [{"name": name, "flop": 19_500 * 90_000, "bytes": 8_000_000}]
+    assert in_half(graph, name)[0] == FLOOR + 90_000
+
+
+def test_steps_of_recurrent_layers_that_leave_units_idle_keep_their_latency():
+    weights = [[[4096, 1024], [4096, 1024], [4096], [4096]]]
+    shapes = [[48, 64, 1024], *weights, [], [], [], []]
+    for grid, few in (("32,1,1", True), ("768,1,1", False)):
+        kernels = [Kernel("ampere_sgemm_32x128_tn", 1_002_000, grid=grid)]
+        graph = graph_with(*kernels, op="aten::_cudnn_rnn", shapes=shapes)
+        new, doubt = in_half(graph, "sgemm")
+        assert (new == FLOOR + 400_000) == few
+        assert doubt == FEW_ROWS_DOUBT
