@@ -17,6 +17,7 @@ __all__ = ["amp", "apply"]
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"autocast"})  # the same change
+CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
 
 def amp(

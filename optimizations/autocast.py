@@ -25,6 +25,7 @@ from daydream.transforms import stages
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"amp", "tf32"})
+CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
 
 def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16", casts: bool = True) -> None:

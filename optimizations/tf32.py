@@ -24,6 +24,7 @@ from daydream.transforms import stages
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"amp", "autocast", "fp8"})  # they take the same kernels to 16 or 8 bits
+CODE = 'torch.set_float32_matmul_precision("high")'
 
 AMD = ("MI", "Radeon")
 

@@ -146,6 +146,12 @@ class Selection(Shown):
 
         return waiting(self)
 
+    def waited_for(self) -> Selection:
+        """Return the points of the program that these calls wait for: records of events, or the calls."""
+        table = self.graph.syncs
+        points = np.unique(table["point"][np.isin(table["task"], self.ids)])
+        return self.of(points[self.graph.alive[points]], f"what {self.words} wait for")
+
     def group_by(
         self, *columns: str, within: str | None = None, block: str | Sequence[str] | None = None
     ) -> Groups:
