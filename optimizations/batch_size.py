@@ -18,6 +18,7 @@ from daydream.costs.resize import growth_of
 from daydream.transforms import stages
 
 STAGE = stages.WORK
+CODE = "DataLoader(dataset, batch_size=64)"
 
 
 def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> None:

@@ -17,6 +17,7 @@ from daydream.wording import counted
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"ddp", "p3", "blueconnect"})
+CODE = "DistributedDataParallel(model, bucket_cap_mb=100)"
 
 NODE = r"evaluate_function: (torch::autograd::)?AccumulateGrad$"  # DDP's hook runs inside
 

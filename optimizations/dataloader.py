@@ -11,6 +11,7 @@ from daydream.transforms import stages
 from daydream.wording import counted
 
 STAGE = stages.INPUT
+CODE = "DataLoader(dataset, num_workers=4, persistent_workers=True)"
 
 WORKER_LOADER = r"_MultiProcessingDataLoaderIter|MultiProcessing"
 POOL = "loader workers"

@@ -20,6 +20,7 @@ from daydream.graph.selection import Selection
 from daydream.transforms import stages
 
 STAGE = stages.WORK
+CODE = "tokenizer(texts, truncation=True, max_length=512)"
 
 
 def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -> None:
