@@ -11,7 +11,7 @@ import numpy as np
 from daydream import Graph, GraphError
 from daydream.costs import bound, device_of, retime, work
 from daydream.costs.precision import tasks_in_matrix_units
-from daydream.costs.roofline import is_tf32_kernel
+from daydream.costs.roofline import runs_in_tf32
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
@@ -25,7 +25,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     """Predict float32 products and convolutions rounded to TF32 (`set_float32_matmul_precision("high")`).
 
     Matrix kernels of float32 that do not run in TF32 yet and that are bound by arithmetic move to the
-    tensor cores: they keep 0.63 of the share of the peak that each reaches today (docs/costs.md), of a
+    tensor cores: they keep 0.7 of the share of the peak that each reaches today (docs/costs.md), of a
     higher peak, until memory bounds them. What is bound by memory or by its launch stays: TF32
     moves as many bytes. Kernels whose shapes are not recorded gain `unknown_speedup`, no more than the
     ratio of the peaks: the factor of Daydream (section 5.1) for tensor cores.
@@ -49,7 +49,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
         )
     matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
     wide = matrix.where(dtype="float32").need("float32 matrix products or convolutions")
-    exact = wide - wide.where(lambda tasks: is_tf32_kernel(tasks.name))
+    exact = wide.where(lambda tasks: ~runs_in_tf32(graph, tasks))
     exact.need("float32 matrix kernels outside of TF32: all run in TF32 already")
     products = exact.where(
         lambda tasks: np.isin(bound(graph, tasks).kind.astype(str), ("compute", "unknown"))

@@ -163,8 +163,8 @@ def _whatif(
     from daydream.cli.results import print_code, print_json, print_next, print_screen
     from daydream.report.terminal import whatif_json, whatif_text
 
-    check_timeline(output, force=force, trace=trace)
-    check_html(html, force=force, trace=trace)
+    check_timeline(output, force=force)
+    check_html(html, force=force)
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")

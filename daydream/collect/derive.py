@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.device_work import fill_collectives, fill_grids, fill_types
+from daydream.collect.first_iterations import first_iterations
 from daydream.collect.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.nesting import link_launches, nearest, nest
 from daydream.collect.phases import find_phases
 from daydream.collect.recording import Recording, narrow
 from daydream.collect.steps import Ranges, assign_steps, find_steps, finish_ranges, measure_steps
 from daydream.trace import DEVICE_KINDS, FIELDS, PHASES, UNKNOWN, Trace
+from daydream.valid import clear_nonsense
 from daydream.wording import counted
 
 
@@ -31,6 +33,7 @@ def derive(
     `step_marker` matches nothing.
     """
     _put_in_order(recording)
+    clear_nonsense(recording.columns, recording.texts)
     finish_ranges(recording)
     nesting = nest(recording)
     if crossings := nesting.crossings:
@@ -48,7 +51,10 @@ def derive(
 
     found, recording.metadata["step_source"] = ranges or find_steps(recording, step_marker, steps)
     step, found = assign_steps(recording, found, launch)
-    recording.metadata["steps"] = measure_steps(recording, found, step, launch)
+    steps_found = measure_steps(recording, found, step, launch)
+    for number, reason in first_iterations(recording, step, nesting.parent, steps_found).items():
+        steps_found[number].update(covered=False, why_not=reason)
+    recording.metadata["steps"] = steps_found
 
     forward_of = link_forward(recording)
     phase = find_phases(recording, nesting.parent, step, forward_of)

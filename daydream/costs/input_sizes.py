@@ -77,6 +77,18 @@ def recorded_length(graph: Graph) -> int | None:
     return _most(sure or perhaps, "sequence length")
 
 
+def only_grids_tell(graph: Graph) -> bool:
+    """Tell whether no shapes were recorded, but kernels of training, whose grids then tell how work grows.
+
+    Of inference they do not: a product may take as long as reading its weights takes, whatever the rows.
+    """
+    shapes = graph.trace is not None and bool(calls_of(graph.trace).amounts)
+    training = (
+        len(graph.select(phase=("backward", "optimizer"))) > 0
+    )  # not every trace tells the two passes apart
+    return not shapes and training and len(graph.select(kind="kernel")) > 0
+
+
 def is_feature_size(graph: Graph, size: int) -> bool:
     """Tell whether a size is also that of features or of a head, so that shapes do not tell which is meant.
 

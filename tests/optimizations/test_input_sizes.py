@@ -7,11 +7,13 @@ from math import isnan, prod
 import pytest
 from daydream.optimizations.batch_size import batch_size
 from daydream.optimizations.sequence_length import sequence_length
+from graph.small_traces import launched, trace
 from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.input_sizes import is_feature_size, recorded_batch, recorded_length
 from daydream.costs.resize import growth_of
+from daydream.graph.build import build
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 
@@ -295,3 +297,80 @@ def test_training_most_of_whose_time_has_no_shapes_is_a_bound():
     graph = decoding(with_shapes=100_000, without=300_000, training=True)
     batch_size(graph, factor=2)
     assert "No shapes tell how 75% of the work would grow" in graph.facts.notes[0]
+
+
+# Work that only grids tell of
+
+ELEMENTS = 512  # a block of torch's vectorized kernels works on so many elements
+VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>(int, T2, T3)"
+
+
+def grids_of_a_step(length: int = 64, heads: int = 6, width: int = 80) -> Graph:
+    """A layer of attention and its update, with grids and without shapes: a batch of 2."""
+    tokens = 2 * length
+    scores = f"{heads * length * length // ELEMENTS},1,1"
+    listed = [
+        ("sgemm_128x64_tn", f"{-(-width // 128)},{-(-tokens // 64)},1", "forward"),
+        ("sgemm_64x64_tn", f"{-(-length // 64)},{-(-length // 64)},{heads}", "forward"),
+        (VECTORIZED.format("MulFunctor"), scores, "forward"),
+        ("void cunn_SoftMaxForward<4, float>", f"{heads * length},1,1", "forward"),
+        ("sgemm_32x32_nn", f"2,{length // 32},{heads}", "forward"),
+        (VECTORIZED.format("gelu"), f"{tokens * width // ELEMENTS},1,1", "forward"),
+        ("sgemm_128x64_nt", "1,2,1", "backward"),
+        (VECTORIZED.format("transposed copy"), "125,1,1", "backward"),  # as large as the parameters
+        (VECTORIZED.format("update"), "125,1,1", "optimizer"),
+    ]
+    rows = []
+    for number, (name, grid, phase) in enumerate(listed, 1):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase=phase)
+    return build(trace(rows, steps=(0.0, 1000.0)))
+
+
+def grown(graph: Graph) -> list[float]:
+    """Return by how much the time above the fixed cost of 5 us grew."""
+    return [round(float(ns - 5_000) / 75_000, 2) for ns in graph.select(kind="kernel").duration_ns]
+
+
+def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():
+    graph = grids_of_a_step()
+    sequence_length(graph, length=128)
+    #       product, scores: product, scale, softmax, product; activation, gradient; parameters twice
+    assert grown(graph) == [2, 4, 4, 4, 4, 2, 2, 1, 1]
+    assert any("from 64 to 128 tokens" in note for note in graph.facts.notes)
+
+
+def test_another_batch_leaves_the_sides_of_scores_alone():
+    graph = grids_of_a_step()
+    batch_size(graph, factor=2)
+    assert grown(graph) == [2, 2, 2, 2, 2, 2, 2, 1, 1]
+
+
+def test_grids_without_scores_do_not_tell_a_length():
+    graph = grids_of_a_step()
+    graph.select(name="SoftMax|64x64").remove()
+    with pytest.raises(NotApplicableError, match="--recorded"):
+        sequence_length(graph, length=128)
+    sequence_length(graph, length=128, recorded=64)
+    assert max(grown(graph)) == 2
+
+
+def test_a_sum_that_is_split_is_no_batch_of_products():
+    # Three parts of one sum, and as many elements behind them as three heads would have scores.
+    rows = []
+    split = [
+        ("sgemm_64x64_tn", "12,4,3"),
+        ("splitKreduce_kernel", "24,16,1"),
+        ("reduce_kernel<512>", "8,1,1"),
+    ]
+    split += [
+        (VECTORIZED.format("add"), "384,1,1"),
+        ("sgemm_64x64_tn", "12,4,3"),
+        ("splitKreduce_kernel", "24,16,1"),
+    ]
+    for number, (name, grid) in enumerate(split, 1):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase="forward")
+    rows += launched("update", 900.0, 910, 990, 99, phase="optimizer")
+    with pytest.raises(NotApplicableError, match="--recorded"):
+        sequence_length(build(trace(rows, steps=(0.0, 1000.0))), length=128)

@@ -19,6 +19,7 @@ from daydream.collect.recording import Recording
 from daydream.engines import Engine, engine_of, map_on
 from daydream.errors import TraceError
 from daydream.trace import FIELDS, UNKNOWN, Trace
+from daydream.trace_file import check_whole
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
@@ -50,7 +51,7 @@ def import_trace(
     side, see `daydream.engines`; its workers have to see them. Raises `TraceError` if a file is not
     a usable trace.
     """
-    files = _files(sources)
+    files = trace_files(sources)
     formats = [format_of(path) for path in files]
     if "parquet" in formats:
         if len(files) > 1:
@@ -80,7 +81,9 @@ def import_trace(
     else:
         moved = [_moved(recording, origin) for recording in recordings]
         traces = map_on(engine, _deriving, (step_marker, steps), moved, batch=1)
-    return traces[0] if len(traces) == 1 else join_ranks(traces)
+    trace = traces[0] if len(traces) == 1 else join_ranks(traces)
+    check_whole(trace, str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
+    return trace
 
 
 def _moved(recording: Recording, origin: int) -> Recording:
@@ -123,7 +126,8 @@ def format_of(path: Path) -> str:
     return "nsys" if head == SQLITE_MAGIC else "kineto"
 
 
-def _files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+def trace_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the files that are read of these files and folders. Raises `TraceError` for a folder of none."""
     files: list[Path] = []
     for source in sources:
         path = Path(source)

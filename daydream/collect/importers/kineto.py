@@ -298,7 +298,7 @@ class _Importer:
             columns["correlation"] = launch_with_neighbours(columns["correlation"], call, work)
         if "correlation" in columns:
             columns["correlation"] = small_ids(columns["correlation"])
-        if self.lines.texts:
+        if self.lines.texts and "tid" in columns:  # else no row is on a thread
             called = _is_kind(columns, CALLED)
             columns["stack"] = np.where(called, self.lines.of(start, columns["tid"]), UNKNOWN)
         return columns

@@ -115,7 +115,8 @@ def fill_heads(draft: Draft) -> None:
     graph.add(
         len(first), lane=columns["lane"][first], kind=KINDS.index("kernel"),
         name=graph.code("name", UNTRACED_HEAD),
-        phase=columns["phase"][first], order=columns["order"][first] - 1, release_ns=begun,
+        phase=columns["phase"][first], order=columns["order"][columns["launch"][first]] - 1,
+        release_ns=begun,
         duration_ns=duration, measured_start_ns=begun,
     )  # fmt: skip
     draft.extend(draft.start_ns[first])
