@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,31 +70,35 @@ class RecordedTime:
 
 
 def recorded_time(trace: Trace) -> RecordedTime | None:
-    """Return how much of a recording its steps are; of several ranks, of the one covered least.
+    """Return how much of a recording its steps are: the mean of its ranks, and stretches of the worst one.
 
-    None where there are no rows or no steps.
+    None where there are no rows or no steps with times.
     """
     steps: list[dict[str, Any]] = trace.metadata.get("steps", [])
     if not len(trace) or not steps:
         return None
     found = [_of_rank(trace, rank, steps) for rank in sorted({int(step.get("rank", 0)) for step in steps})]
     known = [each for each in found if each is not None]
-    return min(known, key=lambda each: each.covered) if known else None
+    if not known:
+        return None
+    return replace(
+        max(known, key=lambda each: each.outside), covered=float(np.mean([each.covered for each in known]))
+    )
 
 
 def _of_rank(trace: Trace, rank: int, steps: list[dict[str, Any]]) -> RecordedTime | None:
-    mine = [step for step in steps if int(step.get("rank", 0)) == rank]
+    mine = [step for step in steps if int(step.get("rank", 0)) == rank and "end_ns" in step]
     several = len({int(step.get("rank", 0)) for step in steps}) > 1
     start = np.asarray(trace["start_ns"], np.int64)
     rows = np.flatnonzero(np.asarray(trace["rank"]) == rank) if several else np.arange(len(trace))
-    if not len(rows):
+    if not len(rows) or not mine:
         return None
     end = start + np.asarray(trace["duration_ns"], np.int64)
     first, last = int(start[rows].min()), int(end[rows].max())
     whole = max(last - first, 1)
     covered = sum(int(step["measured_ns"]) for step in mine if step.get("covered"))
     taken = sorted(
-        (int(step["start_ns"]), max(int(step["completion_ns"]), int(step["end_ns"]))) for step in mine
+        (int(step["start_ns"]), max(int(step.get("completion_ns", 0)), int(step["end_ns"]))) for step in mine
     )
     stretches, at = [], first
     for begin, stop in [*taken, (last, last)]:
