@@ -21,6 +21,7 @@ BOUND_BY = {  # what stands on the chain of causes, in a word
     "launch latency": "CPU",
     "thread hand-off": "CPU",
     "synchronization": "CPU",
+    "driver's lock": "CPU",
 }
 UNMOVED = 0.002  # of the step: less is shown as 1.00x
 WORDS = {"GPU": "the GPU", "CPU": "the CPU"}

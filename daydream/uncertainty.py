@@ -11,7 +11,8 @@ independent, so the range is the root of the sum of their squares:
   longer than those (a queue that fills) is no miss.
 - *model*: the change is simulated once more with all that it touches longer by the error that
   predictions of this sort of time were found to have (`MODEL_ERROR`): what stays hidden behind other
-  work does not count.
+  work does not count. A model that says itself how far its times may be off (`Selection.doubt`) widens
+  this where that is more.
 - *unknown*: delays without a known cause, device work that was not recorded, and stream waits that could
   not be resolved. What they do after the change is not known; at most they eat up what it
   moves.
@@ -176,7 +177,7 @@ def variation(kinds: Sequence[Sequence[int]]) -> float:
 
 def model_ns(touched: Touched, errors: Mapping[str, float] = MODEL_ERROR) -> float:
     """Return the half-width that the models' errors make where nothing hides them."""
-    return hypot(*(errors[sort] * ns for sort, ns in touched.by_sort().items()))
+    return hypot(*touched.errors_ns(errors))
 
 
 def unknown_ns(

@@ -15,6 +15,7 @@ from daydream.collect.phases import find_phases
 from daydream.collect.recording import Recording, narrow
 from daydream.collect.steps import Ranges, assign_steps, find_steps, finish_ranges, measure_steps
 from daydream.trace import DEVICE_KINDS, FIELDS, PHASES, UNKNOWN, Trace
+from daydream.valid import clear_nonsense
 from daydream.wording import counted
 
 
@@ -33,6 +34,7 @@ def derive(
     `step_marker` matches nothing.
     """
     _put_in_order(recording)
+    clear_nonsense(recording.columns, recording.texts)
     finish_ranges(recording)
     nesting = nest(recording)
     if crossings := nesting.crossings:
