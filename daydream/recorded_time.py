@@ -96,7 +96,7 @@ def _of_rank(trace: Trace, rank: int, steps: list[dict[str, Any]]) -> RecordedTi
     end = start + np.asarray(trace["duration_ns"], np.int64)
     first, last = int(start[rows].min()), int(end[rows].max())
     whole = max(last - first, 1)
-    covered = sum(int(step["measured_ns"]) for step in mine if step.get("covered"))
+    covered = sum(int(step.get("measured_ns") or 0) for step in mine if step.get("covered"))
     taken = sorted(
         (int(step["start_ns"]), max(int(step.get("completion_ns", 0)), int(step["end_ns"]))) for step in mine
     )
