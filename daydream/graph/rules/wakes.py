@@ -193,7 +193,12 @@ def _is_steady(points: Points, found: Found, pauses_ns: np.ndarray) -> bool:
         return False
     reach = max(WAKE_NS, float(found.delay_ns.max()))
     rare = found.alike * reach <= CHANCE * (points.time[-1] - points.time[0])
-    return bool(rare and _spread(found.delay_ns) < STEADY * _spread(pauses_ns[found.place >= 0]))
+    return bool(rare and steadier(found.delay_ns, pauses_ns[found.place >= 0]))
+
+
+def steadier(distance_ns: np.ndarray, length_ns: np.ndarray) -> bool:
+    """Tell whether the distance to a cause varies far less than the length of the time that it ends."""
+    return _spread(distance_ns) < STEADY * _spread(length_ns)
 
 
 def _spread(values: np.ndarray) -> float:
