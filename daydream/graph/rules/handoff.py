@@ -27,6 +27,7 @@ ROUNDING_NS = 2_000  # recordings in whole microseconds overlap by this much
 INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time
 FILLED_SHARE = 0.5  # of that idle time that the worker must fill, in the median
 LEAST_BURSTS = 2
+LONG_NS = 50_000  # shorter pauses are a thread's own
 SWITCH_NS = 5_000_000  # a thread woken in Python may wait so long for its turn (sys.getswitchinterval)
 NO_EARLIER = 7  # program-order distance behind a task and its device work
 
@@ -72,6 +73,7 @@ def hand_over(draft: Draft) -> None:
         told &= bool(np.median(bursts[:, 1] - idle.begin[bursts[:, 0]]) <= SWITCH_NS)
         if known or told:
             _link(draft, idle, bursts, busy[worker])
+            _wake_rest(draft, idle_time(draft, caller), busy[worker])
             draft.linked_threads |= {caller, worker}
 
 
@@ -98,6 +100,24 @@ def tell_background(draft: Draft) -> None:
         for lane in mine:
             if lane not in front:
                 graph.lanes[lane] = replace(graph.lanes[lane], background=True)
+
+
+def _wake_rest(draft: Draft, idle: IdleTime, work: np.ndarray) -> None:
+    """Let a worker begin behind its caller also where this one goes on before the worker is done."""
+    graph = draft.graph
+    columns = graph.columns
+    idled = np.flatnonzero(columns["gap_ns"][work[:-1]] >= LONG_NS)
+    before, first = work[idled], work[idled + 1]
+    start = draft.start_ns[first]
+    stretch = np.searchsorted(idle.begin, start, side="right") - 1
+    at = np.maximum(stretch, 0)
+    late = start - idle.begin[at]
+    woken = (stretch >= 0) & (start < idle.end[at]) & (late <= SWITCH_NS)
+    woken &= idle.begin[at] >= draft.end_ns[before]  # the caller came there while the worker idled
+    before, first, at, late = before[woken], first[woken], at[woken], late[woken]
+    columns["gap_ns"][before] = 0
+    from_start = idle.in_range[at]
+    graph.link(idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF)
 
 
 def tasks_of(draft: Draft, lane: int) -> np.ndarray:
