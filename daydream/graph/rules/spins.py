@@ -17,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.graph.draft import Draft
-from daydream.graph.rules.handoff import NO_EARLIER
-from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN, steadier
+from daydream.graph.rules.handoff import NO_EARLIER, steadier
+from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN
 
 NEAR_NS = 100_000  # between the ends of what spins and of what it waits for: 25 to 70 us before (H800)
 
