@@ -22,13 +22,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.errors import OutputError, TraceError
+from daydream.errors import TraceError
 from daydream.shown import Shown
+from daydream.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,7 +180,7 @@ class Trace(Shown):
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the trace as parquet; the file appears whole or not at all.
 
-        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
+        Raises `OutputError` if the path cannot be written, exists and `force` is not given, or is no file.
         """
         from pyarrow.parquet import ParquetWriter
 
@@ -200,75 +200,12 @@ class Trace(Shown):
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Read a parquet trace. Needs neither pandas nor torch.
 
-        Raises `TraceError` if the file is missing, is not parquet, was not written by
-        daydream, or has a newer schema.
+        Raises `TraceError` if the file is missing, is not parquet, was not written by daydream,
+        has a newer schema, or breaks a promise of `daydream.valid` or `daydream.metadata`.
         """
-        import pyarrow as pa
-        from pyarrow.parquet import ParquetFile
+        from daydream.trace_file import read_trace
 
-        try:
-            with ParquetFile(path) as file:
-                metadata = _read_metadata(path, file.schema_arrow.metadata)
-                names = [name for name in file.schema_arrow.names if name in FIELDS]
-                table = file.read(names)
-        except FileNotFoundError:
-            raise TraceError(f"{path}: no such file") from None
-        except (OSError, pa.ArrowException) as error:
-            raise TraceError(f"{path} is not a readable parquet file ({_first_line(error)})") from None
-        columns: dict[str, np.ndarray] = {}
-        texts: dict[str, list[str]] = {}
-        for name in names:
-            field = FIELDS[name]
-            column = table.column(name)
-            if field.type == "text":
-                if not pa.types.is_dictionary(column.type):
-                    raise TraceError(f"{path}: column {name!r} should hold text, not {column.type}")
-                whole = column.unify_dictionaries().combine_chunks()
-                array = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-                texts[name] = array.dictionary.to_pylist()
-                columns[name] = _to_numpy(array.indices, UNKNOWN)
-            else:
-                if not pa.types.is_integer(column.type):
-                    raise TraceError(f"{path}: column {name!r} should hold integers, not {column.type}")
-                whole = column.combine_chunks()
-                array = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-                columns[name] = _to_numpy(array, field.null)
-        for name in ("kind", "name", "start_ns", "duration_ns"):
-            if name not in columns:
-                raise TraceError(f"{path} has no column {name!r}; it is not a daydream trace")
-        return cls(columns, texts, metadata)
-
-
-def write_whole(path: str | os.PathLike[str], write: Any, *, force: bool = False) -> None:
-    """Call `write(temporary name)` and rename the result to `path`, so no half file is ever left there."""
-    target = Path(path)
-    if target.exists() and not force:
-        raise OutputError(f"{target} exists already; choose another name or give --force")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        write(str(temporary))
-        temporary.replace(target)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else error.strerror or error
-        raise OutputError(f"cannot write {target}: {why}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _read_metadata(path: str | os.PathLike[str], raw: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    text = (raw or {}).get(METADATA_KEY)
-    if text is None:
-        raise TraceError(f"{path} is a parquet file, but daydream did not write it")
-    try:
-        metadata = json.loads(text)
-        version = metadata["schema_version"]
-    except (ValueError, KeyError, TypeError):
-        raise TraceError(f"{path}: its daydream metadata cannot be read") from None
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise TraceError(
-            f"{path} has schema {version}; this version reads up to {SCHEMA_VERSION}. Upgrade daydream."
-        )
-    return dict(metadata)
+        return read_trace(path)
 
 
 def _to_arrow(values: np.ndarray, null: int) -> pa.Array:
@@ -290,20 +227,3 @@ def _to_strings(texts: list[str]) -> pa.Array:
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
-
-
-def _to_numpy(array: pa.Array, null: int) -> np.ndarray:
-    """Return an Arrow integer array as numpy with nulls filled, without importing pandas."""
-    dtype = np.dtype(str(array.type))  # to_pandas_dtype() imports pandas in some versions of pyarrow
-    if len(array) == 0:
-        return np.empty(0, dtype)
-    bitmap, data = array.buffers()
-    values = np.frombuffer(data, dtype, count=len(array) + array.offset)[array.offset :].copy()
-    if array.null_count:
-        valid = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-        values[valid[array.offset : array.offset + len(array)] == 0] = null
-    return values
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,15 +1,14 @@
 """The command line: one file a command, loaded when it is typed.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 a
-`DaydreamError`, 2 usage, 130 interrupted. Nothing heavy is imported here, so that
-`daydream --help` costs no more than click.
+`DaydreamError`, 2 usage, 130 interrupted, 128 + the number of another signal that ended
+it. Nothing heavy is imported here, so that `daydream --help` costs no more than click.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -64,6 +63,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96},
     epilog="Exit codes: 0 done, 1 bad input or no answer, 2 usage, 130 interrupted.",
 )
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an internal error.")
 @click.version_option(__version__, message="daydream %(version)s")
 def daydream() -> None:
     """Ask a profiler trace what an optimization would give, without a GPU.
@@ -76,6 +76,7 @@ def daydream() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
-    from daydream.cli.failures import run
+    from daydream.cli.endings import run_to_its_end
+    from daydream.cli.failures import leave, run
 
-    sys.exit(run(daydream, args))
+    leave(run_to_its_end(lambda: run(daydream, args)))

@@ -1,7 +1,7 @@
 """What the command line says when it fails: what was found, what was needed, what to do, and no traceback.
 
-Only bad input is put into one line. An error that no input should cause is a bug and
-keeps its traceback.
+An error that no input should cause is a bug. It is one line, too, that asks for a report;
+`daydream --debug ...` or DAYDREAM_DEBUG=1 shows its traceback.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import itertools
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -56,12 +58,29 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         _say(f"{where}{error.strerror or error}")
         return FAILED
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is our mistake, and said as such
+        _tell_bug(error, debug=debugging(sys.argv[1:] if args is None else args))
+        return FAILED
     return code if isinstance(code, int) else 0
+
+
+def leave(code: int) -> NoReturn:
+    """Exit with a code, at once where a user's own file has left threads that would be waited for."""
+    mine = (threading.main_thread(), threading.current_thread())
+    if any(not thread.daemon and thread not in mine for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def message(text: str) -> str:
     """Return an error as it is printed: `error:` before the first line, the others indented below it."""
-    first, *others = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown error"]
+    from daydream.report.layout import printable
+
+    lines = [printable(line.strip()) for line in text.splitlines()]
+    first, *others = [line for line in lines if line] or ["unknown error"]
     return "\n".join([f"error: {first}", *(INDENT + line for line in others)])
 
 
@@ -94,6 +113,24 @@ def of_optimizations(ctx: click.Context, name: str) -> Iterator[None]:
 
 def _say(text: str) -> None:
     click.echo(message(text), err=True)
+
+
+def debugging(args: Sequence[str]) -> bool:
+    """Return whether tracebacks are wanted: DAYDREAM_DEBUG=1, or --debug before the command."""
+    before = itertools.takewhile(lambda word: word.startswith("-"), args)
+    return os.environ.get("DAYDREAM_DEBUG", "") not in ("", "0") or "--debug" in before
+
+
+def _tell_bug(error: Exception, *, debug: bool) -> None:
+    import traceback
+
+    if debug:
+        click.echo("".join(traceback.format_exception(error)), err=True)
+    package = str(Path(__file__).parent.parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(package)] or list(frames)
+    where = f"{Path(ours[-1].filename).relative_to(Path(package).parent)}:{ours[-1].lineno}" if ours else "?"
+    _say(f"internal error (please report): {type(error).__name__} at {where}; DAYDREAM_DEBUG=1 shows more")
 
 
 def _usage_message(error: click.ClickException, args: Sequence[str]) -> str:

@@ -63,6 +63,7 @@ class SourceLines:
         for name, start, duration, thread in times:
             kept = own_frame(name)
             if kept is not None and duration >= 0:
+                kept = kept.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be written
                 code = self._codes.setdefault(kept, len(self._codes))
                 self._frames.append((thread, start, -(start + duration), code))
 

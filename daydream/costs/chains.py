@@ -62,6 +62,8 @@ def find_chains(
         hidden |= np.isin(tasks.ids, unseen.ids)
     seen = np.flatnonzero(~hidden)
     place = _lane_and_step(tasks)[seen]
+    if not len(seen):
+        return Groups(tasks, np.full(len(tasks), -1), [])
     moved = np.append(True, place[1:] != place[:-1])
     starts = moved | np.append(True, (call[seen][1:] != call[seen][:-1]) | (call[seen][1:] < 0))
     at = np.cumsum(starts.astype(np.int64) + moved) - 1  # a separator stands before each lane and step
@@ -69,12 +71,12 @@ def find_chains(
         BETWEEN + letter if first else letter
         for first, letter in zip(moved[starts].tolist(), letters[seen][starts].tolist(), strict=True)
     ]
-    of_letter = np.full(int(at[-1]) + 1 if len(at) else 0, -1)
+    of_letter = np.full(int(at[-1]) + 1, -1)
     matches = [match.span() for match in re.finditer(pattern, "".join(text)) if len(match.group()) > 1]
     for number, (first, last) in enumerate(matches):
         of_letter[first:last] = number
     chain = np.full(len(tasks), -1)
-    chain[seen] = of_letter[at] if len(at) else -1
+    chain[seen] = of_letter[at]
     if (tasks.kind == "cpu").all():  # views between two calls of a chain go with it
         before = _last_known(chain, seen)
         behind = _last_known(chain[::-1], np.sort(len(tasks) - 1 - seen))[::-1]

@@ -31,6 +31,7 @@ from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
 from daydream.graph.rules.communication import meet
 from daydream.graph.rules.device_graphs import fill_heads, link_nodes
+from daydream.graph.rules.doubtful import leave_out_doubtful
 from daydream.graph.rules.events import wait_for_events
 from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over, tell_background
@@ -83,4 +84,6 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     measure_latencies(draft, measured="latencies" not in without)
     for (target, _), row in zip(draft.event_pairs, draft.event_rows, strict=True):
         graph.waits["latency_ns"][row] = draft.event_latency_ns[target]
+    if len({lane.rank for lane in graph.lanes}) > 1:
+        leave_out_doubtful(graph)
     return graph

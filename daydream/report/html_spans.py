@@ -80,7 +80,7 @@ def measured_window(graph: Graph, typical: int) -> Window:
     bounds = {}
     for number, step in enumerate(graph.steps):
         if step.get("covered"):
-            end = int(step["completion_ns"])
+            end = int(step.get("completion_ns", step["end_ns"]))
             bounds[number] = (end - int(step["measured_ns"]), end)
     return _window(bounds, typical)
 

@@ -33,6 +33,7 @@ SETTLED = 0.001  # two passes over the window that differ by no more than this h
 FEWEST_REPEATED = 8  # steps, where there are so many: a window shorter than that may miss a kind of step
 MOST_REPEATED = 500_000  # tasks; of a longer recording the last steps that hold so many are repeated
 MOST_COPIES = 64
+MOST_LAGGING = 4_096  # copies while a queue is worked off: none holds more launches, and each copy has one
 MOST_TASKS = 4_000_000
 
 
@@ -97,6 +98,8 @@ def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = Non
             copies = (asked if graph.scheduled or copies else max(asked, passes)) + beyond
             timeline = simulate(graph, copies=copies, window=window, contention=contention)
             times, ends = timeline.step_times(), _lane_ends(timeline)
+            if len(ends) == 1:  # a change has left the window nothing to repeat
+                return Settled(timeline, times, 0, settled=True)
         times_of = {key: ns for key, ns in times.items() if key[0] < asked}
         more, first = _judge(timeline, times_of, ends[:asked], members)
         if more <= 0:
@@ -130,7 +133,7 @@ def passes_needed(copies: int, before: int, last: int, slowest: int, ahead: int,
         if slowest <= (1 + SETTLED) * last:
             return 0
         more = max(more, copies + ahead // (slowest - last) + 2)
-    if more * tasks > MOST_TASKS or (more > MOST_COPIES and not lagging):
+    if more * tasks > MOST_TASKS or more > (MOST_LAGGING if lagging else MOST_COPIES):
         return -1
     return more
 
