@@ -33,7 +33,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     """Predict float32 products and convolutions rounded to TF32 (`set_float32_matmul_precision("high")`).
 
     Matrix kernels of float32 that do not run in TF32 yet and that are bound by arithmetic move to the
-    tensor cores: they keep 0.7 of the share of the peak that each reaches today (docs/costs.md), of a
+    tensor cores: they keep 0.75 of the share of the peak that each reaches today (docs/costs.md), of a
     higher peak, until memory bounds them. What is bound by memory or by its launch stays: TF32
     moves as many bytes. Kernels whose shapes are not recorded gain `unknown_speedup`, no more than the
     ratio of the peaks: the factor of Daydream (section 5.1) for tensor cores.
