@@ -14,6 +14,7 @@ from daydream.costs.half_times import (
     ATTENTION,
     DOUBT_OF_CONVOLUTIONS,
     FEW_ROWS_IN_TF32,
+    LAYOUT_CHANGE,
     changes_layout,
     doubt_of_products,
     few_rows_ns,
@@ -77,7 +78,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     products.set(duration_ns=new, name=[f"{name} in tf32" for name in products.name])
     products.doubt(doubt)
     if len(turned):
-        layout = graph.insert_before(turned, "layout change of convolution", duration_ns=turned_ns)
+        layout = graph.insert_before(turned, LAYOUT_CHANGE, duration_ns=turned_ns)
         layout.doubt(DOUBT_OF_CONVOLUTIONS)
         graph.note(f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in all.")
     graph.note(
