@@ -320,6 +320,21 @@ def test_of_two_sizes_seen_equally_often_none_is_taken():
     batch_size(graph, factor=2, recorded=2)
 
 
+def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
+    # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
+    p = Program()
+    p.op("aten::conv2d", "forward", ("conv", 80_000), shapes=[[12, 3, 8, 8], [16, 3, 8, 8], [16]])
+    p.op("aten::relu", "forward", ("relu", 80_000), shapes=[[12, 16, 1, 1]])
+    for _ in range(3):
+        p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 6, 16], [16, 16], [16]])
+    graph = p.graph()
+    with pytest.raises(NotApplicableError, match=r"patches or frames.*--recorded"):
+        batch_size(graph, factor=2)
+    batch_size(graph, factor=2, recorded=2)
+    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
+    assert grown == [2, 2, 2, 2, 2]
+
+
 def test_a_size_of_one_is_no_evidence_beside_another():
     p = Program()
     p.op("aten::embedding", "forward", ("words", 10), shapes=[[100, 16], [8, 20]])
