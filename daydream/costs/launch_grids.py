@@ -1,7 +1,7 @@
 """How work without recorded shapes grows with the tokens of a sequence, read off the grids of its kernels.
 
-An element-wise kernel of torch has a block for so many elements of its result, so its grid tells them (ATen's
-`Loops.cuh`: 4 a thread unless its name says otherwise). Three kinds of tensors can be told apart by them:
+An element-wise kernel of torch has a block for so many elements of its result (`passes.py`). Three kinds of
+tensors can be told apart by them:
 
 - Parameters: as large as those that the optimizer's element-wise kernels update. Work on them alone stays.
 - Attention scores: between two batched products over all heads of all samples, `heads` x length x length.
@@ -19,23 +19,19 @@ from math import ceil, isqrt
 import numpy as np
 
 from daydream.costs.kernels import grid_blocks
+from daydream.costs.passes import elements_a_block
 from daydream.costs.retime import retime
 from daydream.costs.roofline import is_matrix_kernel
 from daydream.costs.tiles import named_tile
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
-ELEMENTWISE = re.compile(
-    r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)"
-)
-VECTORIZED = re.compile(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")
 FUSED_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
 REDUCTION = re.compile(r"softmax|(?<!splitK)reduce_kernel", re.IGNORECASE)
 SPLIT_SUM = re.compile(r"split_?K_?reduce|reduce_?split_?K", re.IGNORECASE)
 # cuBLAS names the layouts of both factors. Of torch's row-major linear layers the forward product is `tn`,
 # the gradient of its input `nn` and that of its weight `nt`.
 WEIGHT_GRADIENT = re.compile(r"gemm\w*_nt(?:_|\b)")
-THREADS, EACH = 128, 4  # of torch's element-wise kernels: threads a block, elements a thread
 LEAST_LENGTH = 8
 
 
@@ -46,15 +42,6 @@ class Growth:
     work: np.ndarray
     blocks: np.ndarray
     length: int | None  # read off the grids of scores
-
-
-def elements_a_block(name: str) -> int:
-    """Return how many elements of the result a block of an element-wise kernel works out, 0 for others."""
-    found = VECTORIZED.search(name)
-    if found:
-        return THREADS * max(EACH, int(found[1]))
-    found = ELEMENTWISE.search(name)
-    return int(found[1]) * int(found[2]) if found else 0
 
 
 def growth_by_grids(graph: Graph, tasks: Selection, recorded: int | None = None) -> Growth:
