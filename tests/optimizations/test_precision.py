@@ -294,7 +294,7 @@ def test_gradients_are_counted_by_the_grids_of_an_update_in_a_loop():
 
 
 def test_unscaling_takes_as_long_as_multi_tensor_kernels_take_for_two_values():
-    apply = "multi_tensor_apply_kernel<TensorListMetadata<{0}>, {1}Functor<float, {0}, {2}, 0>, std::plus<float>>"
+    apply = "multi_tensor_apply_kernel<TensorListMetadata<{0}>, {1}Functor<float, {0}, {2}, 0>, plus>"
     graph = update_without_operators(
         (apply.format(2, "BinaryOpListAlpha", 2), "320,1,1", 60),  # 3 values: 20 us each
         (apply.format(1, "BinaryOpScalar", 1), "320,1,1", 50),  # 2 values, of two lists: 12.5 each, not known
