@@ -210,7 +210,7 @@ def need_size(size: int | None, what: str) -> int:
     if size is None:
         raise NotApplicableError(
             f"the trace's shapes do not tell its {what}.\n"
-            "       Give it by --recorded; shapes must have been recorded."
+            "       Give it by --recorded; shapes must have been recorded, or grids of training."
         )
     return size
 
