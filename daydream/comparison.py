@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.binding import bound_by, why_unmoved
+from daydream.binding import bound_by, waited_for_ns, why_unmoved
 from daydream.contention import MEASURED, Choice, choose
 from daydream.contention import Option as ContentionOption
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
+from daydream.replayed_work import LeftOut, left_in_replays
 from daydream.shown import Drawn
+from daydream.simulate.pinned import held_text
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady import SETTLED, Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
@@ -131,9 +133,24 @@ class Comparison(Drawn):
         return self.edits.touched(self.simulated_ns - self.replayed_ns)
 
     @cached_property
+    def waited_for_ns(self) -> Mapping[str, int]:
+        """What the predicted step waits for (GPU, CPU, copies, communication, other causes), in ns."""
+        return waited_for_ns(self.after)
+
+    @cached_property
     def bound(self) -> tuple[str, float]:
         """What most of the predicted step waits for (GPU, CPU, copies, communication), and its share."""
         return bound_by(self)
+
+    @cached_property
+    def left_out(self) -> LeftOut | None:
+        """What the change leaves as it is because replays of CUDA graphs run it; None if that is little."""
+        return left_in_replays(self)
+
+    @property
+    def held(self) -> str | None:
+        """How much of the step is held to recorded starts, so that no change moves it; None if little is."""
+        return held_text(self.replay.held_ns, self.replayed_ns)
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
@@ -237,6 +254,8 @@ class Comparison(Drawn):
         """Return what a reader should know before trusting the figures."""
         said = list(self.replay.notes)
         said += [note for note in self.graph.facts.notes if note not in said]
+        if self.left_out is not None:
+            said.append(str(self.left_out))
         if self.contention is not None:
             said.append(self.contention.note())
         if not self.after.timeline.overlaps_settled:
@@ -286,6 +305,8 @@ class Comparison(Drawn):
             "reason": self.reason,
             "uncertainty_ns": self.uncertainty.to_json(),
             "speedup": self.speedup if self.predicted_ns else None,
+            "held_ns": self.replay.held_ns,
+            "left_in_replays_ns": None if self.left_out is None else round(self.left_out.replayed_ns),
             "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
             "unprofiled_replayed_ns": None if self.unprofiled is None else self.unprofiled.replayed_ns,
             "unprofiled_predicted_ns": self.unprofiled_predicted_ns,

@@ -17,6 +17,7 @@ from daydream.graph.unprofiled import can_be_corrected, without_profiler
 from daydream.quality import unrest
 from daydream.recorded_time import recorded_time
 from daydream.shown import Drawn
+from daydream.simulate.pinned import held_ns
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 from daydream.trace import Trace
@@ -121,6 +122,11 @@ class Replay(Drawn):
     def max_error(self) -> float:
         """Largest relative error of a covered step, unsigned."""
         return max(abs(step.error) for step in self.steps)
+
+    @cached_property
+    def held_ns(self) -> int:
+        """How long a step waits for starts that are held as recorded, in ns on its chain of causes."""
+        return held_ns(self.settled)
 
     @cached_property
     def unrest(self) -> str | None:
