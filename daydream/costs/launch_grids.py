@@ -27,6 +27,8 @@ from daydream.costs.tiles import named_tile
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
+GEMM = re.compile(r"gemm|cutlass|nvjet|^Cijk", re.IGNORECASE)
+CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit_gemm|winograd", re.IGNORECASE)
 FUSED_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
 REDUCTION = re.compile(r"softmax|(?<!splitK)reduce_kernel", re.IGNORECASE)
 # ATen's PersistentSoftmax.cuh: 4 warps a block, of a row or two (up to 2**7); SoftMax.cu: a block a row.
@@ -37,6 +39,7 @@ SPLIT_SUM = re.compile(r"split_?K_?reduce|reduce_?split_?K", re.IGNORECASE)
 # cuBLAS names the layouts of both factors. Of torch's row-major linear layers the forward product is `tn`,
 # the gradient of its input `nn` and that of its weight `nt`.
 WEIGHT_GRADIENT = re.compile(r"gemm\w*_nt(?:_|\b)")
+MOST = 0.5  # of the kernels between products of as many heads: scores are all of one length
 LEAST_LENGTH = 8
 
 
@@ -96,7 +99,9 @@ class _Kernels:
         self.most = np.where((self.block > 0) & (blocks > 0), blocks * self.block, -1)
         self.product = is_matrix_kernel(tasks.name)
         self.names, self.blocks = names, blocks
-        self.batch = np.where(self.product, _deep(tasks), 1)
+        # The third size of other grids, of convolutions and layout changes, is no batch of products.
+        batched = _fits(names, GEMM) & ~_fits(names, CONVOLUTION)
+        self.batch = np.where(self.product & batched, _deep(tasks), 1)
         self.fused = _fits(names, FUSED_ATTENTION)
         self.reduces = _fits(names, REDUCTION)
         self.steps = max(len(np.unique(tasks.step)), 1)
@@ -140,7 +145,9 @@ class _Kernels:
             votes.update((heads, side) for side in sides if side and self._is_square(run[0], side))
         if not votes:
             return set(), None
-        length = max(votes, key=lambda key: votes[key])[1]  # of as many, the first seen
+        best, length = max(votes, key=lambda key: votes[key])  # of as many, the first seen
+        if votes[best, length] < MOST * sum(count for (heads, _), count in votes.items() if heads == best):
+            return set(), None
         return {heads for heads, side in votes if side == length}, length
 
     def _is_square(self, product: int, side: int) -> bool:

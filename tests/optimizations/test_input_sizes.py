@@ -477,6 +477,17 @@ def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(so
     assert growth_by_grids(graph, kernels).work.tolist() == [2, 2, 2]
 
 
+def test_convolutions_are_no_batched_products():
+    rows = []
+    listed = [("sm80_xmma_dgrad_implicit_gemm", "2,2,6"), ("reduce_kernel<512>", "8,1,1")]
+    listed += [(VECTORIZED.format("add"), "48,1,1"), ("sm80_xmma_dgrad_implicit_gemm", "2,2,6")]
+    for number, (name, grid) in enumerate(listed, 1):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase="forward")
+    graph = build(trace(rows, steps=(0.0, 1000.0)))
+    assert growth_by_grids(graph, graph.select(kind="kernel")).length is None
+
+
 def test_a_length_that_grids_contradict_is_refused():
     with pytest.raises(GraphError, match="sequences of 64"):
         sequence_length(grids_of_a_step(), length=128, recorded=32)
