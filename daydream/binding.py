@@ -21,6 +21,7 @@ BOUND_BY = {  # what stands on the chain of causes, in a word
     "launch latency": "CPU",
     "thread hand-off": "CPU",
     "synchronization": "CPU",
+    "driver's lock": "CPU",
 }
 UNMOVED = 0.002  # of the step: less is shown as 1.00x
 WORDS = {"GPU": "the GPU", "CPU": "the CPU"}
@@ -37,7 +38,7 @@ def waited_for_ns(settled: Settled) -> dict[str, int]:
 
 def bound_by(comparison: Comparison) -> tuple[str, float]:
     """Return what most of a step waits for, and its share, from the chain of causes behind it."""
-    shares = waited_for_ns(comparison.after)
+    shares = comparison.waited_for_ns
     total = sum(shares.values())
     if total <= 0:
         return "nothing", 0.0

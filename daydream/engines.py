@@ -240,15 +240,16 @@ def without_interrupts() -> Iterator[None]:
 
 def _on_processes(_engine: Engine, count: int, packed: bytes, batches: Sequence[Sequence[Any]]) -> Answers:
     import multiprocessing
-    import tempfile
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
+
+    from daydream.own_folders import own_folder
 
     # Not by fork: it copies locks that other threads (of Arrow, of a progress line) hold.
     context = multiprocessing.get_context("spawn")
     before = set(multiprocessing.active_children())
-    with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
-        path = Path(folder) / "shared"
+    with own_folder("daydream") as folder:
+        path = folder / "shared"
         path.write_bytes(packed)
         pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(str(path),))
         done = False

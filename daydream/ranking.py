@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.comparison import Comparison, compare
 from daydream.errors import DaydreamError
+from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
 from daydream.sensitivity import Curve, curves
 from daydream.shown import Drawn
@@ -30,6 +31,7 @@ NEEDS = {
     stages.PARALLEL: "more GPUs",
 }  # what else it takes than a change of code
 Named = str | Optimization | Callable[..., None]
+OF_JOBS = "it asks about jobs of several processes, and this is one by itself; `whatif` answers it"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
 
 
@@ -39,7 +41,8 @@ class Ranked:
 
     `bound` is what most of the predicted step then waits for (GPU, CPU, copies,
     communication), `bound_share` its part of the step. `needs` says what else it takes:
-    other hardware, or that other work is done. The range is None where it was not asked for.
+    other hardware, or that other work is done. `code` is the line of a training script that
+    makes the change, if one does. The range is None where it was not asked for.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Ranked:
     removed: int
     notes: tuple[str, ...] = ()
     reason: str | None = None  # why it cannot be predicted
+    code: str | None = None
 
     @property
     def saving_ns(self) -> int:
@@ -85,6 +89,7 @@ class Ranked:
             "optimization": self.name,
             "summary": self.summary,
             "needs": self.needs,
+            "code": self.code,
             "predicted_ns": self.predicted_ns,
             "predicted_low_ns": self.predicted_low_ns,
             "predicted_high_ns": self.predicted_high_ns,
@@ -185,7 +190,9 @@ def rank(
     for number, each in enumerate(chosen):
         name = _name(each)
         say(f"predicting {name}", number / len(chosen))
-        parsed, result = _tried([each], before, edited, with_ranges=with_ranges)
+        parsed, result = _tried(
+            [each], before, edited, with_ranges=with_ranges, only_apt=optimizations is None
+        )
         if isinstance(result, Ranked):
             found.append((result, parsed[0]))
             found.sort(key=lambda pair: pair[0].place)
@@ -210,7 +217,7 @@ def rank(
     together.sort(key=lambda ranked: ranked.place)
     say("drawing curves", -1.0)
     now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
-    bound, share = now.bound
+    bound, share = bound_now(before)
     return Ranking(
         replay=before,
         replayed_ns=now.replayed_ns,
@@ -275,15 +282,23 @@ def _name(each: Named) -> str:
 
 
 def _tried(
-    chosen: Sequence[Named], before: Replay, edited: dict[str, Graph], *, with_ranges: bool
+    chosen: Sequence[Named],
+    before: Replay,
+    edited: dict[str, Graph],
+    *,
+    with_ranges: bool,
+    only_apt: bool = True,
 ) -> tuple[list[Optimization], Ranked | str]:
     """Return the optimizations, and what they would give together or the reason why they give nothing.
 
+    With `only_apt` what asks about jobs of several processes gives nothing for a process by itself.
     `edited` holds graphs by the one optimization that was applied to them; a new one is put in.
     """
     parsed: list[Optimization] = []
     try:
         parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
+        if only_apt and _alone(before) and any(each.of_jobs for each in parsed):
+            return parsed, OF_JOBS
         needed = [option.flag for each in parsed for option in each.options if option.required]
         if needed:
             return parsed, f"needs {' and '.join(needed)}"
@@ -292,6 +307,12 @@ def _tried(
         return parsed, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
         return parsed, f"it failed: {type(error).__name__}: {error}"
+
+
+def _alone(before: Replay) -> bool:
+    """Tell whether a trace is of a process that trains by itself."""
+    metadata = {} if before.graph.trace is None else before.graph.trace.metadata
+    return metadata.get("world_size", 1) <= 1 and not len(before.graph.select(kind="collective"))
 
 
 def _predicted(
@@ -327,4 +348,5 @@ def _ranked(parsed: Sequence[Optimization], comparison: Comparison, *, with_rang
         removed=comparison.removed,
         notes=tuple(note for note in comparison.notes() if note not in known),
         reason=comparison.reason,
+        code="; ".join(each.code for each in parsed) if all(each.code for each in parsed) else None,
     )

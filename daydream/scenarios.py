@@ -17,9 +17,9 @@ from daydream.engines import Engine, engine_of, map_on
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.shown import Shown
 from daydream.swept import Answered, Question, Refused, SweptTrace, answers_on
-from daydream.trace import write_whole
 from daydream.transforms.compose import arguments, option_names, parse, qualified, spelled
 from daydream.transforms.registry import Optimization
+from daydream.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from daydream.costs.measured import give_table
 from daydream.costs.table import KernelTable
 from daydream.engines import Engine
 from daydream.errors import DaydreamError, GraphError
+from daydream.own_folders import own_folder
 from daydream.simulate.replay import Replay
 from daydream.trace import Trace
 from daydream.transforms.compose import apply, spelled
@@ -100,8 +100,8 @@ class _Packed:
     name: str
     data: bytes
 
-    def unpacked(self, folder: str) -> Path:
-        path = Path(folder) / self.name
+    def unpacked(self, folder: Path) -> Path:
+        path = folder / self.name
         path.write_bytes(self.data)
         return path
 
@@ -157,7 +157,7 @@ class _Desk:
     def __init__(self, question: Question) -> None:
         self.question = question
         self.names = list(question.traces)
-        with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
+        with own_folder("daydream") as folder:
             self.optimizations = [
                 find(str(each.unpacked(folder))) if isinstance(each, _Packed) else each
                 for each in question.optimizations
@@ -192,7 +192,7 @@ class _Desk:
             return source
         try:
             if isinstance(source, _Packed):
-                with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
+                with own_folder("daydream") as folder:
                     source = Trace.load(source.unpacked(folder))
             return replay(source, table=self.question.table)
         except GraphError as error:
@@ -243,8 +243,8 @@ def _sent(name: str, source: Any) -> _Packed:
             f"{name} is a {type(trace).__name__}, which is not sent to workers: give the trace, or take the "
             "engine local"
         )
-    with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
-        path = Path(folder) / "trace.parquet"
+    with own_folder("daydream") as folder:
+        path = folder / "trace.parquet"
         trace.save(path)
         return _Packed(path.name, path.read_bytes())
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.tables import KINDS
+from daydream.uncertainty import MODEL_ERROR
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -25,7 +26,8 @@ class Touched:
     `moved` goes away, or is CPU time that a factor changes; `waits` are what a step changes by beyond all
     that is touched, since something waits less or more. `copied` is recorded work that is done again,
     `computed` CPU time that a cost model gave. Of `kernels` and `transfers` (copies and collectives) it is
-    what a model gave and what a factor changes.
+    what a model gave and what a factor changes. `doubt` is how far kernels may be off, in ns, beyond what
+    kernels are as a rule, where the model that gave their times says so: an error, and no time touched.
     """
 
     moved: float = 0.0
@@ -34,6 +36,7 @@ class Touched:
     computed: float = 0.0
     kernels: float = 0.0
     transfers: float = 0.0
+    doubt: float = 0.0
 
     @property
     def together(self) -> float:
@@ -49,6 +52,11 @@ class Touched:
             "kernels": self.kernels,
             "transfers": self.transfers,
         }
+
+    def errors_ns(self, errors: Mapping[str, float]) -> list[float]:
+        """Return how far each sort may be off, in ns, by the errors of the sorts and what models doubt."""
+        doubt = {"kernels": self.doubt}
+        return [errors[sort] * ns + doubt.get(sort, 0.0) for sort, ns in self.by_sort().items()]
 
 
 class Edits:
@@ -68,6 +76,9 @@ class Edits:
         moved[:size] = np.where(modelled[:size], 0, np.abs(now[:size] - was))
         cpu, transfer = new["kind"] == CPU, np.isin(new["kind"], TRANSFERS)
         kernel = ~cpu & ~transfer
+        doubted = np.zeros(after.size)
+        for ids, error in after.doubted:
+            doubted[ids] = error
         self.after = after
         self.ns: dict[str, np.ndarray] = {
             "moved": np.where(cpu | ~after.alive, moved, 0),
@@ -76,6 +87,8 @@ class Edits:
             "kernels": np.where(kernel & after.alive, np.where(modelled, now, moved), 0),
             "transfers": np.where(transfer & after.alive, np.where(modelled, now, moved), 0),
         }
+        beyond = np.maximum(doubted - MODEL_ERROR["kernels"], 0)
+        self.doubt = np.where(kernel & after.alive & modelled, beyond * now, 0)
 
     def touched(self, changes_by_ns: int) -> Touched:
         """Return what they touch of a step, which changes by so much."""
@@ -84,11 +97,12 @@ class Edits:
         ranks = {step.get("rank", 0) for step in steps}
         number = max(len(steps) // max(len(ranks), 1), 1)  # of steps of a rank
         lane, counts = self.after.columns["lane"], covered[self.after.columns["step"]]
-        found = {
-            sort: float(np.bincount(lane[counts], weights=ns[counts], minlength=1).max()) / number
-            for sort, ns in self.ns.items()
-        }
-        return Touched(waits=max(abs(changes_by_ns) - sum(found.values()), 0.0), **found)
+
+        def busiest(ns: np.ndarray) -> float:
+            return float(np.bincount(lane[counts], weights=ns[counts], minlength=1).max()) / number
+
+        found, doubt = {sort: busiest(ns) for sort, ns in self.ns.items()}, busiest(self.doubt)
+        return Touched(waits=max(abs(changes_by_ns) - sum(found.values()), 0.0), doubt=doubt, **found)
 
     def longer(self, touched: Touched, errors: Mapping[str, float]) -> Graph:
         """Return the changed graph with all that is touched longer by its sort's error.
@@ -96,9 +110,9 @@ class Edits:
         The sorts' errors are independent, so all are scaled down to the root of the sum of their squares.
         What was removed is missed where it was: behind the task before it on its lane.
         """
-        parts = [errors[sort] * ns for sort, ns in touched.by_sort().items()]
+        parts = touched.errors_ns(errors)
         scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
-        more = sum(scale * errors[sort] * ns for sort, ns in self.ns.items())
+        more = scale * (sum(errors[sort] * ns for sort, ns in self.ns.items()) + self.doubt)
         graph = self.after.copy()
         duration, gap = graph.columns["duration_ns"], graph.columns["gap_ns"]
         alive = graph.alive

@@ -22,13 +22,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.errors import OutputError, TraceError
+from daydream.errors import TraceError
 from daydream.shown import Shown
+from daydream.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,7 +180,7 @@ class Trace(Shown):
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the trace as parquet; the file appears whole or not at all.
 
-        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
+        Raises `OutputError` if the path cannot be written, exists and `force` is not given, or is no file.
         """
         from pyarrow.parquet import ParquetWriter
 
@@ -206,22 +206,6 @@ class Trace(Shown):
         from daydream.trace_file import read_trace
 
         return read_trace(path)
-
-
-def write_whole(path: str | os.PathLike[str], write: Any, *, force: bool = False) -> None:
-    """Call `write(temporary name)` and rename the result to `path`, so no half file is ever left there."""
-    target = Path(path)
-    if target.exists() and not force:
-        raise OutputError(f"{target} exists already; choose another name or give --force")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        write(str(temporary))
-        temporary.replace(target)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else error.strerror or error
-        raise OutputError(f"cannot write {target}: {why}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _to_arrow(values: np.ndarray, null: int) -> pa.Array:

@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
+from daydream.optimizations.autocast import apply, autocast
+
 from daydream import Graph, GraphError
-from daydream.costs.precision import gain_in_16_bits, refuse_narrow, set_measured, tasks_in_matrix_units
+from daydream.costs.precision import refuse_narrow, tasks_in_matrix_units
+from daydream.costs.retime import Retimed, measured_first
+from daydream.costs.roofline import PAPER, device_or_none, runs_in_tf32
 from daydream.transforms import stages
 
+__all__ = ["amp", "apply"]
+
 STAGE = stages.PRECISION
-EXCLUDES = frozenset({"autocast"})  # the same change, by shapes and with its casts
+EXCLUDES = frozenset({"autocast"})  # the same change
+CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
-ALREADY_TENSOR_CORES = r"tf32|s1688|s884|h884|s16816|h16816|bf16|half|fp16"
 
-
-def amp(graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0) -> None:
+def amp(
+    graph: Graph, *, math_speedup: float = 3.0, memory_speedup: float = 2.0,
+    model: Literal["measured", "paper"] = "measured",
+) -> None:  # fmt: skip
     """Predict mixed-precision training from a single-precision trace.
 
-    Products, convolutions and attention move to tensor cores and gain `math_speedup`, on a known GPU no more
-    than the ratio of its peaks; all others, batch norms and layout changes of the same libraries too, move
-    half the bytes and gain `memory_speedup` (Daydream, section 5.1). Only 32-bit kernels of the forward and
-    backward pass change, and are float16 for what comes on top: copies, collectives, the optimizer with
-    its 32-bit weights, and kernels that run in TF32 or 16 bits already stay as they are. A `--table` comes
-    first. Not modelled: convergence, casts (see autocast), the scaler of float16 (`amp+grad-scaler`).
+    By `model` measured each kernel gains what its sort was measured to gain on a GPU with these peaks, and
+    autocast's casts are inserted: see `autocast`, this is the same prediction. By `paper`, and where the
+    GPU is unknown, products, convolutions and attention gain `math_speedup` and all others
+    `memory_speedup` (Daydream, section 5.1); another factor than the paper's asks for that model. Only
+    32-bit kernels of the forward and backward pass change: copies, collectives and the optimizer with its
+    32-bit weights stay, by `paper` kernels in TF32, too. A `--table` comes first. Not modelled:
+    convergence, the scaler of float16 (`amp+grad-scaler`).
     """
-    if min(math_speedup, memory_speedup) <= 0:
-        raise GraphError(
-            f"math_speedup and memory_speedup must be above 0, not {math_speedup:g} and {memory_speedup:g}"
-        )
-    if math_speedup == memory_speedup == 1:
+    math, memory = math_speedup, memory_speedup
+    if min(math, memory) <= 0:
+        raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
+    named = model == "paper" or (math, memory) != PAPER
+    if not named and device_or_none(graph) is not None:
+        autocast(graph)
+        return
+    if math == memory == 1:
         graph.does_not_apply("a math_speedup and a memory_speedup of 1 leave every kernel as it is")
     passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
     passes.need("kernels in the forward or backward pass")
     refuse_narrow(graph, passes)
-    kernels = passes.where(dtype="float32")
-    kernels = kernels - kernels.where(name=ALREADY_TENSOR_CORES)
+    kernels = passes.where(dtype="float32").where(lambda tasks: ~runs_in_tf32(graph, tasks))
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
-    products = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
-    measured = set_measured(graph, kernels, dtype="float16", otherwise="paper")
-    if len(products - measured):
-        (products - measured).scale(1 / gain_in_16_bits(graph, math_speedup))
-    if len(kernels - products - measured):
-        (kernels - products - measured).scale(1 / memory_speedup)
+    old = kernels.duration_ns.astype(np.float64)
+    new = old / np.where(tasks_in_matrix_units(graph, kernels), math, memory)
+    by_paper = Retimed(np.rint(new).astype(np.int64), np.full(len(old), "paper", dtype=object), old)
+    kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")
+    kernels.doubt(0.0 if named else 0.4)
     untyped = len(passes) - int(passes.group_by("dtype").sizes.sum())
     if untyped:
         graph.note(f"Kernels of unknown element type, left as they are: {untyped:,}.")

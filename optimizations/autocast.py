@@ -9,39 +9,40 @@ from typing import Any, Literal
 import numpy as np
 
 from daydream import Graph
-from daydream.costs import retime
+from daydream.costs.half_times import DOUBT_OF_CONVOLUTIONS, changes_layout, in_16_bits
 from daydream.costs.precision import (
-    borders,
     cast_ns,
     dispatch_ns,
-    in_32_bits,
     operands,
     refuse_narrow,
+    streaming_ns,
     tasks_in_matrix_units,
     time_beside,
     weight_casts,
 )
+from daydream.costs.type_flow import flow
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"amp", "tf32"})
+CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
 
 def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16", casts: bool = True) -> None:
     """Predict `torch.autocast` in forward, loss and backward.
 
     Products and convolutions run in `dtype`: by FLOP and bytes, at the efficiency that each reaches
-    today (docs/costs.md). Softmax, norms, losses and sums stay in 32 bits, as autocast keeps them
-    (ATen/autocast_mode.h); all other float32 kernels move half the bytes. Casts are inserted, each of
+    today (docs/costs.md). Fused attention takes torch's 16-bit kernels. Softmax, norms, losses and the
+    residual stream between norms stay in 32 bits, as autocast keeps them (ATen/autocast_mode.h); all
+    other float32 kernels move half the bytes, at a lower rate. Casts are inserted, each of
     6 B an element, a launch and the CPU time of an element-wise operator of this trace: of every
     weight once a step and of its gradient back, of an activation wherever 32-bit work feeds a product
-    and the other way round. Without `casts` (`--no-casts`) they are left out.
+    and the other way round. Without `casts` (`--no-casts`) they are left out. 32-bit convolutions of
+    NCHW tensors that move to tensor cores bring changes of layout.
 
-    Which tensor a kernel reads is not recorded: a kernel in between takes the type of the work before
-    it on its stream. So a residual path that stays in 32 bits is predicted too fast, and one
-    activation that feeds three products is cast once, not three times: of 197 casts in a public trace
-    of float16 autocast (`a100_particle_transformer_forward_batch128`) the kernels between tell 167. Not
-    modelled: convergence; the scaler that float16 needs (`autocast+grad-scaler`); Python of the context.
+    Which tensor a kernel reads is not recorded: types follow from the order of kernels on a stream. So one
+    activation that feeds three products is cast once, not three times. Not modelled: convergence;
+    the scaler that float16 needs (`autocast+grad-scaler`); Python of the context.
     """
     passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
     passes.need("kernels in the forward or backward pass")
@@ -49,18 +50,28 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     wide = passes.where(dtype="float32").need("32-bit kernels in the forward or backward pass")
     matrix = wide.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
     matrix.need("32-bit matrix products or convolutions: autocast changes nothing without them")
-    narrow = wide - (in_32_bits(wide) - matrix)
-    retimed = retime(graph, narrow, dtype=dtype)
-    to_16, to_32 = borders(graph, wide)
-    cast = graph.tasks(wide.ids[to_16 | to_32])
-    beside = time_beside(wide, to_16, matrix)[to_16 | to_32]
+    types = flow(graph, wide)
+    narrow, border = graph.tasks(wide.ids[types.narrow]), types.to_16 | types.to_32
+    in_half = in_16_bits(graph, narrow, dtype)
+    cast = graph.tasks(wide.ids[border])
+    beside = time_beside(wide, types.to_16, matrix)[border]
     weights, sizes = weight_casts(matrix)
-    activations_ns = cast_ns(graph, operands(cast)[0], beside)
-    weights_ns = cast_ns(graph, sizes, np.zeros(len(weights)))
+    activations_ns = cast_ns(graph, operands(cast)[0], beside, types.to_32[border])
+    weights_ns = cast_ns(graph, sizes, np.zeros(len(weights)), weights.phase == "backward")
     dispatch = dispatch_ns(graph)
+    turned, moved = changes_layout(graph, matrix)
+    turned_ns = streaming_ns(graph, moved) if len(turned) else np.zeros(0)
 
-    narrow.set(duration_ns=np.minimum(retimed.duration_ns, narrow.duration_ns), dtype=dtype)
-    graph.note(retimed.words())
+    narrow.set(duration_ns=in_half.times.duration_ns, dtype=dtype).doubt(in_half.doubt)
+    graph.note(in_half.times.words())
+    if len(turned):
+        graph.insert_before(turned, "layout change of convolution", duration_ns=turned_ns).doubt(
+            DOUBT_OF_CONVOLUTIONS
+        )
+        graph.note(
+            f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in all. "
+            "Tensor cores take channels last; see channels-last."
+        )
     if not casts:
         return
     for tasks, time, what in ((cast, activations_ns, "activation"), (weights, weights_ns, "weight")):

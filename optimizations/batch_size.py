@@ -8,14 +8,17 @@ from daydream.costs.grown import Resizing, grow_copies, leave_grown
 from daydream.costs.input_sizes import (
     is_feature_size,
     need_shapes,
+    only_grids_tell,
     recorded_batch,
     resized_time,
     shares_of_growth,
 )
+from daydream.costs.launch_grids import grown_time, growth_by_grids
 from daydream.costs.resize import growth_of
 from daydream.transforms import stages
 
 STAGE = stages.WORK
+CODE = "DataLoader(dataset, batch_size=64)"
 
 
 def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> None:
@@ -46,10 +49,15 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     loading = graph.select(kind="cpu", phase="data")
     size = recorded_batch(graph) if recorded is None else recorded
 
-    if size is None:
+    by_grids = only_grids_tell(graph)
+    if by_grids:
+        loaded = loaded | copies
+        time, said = grown_time(work, growth_by_grids(graph, work), factor, squares=False)
+    elif size is None:
         loaded = loaded | copies
         retimed = scaled_time(graph, work, factor)
-        shares = shares_of_growth(work, retimed)
+        time, shares = retimed.duration_ns, shares_of_growth(work, retimed)
+        need_shapes(graph, shares)
         said = "The trace's shapes do not tell its batch: all work of the passes grows by the factor."
     else:
         new = round(size * factor)
@@ -61,9 +69,10 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
         said = f"The batch goes from {size:,} to {new:,}, {shares.words()}. {retimed.words()}"
         if is_feature_size(graph, size):
             graph.note(f"The model has features of size {size} too: shapes do not tell which of them grow.")
-    need_shapes(graph, shares)
-    work.set(duration_ns=retimed.duration_ns)
-    leave_grown(graph, Resizing(factor, size, every=False, on_device=len(kernels) > 0))
+        time = retimed.duration_ns
+        need_shapes(graph, shares)
+    work.set(duration_ns=time)
+    leave_grown(graph, Resizing(factor, None if by_grids else size, every=False, on_device=len(kernels) > 0))
     graph.note(said)
     grow_copies(work | loaded, factor)
     if len(loaded):

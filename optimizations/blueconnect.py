@@ -14,6 +14,7 @@ from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"compression", "dgc"})
+CODE = "dist.reduce_scatter_tensor(part, grads, group=node); dist.all_reduce(part, group=across)"
 
 ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 BETWEEN = "between nodes"

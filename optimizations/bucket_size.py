@@ -9,6 +9,7 @@ from daydream.costs.buckets import MIB, Gradients, compute_lane, gradients_of
 from daydream.costs.cluster_names import cluster as named
 from daydream.costs.members import workers_of
 from daydream.costs.networks import machine_of
+from daydream.costs.unsized_buckets import bytes_of_duration, shared_equally, work_of_buckets
 from daydream.errors import NotApplicableError
 from daydream.graph.selection import Selection
 from daydream.transforms import stages
@@ -16,6 +17,7 @@ from daydream.wording import counted
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"ddp", "p3", "blueconnect"})
+CODE = "DistributedDataParallel(model, bucket_cap_mb=100)"
 
 NODE = r"evaluate_function: (torch::autograd::)?AccumulateGrad$"  # DDP's hook runs inside
 
@@ -31,28 +33,35 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     given).
 
     Where the trace does not tell how large each gradient is, those of a recorded bucket share its bytes
-    equally: exact for buckets of several recorded ones, a guess for parts of one. What recorded times
-    hold of waiting for peers is kept in proportion. Several DistributedDataParallel modules of one
-    program are taken for one.
+    equally: exact for buckets of several recorded ones, a guess for parts of one. Without sizes, as from
+    Nsight Systems, a bucket's follows from its time on `cluster`, and each kernel that its thread launched
+    since the bucket before is taken for a gradient. What recorded times hold of waiting for peers is kept in
+    proportion. Several DistributedDataParallel modules of one program are taken for one.
     """
     if bucket_mb <= 0:
         raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
-    old = graph.select(kind="collective", collective="all_reduce", phase="backward")
-    old = old.where(lambda tasks: (tasks.bytes > 0) & (tasks.launch >= 0) & (tasks.step >= 0))
-    old.need("all-reduce of known size in the backward pass, with its launch")
-    if not len(old.launches().where(within=NODE)):
-        graph.does_not_apply("no hook of a gradient launched its all-reduces: they are not of DDP's buckets")
+    old = _recorded_reductions(graph)
     if len(set(old.rank.tolist())) > 1:
         graph.does_not_apply("several ranks were recorded together, and their collectives meet as they are")
     lane, stream = compute_lane(graph), str(old.lane[0])
     if lane is None or lane == stream:
         graph.does_not_apply("its collectives have no stream of their own")
-    gradients, within = _recorded(graph, old)
+    sized = bool((old.bytes > 0).all())
+    members = workers_of(graph, None) if sized else _members(graph)
+    machines = named(cluster or machine_of(graph)).holding(members)
+    if sized:
+        gradients, within = _recorded(graph, old)
+    else:
+        old.set(bytes=bytes_of_duration(old, machines, members))
+        gradients, within = work_of_buckets(graph, old, old.bytes, lane)
+        graph.note(
+            f"Sizes of buckets are not recorded: by their time between {members} workers of {machines.name} "
+            f"they are at most {_sizes(old)} MiB. Their gradients are guessed from the work before them."
+        )
     buckets = gradients.buckets(bucket_mb)
     if buckets.nbytes.tolist() == old.bytes.tolist():
         graph.does_not_apply(f"its buckets are those of {bucket_mb:g} MiB already")
-    members = workers_of(graph, None)
-    fixed = named(cluster or machine_of(graph)).holding(members).all_reduce_ns(1, members)
+    fixed = machines.all_reduce_ns(1, members)
     held = np.bincount(within, gradients.nbytes, len(old))
     share = np.maximum(old.duration_ns - fixed, 0)[within] * gradients.nbytes / held[within]
     time = fixed + np.bincount(buckets.number, share, len(buckets))
@@ -76,6 +85,36 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     graph.note(f"{said}, {round(len(buckets) / steps)} now.")
 
 
+def _recorded_reductions(graph: Graph) -> Selection:
+    """Return the all-reduces of buckets: of known size and from a gradient's hook, where operators tell."""
+    reductions = graph.select(kind="collective", collective="all_reduce")
+    passes = reductions.where(phase="backward")
+    if not len(graph.select(phase="backward")):  # no phases are known
+        passes = reductions
+    passes = passes.where(lambda tasks: (tasks.launch >= 0) & (tasks.step >= 0))
+    old = passes.where(lambda tasks: tasks.bytes > 0)
+    if graph.trace is not None and not graph.trace.is_kind("operator").any() and not len(old):
+        return passes.need("all-reduce in the backward pass, with its launch")
+    old.need("all-reduce of known size in the backward pass, with its launch")
+    if not len(old.launches().where(within=NODE)):
+        graph.does_not_apply("no hook of a gradient launched its all-reduces: they are not of DDP's buckets")
+    return old
+
+
+def _members(graph: Graph) -> int:
+    """Return how many workers there are, by the devices of the machine where the trace does not tell."""
+    try:
+        return workers_of(graph, None)
+    except NotApplicableError:
+        devices = len((graph.trace.metadata.get("devices") or []) if graph.trace is not None else [])
+        return max(devices, 2)
+
+
+def _sizes(old: Selection) -> str:
+    first = old.where(lambda tasks: tasks.step == tasks.step[-1])
+    return ", ".join(f"{nbytes / MIB:,.0f}" for nbytes in first.bytes.tolist())
+
+
 def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, np.ndarray]:
     """Return the gradients of the steps that were reduced, and the recorded bucket each was in.
 
@@ -94,16 +133,8 @@ def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, np.ndarray]:
     within -= old.step[within] > nodes.step  # behind the last launch of its step
     nbytes = found.nbytes[kept]
     if not known:
-        nbytes = _shared_equally(old.bytes, within)
+        nbytes = shared_equally(old.bytes, within)
     return Gradients(nodes, makers, nbytes.astype(np.int64)), within
-
-
-def _shared_equally(total: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Return whole numbers, one for each entry of `within`, that add up to the total of each group."""
-    members = np.bincount(within, minlength=len(total))
-    place = np.arange(len(within)) - np.searchsorted(within, within)  # groups lie together, in order
-    share, rest = np.divmod(total, np.maximum(members, 1))
-    return share[within] + (place < rest[within])
 
 
 def _ends_of_hooks(graph: Graph, nodes: Selection) -> tuple[np.ndarray, np.ndarray]:

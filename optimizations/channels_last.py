@@ -10,6 +10,7 @@ from daydream import Graph
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
+CODE = "model = model.to(memory_format=torch.channels_last)"
 
 # cuDNN's and MIOpen's kernels that change the layout around a convolution.
 TO_NHWC = r"nchwToNhwc|batched_transpose_\d+x\d+"

@@ -19,6 +19,7 @@ from daydream.transforms import stages
 from daydream.wording import listed
 
 STAGE = stages.WORK
+CODE = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
 
 OF_FORWARD = r"^aten::(conv[123]d|linear|batch_norm|layer_norm|embedding|gelu|scaled_dot_product_attention)$"
 

@@ -11,10 +11,14 @@ import numpy as np
 from daydream import Graph
 from daydream.costs import work
 from daydream.costs.compiled_calls import compile_calls
-from daydream.costs.fusion import fused_chain_ns
+from daydream.costs.compiled_dispatch import take_dispatch
+from daydream.costs.fusion import fused_chain_ns, fusible_chains
+from daydream.graph.device import in_replays, mostly_replayed, unrecorded_launches
+from daydream.graph.groups import Groups
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
+CODE = "model = torch.compile(model)"
 
 FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "copy")
 # Kernels whose work is not known, as the trace has no shapes.
@@ -29,15 +33,15 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
 
     Element-wise work, casts, normalizations, softmax, losses and reductions that follow each
     other on a stream, with no matrix product, copy or collective between them, become one
-    kernel, across layers. It moves the inputs of the first, what later ones read besides,
+    kernel, across layers, but of no more than 64 (Inductor's `max_fusion_size`), of one pass, and with no
+    wait between them. It moves the inputs of the first, what later ones read besides,
     and the output of the last: where shapes are recorded its time goes with those bytes, else
     it is that of its longest part. The fixed cost of the other kernels, their launches and
     the CPU time of their operators go. The optimizer is not compiled.
 
     Not modelled: results kept for the backward pass (a compiler recomputes most), matrix
     products with fused ends, chains that cannot fuse (two reductions along other
-    dimensions), guards (checks before each call, tens of microseconds), compile time, Python that goes
-    with the frame, CUDA graphs (see cuda-graphs).
+    dimensions), compile time, CUDA graphs (see cuda-graphs).
 
     On a CPU the calls of matrix libraries stay and what lies between two of them becomes one
     loop, without operator dispatch, autograd's nodes and the traffic between its parts; the model's
@@ -51,17 +55,34 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     device = graph.select(on="gpu", phase=("forward", "loss", "backward"))
     device.need("device work in the forward or backward pass")
     device = device - device.where(within=ACCUMULATE)  # runs behind the compiled backward pass
+    replayed = in_replays(device)
+    if mostly_replayed(device):
+        graph.does_not_apply(
+            "most device work of forward and backward runs inside CUDA graphs; what their kernels could "
+            "fuse, and whether they are compiled already, cannot be told from a replay"
+        )
     compiled = device.where(name=COMPILED) | device.where(within=COMPILED)
-    if len(compiled) > len(device) / 2:
+    calls = graph.select(kind="cpu", phase=("forward", "backward"))
+    in_compiled = calls.where(within=COMPILED_CALL).total("duration_ns")
+    if len(compiled) > len(device) / 2 or 2 * in_compiled > calls.total("duration_ns") > 0:
         graph.does_not_apply("forward and backward run compiled kernels already")
-    kernels = device.where(kind="kernel") - compiled
+    kernels = device.where(kind="kernel") - compiled - replayed
     family = work(graph, kernels).family.astype(str)
     by_name = graph.tasks(kernels.ids[family == "None"]).where(name=FUSIBLE_KERNEL)
     fusible = graph.tasks(kernels.ids[np.isin(family, FUSIBLE)]) | by_name
-    chains = fusible.stretches(device - fusible, on_lane=True)
-    chains = chains.where(chains.sizes > 1)
-    if not len(chains):
+    chains = fusible_chains(graph, fusible)
+    said = _fuse(graph, chains) if len(chains) else []
+    gone = take_dispatch(graph, device - compiled - replayed)
+    if not said and not gone:
         graph.does_not_apply("no two element-wise kernels follow each other on a stream")
+    if gone:
+        steps = max(len(device.group_by("step")), 1)
+        said.append(f"{gone / steps / 1e6:,.2f} ms a step of module Python, views and dispatch go on the CPU")
+    graph.note(f"{'; '.join(said)}; compiled code also checks its guards before each call.")
+
+
+def _fuse(graph: Graph, chains: Groups) -> list[str]:
+    """Fuse the chains, with the operators that launched the rest of each; return what to say of it."""
     count, before, after = len(chains.tasks), chains.total("duration_ns"), fused_chain_ns(graph, chains)
     rest = chains.tasks - chains.first()
     operators = rest.operators() if len(rest.where(lambda tasks: tasks.op != None)) else rest.launches()  # noqa: E711
@@ -70,13 +91,13 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     still_there = operators & graph.select(kind="cpu")
     if len(still_there):
         still_there.remove()
-    graph.note(
-        f"{count:,} kernels of {before.sum() / 1e6:,.1f} ms become {len(chains):,} of "
-        f"{after.sum() / 1e6:,.1f} ms; compiled code also checks its guards before each call."
-    )
+    times = f"{before.sum() / 1e6:,.1f} ms become {len(chains):,} of {after.sum() / 1e6:,.1f} ms"
+    return [f"{count:,} kernels of {times}"]
 
 
 def _compile_on_cpu(graph: Graph) -> None:
+    if unrecorded_launches(graph):
+        graph.does_not_apply("calls of this trace launched device work that was not recorded")
     compiled = graph.select(kind="cpu", phase=("forward", "backward")).where(within=COMPILED_CALL)
     if len(compiled):
         graph.does_not_apply("forward and backward run compiled code already")

@@ -17,6 +17,7 @@ from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"dgc", "blueconnect"})
+CODE = "model.register_comm_hook(group, default_hooks.fp16_compress_hook)"
 
 ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 WIDTH = 2

@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
+from daydream.costs.captured import Taken, capture, parts_of
+from daydream.graph.device import in_replays, mostly_replayed
+from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.transforms import stages
 from daydream.wording import counted
 
 STAGE = stages.LAUNCH
+CODE = "with torch.cuda.graph(torch.cuda.CUDAGraph()): train_step(static_batch)"
 
 OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"  # inputs and results are copied outside of a graph
 CALL = "cudaGraphLaunch"
+LEAST_SAID_NS = 10_000
 
 
 def cuda_graphs(
@@ -24,9 +29,12 @@ def cuda_graphs(
     on the CPU, and no more than `node_us` lie between nodes that follow each other on a
     stream: 15 us and 0.58 us a node measured on an RTX 5070 Ti (ahrefs/ocannl, issue 488).
     Calls that cannot be captured stay where they are and part the step in several graphs: waits
-    of the CPU for the device, copies from and to the CPU, graphs that the step has already.
-    A step without such parts is one graph. Untraced CPU time between launches goes too, as Python
-    that a replay does not run; a note says how much it is, since file access or sleep would stay.
+    of the CPU for the device and the events they wait for, copies from and to the CPU, graphs that the
+    step has already.
+    A step without such parts is one graph. Untraced CPU time between two launches of a graph goes too, as
+    Python that a replay does not run; a note says how much it is. What lies before a graph's first launch
+    and behind its last stays, and so do pauses and calls of over 1 ms and allocations: loading, first
+    uses, file access, waiting (daydream/costs/captured.py).
 
     Not modelled: capture itself, the copy of inputs to fixed addresses, the memory of a pool
     that is never shared, branches and shapes that change (they cannot be captured), CPU
@@ -37,36 +45,44 @@ def cuda_graphs(
     phases = ("forward", "loss", "backward", "optimizer")[: 4 if optimizer else 3]
     device = graph.select(on="gpu", phase=phases)
     device.need("device work in the forward or backward pass")
-    launched = device.where(lambda tasks: tasks.launch >= 0)
-    alone = launched.where(lambda tasks: np.bincount(tasks.launch)[tasks.launch] == 1)
-    captured = alone - alone.where(kind="memcpy", name=OVER_LINK)
-    if len(alone) < len(launched) / 2:
+    replayed = in_replays(device)
+    if mostly_replayed(device):
         graph.does_not_apply("most device work of the step is launched by graphs already")
+    launched = device.where(lambda tasks: tasks.launch >= 0)
+    captured = launched - replayed - launched.where(kind="memcpy", name=OVER_LINK)
     captured.need("device work that a graph could hold")
     other = device - captured
-    waits = graph.select(kind="cpu", phase=phases).waiting()
-    parts = captured.stretches(waits | other.launches())
-    before = graph.select(kind="cpu", phase=phases)
-    work, untraced = before.total("duration_ns"), before.total("gap_ns")
-
-    captured.set(latency_ns=np.minimum(captured.latency_ns, graph.facts.launch_latency_ns))
-    captured.set(gap_ns=np.minimum(captured.gap_ns, round(node_us * 1e3)))
-    calls = parts.share_launch(CALL)
-    calls.set(duration_ns=launch_us * 1e3, gap_ns=0)
-    stays = calls | waits | other.launches()
+    waits = graph.select(kind="cpu").waiting()
+    waits = waits.where(lambda tasks: np.isin(tasks.lane, captured.launches().lane))
+    parts = parts_of(graph, captured, waits | waits.waited_for() | other.launches())
+    nodes = len(captured) / len(parts)
+    stays = waits | other.launches()
     if len(other.where(lambda tasks: tasks.op != None)):  # noqa: E711 - a column of texts and None
         stays = stays | other.operators()
-    gone = graph.select(kind="cpu", phase=phases) - stays
-    if len(gone):
-        gone.remove()
-    left = graph.select(kind="cpu", phase=phases)
-    work, untraced = work - left.total("duration_ns"), untraced - left.total("gap_ns")
-    steps = max(len(captured.group_by("step")), 1)
-    nodes = len(captured) / len(calls)
-    graph.note(f"{counted(round(len(calls) / steps), 'graph')} a step of {nodes:,.0f} nodes in the mean.")
-    if untraced > 0:
+    # A delay without a known cause is no launch latency and no start-up: it stays.
+    short = captured.where(lambda tasks: tasks.latency_ns <= LARGEST_LATENCY_NS)
+    near = captured.where(lambda tasks: tasks.gap_ns <= LARGEST_STARTUP_NS)
+    if len(short):
+        short.set(latency_ns=np.minimum(short.latency_ns, graph.facts.launch_latency_ns))
+    if len(near):
+        near.set(gap_ns=np.minimum(near.gap_ns, round(node_us * 1e3)))
+    taken = capture(graph, parts, name=CALL, launch_ns=round(launch_us * 1e3), stays=stays, phases=phases)
+    many = max(len(captured.group_by("step")), 1)
+    graph.note(f"{counted(round(len(parts) / many), 'graph')} a step of {nodes:,.0f} nodes in the mean.")
+    _say(graph, taken)
+
+
+def _say(graph: Graph, taken: Taken) -> None:
+    """Note how much of the CPU time that goes is untraced, and how much between captured launches stays."""
+    steps = max(sum(bool(step.get("covered")) for step in graph.steps), 1)
+    if taken.untraced > 0:
         graph.note(
-            f"Of the CPU time that goes, {untraced / steps / 1e6:,.2f} ms a step "
-            f"({untraced / (untraced + max(work, 0)):.0%}) are untraced: taken for Python between launches; "
-            "file access, sleep or other work in it would stay."
+            f"Of the CPU time that goes, {taken.untraced / steps / 1e6:,.2f} ms a step "
+            f"({taken.untraced / (taken.untraced + max(taken.work, 0)):.0%}) are untraced: taken for Python "
+            "between launches."
+        )
+    if taken.stays > LEAST_SAID_NS * steps:
+        graph.note(
+            f"{taken.stays / steps / 1e6:,.2f} ms a step of CPU time between captured launches stay: calls "
+            "and pauses of over 1 ms and allocations are first uses, file access or waiting."
         )

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from daydream import Graph, GraphError
+from daydream.costs.loading import Waits, recorded_waits, untraced_waits
+from daydream.graph.selection import Selection
 from daydream.transforms import stages
 from daydream.wording import counted
 
 STAGE = stages.INPUT
+CODE = "DataLoader(dataset, num_workers=4, persistent_workers=True)"
 
 WORKER_LOADER = r"_MultiProcessingDataLoaderIter|MultiProcessing"
 POOL = "loader workers"
+MOST_STEPS = 0.8  # wait where the main thread loads: every step but a few whose gap another call hides
 
 
-def dataloader(graph: Graph, *, workers: int | None = None, get_ms: float = 1.5) -> None:
+def dataloader(
+    graph: Graph, *, workers: int | None = None, get_ms: float = 1.5, recorded: int | None = None
+) -> None:
     """Predict loading in worker processes, with batches ready when they are asked for.
 
     What the main thread did to make a batch goes to a lane of its own and runs ahead. With
@@ -22,32 +30,97 @@ def dataloader(graph: Graph, *, workers: int | None = None, get_ms: float = 1.5)
     queue (torch 2.13.0, x86, one thread), more for large ones, whose shared memory has to be mapped.
     Device work of the loading phase and its launches stay where they are.
 
-    Where workers load already, what a batch costs them is not recorded: only without
-    `workers` there is an answer, that the main thread waits for no batch. Not modelled: that
-    workers compete for cores and memory with the main process, that they run operators on one
-    thread, the first epoch's start of processes, a limit to how far they run ahead.
+    Where no loader was recorded, as by Nsight Systems, the wait for a batch is the longest untraced
+    stretch before a step's first copy to the device. Where workers load already and the program waits
+    for them, a batch costs a worker the time between batches, times the workers. `recorded` is how
+    many there are (0: the main thread loads); by default as the pattern of waits shows: so many
+    batches come at once. Without pattern, the main thread is taken to load.
+
+    Not modelled: that workers compete for cores, disk and memory with each other and the main process,
+    that they run operators on one thread, the start of processes, a limit to how far they run ahead.
     """
     if workers is not None and workers < 1:
         raise GraphError(f"workers must be 1 or more, not {workers}")
+    if recorded is not None and recorded < 0:
+        raise GraphError(f"recorded must be 0 or more, not {recorded}")
+    loading, waits = _loading(graph)
+    least = get_ms * 1e6
+    if waits.time_ns.max(initial=0) <= least:
+        graph.does_not_apply(f"loading takes no step more than the {get_ms:g} ms that fetching a batch costs")
+    before = None if workers is None else _workers_of(graph, loading, waits, recorded, least)
+
+    get = graph.insert_after(
+        waits.tasks, "fetch batch", duration_ns=np.minimum(waits.time_ns, least), gap_ns=0
+    )
+    if before is None or workers is None:
+        _take_out(loading, waits)
+        return
+    if before == 0 and loading is not None:
+        pool = loading.move(POOL, follows=False, held_for=False).scale(1 / workers, gaps=True)
+        graph.link(pool.group_by("step", "lane").last(), get)
+        pace = waits.time_ns.mean() / workers
+    else:
+        cost = waits.batch_cost_ns(before, least) / workers
+        made = graph.insert_after(waits.tasks, "load batch", kind="cpu", duration_ns=cost, gap_ns=0)
+        _take_out(loading, waits)
+        graph.link(made.move(POOL, follows=False, held_for=False), get)
+        pace = cost.mean()
+    graph.note(f"{counted(workers, 'worker')} can make a batch every {pace / 1e6:,.1f} ms in the mean.")
+
+
+def _loading(graph: Graph) -> tuple[Selection | None, Waits]:
+    """Return the recorded CPU work of loading, None where there is none, and the waits for batches."""
     loading = graph.select(kind="cpu", phase="data")
-    loading.need("loading of data: no data-loader range or phase")
-    threaded = loading.where(within=WORKER_LOADER)
-    if len(threaded) and workers is not None:
-        graph.does_not_apply("worker processes load already, and what a batch costs them is not recorded")
+    if not len(loading):
+        waits = untraced_waits(graph)
+        graph.note(
+            "No loader was recorded: the longest untraced time before each step's first copy to the device "
+            f"is taken for the wait for its batch, {waits.time_ns.mean() / 1e6:,.1f} ms in the mean."
+        )
+        return None, waits
     device = graph.select(on="gpu", phase="data")
     loading = loading - loading.waiting() - device.launches()
     loading.need("loading on the CPU apart from its device work")
-    batches = loading.group_by("step", "lane")
-    time = batches.total("duration_ns") + batches.total("gap_ns")
-    if time.max() <= get_ms * 1e6:
-        graph.does_not_apply(f"loading takes no step more than the {get_ms:g} ms that fetching a batch costs")
+    return loading, recorded_waits(graph, loading)
 
-    fetching = [min(ns, get_ms * 1e6) for ns in time]
-    get = graph.insert_after(batches.last(), "fetch batch", duration_ns=fetching)
-    if workers is None:
+
+def _workers_of(
+    graph: Graph, loading: Selection | None, waits: Waits, recorded: int | None, least_ns: float
+) -> int:
+    """Return how many workers load in the recording; 0 where the main thread does."""
+    threaded = loading is not None and len(loading.where(within=WORKER_LOADER)) > 0
+    if recorded is not None:
+        if threaded and not recorded:
+            raise GraphError("recorded must be 1 or more: worker processes load in this trace")
+        return recorded
+    if loading is not None and not threaded:
+        return 0
+    seen = waits.workers()
+    if seen is not None:
+        graph.note(
+            f"Batches come in bursts of {seen}, as from {counted(seen, 'worker')}. Were there more or fewer, "
+            "give them by --recorded."
+        )
+        return seen
+    if threaded or float(np.mean(waits.time_ns > least_ns)) < MOST_STEPS:
+        graph.does_not_apply(
+            "worker processes load already, and what a batch costs them is not recorded.\n"
+            "       Say by --recorded how many there are."
+        )
+    graph.note(
+        "Which process loads is not recorded: the main thread is taken to. Give workers by --recorded."
+    )
+    return 0
+
+
+def _take_out(loading: Selection | None, waits: Waits) -> None:
+    """Take the loading, or the untraced waiting, off the main thread."""
+    if loading is not None:
         loading.remove()
         return
-    pool = loading.move(POOL, follows=False, held_for=False).scale(1 / workers, gaps=True)
-    graph.link(pool.group_by("step", "lane").last(), get)
-    pace = time.mean() / workers / 1e6
-    graph.note(f"{counted(workers, 'worker')} can make a batch every {pace:,.1f} ms in the mean.")
+    inside = waits.tasks.of(waits.tasks.ids[~waits.in_gap], "waits", ordered=True)
+    behind = waits.tasks.of(waits.tasks.ids[waits.in_gap], "waits", ordered=True)
+    if len(inside):
+        inside.set(duration_ns=0)
+    if len(behind):
+        behind.set(gap_ns=0)

@@ -13,6 +13,7 @@ from daydream.wording import counted
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"p3"})
+CODE = "model = DistributedDataParallel(model)"
 
 LANE = "all-reduce"
 

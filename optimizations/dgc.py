@@ -15,6 +15,7 @@ from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"compression", "blueconnect"})
+CODE = "model.register_comm_hook(state, top_k_hook)  # a hook of your own"
 
 ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 INDEX_BYTES = 4

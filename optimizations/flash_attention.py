@@ -12,6 +12,7 @@ from daydream.transforms import stages
 from daydream.wording import counted
 
 STAGE = stages.WORK
+CODE = "torch.nn.functional.scaled_dot_product_attention(q, k, v)"
 
 
 def flash_attention(graph: Graph) -> None:

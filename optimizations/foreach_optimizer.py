@@ -9,12 +9,13 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs.kernels import floor_ns
-from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, update_calls, update_of
+from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, need_taken, update_calls, update_of
 from daydream.transforms import stages
 from daydream.transforms.real_changes import optimizer_settings
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-adam", "fused-optimizer", "offload-optimizer"})
+CODE = "torch.optim.AdamW(parameters, foreach=True)  # or your optimizer"
 
 MULTI_TENSOR = r"_foreach_|^_fused_|aten::_fused_"
 MULTI_TENSOR_KERNEL = r"multi_tensor_apply"
@@ -38,6 +39,7 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
     by_name = updates.where(name=(MULTI_TENSOR_KERNEL, FUSED_KERNEL))
     if len(updates.where(op=(MULTI_TENSOR, FUSED_OP)) | by_name):
         graph.does_not_apply("the optimizer runs multi-tensor operators already")
+    need_taken(graph, "foreach")
     walk_ns = update_of(graph).python_ns()
     operators = updates.where(lambda tasks: tasks.op != None).need("operators in the update")  # noqa: E711
     kernels = operators.where(kind="kernel")

@@ -14,6 +14,7 @@ from daydream.transforms import stages
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"amp", "tf32"})
+CODE = "torchao.float8.convert_to_float8_training(model)"
 
 LINEAR = r"aten::(addmm|mm|linear)$"
 

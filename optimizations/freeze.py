@@ -11,6 +11,7 @@ from daydream.transforms import stages
 from daydream.wording import counted, listed
 
 STAGE = stages.WORK
+CODE = "layer.requires_grad_(False)"
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients
 ARRIVAL = r"^arrival$"  # where a member of a collective waits for its peers

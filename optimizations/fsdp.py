@@ -19,6 +19,7 @@ from daydream.wording import counted
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "p3", "tictac"})
+CODE = "torch.distributed.fsdp.fully_shard(model)"
 
 LANE = "shards"  # one lane: collectives of one group run one behind the other
 INTO = "copies of shards"  # the stream that a worker's own shards are copied on

@@ -14,6 +14,7 @@ __all__ = ["apply", "fused_adam"]  # the real change is the same for all kinds
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-optimizer", "foreach-optimizer", "offload-optimizer"})
+CODE = "torch.optim.AdamW(parameters, fused=True)"
 
 
 def fused_adam(

@@ -8,6 +8,7 @@ from daydream.transforms import stages
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"compile"})
+CODE = "block = torch.compile(block)"
 
 WORDS = {
     "C": r"^aten::(mm|bmm|addmm|baddbmm|_scaled_mm|(cudnn|miopen|mkldnn|mps)_convolution|"

@@ -8,6 +8,7 @@ from daydream.transforms import stages
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"compile"})
+CODE = "liger_kernel.transformers.LigerCrossEntropyLoss()(logits, labels)"
 
 WORDS = {
     "L": r"^aten::(log_softmax|_log_softmax)$",

@@ -8,6 +8,7 @@ from daydream.transforms import stages
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"compile"})  # it fuses these chains, and what is around them
+CODE = "torch.nn.LayerNorm(size)  # or torch.nn.RMSNorm"
 
 WORDS = {
     "U": r"^aten::(to|_to_copy)$",  # to 32 bits and back

@@ -6,12 +6,21 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from daydream import Graph, GraphError
-from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, RULES, fused_ns, update_calls, update_of
+from daydream.costs.optimizers import (
+    FUSED_KERNEL,
+    FUSED_OP,
+    RULES,
+    fused_ns,
+    need_taken,
+    update_calls,
+    update_of,
+)
 from daydream.transforms import stages
 from daydream.transforms.real_changes import optimizer_settings
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-adam", "foreach-optimizer", "offload-optimizer"})
+CODE = "torch.optim.AdamW(parameters, fused=True)  # or Adam, SGD, Adagrad"
 
 Kind = Literal["auto", "sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop", "lamb"]
 Model = Literal["bytes", "sum"]
@@ -41,6 +50,8 @@ def fused_optimizer(
     updates.need("optimizer work: no `Optimizer.step` range holds any")
     if len(updates.where(op=FUSED_OP) | updates.where(name=FUSED_KERNEL)):
         graph.does_not_apply("the optimizer runs a fused kernel already")
+    if kind == "auto":
+        need_taken(graph, "fused")
     if (updates.group_by("step").sizes == 1).all():
         graph.does_not_apply("the optimizer runs one kernel a step: it is fused already")
     update = update_of(graph)

@@ -8,6 +8,7 @@ from daydream.transforms import stages
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"compile", "flash-attention"})  # which leave no softmax to fuse with
+CODE = "probabilities = torch.compile(masked_softmax)(scores, mask)"
 
 WORDS = {
     "S": r"^aten::(softmax|_softmax|_safe_softmax)$",

@@ -10,6 +10,7 @@ from daydream.costs.kernels import floor_ns
 from daydream.transforms import stages
 
 STAGE = stages.MEMORY
+CODE = "torch.autograd.graph.saved_tensors_hooks(encode, decode)"
 
 FORWARD = r"^aten::(relu_?|clamp_min_?|max_pool2d)$"
 BACKWARD = r"(Relu|Threshold|ClampMin|MaxPool\w*)Backward\d*$"

@@ -13,6 +13,7 @@ from daydream.costs.precision import SCALER_CALL_NS, SCALER_TENSOR_NS, main_type
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
+CODE = "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
 
 SCALER = r"_amp_(foreach_non_finite_check_and_unscale|update_scale)|amp_update_scale"
 SCALER_KERNEL = r"(?i)non_?finite_?check|amp_update_scale|unscale"

@@ -9,6 +9,7 @@ from daydream.transforms import stages
 from daydream.transforms.limits import need_room
 
 STAGE = stages.WORK
+CODE = "if step % batches == 0: optimizer.step(); optimizer.zero_grad()"
 
 COMPUTING = ("forward", "loss", "backward")
 PASSES = ("data", *COMPUTING)

@@ -11,6 +11,7 @@ from daydream.transforms import stages
 
 STAGE = stages.MEMORY
 EXCLUDES = frozenset({"fused-adam", "fused-optimizer", "foreach-optimizer"})
+CODE = '{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}  # of DeepSpeed'
 
 MIB = 2**20
 STREAM = "offload stream"

@@ -8,6 +8,7 @@ from daydream import Graph, Selection
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
+CODE = "work = dist.all_reduce(tensor, async_op=True)  # work.wait() where it is needed"
 
 ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 POINT_TO_POINT = ("send", "recv", "send_recv")  # the next stage of a pipeline works on what comes

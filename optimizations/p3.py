@@ -14,6 +14,7 @@ from daydream.wording import counted
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp"})
+OF_JOBS = True
 
 PUSH, PULL = "network", "network, back"  # one lane where every worker is a server too
 PULLED = "parameters {}"  # a lane for what comes back for each task that waits: when all of it has come

@@ -10,6 +10,7 @@ from daydream.transforms import stages
 from daydream.wording import counted
 
 STAGE = stages.INPUT
+CODE = 'DataLoader(dataset, pin_memory=True); batch.to("cuda", non_blocking=True)'
 
 TO_DEVICE = r"HtoD|HostToDevice"
 PAGEABLE = r"(?i)pageable"

@@ -19,6 +19,7 @@ from daydream.wording import counted, listed
 
 STAGE = order.PARALLEL
 EXCLUDES = frozenset({"ddp", "fsdp", "gradient-accumulation", "p3", "tensor-parallel", "tictac"})
+CODE = "torch.distributed.pipelining.pipeline(model, mb_args=(batch,))"
 
 CHUNKS = 2  # of blocks a GPU, where stages are interleaved
 

@@ -9,6 +9,7 @@ from daydream import Graph
 from daydream.transforms import stages
 
 STAGE = stages.INPUT
+CODE = 'with torch.cuda.stream(copies): following = batch.to("cuda", non_blocking=True)'
 
 STREAM = "prefetch stream"
 

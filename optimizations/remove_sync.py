@@ -8,6 +8,7 @@ from daydream import Graph
 from daydream.transforms import stages
 
 STAGE = stages.LAUNCH
+CODE = "losses.append(loss.detach())  # .item() when the loop is over"
 
 ALLOCATION = r"(?i)malloc|free"  # waits that no line of the program asked for
 

@@ -8,6 +8,7 @@ from daydream.transforms import stages
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"compile"})
+CODE = "model = torch.compile(model)"
 
 WORDS = {
     "C": r"^aten::(conv\d?d|_?convolution|conv_transpose\dd|(cudnn|miopen|mkldnn)_convolution\w*)$",

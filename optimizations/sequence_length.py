@@ -5,17 +5,22 @@ from __future__ import annotations
 from daydream import Graph, GraphError
 from daydream.costs.grown import Resizing, grow_copies, leave_grown
 from daydream.costs.input_sizes import (
+    is_channel_size,
     is_feature_size,
     need_shapes,
     need_size,
+    only_grids_tell,
     recorded_length,
     resized_time,
     shares_of_growth,
 )
+from daydream.costs.launch_grids import grown_time, growth_by_grids
 from daydream.costs.resize import growth_of
+from daydream.graph.selection import Selection
 from daydream.transforms import stages
 
 STAGE = stages.WORK
+CODE = "tokenizer(texts, truncation=True, max_length=512)"
 
 
 def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -> None:
@@ -29,6 +34,9 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     without device work, operator calls keep their overhead. Inference most of whose time has no
     shapes is refused. What is combined with this sees the new sizes.
 
+    Where no shapes were recorded, the grids of kernels tell the length (element-wise kernels between the two
+    products of an attention) and how work grows; see daydream/costs/launch_grids.py.
+
     Assumes that loading and copying of data, and kernels of unknown work, grow in proportion.
     Collectives and the CPU work of launching stay. Not modelled: positions that a learned table
     does not hold, packing, memory, other kernels that libraries pick, convergence.
@@ -41,26 +49,55 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     passes = graph.select(on="gpu" if len(kernels) else "cpu", phase=("forward", "loss", "backward"))
     work = passes - passes.where(kind="collective")
     work.need("work in the forward or backward pass")
-    old = need_size(recorded_length(graph) if recorded is None else recorded, "sequence length")
-    if length == old:
-        graph.does_not_apply(f"the trace was recorded with sequences of {old:,} tokens already")
-    if is_feature_size(graph, old):
-        graph.does_not_apply(
-            f"the model has features or heads of size {old} too, which shapes cannot tell from the length.\n"
-            "       Record it with a length that occurs nowhere else."
-        )
+    if only_grids_tell(graph):
+        old = _by_grids(graph, work, length, recorded)
+    else:
+        old = _by_shapes(graph, work, length, recorded)
     loading = graph.select(kind="cpu", phase="data")
     copies = graph.select(kind=("memcpy", "memset"), phase="data")
-
-    retimed = resized_time(graph, work, old, length, every=True)
-    shares = shares_of_growth(work, retimed, growth_of(graph, work, old, length, every=True).known)
-    need_shapes(graph, shares)
-    work.set(duration_ns=retimed.duration_ns)
-    leave_grown(graph, Resizing(length / old, old, every=True, on_device=len(kernels) > 0))
     for tasks in (loading, copies):
         if len(tasks):
             tasks.scale(length / old)
     grow_copies(work | copies, length / old)
-    graph.note(f"Sequences go from {old:,} to {length:,} tokens, {shares.words()}. {retimed.words()}")
     if len(graph.select(kind="collective", phase=("forward", "loss"))):
         graph.note("Collectives keep their time, those that exchange activations too.")
+
+
+def _by_shapes(graph: Graph, work: Selection, length: int, recorded: int | None) -> int:
+    """Let the work grow as the recorded shapes say; return the length that it had."""
+    old = need_size(recorded_length(graph) if recorded is None else recorded, "sequence length")
+    _refuse_the_same(graph, length, old)
+    if is_feature_size(graph, old):
+        if is_channel_size(graph, old):
+            graph.does_not_apply(
+                f"the model has channels of size {old} too, which shapes cannot tell from the length.\n"
+                "       Record it with a length that occurs nowhere else."
+            )
+        graph.note(
+            f"The model has features of size {old} too: tokens are told from them by where they stand."
+        )
+    retimed = resized_time(graph, work, old, length, every=True)
+    shares = shares_of_growth(work, retimed, growth_of(graph, work, old, length, every=True).known)
+    need_shapes(graph, shares)
+    on_device = str(work.kind[0]) != "cpu"
+    work.set(duration_ns=retimed.duration_ns)
+    leave_grown(graph, Resizing(length / old, old, every=True, on_device=on_device))
+    graph.note(f"Sequences go from {old:,} to {length:,} tokens, {shares.words()}. {retimed.words()}")
+    return old
+
+
+def _by_grids(graph: Graph, work: Selection, length: int, recorded: int | None) -> int:
+    """Let the work grow as the grids of kernels say, without shapes; return the length that it had."""
+    growth = growth_by_grids(graph, work, recorded)
+    old = need_size(growth.length if recorded is None else recorded, "sequence length")
+    _refuse_the_same(graph, length, old)
+    time, told = grown_time(work, growth, length / old)
+    work.set(duration_ns=time)
+    leave_grown(graph, Resizing(length / old, None, every=True, on_device=True))
+    graph.note(f"Sequences go from {old:,} to {length:,} tokens. {told}")
+    return old
+
+
+def _refuse_the_same(graph: Graph, length: int, old: int) -> None:
+    if length == old:
+        graph.does_not_apply(f"the trace was recorded with sequences of {old:,} tokens already")

@@ -16,6 +16,7 @@ from daydream.wording import counted, listed
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "fsdp", "p3", "pipeline", "tictac"})
+CODE = "torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)"
 
 LANE = "all-reduce"
 

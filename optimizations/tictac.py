@@ -15,6 +15,7 @@ from daydream.wording import counted
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "fsdp", "p3"})
+OF_JOBS = True
 
 
 def tictac(

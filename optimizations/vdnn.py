@@ -12,6 +12,7 @@ from daydream.costs.feature_maps import input_bytes, makers_and_users
 from daydream.transforms import stages
 
 STAGE = stages.MEMORY
+CODE = "torch.autograd.graph.save_on_cpu(pin_memory=True)"
 
 CONVOLUTION = (r"^aten::conv(\dd|olution)$", r"[Cc]onv\w*Backward\d*$", "convolutions")
 PRODUCT = (

@@ -12,6 +12,7 @@ from daydream import Graph
 from daydream.transforms import stages
 
 STAGE = stages.WORK
+CODE = "optimizer.zero_grad(set_to_none=True)"
 
 ZERO_GRAD = r"(?i)zero_?grad"
 FILL = r"aten::(_foreach_)?(zero_|fill_)$"

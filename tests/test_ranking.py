@@ -68,7 +68,31 @@ def test_each_says_what_decides_then(ranking):
     #                 the long kernel of 84; data, sync and two launches of 85; data, sync and a launch of 132
     bounds = [("GPU", 60 / 84), ("CPU", (32 + 2 + 5 + 6) / 85), ("CPU", (64 + 2 + 6) / 132)]
     assert [(each.bound, each.bound_share) for each in ranking.optimizations] == bounds
-    assert (ranking.bound, ranking.bound_share) == ("GPU", 0.6)
+    # Without any CPU cost 66 are left, without the device 52: neither bounds the step, as `explain` says.
+    assert (ranking.bound, ranking.bound_share) == ("turns", 0.0)
+    assert daydream.explain(ranking.replay).bound == "turns"
+
+
+def test_parameter_servers_are_not_ranked_for_one_process():
+    alone = daydream.rank(steps(), pairs=0, with_curves=False, with_ranges=False)
+    assert "several processes" in alone.left_out["p3"]
+    assert "several processes" in alone.left_out["tictac"]
+
+    asked = daydream.rank(steps(), ["p3"], pairs=0, with_curves=False)  # by name: it is answered or refused
+    assert "several processes" not in asked.left_out.get("p3", "")
+
+
+def test_the_line_of_code_stands_beside_a_rank(tmp_path):
+    (tmp_path / "halve_data.py").write_text(
+        'CODE = "DataLoader(dataset, num_workers=4)"\n\n'
+        'def halve_data(graph):\n    graph.select(name="data").scale(0.5)\n'
+    )
+    ranking = daydream.rank(steps(), [str(tmp_path / "halve_data.py"), halve_long], pairs=0)
+
+    codes = {each.name: each.code for each in ranking.optimizations}
+    assert codes == {"halve-data": "DataLoader(dataset, num_workers=4)", "halve-long": None}
+    assert ranking.to_json()["optimizations"][0]["code"] == codes["halve-data"]
+    assert "halve-data: DataLoader(dataset, num_workers=4)" in str(ranking_text(ranking, top=3))
 
 
 def test_the_best_are_tried_together(ranking):

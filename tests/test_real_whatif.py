@@ -41,19 +41,19 @@ def device_rows(trace: daydream.Trace) -> np.ndarray:
 # AMP
 
 
-def test_amp_gains_nothing_where_the_cpu_is_the_limit():
+def test_faster_kernels_alone_gain_nothing_where_the_cpu_is_the_limit():
     # The A100 is busy 24 % of the step: every kernel waits for its launch, so no kernel's
     # duration is on the chain of causes, and a GPU that takes no time at all changes nothing either.
     replay = shared_replay(A100_DDP)
 
-    amp = daydream.whatif(replay, "amp")
+    amp = daydream.whatif(replay, "amp", model="paper")
 
     assert amp.changed > 1000
     assert amp.speedup == pytest.approx(1.0, abs=0.002)
     assert daydream.whatif(replay, "scale", on="gpu", factor=0).speedup == pytest.approx(1.0, abs=0.002)
 
 
-def test_amp_on_a_gpu_bound_step_gives_the_sum_of_its_faster_kernels():
+def test_amp_by_the_paper_on_a_gpu_bound_step_gives_the_sum_of_its_faster_kernels():
     # RTX 2080 Ti, ResNet: the stream is busy all the time and everything is 32 bits wide. By hand:
     # convolutions and matrix products / 3, other kernels (batch norms of cuDNN too) / 2; copies, memsets and
     # the optimizer as they are.
@@ -68,7 +68,7 @@ def test_amp_on_a_gpu_bound_step_gives_the_sum_of_its_faster_kernels():
     faster = np.where(kernel & ~update, duration / np.where(math, 3, 2), duration)
     by_hand = {step: faster[trace["step"][rows] == step].sum() for step in steps_near_the_median(replay)}
 
-    amp = daydream.whatif(replay, "amp")
+    amp = daydream.whatif(replay, "amp", model="paper")
 
     # Pauses of the CPU that the GPU used to hide come to light in single steps; the median one is the sum.
     ratios = [
@@ -87,9 +87,9 @@ def test_amp_stops_at_the_cpu_floor_and_fusing_the_optimizer_lowers_it():
     # time left. AMP alone frees the GPU but not the CPU; both together gain more than the sum of each.
     replay = shared_replay(V100_LOADER_4)
     floor = daydream.whatif(replay, "scale", on="gpu", factor=0)
-    amp = daydream.whatif(replay, "amp")
+    amp = daydream.whatif(replay, "amp", model="paper")
     fused = daydream.whatif(replay, "fused-adam")
-    both = daydream.whatif(replay, "amp+fused-adam")
+    both = daydream.whatif(replay, "amp+fused-adam", **{"amp.model": "paper"})
 
     assert floor.predicted_ns <= amp.predicted_ns < replay.replayed_ns
     saved = replay.replayed_ns - np.array([amp.predicted_ns, fused.predicted_ns, both.predicted_ns])
@@ -100,7 +100,7 @@ def test_amp_leaves_copies_collectives_the_optimizer_and_16_bit_kernels_alone():
     for name in (A100_DDP, V100_LOADER_4, RTX_RESNET):
         graph = shared_replay(name).graph.copy()
         before, types = graph.columns["duration_ns"].copy(), graph.select().dtype
-        find("amp").function(graph)
+        find("amp").function(graph, model="paper")
         changed = graph.tasks(np.flatnonzero(graph.columns["duration_ns"] != before))
 
         assert set(changed.kind) == {"kernel"}
@@ -164,7 +164,7 @@ def test_where_amp_gains_nothing_both_gain_what_the_optimizer_gains(name):
     # CPU-bound traces of three GPUs: faster kernels are hidden, the optimizer's CPU time is not.
     replay = shared_replay(name)
 
-    both = daydream.whatif(replay, "amp+fused-adam")
+    both = daydream.whatif(replay, "amp+fused-adam", **{"amp.model": "paper"})
     fused = daydream.whatif(replay, "fused-adam")
 
     assert both.predicted_ns == pytest.approx(fused.predicted_ns, rel=0.005)

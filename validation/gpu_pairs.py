@@ -81,18 +81,22 @@ def questions() -> Iterator[Question]:
     one, two = "4gpu_nobroadcast", "4gpu_bucketcap100mb"
     yield Question(UNET, one, two, "bucket-size", {"bucket_mb": 100}, judged=(STEP,))
     yield Question(UNET, two, one, "bucket-size", {"bucket_mb": 25}, judged=(STEP,))
-    yield Question(T4, "fp32", "amp", "autocast+grad-scaler", judged=(KERNELS,))
-    yield Question(T4, "fp32", "amp", "amp", judged=(KERNELS,))
+    yield Question(T4, "fp32", "amp", "autocast+grad-scaler", judged=(KERNELS,), role=DEVELOPED)
+    yield Question(T4, "fp32", "amp", "amp", judged=(KERNELS,), role=DEVELOPED)
     for before, after, factor in (("b4_s128", "b8_s128", 2), ("b8_s128", "b4_s128", 0.5)):
-        yield Question(MOE, before, after, "batch-size", {"factor": factor}, judged=(KERNELS,))
+        yield Question(
+            MOE, before, after, "batch-size", {"factor": factor}, judged=(KERNELS,), role=DEVELOPED
+        )
     for before, after, length in (("b8_s128", "b8_s1024", 1024), ("b8_s1024", "b8_s128", 128)):
         yield Question(MOE, before, after, "sequence-length", {"length": length}, judged=(KERNELS,))
     both = {"factor": 2, "length": 1024}
     yield Question(MOE, "b4_s128", "b8_s1024", "sequence-length+batch-size", both, judged=(KERNELS,))
     for here in LENGTHS:
         for there in LENGTHS:
+            role = DEVELOPED if {here, there} == {128, 256} else JUDGED
+            longer = {"length": there}
             if here != there:
-                yield Question(GPT, f"small_{here}", f"small_{there}", "sequence-length", {"length": there})
+                yield Question(GPT, f"small_{here}", f"small_{there}", "sequence-length", longer, role=role)
     yield Question(HOPPER, "gh200_fp32", "h100_tf32_1", "tf32")
 
 
@@ -152,7 +156,7 @@ def _judge(question: Question, before: Path, after: Path) -> Iterator[Row]:
             predicted, low, high = (
                 answer[key] for key in ("predicted_ns", "predicted_low_ns", "predicted_high_ns")
             )
-            reason = "" if predicted is not None else str(answer.get("why_not", "cannot be predicted"))
+            reason = "" if predicted is not None else str(answer.get("reason") or "cannot be predicted")
             yield Row(question, STEP, was[STEP], truth[STEP], predicted, low, high, reason)
         else:
             yield Row(question, KERNELS, was[KERNELS], truth[KERNELS], _kernels(asked.graph, question))

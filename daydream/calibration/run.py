@@ -23,9 +23,10 @@ from daydream.costs.work import FORMULAS, bare_name
 from daydream.errors import NotApplicableError
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
-from daydream.trace import Trace, write_whole
+from daydream.trace import Trace
 from daydream.transforms.compose import apply, spelled
 from daydream.transforms.registry import Optimization
+from daydream.writing import write_whole
 
 SCHEMA = 1
 TOTAL_LIMIT_S = 120.0

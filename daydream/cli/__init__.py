@@ -1,8 +1,8 @@
 """The command line: one file a command, loaded when it is typed.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 a
-`DaydreamError`, 2 usage, 130 interrupted. Nothing heavy is imported here, so that
-`daydream --help` costs no more than click.
+`DaydreamError`, 2 usage, 130 interrupted, 128 + the number of another signal that ended
+it. Nothing heavy is imported here, so that `daydream --help` costs no more than click.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def daydream() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
+    from daydream.cli.endings import run_to_its_end
     from daydream.cli.failures import leave, run
 
-    leave(run(daydream, args))
+    leave(run_to_its_end(lambda: run(daydream, args)))

@@ -83,7 +83,7 @@ def _calibrate(
     ctx = click.get_current_context()
     chosen: list[Optimization] = ctx.meta.get(CHOSEN) or []
     values = option_values(chosen, options)
-    check(output, force=force, sources=[trace])
+    check(output, force=force)
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         with of_optimizations(ctx, optimization or "calibrate"):

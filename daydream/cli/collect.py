@@ -46,7 +46,7 @@ def _collect(
 
     check_target(target, module=module)
     path = _output(target, output, module=module)
-    check(path, force=force, sources=[])
+    check(path, force=force)
     done = collect(
         command_line(target, args, module=module, nproc_per_node=nproc_per_node),
         path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +101,7 @@ def _confirm(
     from daydream.collect.runner import Recording, collect, command_line
     from daydream.confirmation import blocks_of
     from daydream.errors import DaydreamError
+    from daydream.own_folders import own_folder
     from daydream.trace import Trace
 
     check_target(target, module=module)
@@ -109,11 +109,11 @@ def _confirm(
     values = option_values(chosen, options)
     if output is not None:
         for path in (Path(output), changed_path(Path(output))):
-            check(path, force=force, sources=[])
+            check(path, force=force)
     names = [str(Path(each).resolve()) if each.endswith(".py") else each for each in _names(chosen)]
     change = {"names": names, "options": values, "rounds": rounds, "steps": block_steps}
-    with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
-        path = Path(output) if output is not None else Path(folder, "confirm.parquet")
+    with own_folder("daydream") as folder:
+        path = Path(output) if output is not None else folder / "confirm.parquet"
         done = collect(
             command_line(target, args, module=module, nproc_per_node=nproc_per_node),
             path,

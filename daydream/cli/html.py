@@ -33,7 +33,7 @@ def ranking_option() -> click.Option:
     )
 
 
-def check_html(output: str | None, *, force: bool, trace: str) -> None:
+def check_html(output: str | None, *, force: bool) -> None:
     """Raise `OutputError` or a usage error if the report could not be written there."""
     if output is None:
         return
@@ -42,7 +42,7 @@ def check_html(output: str | None, *, force: bool, trace: str) -> None:
     if not output.lower().endswith(SUFFIXES):
         said = f"{output!r} ends in neither {' nor '.join(SUFFIXES)}"
         raise click.BadParameter(said, click.get_current_context(), param_hint="--html")
-    check(output, force=force, sources=[trace])
+    check(output, force=force)
 
 
 def write_html(

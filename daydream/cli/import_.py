@@ -55,7 +55,7 @@ def _import(
     target = Path(output or trace_name(list(source)))
     if target.is_dir():
         target = target / trace_name(list(source))
-    check(target, force=force, sources=source)
+    check(target, force=force)
     with Progress() as progress:
         trace = read(source, step_marker, steps, progress, ranks, engine)
         progress(f"writing {target}")

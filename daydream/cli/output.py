@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from daydream.errors import OutputError
+import click
+
+from daydream.errors import OutputError, TraceError
 
 PACKED = ".gz"
+OUTPUTS = ("output", "html", "plot")  # parameters that name what is written
 FORMATS = (".pt.trace.json", ".json", ".sqlite", ".parquet")  # longest first
 
 
@@ -39,19 +45,47 @@ def help_of(command: Callable[..., object]) -> str:
     return (command.__doc__ or "").replace("\\b", "\b")
 
 
-def check(path: str | os.PathLike[str], *, force: bool, sources: Iterable[str]) -> None:
-    """Raise `OutputError` if a file could not be written there, or should not be."""
+def check(path: str | os.PathLike[str], *, force: bool) -> None:
+    """Raise `OutputError` if a file could not be written there, or should not be.
+
+    No command writes over a file that it was given to read: a trace, also in a folder of them, a table,
+    a script, a user's own optimization.
+    """
+    from daydream.writing import refuse_to_replace
+
     target = Path(path)
     if not target.parent.is_dir():
         raise OutputError(f"cannot write {target}: there is no folder {target.parent}")
-    if not target.exists():
-        return
-    if not target.is_file():
-        raise OutputError(f"cannot write {target}: it is not a regular file. Choose another name.")
-    if any(Path(source).exists() and target.samefile(source) for source in sources):
-        raise OutputError(f"{target} is the trace that is read; choose another name for the output")
-    if not force:
-        raise OutputError(f"{target} exists already; choose another name or give --force")
+    refuse_to_replace(target, force=True)
+    if target.exists() and any(target.samefile(each) for each in _files_read()):
+        raise OutputError(f"{target} is read by this command; choose another name for the output")
+    refuse_to_replace(target, force=force)
+
+
+def _files_read() -> Iterator[Path]:
+    """Return the files that this command line names, but for its outputs, and the own files it has loaded."""
+    from daydream.collect.importers import trace_files
+    from daydream.transforms.registry import OWN_FILE
+
+    context = click.get_current_context()
+    given = [value for name, value in context.params.items() if name not in OUTPUTS]
+    for text in _texts(given):
+        if os.path.isdir(text):  # noqa: PTH112 - of what cannot be a path, as a text too long, it is no error
+            with contextlib.suppress(TraceError):
+                yield from trace_files([text])
+        elif os.path.exists(text):  # noqa: PTH110 - the same
+            yield Path(text)
+    own = [module for name, module in sys.modules.items() if name.startswith(OWN_FILE)]
+    yield from (Path(module.__file__) for module in own if module.__file__)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Return the texts in an option's value, also those that a list in it, as `table=a,b`, is made of."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str) and value:
+        yield from {value, *filter(None, re.split("[=,]", value))}
 
 
 def free_name(stem: str, suffix: str) -> str:

@@ -48,10 +48,8 @@ def _rank(
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
-        ranking = rank(
-            daydream.replay(recording, table=table), pairs=pairs, with_curves=not no_curves,
-            with_ranges=as_json, progress=progress,
-        )  # fmt: skip
+        replay = daydream.replay(recording, table=table)
+        ranking = rank(replay, pairs=pairs, with_curves=not no_curves, progress=progress)
     if as_json:
         print_json({"trace": trace, **ranking.to_json()})
         return

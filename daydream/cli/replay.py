@@ -25,8 +25,8 @@ def _replay(
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.terminal import replay_text
 
-    check_timeline(output, force=force, trace=trace)
-    check_html(html, force=force, trace=trace)
+    check_timeline(output, force=force)
+    check_html(html, force=force)
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")

@@ -121,7 +121,7 @@ def _scaling(
     keep_freed_memory()
     if plot is not None:
         check_plot(plot)
-        check(plot, force=force, sources=[trace])
+        check(plot, force=force)
     values = option_values([_ddp()], options)
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
@@ -138,7 +138,7 @@ def _scaling(
             raise click.UsageError(str(error), click.get_current_context()) from error
         if plot is not None:
             progress(f"writing {plot}")
-            draw(found, plot)
+            draw(found, plot, force=force)
     if as_json:
         print_json({"trace": trace, **found.to_json()})
     else:

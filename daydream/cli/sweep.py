@@ -92,7 +92,7 @@ def _sweep(
     if output is not None:
         if not output.endswith(FORMATS):
             raise click.BadParameter(f"name it {' or '.join(FORMATS)}", ctx, param_hint="-o")
-        check(output, force=force, sources=trace)
+        check(output, force=force)
     with Progress() as progress, stdout_for_the_result():
         recordings = {each: read([each], step_marker, steps, progress) for each in trace}
         progress("replaying")

@@ -22,7 +22,7 @@ def timeline_option(what: str) -> click.Option:
     )
 
 
-def check_timeline(output: str | None, *, force: bool, trace: str) -> None:
+def check_timeline(output: str | None, *, force: bool) -> None:
     """Raise `OutputError` or a usage error if the timeline could not be written there."""
     if output is None:
         return
@@ -31,7 +31,7 @@ def check_timeline(output: str | None, *, force: bool, trace: str) -> None:
     if not output.endswith(SUFFIXES):
         said = f"{output!r} ends in neither {' nor '.join(SUFFIXES)}"
         raise click.BadParameter(said, click.get_current_context(), param_hint="-o")
-    check(output, force=force, sources=[trace])
+    check(output, force=force)
 
 
 def write_timeline(output: str, replay: Replay, comparison: Comparison | None, *, force: bool) -> None:

@@ -160,11 +160,11 @@ def _whatif(
     import daydream
     from daydream.cli.output import free_name
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_json, print_next, print_screen
+    from daydream.cli.results import print_code, print_json, print_next, print_screen
     from daydream.report.terminal import whatif_json, whatif_text
 
-    check_timeline(output, force=force, trace=trace)
-    check_html(html, force=force, trace=trace)
+    check_timeline(output, force=force)
+    check_html(html, force=force)
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
@@ -186,6 +186,8 @@ def _whatif(
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     if html is not None:
         click.echo(written, err=True)
+    if not as_json:
+        print_code(comparison.optimization)
     if output is None and html is None and not as_json:
         print_next("whatif", *ctx.meta[TYPED], "-o", free_name(comparison.optimization, ".json.gz"))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.messages import SETTINGS, tell, trace_path
+from daydream.collect.started_processes import leave_helpers_alone
 from daydream.collect.step_sequence import INTERRUPTED
 from daydream.collect.termination import SaveOnTermination
 from daydream.errors import DaydreamError
@@ -24,6 +25,7 @@ from daydream.errors import DaydreamError
 
 def start(folder: str) -> None:
     """Collect in this process, which has just imported torch."""
+    leave_helpers_alone(folder)
     settings = json.loads(Path(folder, SETTINGS).read_text())
     Child(Path(folder), settings).attach()
 

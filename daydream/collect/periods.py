@@ -16,18 +16,18 @@ from bisect import bisect_left
 
 import numpy as np
 
+from daydream.collect.iterations import MIN_REPEATS, bounded, ends_of_iterations
+from daydream.collect.launches import Launches, read_launches
 from daydream.collect.recording import Recording
-from daydream.trace import DEVICE_KINDS
 
-MIN_REPEATS = 3
 MIN_COVERAGE = 0.5
 """Fraction of all launches and of their device time that iterations must hold; a part of one holds less."""
 SMALL = 0.02
 """Fraction of an iteration's launches that may differ and are still no structure of their own."""
-STRETCH = 0.1
-"""Fraction by which the number of launches may differ from the typical iteration's."""
-SIMILAR = 0.8
-"""Fraction of the typical iteration's launches that an iteration must have."""
+OF_A_LOOP = 1 / 3
+"""Of the busiest thread's launches another one needs to tell the iterations, too; loaders launch less."""
+FEWER = 0.9
+"""Of one thread's iterations: with fewer, all threads together hold several in one."""
 MISMATCH_COST = 3
 """A repeating region goes on across mismatches while more than three in four launches match."""
 PLAY = 4
@@ -38,69 +38,55 @@ SHORT = 512
 """Sequences up to this long are compared launch by launch, and every period is tried."""
 PEAKS = 32
 """Longer ones try so many of the autocorrelation's highest peaks, and of its first high ones."""
-ANCHOR = 16
-LONGEST_ANCHOR = 512
-"""Launches, at least and at most, that tell the begin of an iteration from other places in it."""
 
 
 def find_steps_by_period(recording: Recording) -> list[tuple[int, int]]:
     """Return the CPU-time ranges (start_ns, end_ns) of iterations, from repeats in the launch sequence.
 
-    A range begins with the first launch call of its iteration and ends where the next
-    iteration begins, or with the last call before other work. Empty if no sequence of
-    launches repeats three times and makes up half of all launches and of the device time.
+    A range ends with the last call before the next iteration's first launch, or before other
+    work. It begins where the iteration before it ends, since what the CPU does until the
+    first launch prepares it; without one before it, with its first launch. Empty if no sequence
+    of launches repeats three times and makes up half of all launches and of the device time.
     """
-    symbols, start_ns, end_ns, work_ns = _launches(recording)
+    launches = read_launches(recording)
+    together = _ranges(recording, launches, launches)
+    threads, counts = np.unique(launches.thread, return_counts=True)
+    if len(threads) < 2:
+        return together
+    each = [
+        ranges
+        for thread in threads[counts >= OF_A_LOOP * counts.max()].tolist()
+        if (ranges := _ranges(recording, launches.of(thread), launches))
+    ]
+    # What several threads launch comes in an order that differs from turn to turn, unless they wait for
+    # each other. Each one's own order is the program's: where that repeats more often, chance merged turns.
+    fewest = min((len(ranges) for ranges in each), default=0)
+    if len(together) >= FEWER * fewest:
+        return together
+    return min((ranges for ranges in each if len(ranges) <= fewest + 1), key=lambda ranges: ranges[0])
+
+
+def _ranges(recording: Recording, launches: Launches, everything: Launches) -> list[tuple[int, int]]:
+    """Return the iterations of some launches that hold half of everything that was launched."""
+    symbols, start_ns = launches.symbols, launches.start_ns
     found = _Period(symbols).search() if len(symbols) >= MIN_REPEATS else None
     if found is None:
         return []
-    period, begin, end = found
-    pause_ns = np.concatenate(([0], start_ns[1:] - np.maximum.accumulate(end_ns)[:-1]))
-    first = begin + _shift(pause_ns, period, begin, end)
-    firsts, lasts = _iterations(symbols, period, first)
-    total_ns = np.concatenate(([0], np.cumsum(work_ns)))
-    held, held_ns = (lasts - firsts).sum(), (total_ns[lasts] - total_ns[firsts]).sum()
-    if len(firsts) < MIN_REPEATS or held < MIN_COVERAGE * len(symbols):
+    pause_ns = np.concatenate(([0], start_ns[1:] - np.maximum.accumulate(launches.end_ns)[:-1]))
+    firsts, lasts = bounded(symbols, pause_ns, *found)
+    if len(firsts) < MIN_REPEATS:
         return []
-    if held_ns < MIN_COVERAGE * total_ns[-1]:
-        return []
-    ends_ns = _end_of_calls(recording, start_ns, lasts)
+    ends_ns = ends_of_iterations(recording, launches, firsts, lasts)
+    begins_ns = start_ns[firsts]
     followed = np.flatnonzero(firsts[1:] == lasts[:-1])
-    ends_ns[followed] = start_ns[firsts[followed + 1]]
-    return list(zip(start_ns[firsts].tolist(), ends_ns.tolist(), strict=True))
-
-
-def _launches(recording: Recording) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return what each launch call launched (a code), its start and end and its device time, in call order.
-
-    A call with several device rows, a graph launch, counts once under the call's own
-    name: profilers record a varying part of a graph's nodes. Of several ranks, the one
-    with most launches is taken.
-    """
-    host = np.flatnonzero(recording.is_kind("runtime") & (recording["correlation"] >= 0))
-    device = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (recording["correlation"] >= 0))
-    if len(host) == 0 or len(device) == 0:
-        nothing = np.empty(0, np.int64)
-        return nothing, nothing, nothing, nothing
-    host = host[np.argsort(recording["correlation"][host], kind="stable")]
-    known = recording["correlation"][host]
-    at = np.minimum(np.searchsorted(known, recording["correlation"][device]), len(known) - 1)
-    linked = known[at] == recording["correlation"][device]
-    device, host = device[linked], host[at[linked]]
-    calls, position, which, rows = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
-    work_ns = np.zeros(len(calls), np.int64)
-    np.add.at(work_ns, which, recording["duration_ns"][device])
-    names = recording["name"].astype(np.int64)
-    codes = np.where(rows == 1, names[device[position]], len(recording.text("name")) + names[calls])
-    if len(calls):
-        _, rank, counts = np.unique(recording["rank"][calls], return_inverse=True, return_counts=True)
-        mine = rank == counts.argmax()
-        calls, codes, work_ns = calls[mine], codes[mine], work_ns[mine]
-    start_ns = recording["start_ns"][calls].astype(np.int64)
-    order = np.argsort(start_ns, kind="stable")
-    end_ns = start_ns + recording["duration_ns"][calls]
-    symbols = np.unique(codes, return_inverse=True)[1].astype(np.int32)
-    return symbols[order], start_ns[order], end_ns[order], work_ns[order]
+    begins_ns[followed + 1] = ends_ns[followed]
+    until = np.searchsorted(everything.start_ns, ends_ns)
+    since = np.minimum(np.searchsorted(everything.start_ns, begins_ns), until)
+    total_ns = np.concatenate(([0], np.cumsum(everything.work_ns)))
+    held, held_ns = (until - since).sum(), (total_ns[until] - total_ns[since]).sum()
+    if held < MIN_COVERAGE * len(everything.symbols) or held_ns < MIN_COVERAGE * total_ns[-1]:
+        return []
+    return list(zip(begins_ns.tolist(), ends_ns.tolist(), strict=True))
 
 
 class _Period:
@@ -230,87 +216,3 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return np.asarray(values ^ values >> np.uint64(31))
-
-
-def _shift(pause_ns: np.ndarray, period: int, begin: int, end: int) -> int:
-    """Return how far into the region the first iteration begins: where the CPU pauses longest before it.
-
-    Only shifts that keep the number of whole iterations are looked at; without a longest
-    pause it is the region's begin.
-    """
-    repeats, slack = divmod(end - begin, period)
-    shifts = np.arange(min(slack, period - 1) + 1)
-    pauses = pause_ns[begin + shifts + period * np.arange(1, repeats)[:, None]]
-    return int(np.median(pauses, axis=0).argmax())
-
-
-def _iterations(symbols: np.ndarray, period: int, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where iterations begin and end in the whole sequence, given one that begins at `first`.
-
-    They are found by how they begin, so that a launch more or less in one does not
-    displace those after it.
-    """
-    anchors, begin = np.array([first]), first
-    for candidate in (first, first + period, first + 2 * period):  # the first may be an odd one
-        found = _anchors(symbols, period, candidate)
-        if len(found) > 1.5 * len(anchors):
-            anchors, begin = found, candidate
-    typical = np.bincount(symbols[begin : begin + period], minlength=int(symbols.max()) + 1)
-    anchors = _fill(symbols, typical, period, anchors)
-    next_anchors = np.append(anchors[1:], len(symbols))
-    near = np.abs(next_anchors - anchors - period) <= STRETCH * period
-    near[-1] = False  # what follows the last anchor may be anything
-    ends = np.where(near, next_anchors, anchors + period)
-    whole = ends <= next_anchors
-    anchors, ends = anchors[whole], ends[whole]
-    alike = _likeness(symbols, typical, anchors, ends) >= SIMILAR * period
-    return anchors[alike], ends[alike]
-
-
-def _anchors(symbols: np.ndarray, period: int, begin: int) -> np.ndarray:
-    """Return where the launches at `begin` come again, as many as are unique in a period."""
-    typical = symbols[begin : begin + period]
-    anchors = np.arange(len(symbols) - period + 1)
-    inside = np.arange(len(typical))
-    for offset in range(min(len(typical), LONGEST_ANCHOR)):
-        anchors = anchors[symbols[anchors + offset] == typical[offset]]
-        inside = inside[typical[(inside + offset) % len(typical)] == typical[offset]]
-        if len(inside) == 1 and offset >= ANCHOR - 1:
-            break
-    return anchors if len(inside) == 1 else anchors[:0]
-
-
-def _fill(symbols: np.ndarray, typical: np.ndarray, period: int, anchors: np.ndarray) -> np.ndarray:
-    """Add the anchors that a differing launch hid: a period after one, where the next is farther off."""
-    found = anchors.tolist()
-    for anchor, following in zip(anchors.tolist(), [*anchors[1:].tolist(), len(symbols)], strict=True):
-        nearest = following - (2 if following == len(symbols) else 2 - STRETCH) * period
-        begin = anchor
-        while begin <= nearest:
-            begin += period
-            like = _likeness(symbols, typical, np.array([begin]), np.array([begin + period]))[0]
-            if like < SIMILAR * period:
-                break
-            found.append(begin)
-    return np.unique(np.array(found))
-
-
-def _likeness(symbols: np.ndarray, typical: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return how many launches of the typical iteration each [begin, end) has, in whatever order."""
-    lengths = ends - begins
-    which = np.repeat(np.arange(len(begins)), lengths)
-    at = np.arange(len(which)) + np.repeat(begins - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-    keys = which * len(typical) + symbols[np.minimum(at, len(symbols) - 1)]
-    pairs, counts = np.unique(keys, return_counts=True)
-    shared = np.minimum(counts, typical[pairs % len(typical)])
-    return np.bincount(pairs // len(typical), shared, minlength=len(begins))
-
-
-def _end_of_calls(recording: Recording, start_ns: np.ndarray, lasts: np.ndarray) -> np.ndarray:
-    """Return the latest end of the runtime calls that begin before the launch after each iteration."""
-    host = np.flatnonzero(recording.is_kind("runtime"))
-    host = host[np.argsort(recording["start_ns"][host], kind="stable")]
-    begins = recording["start_ns"][host]
-    latest = np.maximum.accumulate(begins + recording["duration_ns"][host])
-    following = np.append(start_ns, begins[-1] + 1)[lasts]
-    return np.asarray(latest[np.searchsorted(begins, following) - 1], np.int64)

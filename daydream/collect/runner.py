@@ -3,11 +3,13 @@
 The script is started as always, with one folder in front of PYTHONPATH whose `sitecustomize`
 reaches every Python process below. Nothing is executed on the script's behalf, so `__main__`,
 exit codes, signals, launchers and workers are what they are without us. The processes meet in a
-temporary folder beside the output: there they leave their traces, and what they have to say.
+temporary folder, away from the script's own files: there they leave their traces, and what they have
+to say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,13 +17,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daydream.collect.messages import (
     HELLO,
@@ -34,7 +35,11 @@ from daydream.collect.messages import (
 )
 from daydream.collect.signals import passing_on
 from daydream.errors import OutputError
-from daydream.trace import write_whole
+from daydream.own_folders import own_folder
+from daydream.writing import try_folder_of, write_whole
+
+if TYPE_CHECKING:
+    from daydream.trace import Trace
 
 INJECT = Path(__file__).with_name("inject")
 ISOLATED_MAIN = INJECT / "isolated_main.py"
@@ -115,11 +120,8 @@ def collect(
     stderr. The name of a trace that is not `kept` is not told. Raises `OutputError` before anything is
     run if the trace could not be written.
     """
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.absolute().parent))
-    except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror or error}") from None
-    try:
+    try_folder_of(output)
+    with own_folder("daydream-collect") as folder:
         (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
         if flags := isolation_flags():
             command = isolated(command, flags)
@@ -127,8 +129,6 @@ def collect(
         run = _Run(folder, output, recording, force=force, say=say, kept=kept)
         code = run.follow(command, own_stdout=own_stdout)
         return run.result(code)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Run:
@@ -148,6 +148,7 @@ class _Run:
         self._moved: set[int] = set()  # processes that came further than the start
         self._ended: dict[int, dict[str, Any]] = {}
         self._saved: Path | None = None
+        self._kept_once = False  # or that was tried
         self._problems: list[str] = []
         self._signals: list[int] = []  # that came to us
 
@@ -193,10 +194,13 @@ class _Run:
             else:
                 self._ended[pid] = message
         own = trace_path(self._folder, self._root, self._output.name)
-        if self._saved is None and own.exists():
+        if self._saved is None and not self._kept_once and own.exists():
+            self._kept_once = True
             # Kept at once: the script may train for days, and be killed in the end.
-            self._keep(own.replace)
-            self._show(f"captured, wrote {self._saved}" if self._kept else "captured")
+            # Where it cannot be, as on a full disk, that is tried and told again at the end.
+            with contextlib.suppress(OutputError):
+                self._keep(own)
+                self._show(f"captured, wrote {self._saved}" if self._kept else "captured")
         elif self._saved is not None and self._result_waits and not self._ended:
             self._result_waits = False
             self._show(TRAINS_ON)
@@ -221,7 +225,9 @@ class _Run:
         if self._saved is None and (traces := self._traces(self._output.name)):
             self._merge(traces)
         failed = self._failures()
-        if self._saved is None and self._interrupted(code):
+        if self._saved is None and not self._folder.exists():
+            failed = [_removed(self._folder)]
+        elif self._saved is None and self._interrupted(code):
             # Those that were killed meanwhile have nothing else to say.
             failed = [text for text in failed if INTERRUPTED_EARLY in text][:1] or [f"{INTERRUPTED_EARLY}."]
         elif self._saved is None and not failed:
@@ -242,10 +248,7 @@ class _Run:
 
         merged, _ = merge(traces, self._ended, self._root)
         target = changed_path(self._saved)
-        if isinstance(merged, Path):
-            write_whole(target, merged.replace, force=True)
-        else:
-            merged.save(target, force=True)
+        write_whole(target, _writing(merged), force=True)
         return target
 
     def _merge(self, traces: dict[int, Path]) -> None:
@@ -255,17 +258,20 @@ class _Run:
             self._show(f"merging the traces of {len(traces)} processes")
         merged, notes = merge(traces, self._ended, self._root)
         self._problems += notes
-        if isinstance(merged, Path):
-            self._keep(merged.replace)
-        else:
-            self._keep(lambda temporary: merged.save(temporary, force=True))
+        self._keep(merged)
 
-    def _keep(self, write: Callable[[str], Any]) -> None:
+    def _keep(self, trace: Path | Trace) -> None:
         target = self._output
-        if target.exists() and not self._force:
-            target = _free_name(target)
+        while True:
+            try:
+                write_whole(target, _writing(trace), force=self._force)
+                break
+            except OutputError:
+                if self._force or not target.exists():
+                    raise
+            target = _free_name(self._output)
+        if target != self._output:
             self._problems.append(f"{self._output} appeared while the script ran; the trace is in {target}")
-        write_whole(target, write, force=self._force)
         self._saved = target
 
     def _failures(self) -> list[str]:
@@ -301,6 +307,20 @@ class _Run:
         if not self._began:
             return "the script never imported torch, so there was no training step to record."
         return _left(min(self._began))
+
+
+def _writing(trace: Path | Trace) -> Callable[[str], Any]:
+    """Return what makes a file of a trace that is in memory, or already one, perhaps on another disk."""
+    if isinstance(trace, Path):
+        return lambda temporary: shutil.copyfile(trace, temporary)
+    return lambda temporary: trace.save(temporary, force=True)
+
+
+def _removed(folder: Path) -> str:
+    return (
+        f"{folder} was removed while the script ran: there its processes leave what they record.\n"
+        "Set TMPDIR to a folder that the script leaves alone."
+    )
 
 
 def _left(pid: int) -> str:

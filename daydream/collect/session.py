@@ -29,9 +29,10 @@ from daydream.collect.messages import changed_path
 from daydream.collect.own_profilers import OwnProfilers
 from daydream.collect.step_hooks import BACKWARD, StepHooks
 from daydream.collect.step_sequence import StepSequence, why_nothing
-from daydream.errors import DaydreamError, OutputError
+from daydream.errors import DaydreamError
 from daydream.trace import Trace
 from daydream.wording import counted
+from daydream.writing import refuse_to_replace
 
 WAITING, CAPTURING, TIMING, DONE = range(4)
 AHEAD = 2  # steps between a profiler's preparation and its start: a GPU's takes long to start up
@@ -67,8 +68,7 @@ class Session:
             if value < least:
                 raise DaydreamError(f"{name} is {value}; it must be at least {least}")
         self._output, self._force = Path(output), force
-        if self._output.exists() and not force:
-            raise OutputError(f"{self._output} exists already; choose another name or give --force")
+        refuse_to_replace(self._output, force=force)
         self._steps, self._warmup, self._unprofiled = steps, warmup, unprofiled
         self._tell = on_progress or (lambda _: None)
         self._on_fork = on_fork or (lambda: None)

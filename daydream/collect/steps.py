@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.captures import in_capture
 from daydream.collect.nesting import STEP_MARKER
+from daydream.collect.numbered_ranges import DETAILS, find_numbered_ranges
 from daydream.collect.recording import PORTION, Recording
 from daydream.errors import TraceError
 from daydream.trace import DEVICE_KINDS, UNKNOWN
@@ -36,8 +38,8 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
     """Return (name, start_ns, end_ns) of the steps in CPU time, and where they come from.
 
     Sources, in order: ranges whose name `step_marker` (a regular expression) finds;
-    `ProfilerStep#`; `Optimizer.step#`; the period of the launch sequence. `steps="auto"`
-    takes the period at once.
+    `ProfilerStep#`; `Optimizer.step#`; ranges that are steps by their own names (`step 12`);
+    the period of the launch sequence. `steps="auto"` takes the period at once.
     """
     if steps not in (None, "auto"):
         raise TraceError(f"unknown way to find steps: {steps!r}; only 'auto' is known")
@@ -61,6 +63,9 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
         markers = _markers(recording, OPTIMIZER_STEP)
         if len(markers):
             return _between_optimizers(recording, markers)
+        markers = find_numbered_ranges(recording)
+        if len(markers):
+            return _marked(recording, markers), f"ranges such as {_first_name(recording, markers)!r}"
     from daydream.collect.periods import find_steps_by_period
 
     ranges = find_steps_by_period(recording)
@@ -108,6 +113,11 @@ def _marked(recording: Recording, markers: np.ndarray) -> Ranges:
     last = start[-1] + int(recording["duration_ns"][markers[-1]])
     names = [recording.text("name")[code] for code in recording["name"][markers].tolist()]
     return list(zip(names, start, [*start[1:], last], strict=True))
+
+
+def _first_name(recording: Recording, markers: np.ndarray) -> str:
+    """Return the name of the first marker, cut where an engine goes into detail."""
+    return DETAILS.sub("", recording.text("name")[recording["name"][markers[0]]]).strip()
 
 
 def _between_optimizers(recording: Recording, markers: np.ndarray) -> tuple[Ranges, str]:
@@ -179,7 +189,7 @@ def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tu
 
 def _lost_work(recording: Recording, step: np.ndarray, launch: np.ndarray, count: int) -> np.ndarray:
     """Return which steps miss much of the device work they launched, as where a recording was cut off."""
-    calls = recording.named(LAUNCH) & recording.is_kind("runtime") & (step >= 0)
+    calls = recording.named(LAUNCH) & recording.is_kind("runtime") & (step >= 0) & ~in_capture(recording)
     linked = np.zeros(len(step), bool)
     linked[launch[launch >= 0]] = True
     if not linked.any():  # a trace of the CPU alone

@@ -47,13 +47,27 @@ DTYPE_TAGS = (
     ("float32", re.compile(r"sgemm|scudnn|(?<![a-z])f?f32|fp32|_SB_|_S_B")),
 )  # fmt: skip
 
-COLLECTIVE_KERNEL = re.compile(r"^(void )?(nccl|rccl|mscclKernel|msccl_)", re.IGNORECASE)
-COLLECTIVE_CALL = re.compile(r"^(record_param_comms$|nccl:|rccl:|gloo:|c10d::)")
+# Kernels that communicate: those of the libraries for it, by what they begin with or the namespace they are
+# in, and those that read and write the memory of other devices themselves, by the collective that they name.
+# Symmetric memory and servers' own reductions (one shot, two shots, multimem) are of the second sort, as are
+# exchanges of tokens between experts (DeepEP, MORI, pplx), which dispatch and combine across GPUs or nodes.
+EXPERTS = (
+    r"\b(intra|inter)node(_ll)?::\w*(dispatch|combine)|\bEp(Dispatch|Combine)|"
+    r"\bpplx\b.*(dispatch|combine)|\bmoe_?a2a|moe_?all_?to_?all"
+)
+COLLECTIVE_KERNEL = re.compile(
+    r"^(void )?(nccl|rccl|mscclKernel|msccl_|mscclpp|hcom_|oneccl|k?userbuffers_)|\b(nvshmem|rocshmem)|"
+    r"symmetric_memory::|"
+    r"^(?!triton_)(?!.*(warp|block|group|thread|sub)_?all_?reduce)(?!.*gemm).*"  # those stay within a device
+    r"(all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|cross_device_reduce|multimem)|" + EXPERTS,
+    re.IGNORECASE,
+)
+COLLECTIVE_CALL = re.compile(r"^(record_param_comms$|nccl:|rccl:|gloo:|c10d::|symm_mem::)")
 COLLECTIVES = (  # in this order: the longer name first
+    ("all_to_all", re.compile(rf"all_?to_?all|{EXPERTS}", re.IGNORECASE)),
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
+    ("all_reduce", re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE)),
     ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
-    ("all_to_all", re.compile(r"all_?to_?all", re.IGNORECASE)),
     ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
     ("barrier", re.compile(r"barrier", re.IGNORECASE)),
     ("gather", re.compile(r"gather", re.IGNORECASE)),

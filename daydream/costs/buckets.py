@@ -172,8 +172,9 @@ def _of_last_pass(graph: Graph, nodes: np.ndarray) -> np.ndarray:
 
 
 def compute_lane(graph: Graph) -> str | None:
-    """Return the stream of most backward kernels, without its rank; None on a CPU."""
+    """Return the stream of most backward kernels (all, without phases), without its rank; None on a CPU."""
     kernels = graph.select(kind="kernel", phase="backward")
+    kernels = kernels if len(kernels) else graph.select(kind="kernel")
     if not len(kernels):
         return None
     lanes = kernels.group_by("lane")

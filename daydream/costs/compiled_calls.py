@@ -13,6 +13,7 @@ import numpy as np
 
 from daydream.costs.autograd_walks import NODE, graph_walks
 from daydream.costs.calls import calls_of
+from daydream.costs.captured import DISPATCH_NS
 from daydream.costs.compiled_masks import masks_ns
 from daydream.costs.fusion import bytes_left
 from daydream.costs.kernels import work
@@ -63,7 +64,7 @@ def compile_calls(graph: Graph) -> str:
     tasks = cpu.where(phase=("forward", "backward"))
     tasks.need("operators in the forward or backward pass")
     accumulate = tasks.where(within=ACCUMULATE)  # runs behind the compiled backward pass, as before
-    compiled = tasks - accumulate - tasks.where(layer="loss")
+    compiled = tasks - accumulate - tasks.where(layer="loss") - _left_alone(graph, tasks)
     compiled = compiled - _beside_recurrent(compiled)
     if not len(compiled):
         graph.does_not_apply(
@@ -92,6 +93,17 @@ def compile_calls(graph: Graph) -> str:
         "(measured with torch 2.13 on an x86 server CPU). Of a step with a profiler more goes, as fewer "
         "calls are recorded: go by the unprofiled one."
     )
+
+
+def _left_alone(graph: Graph, tasks: Selection) -> Selection:
+    """Return what no compiler takes away: waits, long calls of unknown work, and what pauses follow.
+
+    Dispatch and Python between two operators take microseconds; what takes over a millisecond calculates,
+    waits or reads a file, and compiled code does so, too.
+    """
+    unknown = work(graph, tasks).family == None  # noqa: E711 - an array
+    long = (tasks.duration_ns > DISPATCH_NS) & unknown
+    return tasks.of(tasks.ids[long | (tasks.gap_ns > DISPATCH_NS)], tasks.words) | tasks.waiting()
 
 
 def _compile(

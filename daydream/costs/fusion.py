@@ -8,6 +8,48 @@ from daydream.costs.kernels import floor_ns, work
 from daydream.costs.work import itemsize
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
+from daydream.graph.numbering import distinct_rows
+from daydream.graph.selection import Selection
+from daydream.graph.tables import ALL_LANES
+
+LARGEST = 64  # operators of one kernel: `max_fusion_size` of torch's Inductor
+
+
+def fusible_chains(graph: Graph, fusible: Selection) -> Groups:
+    """Return kernels that may become one: next to each other on a stream, of one phase, two at least.
+
+    All other device work of the stream parts them, products and collectives with it, and so do a wait of
+    their thread for the device and waits between streams: what comes behind needs the result of what is
+    before. A fused kernel holds no more than `LARGEST` of them.
+    """
+    parted = fusible.stretches(graph.select(on="gpu") - fusible, on_lane=True)
+    ids = parted.by_group.ids
+    number = np.repeat(np.arange(len(parted)), parted.sizes)
+    order, lane = graph.columns["order"][ids], graph.columns["lane"][ids]
+    phase = graph.columns["phase"][ids]
+    same = (number[1:] == number[:-1]) & (phase[1:] == phase[:-1])
+    for each in np.unique(lane).tolist():
+        points = np.sort(graph.columns["order"][_waits(graph, each)])
+        here = (lane[1:] == each) & (lane[:-1] == each)
+        crossed = np.searchsorted(points, order[1:]) != np.searchsorted(points, order[:-1])
+        same &= ~(here & crossed)
+    run = np.cumsum(np.append(0, ~same)) if len(ids) else np.empty(0, np.int64)
+    begun = np.append(True, ~same) if len(ids) else np.empty(0, bool)
+    place = np.arange(len(ids)) - np.maximum.accumulate(np.where(begun, np.arange(len(ids)), 0))
+    first, which = distinct_rows([run, place // LARGEST])
+    chains = Groups(parted.by_group, which, list(range(len(first))))
+    return chains.where(chains.sizes > 1)
+
+
+def _waits(graph: Graph, lane: int) -> np.ndarray:
+    """Return the calls that part a stream's work: waits of CPU threads for it, and between it and others."""
+    syncs, waits = graph.syncs, graph.waits
+    calls = [
+        syncs["task"][(syncs["lane"] == lane) | (syncs["lane"] == ALL_LANES)],
+        waits["wait"][waits["target"] == lane],
+    ]
+    found: np.ndarray = np.unique(np.concatenate(calls))
+    return found[graph.alive[found]]
 
 
 def fused_chain_ns(graph: Graph, chains: Groups) -> np.ndarray:

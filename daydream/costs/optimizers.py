@@ -64,6 +64,15 @@ BY_CLASS = {
     "RMSprop": "rmsprop", "FusedAdam": "adam", "FusedLAMB": "lamb", "Lamb": "lamb", "LAMB": "lamb",
     "FusedSGD": "momentum",
 }  # fmt: skip
+# torch.optim of 2.13: the implementations that a class can be asked for. Another keyword is a TypeError, and
+# LBFGS, which asks for gradients within its step, has none.
+TAKES = {
+    **dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), ("foreach", "fused")),
+    **dict.fromkeys(
+        ("ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"), ("foreach",)
+    ),
+    **dict.fromkeys(("LBFGS", "Muon", "SparseAdam"), ()),
+}  # fmt: skip
 CLASS_IN_RANGE = re.compile(r"Optimizer\.step#(\w+)\.step")
 FUSED_OP = r"_fused_(adam|sgd|adagrad|lamb)"
 FUSED_KERNEL = (
@@ -105,6 +114,14 @@ def update_of(graph: Graph) -> Update:
     metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
     tensors, elements, where = _parameters(graph, metadata)
     return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
+
+
+def need_taken(graph: Graph, setting: str) -> None:
+    """Raise `NotApplicableError` if a class of the trace's optimizers takes no `fused` or `foreach`."""
+    metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
+    for name in sorted(_classes(graph, metadata)):
+        if setting not in TAKES.get(name, (setting,)):
+            graph.does_not_apply(f"torch.optim.{name} takes no `{setting}`")
 
 
 def update_calls(graph: Graph) -> Selection:
@@ -158,10 +175,7 @@ def _computing_ns(graph: Graph, steps: Groups) -> np.ndarray:
 def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:
     described = metadata.get("optimizers") or []
     named: list[tuple[str | None, bool | None]] = [(one.get("name"), _momentum(one)) for one in described]
-    if not named and graph.trace is not None:
-        ranges = [CLASS_IN_RANGE.search(text) for text in graph.trace.text("name")]
-        used = {found.group(1) for found in ranges if found}
-        named = [(name, None) for name in sorted(used)]
+    named = named or [(name, None) for name in sorted(_classes(graph, metadata))]
     kinds = {BY_CLASS.get(name or ""): momentum for name, momentum in named}
     kinds.pop(None, None)
     if len(kinds) == 1:
@@ -170,6 +184,15 @@ def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:
             return "momentum"
         return kind
     return _kind_by_operators(graph) if not kinds else None
+
+
+def _classes(graph: Graph, metadata: dict[str, Any]) -> set[str]:
+    """Return the names of the classes of the optimizers that ran, as far as the trace tells them."""
+    described = metadata.get("optimizers") or []
+    if described or graph.trace is None:
+        return {str(one["name"]) for one in described if one.get("name")}
+    ranges = [CLASS_IN_RANGE.search(text) for text in graph.trace.text("name")]
+    return {found.group(1) for found in ranges if found}
 
 
 def _momentum(described: dict[str, Any]) -> bool:

@@ -9,10 +9,8 @@ import numpy as np
 
 from daydream.costs.achieved import memory_bandwidth
 from daydream.costs.calls import NOT_MAIN
-from daydream.costs.devices import device_of
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.optimizers import RULES, Update, update_of
-from daydream.costs.retime import Retimed, measured_first
 from daydream.costs.roofline import is_matrix_kernel, names_fit
 from daydream.costs.shapes import elements, parse_shapes
 from daydream.costs.work import bare_name
@@ -22,18 +20,6 @@ from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 
 NARROW = ("float16", "bfloat16")
-# Where `at::autocast` computes in 32 bits (ATen/autocast_mode.h, AT_FORALL_FP32 and its optional-dtype part):
-# element-wise functions, norms, losses, softmax, sums; with the operators of their backward pass.
-IN_32_BITS = (
-    r"aten::(native_)?(layer_norm|rms_norm|group_norm)|aten::_?(safe_|log_)?softmax|_softmax_backward|"
-    r"(layer|rms|group)_norm\w*_backward|nll_loss|mse_loss|l1_loss|huber_loss|kl_div|cross_entropy|logsumexp|"
-    r"binary_cross_entropy_with_logits|aten::(exp|expm1|log|log10|log2|log1p|pow|reciprocal|rsqrt|softplus|sum|"
-    r"prod|cumsum|cumprod|norm|linalg_vector_norm|linalg_matrix_norm|cosine_similarity|dist|cdist|renorm|"
-    r"upsample_\w+)$"
-)
-IN_32_BITS_KERNEL = r"(?i)softmax|(layer|rms|group)_?norm|nll_loss|mse_loss|logsumexp"
-# These take a 16-bit input and give a 32-bit result in one kernel, their gradients the other way round.
-TO_32_IN_ONE = r"(?i)soft_?max|aten::(sum|prod|cumsum|cumprod|linalg_vector_norm)$"
 HELPER = re.compile(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
 PRODUCT_NODE = r"(Addmm|Mm|Linear|Convolution|Conv\w*)Backward\d*$"
 # Places of input, weight and bias among the arguments; products of two activations (bmm) have no weight.
@@ -48,6 +34,9 @@ TENSORS_A_LAUNCH, ELEMENTS_A_LAUNCH = 110, 320 * 65_536
 # Python and dispatch of `scale`, `step` and `update` of a GradScaler, less the unscaling operator and an
 # empty `step()`: 4 to 160 tensors, torch 2.13.0 on an x86 server CPU at one thread; the fit is within 2 %.
 SCALER_CALL_NS, SCALER_TENSOR_NS = 29_700, 690
+# Of the bandwidth of streaming work: torch's kernel that widens (`unrolled_elementwise_kernel`) loads no
+# vectors, the one that narrows does: 22.9 us against 14.8 on a T4 (`t4_mlp_amp`, a development pair).
+TO_32_REACHES = 0.63
 STREAMING = ("element-wise", "copy")
 STREAMING_KERNEL = r"(?i)elementwise"
 
@@ -79,48 +68,6 @@ def tasks_in_matrix_units(graph: Graph, tasks: Selection) -> np.ndarray:
     helpers = names_fit(tasks.name, HELPER.search)
     found: np.ndarray = (amounts.flop > 0) & amounts.is_matrix | is_matrix_kernel(tasks.name) & ~helpers
     return found
-
-
-def gain_in_16_bits(graph: Graph, most: float) -> float:
-    """Return `most`, or the ratio of the device's 16- to its 32-bit peak where that is less, and note it.
-
-    A device without tensor cores (P100) or one whose tensor cores are no more than twice as
-    fast (GeForce cards since Ampere) cannot gain the paper's factor of 3. On a device that
-    is not in the table `most` stands.
-    """
-    try:
-        device = device_of(graph)
-    except NotApplicableError:
-        return most
-    ratio = device.peak("float16") / device.peak(device.matrix_format("float32"))
-    if ratio >= most:
-        return most
-    graph.note(
-        f"Matrix kernels gain {ratio:.3g} and not {most:g}: a {device.name} computes "
-        f"{device.tflops['float16']:g} TFLOP/s in 16 bits and {device.tflops['float32']:g} in 32."
-    )
-    return ratio
-
-
-def set_measured(graph: Graph, selection: Selection, *, dtype: str, otherwise: str) -> Selection:
-    """Set the durations in another element type that the graph's table has measured; return those tasks.
-
-    `otherwise` is what a note calls the model that the others are left to.
-    """
-    if graph.times is None:
-        return graph.tasks([])
-    old = selection.duration_ns.astype(np.float64)
-    retimed = measured_first(
-        graph,
-        selection,
-        Retimed(selection.duration_ns, np.full(len(old), otherwise, dtype=object), old),
-        dtype=dtype,
-    )
-    known = retimed.model == "table"
-    if known.any():
-        graph.tasks(selection.ids[known]).set(duration_ns=retimed.duration_ns[known])
-    graph.note(retimed.words())
-    return graph.tasks(selection.ids[known])
 
 
 def streaming_ns(graph: Graph, nbytes: np.ndarray) -> np.ndarray:
@@ -161,40 +108,6 @@ def _operands(op: str, text: str | None) -> tuple[int, int, int]:
         for place in ARGUMENTS[op]
     ]
     return sizes[0], sizes[1], sizes[2]
-
-
-def borders(graph: Graph, kernels: Selection) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of the kernels before which autocast casts an activation: to 16 bits, to 32 bits.
-
-    Matrix work wants 16 bits, the operators of `IN_32_BITS` want 32, and all others take what
-    the work before them on their lane left: which tensor a kernel reads is not recorded. A
-    step begins in 32 bits.
-    """
-    if not len(kernels):
-        return np.zeros(0, bool), np.zeros(0, bool)
-    matrix = tasks_in_matrix_units(graph, kernels)
-    wide = np.isin(kernels.ids, in_32_bits(kernels).ids)
-    in_one = np.isin(kernels.ids, (kernels.where(op=TO_32_IN_ONE) | kernels.where(name=TO_32_IN_ONE)).ids)
-    backward = kernels.phase == "backward"
-    wants = np.where(matrix, 16, np.where(wide, 32, 0))
-    leaves = np.where(wide & in_one & backward & ~matrix, 16, wants)
-    order = np.lexsort((graph.columns["lane"][kernels.ids], kernels.step))  # stable: program order within
-    place = np.stack([kernels.step[order], graph.columns["lane"][kernels.ids][order]])
-    starts = np.append(True, (place[:, 1:] != place[:, :-1]).any(axis=0))
-    wanted, left = wants[order], leaves[order]
-    # What is left before each kernel: that of the last one that leaves something, 32 bits at the start.
-    shifted = np.where(starts, 32, np.append(32, left[:-1]))
-    last = np.maximum.accumulate(np.where(shifted > 0, np.arange(len(order)), 0))
-    before = shifted[last]
-    to_16, to_32 = np.zeros(len(order), bool), np.zeros(len(order), bool)
-    to_16[order] = (wanted == 16) & (before == 32)
-    to_32[order] = (wanted == 32) & (before == 16)
-    return to_16, to_32 & ~(in_one & ~backward)
-
-
-def in_32_bits(kernels: Selection) -> Selection:
-    """Return the kernels of operators that autocast keeps in 32 bits."""
-    return kernels.where(op=IN_32_BITS) | kernels.where(name=IN_32_BITS_KERNEL)
 
 
 def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
@@ -241,8 +154,8 @@ def time_beside(kernels: Selection, to_16: np.ndarray, matrix: Selection) -> np.
     return np.where(to_16, previous, own)
 
 
-def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray) -> np.ndarray:
-    """Return the time of casts between 32 and 16 bits of so many elements: 6 B each.
+def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray, to_32: np.ndarray) -> np.ndarray:
+    """Return the time of casts between 32 and 16 bits of so many elements: 6 B each, slower `to_32`.
 
     Where the size is unknown (-1): three quarters of what the 32-bit kernel beside it takes above the
     fixed cost of a kernel, as that moves 8 B an element or more.
@@ -251,7 +164,8 @@ def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray) -> np.ndarray:
     by_neighbour = floor + 0.75 * np.maximum(instead - floor, 0)
     if not (sizes >= 0).any():
         return np.asarray(by_neighbour)
-    return np.where(sizes >= 0, streaming_ns(graph, 6 * np.maximum(sizes, 0)), by_neighbour)
+    moved = 6 * np.maximum(sizes, 0) / np.where(to_32, TO_32_REACHES, 1.0)
+    return np.where(sizes >= 0, streaming_ns(graph, moved), by_neighbour)
 
 
 def dispatch_ns(graph: Graph) -> int:

@@ -32,12 +32,19 @@ from daydream.graph.selection import Selection
 
 PAPER = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
 HALF = ("float16", "bfloat16")
-ON_VECTOR_UNITS = ("float32", "float64")
+IN_FULL = ("float32", "float64", "float32_matrix")  # vector units, and matrix units of full precision
 ON_MATRIX_UNITS = ("float16", "bfloat16", "tf32", "float8", "int8")
 # Matrix units are harder to keep busy than vector units: what a kernel keeps of its share of the peak
-# when it moves there. Large 16-bit products of the public trace `h100_qwen_0.5b_inference` reach 0.63
-# of the peak; well-tuned 32-bit ones on vector units come close to 1.
-KEPT_ON_MATRIX_UNITS = 0.63
+# when it moves there. Large 16-bit products of the public trace `h100_qwen_0.5b_inference` reach 0.62 to
+# 0.69 of the peak, well-tuned 32-bit ones on vector units 0.9 and more; on a T4 (`t4_mlp_amp`, a development
+# pair) five of both sorts keep 0.70. Units that are no more than twice as fast (GeForce cards since
+# Ampere) ask for no more data than a kernel of half the bytes has.
+KEPT_ON_MATRIX_UNITS, AS_EASY_TO_FEED = 0.7, 2.2
+# Products on matrix units start and end slowly (loading the first tiles, writing the last): of the smallest
+# kernels' time. In `h100_bert_small_inference` and `h100_vit_inference` none takes less than 5.8 us, the
+# smallest kernels 1.6 and 2.2.
+FIXED_OF_PRODUCTS = 2.5
+ABOVE_PEAK = 1.1  # of vector units: a product this fast does not run there
 
 
 def is_matrix_kernel(names: np.ndarray) -> np.ndarray:
@@ -48,6 +55,23 @@ def is_matrix_kernel(names: np.ndarray) -> np.ndarray:
 def is_tf32_kernel(names: np.ndarray) -> np.ndarray:
     """Mask of the names of kernels that multiply in TF32."""
     return names_fit(names, TF32_KERNEL.search)
+
+
+def runs_in_tf32(graph: Graph, tasks: Selection) -> np.ndarray:
+    """Mask of 32-bit products that tensor cores multiply in TF32 already: by name, else by their rate.
+
+    `nvjet` is a library of kernels for tensor cores alone. A product that is faster than the vector units'
+    peak runs elsewhere; a convolution may be for another reason (Winograd's needs fewer FLOP).
+    """
+    wide = np.asarray(tasks.dtype == "float32")
+    named = is_tf32_kernel(tasks.name) | names_fit(tasks.name, lambda name: "nvjet" in name)
+    device = device_or_none(graph)
+    if device is None or "tf32" not in device.tflops or "float32_matrix" in device.tflops:
+        return wide & named
+    amounts = work(graph, tasks)
+    rate = amounts.flop / np.maximum(tasks.duration_ns, 1)
+    fast = (amounts.family == "matmul") & (rate > ABOVE_PEAK * device.peak("float32"))
+    return wide & (named | fast)
 
 
 def device_or_none(graph: Graph) -> Device | None:
@@ -77,7 +101,7 @@ class Change:
         self.old = selection.duration_ns.astype(np.float64)
         self.work = work(graph, selection)
         self.matrix = self.work.is_matrix | is_matrix_kernel(self.names)
-        self.tf32 = is_tf32_kernel(self.names)
+        self.tf32 = runs_in_tf32(graph, selection)
         self.source = device_or_none(graph)
         self.target = target or self.source
         self.other_device = target is not None and target != self.source
@@ -115,6 +139,8 @@ class Change:
 
     def _by_peaks(self, source: Device, target: Device) -> tuple[np.ndarray, np.ndarray]:
         formats = formats_of(self.dtypes, self.names, self.matrix, source)
+        if "tf32" in source.tflops:
+            formats[self.tf32 & self.matrix] = "tf32"
         new_formats = self._new_formats(target)
         rate, new_rate = peaks(formats, source), peaks(new_formats, target)
         of_peak, of_bandwidth = _sustained(source, target)
@@ -126,11 +152,17 @@ class Change:
         slower = np.nan_to_num(rate / new_rate, nan=1.0)
         new_flop_ns = flop_ns * self.flop_factor * slower
         new_bytes_ns = bytes_ns * self.bytes_factor * source.bandwidth / new_bandwidth
-        steps_up = np.isin(formats.astype(str), ON_VECTOR_UNITS)
+        steps_up = np.isin(formats.astype(str), IN_FULL)
         steps_up &= np.isin(new_formats.astype(str), ON_MATRIX_UNITS)
+        fixed = np.minimum(FIXED_OF_PRODUCTS * floor_ns(self.graph), self.old / 2)
+        self.floor = np.where(steps_up, np.maximum(fixed, self.floor), self.floor)
+        self.body = self.old - self.floor
+        kept = np.where(steps_up & (slower * AS_EASY_TO_FEED < 1), KEPT_ON_MATRIX_UNITS, 1.0)
         now = np.maximum(flop_ns, bytes_ns)
         own = now / np.maximum(self.body, 1e-3)  # a kernel at the floor has no body
-        compute, memory = self._efficiencies(flop_ns, bytes_ns, own, steps_up)
+        compute, memory = self._efficiencies(flop_ns, bytes_ns, own)
+        # Algorithms that need fewer FLOP (Winograd) stay behind on the vector units.
+        compute = np.where(steps_up, np.minimum(compute, 1.0) * kept, compute)
         with np.errstate(divide="ignore", invalid="ignore"):
             terms = np.fmax(
                 np.where(new_flop_ns > 0, new_flop_ns / compute, 0.0),
@@ -143,8 +175,7 @@ class Change:
         room = self._idle_units(source, target) if grids is None else self._idle_units_taken(grids)
         floor = self._new_floor(source, target)
         streaming = self.bytes_factor * source.bandwidth / new_bandwidth
-        by_constant = self.typed & (self.narrower < 1) & ~self.tf32
-        arithmetic = self.flop_factor * np.where(by_constant, np.maximum(1 / PAPER[0], slower), slower)
+        arithmetic = self.flop_factor * slower / kept
         ratio = floor + self.body * np.where(self.matrix, arithmetic, streaming) * room
         terms = terms * room
         if grids is not None:
@@ -158,14 +189,14 @@ class Change:
         return new, np.where(known & ~over_link, "roofline", "ratio").astype(object)
 
     def _efficiencies(
-        self, flop_ns: np.ndarray, bytes_ns: np.ndarray, own: np.ndarray, steps_up: np.ndarray
+        self, flop_ns: np.ndarray, bytes_ns: np.ndarray, own: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the parts of peak arithmetic and of bandwidth that each kernel will reach."""
         body = np.maximum(self.body, 1e-3)
         by_flop = flop_ns >= bytes_ns
         compute = np.where(by_flop, own, np.maximum(flop_ns / body, self._reachable(own, by_flop)))
         memory = np.where(by_flop, np.maximum(bytes_ns / body, self._reachable(own, ~by_flop)), own)
-        return np.where(steps_up, compute * KEPT_ON_MATRIX_UNITS, compute), memory
+        return compute, memory
 
     def _reachable(self, own: np.ndarray, where: np.ndarray) -> float:
         """Return the efficiency that good kernels of this trace reach on the resource that binds them."""

@@ -39,7 +39,7 @@ def tile_elements(graph: Graph, names: np.ndarray, calls: np.ndarray, blocks: np
         return -1 if op in CONVOLUTIONS else prod(result_size(op, arguments))
 
     results = _of_products(graph, names, calls, size)
-    sizes = {name: _named(name or "") for name in set(names.tolist())}
+    sizes = {name: named_tile(name or "") for name in set(names.tolist())}
     named = np.array([prod(sizes[name] or (0,)) for name in names.tolist()], np.int64)
     shared = -(-results // np.maximum(blocks, 1))
     return np.where((results != 0) & (named > 0), named, np.maximum(shared, 0))
@@ -67,12 +67,12 @@ def _of_products(
 
 def _tiles(kernel: str, op: str, arguments: list[Argument]) -> int:
     batch, rows, columns = result_size(op, arguments)
-    tall, wide = _named(kernel) or LARGEST
+    tall, wide = named_tile(kernel) or LARGEST
     upright, turned = (ceil(rows / a) * ceil(columns / b) for a, b in ((tall, wide), (wide, tall)))
     return batch * min(upright, turned)
 
 
-def _named(kernel: str) -> tuple[int, int] | None:
+def named_tile(kernel: str) -> tuple[int, int] | None:
     """Return the sizes of the tile in a kernel's name."""
     named = TILE.search(kernel)
     return (int(named[1]), int(named[2])) if named else None

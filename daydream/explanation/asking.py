@@ -10,12 +10,12 @@ from daydream.comparison import Comparison, compare
 from daydream.errors import DaydreamError
 from daydream.simulate.replay import Replay
 from daydream.transforms.compose import apply, parse
-from daydream.transforms.registry import find
+from daydream.transforms.registry import code_of, find
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One what-if: what it predicts, or why it gives no answer.
+    """One what-if: what it predicts, or why it gives no answer (`refused`).
 
     `options` are the ones given; `saving_ns` is against the step that is explained.
     """
@@ -43,6 +43,11 @@ class Asked:
             )
         return tuple(words)
 
+    @property
+    def code(self) -> str | None:
+        """The line of a training script that makes the change, None if none does."""
+        return code_of(self.name.rsplit("+", 1)[-1])  # behind what was changed already
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `explain --json` prints it."""
         return {
@@ -53,6 +58,7 @@ class Asked:
             "saving_ns": self.saving_ns,
             "speedup": self.replayed_ns / self.predicted_ns if self.predicted_ns else None,
             "refused": self.refused,
+            "code": self.code,
             "notes": list(self.notes),
         }
 
@@ -111,4 +117,4 @@ class Asker:
             return Asked(whole, values, self.step_ns, None, refused=" ".join(str(error).split()))
         known = set(self.replay.notes)
         notes = tuple(note for note in comparison.notes() if note not in known)
-        return Asked(whole, values, self.step_ns, comparison.predicted_ns, notes=notes)
+        return Asked(whole, values, self.step_ns, comparison.predicted_ns, comparison.reason, notes)

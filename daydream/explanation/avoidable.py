@@ -7,7 +7,7 @@ step now. What its absence would save is never derived from that: it is simulate
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -47,7 +47,7 @@ FROM_DEVICE = re.compile(r"DtoH|DeviceToHost")
 ALLOCATION = re.compile(r"(?i)malloc|free")
 MEMCPY = KINDS.index("memcpy")
 MODEL = [PHASES.index(name) for name in ("forward", "loss", "backward")]
-OPTIMIZER = PHASES.index("optimizer")
+OPTIMIZER, OTHER = PHASES.index("optimizer"), PHASES.index("other")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,8 @@ class Avoidable:
     """One avoidable cost: what it is, where, what it costs a step, and the what-ifs that remove it.
 
     `cost_ns` is what it takes a step: time on the critical path, or time that CPU calls stand
-    blocked. `answers` are simulated, the one that saves most first.
+    blocked. `answers` are changes that a person can make, simulated, the one that saves most first.
+    `limit` is the step if the cost were gone, where no change of the list takes it away as a whole.
     """
 
     sort: str
@@ -64,6 +65,7 @@ class Avoidable:
     cost_ns: int
     tasks: Selection
     answers: tuple[Asked, ...]
+    limit: Asked | None = None
 
     @property
     def best(self) -> Asked | None:
@@ -72,8 +74,9 @@ class Avoidable:
 
     @property
     def saving_ns(self) -> int:
-        """What the best what-if would save; 0 if there is none."""
-        return 0 if self.best is None or self.best.saving_ns is None else self.best.saving_ns
+        """What the best what-if would save, without one what the cost's absence would; 0 if unknown."""
+        told = self.best or self.limit
+        return 0 if told is None or told.saving_ns is None else told.saving_ns
 
 
 class Scene:
@@ -104,10 +107,14 @@ class Scene:
         self,
         sort: str,
         mask: np.ndarray,
-        whatifs: list[tuple[str, Mapping[str, Any]]],
+        whatifs: Sequence[str],
         words: str,
+        limit: Mapping[str, Any] | None = None,
     ) -> Iterator[Avoidable]:
-        """Yield stretches of the critical path as an avoidable cost, if they take long enough."""
+        """Yield stretches of the critical path as an avoidable cost, if they take long enough.
+
+        `limit` says what the cost is made of, as options of `scale`.
+        """
         chain = self.chain
         cost = chain.per_step(mask)
         if cost < max(self.least_ns, 1):
@@ -115,7 +122,9 @@ class Scene:
         tasks = chain.tasks(mask, f"{words} on the critical path")
         count = len(np.unique(np.stack([chain.window[mask], chain.task[mask]]), axis=1).T) / len(chain.steps)
         place = place_of(self.graph, chain.task[mask], chain.ns[mask])
-        yield Avoidable(sort, place, count, cost, tasks, tuple(self.asker.best(whatifs)))
+        answers = self.asker.best([(name, {}) for name in whatifs])
+        without = None if limit is None else self.asker.without(**limit)
+        yield Avoidable(sort, place, count, cost, tasks, tuple(answers), without)
 
 
 def avoidable(chain: Chain, asker: Asker) -> list[Avoidable]:
@@ -128,7 +137,7 @@ def avoidable(chain: Chain, asker: Asker) -> list[Avoidable]:
     for each in sorted((each for rule in RULES for each in rule(scene)), key=lambda each: -each.cost_ns):
         told = {answer.command for other in found for answer in other.answers}
         answers = tuple(answer for answer in each.answers if answer.command not in told)
-        if answers:
+        if answers or each.limit is not None:
             found.append(replace(each, answers=answers))
     return sorted(found, key=lambda each: (-each.saving_ns, -each.cost_ns, each.sort))
 
@@ -171,13 +180,13 @@ def blocking_calls(scene: Scene) -> Iterator[Avoidable]:
 
 def data_loading(scene: Scene) -> Iterator[Avoidable]:
     """The step waits for its batch where loading is on the critical path."""
-    yield from scene.found("data loading", scene.chain.of(LOADING), [("dataloader", {})], "data loading")
+    yield from scene.found("data loading", scene.chain.of(LOADING), ["dataloader"], "data loading")
 
 
 def exposed_communication(scene: Scene) -> Iterator[Avoidable]:
     """A collective costs what nothing else hides; a network without limits shows how much that is."""
-    asked: list[tuple[str, Mapping[str, Any]]] = [("scale", {"kind": "collective", "factor": 0.0})]
-    yield from scene.found("exposed communication", scene.chain.of(COMMUNICATION), asked, "collectives")
+    mask, asked = scene.chain.of(COMMUNICATION), ["overlap", "compression"]
+    yield from scene.found("exposed communication", mask, asked, "collectives", {"kind": "collective"})
 
 
 def stragglers(scene: Scene) -> Iterator[Avoidable]:
@@ -185,7 +194,7 @@ def stragglers(scene: Scene) -> Iterator[Avoidable]:
     chain = scene.chain
     ranks = chain.column("rank")
     elsewhere = ranks != chain.windows[chain.window, 2]
-    for cost in scene.found("stragglers", elsewhere, [("no-stragglers", {})], "work of other ranks"):
+    for cost in scene.found("stragglers", elsewhere, ["no-stragglers"], "work of other ranks"):
         total = np.bincount(ranks[elsewhere], weights=chain.ns[elsewhere])
         slowest = int(np.argmax(total))
         place = Place(f"rank {slowest}", float(total[slowest] / total.sum()))
@@ -198,10 +207,10 @@ def copies(scene: Scene) -> Iterator[Avoidable]:
     names = np.array([bool(TO_DEVICE.search(text)) for text in scene.graph.texts["name"]], bool)
     fits = names[scene.graph.columns["name"][chain.task]]
     on_path = chain.of(COPIES)
-    asked: list[tuple[str, Mapping[str, Any]]] = [("prefetch", {}), ("pinned-memory", {})]
+    asked = ["prefetch", "pinned-memory"]
     yield from scene.found("copies to the device", on_path & fits, asked, "copies to the device")
-    rest: list[tuple[str, Mapping[str, Any]]] = [("scale", {"kind": "memcpy", "factor": 0.0})]
-    yield from scene.found("other copies", on_path & ~fits, rest, "copies")
+    rest = {"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE.pattern}))"}
+    yield from scene.found("other copies", on_path & ~fits, [], "copies", rest)
 
 
 def launching_by_the_cpu(scene: Scene) -> Iterator[Avoidable]:
@@ -209,7 +218,7 @@ def launching_by_the_cpu(scene: Scene) -> Iterator[Avoidable]:
     if not device_work(scene.graph)[scene.graph.alive].any():
         return
     mask = scene.chain.of(CPU, UNTRACED, LATENCY) & np.isin(scene.phase, [*MODEL, OPTIMIZER]) & ~scene.idle
-    asked: list[tuple[str, Mapping[str, Any]]] = [("cuda-graphs", {}), ("compile", {})]
+    asked = ["cuda-graphs", "compile"]
     yield from scene.found("launch-bound CPU", mask, asked, "CPU work of forward, backward and optimizer")
 
 
@@ -218,28 +227,46 @@ def operators_on_the_cpu(scene: Scene) -> Iterator[Avoidable]:
     if device_work(scene.graph)[scene.graph.alive].any():
         return
     mask = scene.chain.of(OPERATORS, UNTRACED) & np.isin(scene.phase, MODEL) & ~scene.idle
-    asked: list[tuple[str, Mapping[str, Any]]] = [
-        ("compile", {}), ("flash-attention", {}), ("fused-cross-entropy", {}),
-    ]  # fmt: skip
+    asked = ["compile", "flash-attention", "fused-cross-entropy"]
     yield from scene.found("CPU operators", mask, asked, "operators of forward and backward")
 
 
 def small_kernels(scene: Scene) -> Iterator[Avoidable]:
     """Each small kernel costs its fixed part and the pause behind it: fused, they cost that once."""
     mask = scene.chain.of(SMALL, BETWEEN) & np.isin(scene.phase, MODEL)
-    yield from scene.found("small-kernel chains", mask, [("compile", {})], "small kernels")
+    yield from scene.found("small-kernel chains", mask, ["compile"], "small kernels")
 
 
 def memory_bound_kernels(scene: Scene) -> Iterator[Avoidable]:
-    """Element-wise kernels in a row read and write what one kernel would keep in registers."""
+    """Kernels in a row read and write what one kernel would keep in registers: chains, scores, layouts."""
     mask = scene.chain.of(MEMORY) & np.isin(scene.phase, MODEL)
-    yield from scene.found("memory-bound kernels", mask, [("compile", {})], "memory-bound kernels")
+    asked = ["compile", "flash-attention", "fused-cross-entropy", "fused-norm", "channels-last"]
+    yield from scene.found("memory-bound kernels", mask, asked, "memory-bound kernels")
+
+
+def other_kernels(scene: Scene) -> Iterator[Avoidable]:
+    """Kernels that compute, or whose bound is unknown: attention and convolutions have others to choose."""
+    mask = scene.chain.of(COMPUTE, KERNELS) & np.isin(scene.phase, MODEL)
+    asked = ["flash-attention", "channels-last", "compile"]
+    yield from scene.found("other kernels", mask, asked, "kernels not known to be bound by memory")
+
+
+def between_batches(scene: Scene) -> Iterator[Avoidable]:
+    """Work of the program itself that the step waits for: preparing a batch needs no place in the step.
+
+    Told where lines of the program are recorded: without them nobody knows what it is.
+    """
+    chain = scene.chain
+    mask = chain.of(CPU, OPERATORS, UNTRACED) & (scene.phase == OTHER) & ~scene.idle
+    for cost in scene.found("work between batches", mask, [], "CPU work", {"on": "cpu", "phase": "other"}):
+        if cost.place.source is not None:
+            yield cost
 
 
 def updates(scene: Scene) -> Iterator[Avoidable]:
     """An update that goes parameter by parameter launches a kernel or more for each of them."""
     mask = scene.phase == OPTIMIZER
-    asked: list[tuple[str, Mapping[str, Any]]] = [("fused-optimizer", {}), ("foreach-optimizer", {})]
+    asked = ["fused-optimizer", "foreach-optimizer"]
     yield from scene.found("optimizer", mask, asked, "the optimizer's work")
 
 
@@ -248,7 +275,7 @@ def full_precision(scene: Scene) -> Iterator[Avoidable]:
     chain = scene.chain
     mask = chain.of(COMPUTE, MEMORY, SMALL, KERNELS) & np.isin(scene.phase, MODEL)
     mask &= chain.column("dtype") == "float32"
-    yield from scene.found("32-bit kernels", mask, [("amp", {})], "32-bit kernels")
+    yield from scene.found("32-bit kernels", mask, ["amp", "autocast", "tf32"], "32-bit kernels")
 
 
 def idle_gaps(scene: Scene) -> Iterator[Avoidable]:
@@ -256,9 +283,9 @@ def idle_gaps(scene: Scene) -> Iterator[Avoidable]:
     code, texts = scene.graph.columns["name"][scene.chain.task], scene.graph.texts["name"]
     for number in np.unique(code[scene.idle]).tolist():
         name = texts[number]
-        whatif = ("scale", {"on": "cpu", "name": _exactly(name), "only_gaps": True, "factor": 0.0})
+        gap = {"on": "cpu", "name": _exactly(name), "only_gaps": True}
         yield from scene.found(
-            "idle gap", scene.idle & (code == number), [whatif], f"untraced time behind {name}"
+            "idle gap", scene.idle & (code == number), [], f"untraced time behind {name}", gap
         )
 
 
@@ -272,6 +299,8 @@ RULES: tuple[Callable[[Scene], Iterator[Avoidable]], ...] = (
     operators_on_the_cpu,
     small_kernels,
     memory_bound_kernels,
+    other_kernels,
+    between_batches,
     updates,
     full_precision,
     idle_gaps,

@@ -69,6 +69,7 @@ BY_EDGE = {
     Cause.GRAPH: BETWEEN,
     Cause.USER: INSERTED,
     Cause.RELEASE: RECORDING,
+    Cause.LOCK: SYNC,
 }
 KERNEL = KINDS.index("kernel")
 DATA = PHASES.index("data")

@@ -18,8 +18,8 @@ from daydream.explanation.beside import (
     launching,
     waits,
 )
-from daydream.explanation.causes import LOADING, RECORDING, UNTRACED_DEVICE, Share, shares, trace_back
-from daydream.graph.device import device_work
+from daydream.explanation.bound import ask_without, bound
+from daydream.explanation.causes import Share, shares, trace_back
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.simulate.replay import Replay
@@ -29,20 +29,16 @@ if TYPE_CHECKING:
 
     from daydream.trace import Trace
 
-BOUND = 0.9  # of the step: what alone would still take this long bounds it
-UNRECORDED = (UNTRACED_DEVICE, RECORDING)
-MOST = 0.5  # of the step: a cause that bounds it by itself
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
     """Why a step takes its time. Times are ns per step, means over the covered steps.
 
     `causes` are the critical path and add up to `step_ns`. `bound` is GPU, CPU, copies,
-    communication, data loading, turns where CPU and device wait for each other, or
-    unrecorded where most of the step is device work that is not in the trace. It rests on
-    three simulations: the step without any CPU cost, without any time on the device, and
-    without collectives.
+    communication, data loading, turns where CPU and device wait for each other,
+    "CPU and GPU" where each takes as long without the other, or unrecorded where most of
+    the step is device work that is not in the trace. It rests on three simulations: the
+    step without any CPU cost, without any time on the device, and without collectives.
 
     `avoidable` is sorted by what its best what-if would save.
     """
@@ -128,8 +124,10 @@ class Explanation:
                     "count_per_step": each.count,
                     "cost_ns": each.cost_ns,
                     **_selected(each),
-                    "saving_ns": each.saving_ns if each.best is not None else None,
+                    "saving_ns": None if (each.best or each.limit) is None else each.saving_ns,
+                    "code": None if each.best is None else each.best.code,
                     "whatifs": [answer.to_json() for answer in each.answers],
+                    "without_ns": None if each.limit is None else each.limit.predicted_ns,
                 }
                 for each in self.avoidable
             ],
@@ -162,11 +160,7 @@ def explain(
     say("following the critical path", -1.0)
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     say("asking what would save time", -1.0)
-    on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
-    beside = communication(chain)
-    without_cpu = asker.without(on="cpu")
-    without_device = asker.without(on="gpu") if on_device else None
-    without_communication = asker.without(kind="collective") if beside else None
+    without = ask_without(asker, chain)
     causes = tuple(shares(chain))
     known = same.notes()
     return Explanation(
@@ -176,48 +170,17 @@ def explain(
         step_ns=round(chain.step_ns),
         replayed_ns=asker.step_ns,
         causes=causes,
-        bound=_bound(causes, without_cpu, without_device, without_communication),
-        without_cpu=without_cpu,
-        without_device=without_device,
-        without_communication=without_communication,
+        bound=bound(causes, without),
+        without_cpu=without.cpu,
+        without_device=without.device,
+        without_communication=without.communication,
         busy_share=busy_share(chain),
         launching=launching(chain),
-        communication=beside,
+        communication=communication(chain),
         sync_wait_ns=waits(chain, Cause.SYNC).per_step(),
         avoidable=tuple(avoidable(chain, asker)),
         found_notes=tuple(known),
     )
-
-
-def _bound(
-    causes: Sequence[Share],
-    without_cpu: Asked,
-    without_device: Asked | None,
-    without_collectives: Asked | None,
-) -> str:
-    """Return what bounds the step: the side that alone takes nearly as long, and what most of it is."""
-    saved = 0 if without_collectives is None else without_collectives.saving_ns or 0
-    by_communication = saved >= MOST * without_cpu.replayed_ns
-    if without_device is None:
-        return "communication" if by_communication else "CPU"
-    alone_ns = {
-        "device": without_cpu.predicted_ns or 0,  # what the device takes if the CPU costs nothing
-        "CPU": without_device.predicted_ns or 0,
-    }
-    if sum(each.share for each in causes if each.cause in UNRECORDED) >= MOST:
-        return "unrecorded"
-    side = max(alone_ns, key=lambda name: alone_ns[name])
-    if alone_ns[side] < BOUND * without_cpu.replayed_ns:
-        return "turns"
-    groups: dict[str, float] = {}
-    for each in causes:
-        name = each.cause if each.cause == LOADING else each.group
-        groups[name] = groups.get(name, 0.0) + each.share
-    if side == "CPU":
-        return LOADING if groups.get(LOADING, 0.0) >= MOST else "CPU"
-    if by_communication:
-        return "communication"
-    return "copies" if groups.get("copies", 0.0) >= MOST else "GPU"
 
 
 def _share_json(share: Share) -> dict[str, Any]:

@@ -8,8 +8,10 @@ its docstring; each can be left out by name, to see what it is worth.
 | (always) | CPU time cut into tasks in thread order; device tasks in launch order | `threads`, `streams` |
 | `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `gloo`, `gloo_waits` |
 | `handoff` | a thread that wakes another and stands until it is done | `handoff` |
+| `wakes` | a thread that goes on just behind a point of another, step after step | `wakes` |
 | `graphs` | nodes of a CUDA graph, and the holes the profiler left among them | `device_graphs` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
+| `lock` | a call stands until a blocking call of another thread lets go of the driver | `lock` |
 | `synchronization` | blocking calls wait for the device | `synchronization` |
 | `launches` | what a long call does before it submits is CPU work, not latency | `launches` |
 | `events` | a stream waits for an event of another | `events` |
@@ -28,22 +30,27 @@ from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
 from daydream.graph.rules.communication import meet
 from daydream.graph.rules.device_graphs import fill_heads, link_nodes
+from daydream.graph.rules.doubtful import leave_out_doubtful
 from daydream.graph.rules.events import wait_for_events
 from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over, tell_background
 from daydream.graph.rules.latencies import measure_latencies
 from daydream.graph.rules.launches import cut_long_calls
+from daydream.graph.rules.lock import wait_for_lock
 from daydream.graph.rules.queue import bound_queues
 from daydream.graph.rules.streams import order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
 from daydream.graph.rules.threads import order_threads
+from daydream.graph.rules.wakes import wake_up
 from daydream.trace import Trace
 
 RULES = {
     "gloo": run_on_threads,
     "handoff": hand_over,
+    "wakes": wake_up,
     "graphs": link_nodes,
     "queue": bound_queues,
+    "lock": wait_for_lock,
     "synchronization": wait_in_calls,
     "launches": cut_long_calls,
     "events": wait_for_events,
@@ -74,4 +81,6 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     measure_latencies(draft, measured="latencies" not in without)
     for (target, _), row in zip(draft.event_pairs, draft.event_rows, strict=True):
         graph.waits["latency_ns"][row] = draft.event_latency_ns[target]
+    if len({lane.rank for lane in graph.lanes}) > 1:
+        leave_out_doubtful(graph)
     return graph

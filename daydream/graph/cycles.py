@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.errors import GraphError
 from daydream.graph.plan import Cause
 
 if TYPE_CHECKING:
@@ -21,14 +22,23 @@ REASONS = {
     Cause.HANDOFF: "on a thread that it wakes",
     Cause.COMMUNICATION: "which communicates with it",
     Cause.GRAPH: "a node behind it",
+    Cause.LOCK: "which needs the driver's lock",
     Cause.USER: "by an edge that was put in",
 }
 
 
-def in_words(
+class CycleError(GraphError):
+    """Tasks wait for each other; `edges` are one cycle: a task, the one behind it, and why it is."""
+
+    def __init__(self, message: str, edges: list[tuple[int, int, Cause]]) -> None:
+        super().__init__(message)
+        self.edges = edges
+
+
+def cycle_error(
     graph: Graph, task: np.ndarray, stuck: np.ndarray, src: np.ndarray, dst: np.ndarray, cause: np.ndarray
-) -> str:
-    """Return one cycle among the stuck entries of a plan: each task, what comes after it, and why."""
+) -> CycleError:
+    """Return the error that names one cycle among the stuck entries of a plan."""
     inside = np.flatnonzero(stuck[src] & stuck[dst])
     into = dict(zip(dst[inside].tolist(), inside.tolist(), strict=True))  # an edge into each, any
     walk: list[int] = []
@@ -39,13 +49,15 @@ def in_words(
         walk.append(into[entry])
         entry = int(src[into[entry]])
     cycle = walk[seen[entry] :][::-1]
-    said = [f"{task_name(graph, int(task[src[cycle[0]]]))} comes before"]
-    for edge in cycle[:LONGEST]:
-        after = int(task[dst[edge]])
+    edges = [(int(task[src[edge]]), int(task[dst[edge]]), Cause(int(cause[edge]))) for edge in cycle]
+    return CycleError(_in_words(graph, edges), edges)
+
+
+def _in_words(graph: Graph, cycle: list[tuple[int, int, Cause]]) -> str:
+    said = [f"{task_name(graph, cycle[0][0])} comes before"]
+    for _, after, cause in cycle[:LONGEST]:
         lane = graph.lanes[graph.columns["lane"][after]].name
-        said.append(
-            f"{task_name(graph, after)} ({REASONS[Cause(int(cause[edge]))].format(lane=lane)}), before"
-        )
+        said.append(f"{task_name(graph, after)} ({REASONS[cause].format(lane=lane)}), before")
     words = " ".join(said).removesuffix(", before")
     more = f", and on through {len(cycle) - LONGEST} more" if len(cycle) > LONGEST else ""
     return f"the graph has a cycle of {len(cycle)} tasks: {words}{more}"

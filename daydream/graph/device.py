@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
+    from daydream.graph.selection import Selection
+
+GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions
+
+LAUNCH = re.compile(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")
 
 
 def device_work(graph: Graph) -> np.ndarray:
     """Return a mask over tasks of those that a device runs; collectives on CPU threads (gloo) are none."""
     host = np.array([lane.host for lane in graph.lanes] + [False], bool)
     return np.asarray((graph.columns["kind"] > 0) & ~host[graph.columns["lane"]])
+
+
+def in_replays(tasks: Selection) -> Selection:
+    """Return those of some device tasks that a replayed CUDA (or HIP) graph runs.
+
+    They are launched by a call that launches graphs, or share their launch with other recorded kernels. What
+    nsys records of a graph as a whole is one task, and work between its nodes that was not traced counts.
+    """
+    graph = tasks.graph
+    columns = graph.columns
+    replays = np.array([GRAPH_LAUNCH in name for name in graph.texts["name"]] + [False], bool)
+    call = columns["launch"][tasks.ids]
+    recorded = graph.alive & (columns["kind"] > 0) & (columns["launch"] >= 0) & (columns["repeat"] == 0)
+    recorded &= columns["row"] >= 0
+    nodes = np.bincount(columns["launch"][recorded], minlength=graph.size)
+    found = (call >= 0) & (replays[columns["name"][call]] | (nodes[call] > 1))
+    return tasks.of(tasks.ids[found & device_work(graph)[tasks.ids]], f"{tasks.words} in replays")
+
+
+def mostly_replayed(tasks: Selection) -> bool:
+    """Tell whether most of some device work, by number or by time, runs inside replays of graphs."""
+    inside = in_replays(tasks)
+    return 2 * len(inside) > len(tasks) or 2 * inside.total("duration_ns") > tasks.total("duration_ns")
+
+
+def unrecorded_launches(graph: Graph) -> bool:
+    """Tell whether calls of the trace launched kernels, of which it has none."""
+    if device_work(graph)[graph.alive].any():
+        return False
+    names = np.array([bool(LAUNCH.search(name)) for name in graph.texts["name"]] + [False], bool)
+    return bool(names[graph.columns["name"][graph.alive]].any())

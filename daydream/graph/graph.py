@@ -86,6 +86,7 @@ class Graph(Shown):
         self.steps: list[dict[str, Any]] = []
         self.edits = 0  # goes up with every editing word
         self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
+        self.doubted: list[tuple[np.ndarray, np.ndarray]] = []  # ids, and how far such a time may be off
         self.resized: list[Any] = []  # daydream.costs.grown.Resizing: what made the recorded work more
         self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
         self._codes: dict[str, dict[str, int]] = {}
@@ -153,6 +154,7 @@ class Graph(Shown):
         twin.facts = copy.deepcopy(self.facts)
         twin.steps = [dict(step) for step in self.steps]
         twin.modelled = list(self.modelled)
+        twin.doubted = list(self.doubted)
         twin.resized = list(self.resized)
         twin._codes = {}
         twin._lane_ids = dict(self._lane_ids)

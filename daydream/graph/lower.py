@@ -19,7 +19,7 @@ import numpy as np
 
 from daydream.errors import GraphError
 from daydream.graph.columns import priorities
-from daydream.graph.cycles import in_words
+from daydream.graph.cycles import cycle_error
 from daydream.graph.plan import Cause, Plan, stable_order
 from daydream.graph.tables import ALL_LANES
 from daydream.graph.windows import Window, borders, key_of, leading_in
@@ -331,7 +331,7 @@ def _topological(
             if not left[child]:
                 heapq.heappush(ready, child)
     if done < count:
-        raise GraphError(in_words(graph, layout.task, rank < 0, src, dst, cause))
+        raise cycle_error(graph, layout.task, rank < 0, src, dst, cause)
     return rank
 
 

@@ -39,6 +39,7 @@ class Cause(IntEnum):
     GRAPH = 7  #: a node of a CUDA or HIP graph waits for another
     USER = 8  #: an edge that a what-if or the user put in
     RELEASE = 9  #: its earliest start; never stored as an edge
+    LOCK = 10  #: a call of another thread held the driver's lock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

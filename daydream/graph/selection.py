@@ -146,6 +146,12 @@ class Selection(Shown):
 
         return waiting(self)
 
+    def waited_for(self) -> Selection:
+        """Return the points of the program that these calls wait for: records of events, or the calls."""
+        table = self.graph.syncs
+        points = np.unique(table["point"][np.isin(table["task"], self.ids)])
+        return self.of(points[self.graph.alive[points]], f"what {self.words} wait for")
+
     def group_by(
         self, *columns: str, within: str | None = None, block: str | Sequence[str] | None = None
     ) -> Groups:
@@ -232,6 +238,15 @@ class Selection(Shown):
                 )
             columns[name][self.ids] = np.floor(scaled + 0.5).astype(np.int64)
         self.graph.edits += 1
+        return self
+
+    def doubt(self, error: float | np.ndarray) -> Selection:
+        """Say how far the times given to the tasks may be off: a part of them, at 90 %, one or one for each.
+
+        For models that know their own errors. It widens the range of the prediction where it is more than
+        what such models were found to have (`uncertainty.MODEL_ERROR`).
+        """
+        self.graph.doubted.append((self.ids, np.broadcast_to(np.asarray(error, np.float64), self.ids.shape)))
         return self
 
     def set(self, **columns: Any) -> Selection:

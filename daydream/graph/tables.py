@@ -99,6 +99,7 @@ class Facts:
     unexplained_ns: int = 0
     untraced_ns: int = 0  # device work that the profiler left out, inside graphs and before the window
     unresolved_syncs: int = 0
+    doubtful_matches: int = 0  # between ranks, left out as tasks would have waited for each other
     unlaunched_kernels: int = 0
     notes: list[str] = field(default_factory=list)
 

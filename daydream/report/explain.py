@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
+from daydream.report.explain_costs import avoidable_costs, sentence
 from daydream.report.layout import (
-    MARGIN,
-    Block,
     Figures,
     Screen,
     Table,
-    Title,
     Words,
     notes,
     printable,
     section,
     shortened,
-    tail,
 )
-from daydream.report.numbers import count, listed, number, percent, scale, speedup, time_text
+from daydream.report.numbers import count, listed, number, percent, scale, time_text
 
 if TYPE_CHECKING:
-    from daydream.explanation import Asked, Avoidable, Explanation, Share
+    from daydream.explanation import Asked, Explanation, Share
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
 MOST = 6  # avoidable costs
@@ -55,7 +52,7 @@ def explain_text(explanation: Explanation) -> Screen:
         "",
         _causes(explanation),
         *section("beside the critical path", beside(explanation)),
-        *_avoidable(explanation),
+        *avoidable_costs(explanation),
         *notes(explanation.notes()),
     ])  # fmt: skip
 
@@ -80,25 +77,45 @@ def verdict(explanation: Explanation) -> str:
     without_device = _predicted(explanation.without_device)
     still = "still " if (explanation.without_cpu.saving_ns or 0) < SMALLEST * step else ""
     floor = f"without any CPU cost the step would {still}take {without_cpu} of {time_text(step)}"
-    if explanation.bound == "unrecorded":
+    if explanation.bound == UNRECORDED:
         missing = explanation.share("untraced device work") + explanation.share("before the recording")
         return f"What bounds the step cannot be told: {percent(missing)} of it is work that was not recorded."
-    if explanation.bound == "GPU":
-        told = queue_wait(explanation) or _beside_communication(explanation)
-        return f"GPU-bound; {told + ', and ' if told else ''}{floor}."
-    if explanation.bound in {"communication", "copies"}:
-        share = percent(explanation.group_share(explanation.bound))
-        what = f"Bound by {explanation.bound}, {share} of the critical path"
-        if explanation.bound == "communication":
-            what = _by_communication(explanation)
-        return f"{what}; {floor}."
-    if explanation.bound == "turns":
-        return (
-            f"CPU and device take turns: with no CPU cost at all the step would take {without_cpu}, with an "
-            f"infinitely fast device {without_device}, and now it takes {time_text(step)}"
-            f"{_waiting(explanation)}."
-        )
-    return _bound_by_cpu(explanation, without_device, floor)
+    said = {
+        "GPU": _bound_by_gpu, "communication": _bound_by_transfers, "copies": _bound_by_transfers,
+        TURNS: _in_turns, BOTH: _by_both,
+    }  # fmt: skip
+    return said.get(explanation.bound, _bound_by_cpu)(explanation, without_device, floor)
+
+
+def _bound_by_gpu(explanation: Explanation, _without_device: str, floor: str) -> str:
+    told = queue_wait(explanation) or _beside_communication(explanation) or _beside_cpu(explanation)
+    return f"GPU-bound; {told + ', and ' if told else ''}{floor}."
+
+
+def _bound_by_transfers(explanation: Explanation, _without_device: str, floor: str) -> str:
+    share = percent(explanation.group_share(explanation.bound))
+    what = f"Bound by {explanation.bound}, {share} of the critical path"
+    if explanation.bound == "communication":
+        what = _by_communication(explanation)
+    return f"{what}; {floor}."
+
+
+def _in_turns(explanation: Explanation, without_device: str, _floor: str) -> str:
+    without_cpu = _predicted(explanation.without_cpu)
+    return (
+        f"CPU and device take turns: with no CPU cost at all the step would take {without_cpu}, with an "
+        f"infinitely fast device {without_device}, and now it takes {time_text(explanation.replayed_ns)}"
+        f"{_waiting(explanation)}."
+    )
+
+
+def _by_both(explanation: Explanation, without_device: str, _floor: str) -> str:
+    without_cpu = _predicted(explanation.without_cpu)
+    return (
+        f"Bound by CPU and device alike: without any CPU cost the step would take {without_cpu}, with an "
+        f"infinitely fast device {without_device}, and now it takes {time_text(explanation.replayed_ns)}; "
+        f"the critical path runs {percent(explanation.group_share('CPU'))} on the CPU."
+    )
 
 
 def _by_communication(explanation: Explanation) -> str:
@@ -111,8 +128,8 @@ def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> 
     step = time_text(explanation.replayed_ns)
     infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
     busy = f"the device is busy {percent(explanation.busy_share or 0)} of the time"
-    if explanation.group_share("CPU") < HALF:
-        return f"CPU-bound, with a device that is nearly as slow: {infinite}; {floor}."
+    if explanation.group_share("CPU") < HALF:  # on the critical path the device has taken over in part
+        return f"CPU-bound, and the device waits for it again and again: {infinite}; {floor}."
     mine = [each for each in explanation.causes if each.group == "CPU"]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
     said = [f"{each.cause} is {percent(each.share)}" for each in mine]
@@ -129,6 +146,17 @@ def _beside_communication(explanation: Explanation) -> str:
     return (
         f"communication is {percent(share)} of the critical path, but beside it runs work that would "
         f"still take {_predicted(without)}"
+    )
+
+
+def _beside_cpu(explanation: Explanation) -> str:
+    """Return that the device has work beside the CPU that is most of the critical path."""
+    share = explanation.group_share("CPU")
+    if share < HALF:
+        return ""
+    return (
+        f"the critical path runs {percent(share)} on the CPU, but beside it the device has work that takes "
+        "nearly as long"
     )
 
 
@@ -158,38 +186,6 @@ def beside(explanation: Explanation) -> list[str]:
     if explanation.sync_wait_ns:
         said.append(f"CPU calls stand {time_text(explanation.sync_wait_ns)} a step waiting for device work.")
     return [*said, *_communication(explanation)]
-
-
-def sentence(cost: Avoidable) -> str:
-    """Return an avoidable cost in a sentence."""
-    takes, where = time_text(cost.cost_ns), _where(cost)
-    one = cost.count == 1
-    calls = f"{cost.count:,.3g} call{'' if one else 's'} a step"
-    many = f"{cost.count:,.3g} a step" if cost.count < MANY else f"{round(cost.count):,} a step"
-    told = {
-        "synchronization": f"{calls} of {_label(cost)} wait{'s' * one} {takes} for the device{where}",
-        "data loading": f"The step waits {takes} for its data{_most(cost)}",
-        "exposed communication": f"Communication takes {takes} on the critical path{_most(cost)}",
-        "stragglers": f"Other ranks are waited for: the critical path runs {takes} on them{_most(cost)}",
-        "copies to the device": f"Copies to the device hold up the kernels' stream for {takes}{where}",
-        "other copies": f"Copies hold up the kernels' stream for {takes}{_most(cost)}",
-        "launch-bound CPU": f"Operators, launches and the time between them take {takes}{_most(cost)}",
-        "CPU operators": f"Operators of the model and the time between them take {takes}{_most(cost)}",
-        "small-kernel chains": f"Small kernels and pauses between kernels ({many}) take {takes}{_most(cost)}",
-        "memory-bound kernels": f"Kernels bound by memory ({many}) take {takes}{_most(cost)}",
-        "optimizer": f"The optimizer takes {takes} of the critical path{_most(cost)}",
-        "32-bit kernels": f"Kernels in 32 bits ({many}) take {takes}{_most(cost)}",
-        "idle gap": f"Nothing is recorded for {takes} a step behind {_label(cost)}{where}",
-    }
-    if cost.sort.startswith("blocking copies"):
-        direction = cost.sort.removeprefix("blocking copies ")
-        return f"{calls} of {_label(cost)} block{'s' * one} {takes}, copying {direction}{where}."
-    return f"{told[cost.sort]}."
-
-
-def command(asked: Asked) -> str:
-    """Return the words to type, without the trace."""
-    return " ".join(shlex.quote(word) for word in asked.command)
 
 
 def _headline(explanation: Explanation) -> str:
@@ -247,74 +243,6 @@ def _communication(explanation: Explanation) -> list[str]:
         as_now = abs(without.saving_ns or 0) < SMALLEST * explanation.step_ns
         said += f" Without them the step would take {_predicted(without)}{', as now' * as_now}."
     return [said]
-
-
-def _avoidable(explanation: Explanation) -> list[Block]:
-    step = explanation.replayed_ns
-    worth = explanation.worth_it[:MOST]
-    blocks: list[Block] = ["", Title(AVOIDABLE)] if worth else []
-    for place, cost in enumerate(worth, 1):
-        head = f"{MARGIN}{place}. "
-        hanging = " " * len(head)
-        blocks.append(Words(sentence(cost), head, hanging))
-        best = cost.best
-        if best is None or best.predicted_ns is None:
-            continue
-        saved = f"saves {time_text(cost.saving_ns)}, {speedup(step, best.predicted_ns)}"
-        if cost.saving_ns > MORE * cost.cost_ns:
-            saved += "; it removes other work as well"
-        elif cost.saving_ns < HALF * cost.cost_ns and cost.sort not in IN_PART:
-            saved += "; what runs beside it takes over"
-        blocks.append(Words(f"{command(best)}   {saved}{_others(cost)}", hanging, hanging + MARGIN))
-    idle = [
-        cost
-        for cost in explanation.avoidable
-        if cost not in explanation.worth_it and (cost.best is not None or cost.sort not in IN_PART)
-    ]
-    said = [f"{sentence(cost)} {_why_not(explanation, cost)}" for cost in idle[:MOST_IDLE]]
-    return [*blocks, *section(IDLE, said)]
-
-
-def _why_not(explanation: Explanation, cost: Avoidable) -> str:
-    best = cost.best
-    if best is None:
-        reasons = list(dict.fromkeys(f"{each.name}: {each.refused}" for each in cost.answers))
-        return f"{listed(reasons)}."
-    if cost.saving_ns < 0:
-        return f"`{command(best)}` would make the step {time_text(-cost.saving_ns)} longer."
-    gain = f"only {time_text(cost.saving_ns)}" if cost.saving_ns else "nothing"
-    busy = {"GPU": "device", "CPU": "CPU", "data loading": "loader"}.get(explanation.bound)
-    reason = f": the {busy} has work meanwhile" if busy and cost.saving_ns < HALF * cost.cost_ns else ""
-    return f"`{command(best)}` saves {gain}{reason}."
-
-
-def _others(cost: Avoidable) -> str:
-    others = [
-        f"{each.name} {time_text(each.saving_ns)}"
-        for each in cost.answers[1:] if each.saving_ns is not None and each.saving_ns > 0
-    ]  # fmt: skip
-    return f"   (or {listed(others)})" if others else ""
-
-
-def _label(cost: Avoidable) -> str:
-    return shortened(printable(cost.place.label or "a call without a name"), 2 * LABEL)
-
-
-def _most(cost: Avoidable) -> str:
-    """Return where the largest part of a cost lies."""
-    if cost.place.label is None:
-        return ""
-    part = "most of it" if cost.place.share > HALF else time_text(cost.place.share * cost.cost_ns) + " of it"
-    return f", {part} in {_label(cost)}{_where(cost)}"
-
-
-def _where(cost: Avoidable) -> str:
-    """Return layer, phase and source line of a cost, as far as they are known."""
-    place = cost.place
-    parts = [f"layer {tail(printable(place.layer), PATH)}"] if place.layer else []
-    parts += [place.phase] if place.phase and place.phase != "other" else []
-    parts += [tail(printable(place.source), SOURCE)] if place.source else []
-    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _waiting(explanation: Explanation) -> str:

@@ -22,7 +22,7 @@ from daydream.report.html_spans import measured_spans, measured_window, simulate
 from daydream.report.layout import printable
 from daydream.report.numbers import count, listed, time_text
 from daydream.simulate.critical_path import critical_path
-from daydream.trace import write_whole
+from daydream.writing import write_whole
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison

@@ -24,7 +24,7 @@ from daydream.report.perfetto_counters import measured_counters, simulated_count
 from daydream.report.perfetto_events import process, span, thread
 from daydream.report.perfetto_flows import critical_entries, simulated_flows
 from daydream.report.perfetto_tasks import measured_slices, simulated_slices
-from daydream.trace import write_whole
+from daydream.writing import write_whole
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison

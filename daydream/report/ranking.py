@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
 from daydream.ranking import NEEDS
 from daydream.report.layout import (
     MARGIN,
@@ -27,10 +28,16 @@ if TYPE_CHECKING:
     from daydream.sensitivity import Curve
 
 NAME_WIDTH = 34
+MOST_LINES = 5  # of code beside the best rows
 MOST_REASONS = 6
 REASON_WIDTH = 110
 SPARE = ("at 75%", "at 25%")  # points of the curves that a narrow terminal does without
 OTHER_WORK = "the step then computes something else (another batch, layers, algorithm)"
+WORDS = {
+    TURNS: "CPU and GPU in turns",
+    BOTH: "CPU- and GPU-bound",
+    UNRECORDED: "unknown: most was not recorded",
+}
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 
@@ -62,11 +69,12 @@ def _optimizations(ranking: Ranking, top: int) -> list[Block]:
         return [f"{MARGIN}no optimization applies to this trace"]
     rows = optimization_rows(ranking, effective(ranking)[:top])
     blocks: list[Block] = (
-        [Table(rows, spare=[rows[0].index(head) for head in ("then", "90 % interval")])]
+        [Table(rows, spare=[rows[0].index(head) for head in ("then", "90 % interval") if head in rows[0]])]
         if len(rows) > 1
         else []
     )
-    if any(row[-1] == NEEDS[stages.WORK] for row in rows):
+    blocks += _in_code(effective(ranking)[:MOST_LINES])
+    if len(rows) > 1 and any(row[-1] == NEEDS[stages.WORK] for row in rows):
         blocks.append(Words(f"{NEEDS[stages.WORK]}: {OTHER_WORK}", MARGIN, 2 * MARGIN))
     more = len(effective(ranking))
     if more > top:
@@ -82,6 +90,17 @@ def _optimizations(ranking: Ranking, top: int) -> list[Block]:
         for reason, names in by_reason.items()
     ]
     return blocks
+
+
+def _in_code(best: Sequence[Ranked]) -> list[Block]:
+    """Return the lines of a training script that make the best changes."""
+    lines = {each.code: each.name for each in reversed(best) if each.code}
+    told = [[printable(lines[code]), printable(code)] for code in reversed(lines)]
+    return (
+        [MARGIN + "in code", *(Words(code, f"{2 * MARGIN}{name}: ", 3 * MARGIN) for name, code in told)]
+        if told
+        else []
+    )
 
 
 def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:
@@ -132,7 +151,8 @@ def optimization_rows(ranking: Ranking, shown: Sequence[Ranked]) -> list[list[st
     rows += map(row, shown)
     if ranking.pairs:
         rows += [["pairs", *[""] * 6], *map(row, ranking.pairs)]
-    return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
+    empty = [place for place in range(1, len(rows[0])) if not any(row[place] for row in rows[1:])]
+    return [[text for place, text in enumerate(row) if place not in empty] for row in rows]
 
 
 def _curves(ranking: Ranking, top: int) -> list[Block]:
@@ -178,9 +198,9 @@ def _left_out(ranking: Ranking) -> list[Block]:
 
 
 def bound_text(bound: str, share: float) -> str:
-    """Return what a step is bound by, and its share of the step."""
-    word = f"{bound}-bound" if bound in {"GPU", "CPU"} else bound
-    return f"{word} ({share:.0%})"
+    """Return what a step is bound by, and its share of the step if it is known."""
+    word = f"{bound}-bound" if bound in {"GPU", "CPU"} else WORDS.get(bound, bound)
+    return f"{word} ({share:.0%})" if share else word
 
 
 def _knee(curve: Curve) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 import os
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError, OutputError
 from daydream.report.scaling import scaling_html
+from daydream.writing import write_whole
 
 if TYPE_CHECKING:
     from daydream.scaling import Scaling
@@ -26,8 +28,11 @@ def check_plot(path: str | os.PathLike[str]) -> None:
         raise DaydreamError("a plot needs matplotlib, which is not installed: pip install 'daydream[plot]'")
 
 
-def draw(scaling: Scaling, path: str | os.PathLike[str]) -> None:
-    """Write throughput and step time over the number of workers. Raises `DaydreamError` if that fails."""
+def draw(scaling: Scaling, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write throughput and step time over the number of workers.
+
+    Raises `DaydreamError` if that fails, or the file exists and `force` is not given.
+    """
     check_plot(path)
     name = os.fspath(path)
     if name.endswith(".png"):
@@ -36,11 +41,7 @@ def draw(scaling: Scaling, path: str | os.PathLike[str]) -> None:
         content = _drawn(scaling, "svg")
     else:
         content = _page(scaling).encode()
-    try:
-        with open(name, "wb") as file:
-            file.write(content)
-    except OSError as error:
-        raise OutputError(f"cannot write {name}: {error.strerror or error}") from None
+    write_whole(name, lambda temporary: Path(temporary).write_bytes(content), force=force)
 
 
 def _page(scaling: Scaling) -> str:

@@ -70,8 +70,9 @@ def whatif_text(comparison: Comparison) -> Screen:
 def whatif_json(comparison: Comparison) -> dict[str, Any]:
     """Return the object `whatif --json` prints: the figures, and what the text tells of the step's time."""
     from daydream.explanation.parts import parts_of_change
+    from daydream.transforms.registry import code_of
 
-    found = comparison.to_json()
+    found = comparison.to_json() | {"code": code_of(comparison.optimization)}
     for side, parts in zip(("before", "after"), parts_of_change(comparison), strict=True):
         more = {"by_bound": "by_cause", "by_layer": "by_layer", "beside": "beside"}
         found[side] |= {name: parts[key] for name, key in more.items()}

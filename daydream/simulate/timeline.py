@@ -33,6 +33,7 @@ WAITING_FOR = {
     Cause.GRAPH: "graph",
     Cause.USER: "inserted edge",
     Cause.RELEASE: "before the recording",
+    Cause.LOCK: "driver's lock",
 }
 
 

@@ -3,8 +3,9 @@
 An optimization is a function `name(graph, *, option=default, ...)` that edits a graph.
 It lives in a file of its name: `fused_adam.py` holds `fused_adam` and is the command
 `fused-adam`. Its signature is its command line, its docstring its help. The file may say
-when it is applied among others (`STAGE`, see `daydream.transforms.stages`) and which it
-cannot be combined with (`EXCLUDES`, a set of names).
+when it is applied among others (`STAGE`, see `daydream.transforms.stages`), which it
+cannot be combined with (`EXCLUDES`, a set of names), the line of a training script that makes the
+change (`CODE`), and that it asks about jobs of several processes only (`OF_JOBS`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Optimization:
     """A named change: the function, its options, its help, when it is applied and what it excludes.
 
     `apply`, where the file has it, makes the change for real in a process that trains: a context
-    manager, called with (model, optimizer, **options).
+    manager, called with (model, optimizer, **options). `code` is a line of a training script that
+    makes it; empty where none does. What is `of_jobs` is not ranked for a process by itself.
     """
 
     name: str
@@ -85,6 +87,8 @@ class Optimization:
     stage: int = stages.OWN
     excludes: frozenset[str] = frozenset()
     apply: Callable[..., AbstractContextManager[Any]] | None = None
+    code: str = ""
+    of_jobs: bool = False
 
     @property
     def summary(self) -> str:
@@ -116,6 +120,17 @@ def find(name: str) -> Optimization:
                 function = point.load()
             return _placed(describe(function, name), sys.modules.get(getattr(function, "__module__", "")))
     raise UnknownOptimizationError(f"unknown optimization {name!r}. {_meant(name)}")
+
+
+def code_of(name: str) -> str | None:
+    """Return the lines of a training script that make a change, `amp` or `amp+compile`; None if none does."""
+    lines = []
+    for part in name.split("+"):
+        try:
+            lines.append(find(part).code)
+        except DaydreamError:  # a function that was given as it is, and has no file
+            lines.append("")
+    return "; ".join(dict.fromkeys(lines)) if all(lines) else None
 
 
 def loadable(among: Sequence[str] | None = None) -> tuple[list[Optimization], dict[str, str]]:
@@ -208,9 +223,13 @@ def _placed(optimization: Optimization, module: ModuleType | None) -> Optimizati
     if isinstance(excludes, str) or not all(isinstance(name, str) for name in excludes):
         raise GraphError(f"EXCLUDES of {optimization.name} must be a set of names, not {excludes!r}")
     real: Any = getattr(module, "apply", None)
+    code: Any = getattr(module, "CODE", "")
+    if not isinstance(code, str):
+        raise GraphError(f"CODE of {optimization.name} must be a text, not {code!r}")
     return replace(
-        optimization, stage=stage, excludes=frozenset(excludes), apply=real if callable(real) else None
-    )
+        optimization, stage=stage, excludes=frozenset(excludes), apply=real if callable(real) else None,
+        code=code, of_jobs=bool(getattr(module, "OF_JOBS", False)),
+    )  # fmt: skip
 
 
 def _shipped() -> dict[str, str]:

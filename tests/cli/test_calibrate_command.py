@@ -94,7 +94,7 @@ def test_the_next_command_is_what_it_says(calibrated):
         (("calibrate", "--trace", "t.parquet", "--optimization", "batch-size"), 2, "--factor"),
         (("calibrate", "--trace", "t.parquet", "--optimization", "scale", "--factor", "-1"), 2, "factor"),
         (("calibrate", "--trace", "t.parquet", "--total-limit", "0"), 2, "above 0"),
-        (("calibrate", "--trace", "t.parquet", "-o", "t.parquet"), 1, "the trace that is read"),
+        (("calibrate", "--trace", "t.parquet", "-o", "t.parquet"), 1, "is read by this command"),
         (("calibrate", "--trace", "t.parquet", "-o", "times.parquet"), 1, "--force"),
         (("whatif", *BATCH, "--trace", "t.parquet", "--table", "absent.csv"), 1, "absent.csv: no such file"),
         (("whatif", *BATCH, "--trace", "t.parquet", "--table", "t.parquet"), 1, "no table of times"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import daydream
-from daydream.trace import write_whole
+from daydream.writing import write_whole
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 REPLAY = ["replay", "--trace"]
@@ -163,7 +163,7 @@ BAD_QUESTIONS = {
     "replay --trace step.parquet -o out.svg": (USAGE, "ends in neither .json nor .json.gz"),
     "replay --trace step.parquet -o nowhere/out.json": (FAILED, "there is no folder nowhere"),
     "replay --trace step.parquet -o step.json.gz": (FAILED, "exists already"),
-    "replay --trace step.json.gz -o step.json.gz --force": (FAILED, "is the trace that is read"),
+    "replay --trace step.json.gz -o step.json.gz --force": (FAILED, "is read by this command"),
     "replay --trace step.parquet -o ranks.json": (FAILED, "not a regular file"),
     "replay step.parquet": (USAGE, "Give the trace as --trace step.parquet."),
     "rank step.parquet": (USAGE, "Give the trace as --trace step.parquet."),

@@ -21,7 +21,7 @@ WHATIF = [
     "typical_predicted_ns", "reason", "uncertainty_ns", "speedup", "unprofiled_measured_ns",
     "unprofiled_replayed_ns",
     "unprofiled_predicted_ns", "unprofiled_anchored_ns", "steps", "before", "after", "changed", "inserted",
-    "removed", "contention", "notes",
+    "removed", "contention", "notes", "code",
 ]  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_whatif_prints_the_keys_of_the_contract(ask):
     assert list(result) == WHATIF
     assert result["schema"] == 1
     assert result["optimization"] == "amp"
-    assert result["options"] == {"math_speedup": 2.5, "memory_speedup": 2.0}
+    assert result["options"] == {"math_speedup": 2.5, "memory_speedup": 2.0, "model": "measured"}
     assert [list(step) for step in result["steps"]] == [["name", "rank", "replayed_ns", "predicted_ns"]] * 3
     parts = ["by_phase", "by_cause", "by_bound", "by_layer", "beside"]
     assert list(result["before"]) == list(result["after"]) == parts

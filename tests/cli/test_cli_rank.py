@@ -22,8 +22,8 @@ KEYS = [
     "pairs", "left_out", "curves", "notes",
 ]  # fmt: skip
 OPTIMIZATION = [
-    "optimization", "summary", "needs", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "saving_ns",
-    "speedup", "reason", "bound", "bound_share", "changed", "inserted", "removed", "notes",
+    "optimization", "summary", "needs", "code", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
+    "saving_ns", "speedup", "reason", "bound", "bound_share", "changed", "inserted", "removed", "notes",
 ]  # fmt: skip
 CURVE = ["sort", "name", "own_ns", "factors", "step_ns", "knee", "saving_ns"]
 

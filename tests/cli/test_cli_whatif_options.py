@@ -44,13 +44,13 @@ def options_of(done) -> dict:
 def test_options_may_stand_anywhere(ask, order):
     done = ask("whatif", *(word for words in order for word in words))
 
-    assert options_of(done) == {"math_speedup": 2.0, "memory_speedup": 2.0}
+    assert options_of(done) == {"math_speedup": 2.0, "memory_speedup": 2.0, "model": "measured"}
 
 
 def test_an_equals_sign_does_as_well(ask):
     done = ask("whatif", "--math-speedup=2", "amp", "--trace=step.parquet", "--json")
 
-    assert options_of(done) == {"math_speedup": 2.0, "memory_speedup": 2.0}
+    assert options_of(done) == {"math_speedup": 2.0, "memory_speedup": 2.0, "model": "measured"}
 
 
 def test_options_of_several_optimizations_are_qualified_where_they_clash(ask):
@@ -123,7 +123,14 @@ def test_the_list_has_a_heading_for_each_area_and_the_options(ask):
     amp = next(place for place, line in enumerate(lines) if line.startswith("  amp "))
     assert lines[:amp].count("precision") == 1
     assert lines[amp].split(maxsplit=1)[1].startswith("Predict mixed-precision training")
-    assert lines[amp + 1].split() == ["--math-speedup", "3.0", "--memory-speedup", "2.0"]
+    assert lines[amp + 1].split() == [
+        "--math-speedup",
+        "3.0",
+        "--memory-speedup",
+        "2.0",
+        "--model",
+        "measured",
+    ]
     assert "--factor FLOAT, needed   --on STR" in done.out
 
 

@@ -39,8 +39,12 @@ def launches(works: Sequence[int], *, pauses: dict[int, int] | None = None, devi
 def begins(works: Sequence[int], **options: object) -> list[int]:
     """Return the launches at which the iterations begin that are found."""
     recording = launches(works, **options)  # type: ignore[arg-type]
-    at = {int(time): launch for launch, time in enumerate(recording["start_ns"][: len(works)])}
-    return [at[start] for start, _ in find_steps_by_period(recording)]
+    return first_launches(recording, find_steps_by_period(recording), len(works))
+
+
+def first_launches(recording: Recording, ranges: list[tuple[int, int]], count: int) -> list[int]:
+    """Return the first launch in each range; a range begins where the one before it ends."""
+    return np.searchsorted(recording["start_ns"][:count], [begin for begin, _ in ranges]).tolist()
 
 
 def every(period: int, first: int, repeats: int) -> list[int]:
@@ -58,9 +62,9 @@ def test_ranges_begin_with_the_first_launch_and_follow_one_another():
     ranges = find_steps_by_period(launches(works))
 
     assert ranges == [
-        (4 * EVERY, 7 * EVERY),
-        (7 * EVERY, 10 * EVERY),
-        (10 * EVERY, 12 * EVERY + CALL),  # the last one ends with its last call: other work follows
+        (4 * EVERY, 6 * EVERY + CALL),
+        (6 * EVERY + CALL, 9 * EVERY + CALL),  # from the end of the one before: what prepares its launches
+        (9 * EVERY + CALL, 12 * EVERY + CALL),  # the last one ends with its last call: other work follows
     ]
 
 
@@ -152,7 +156,7 @@ def test_a_phase_between_does_not_end_the_search():
     ranges = find_steps_by_period(recording)
 
     start = recording["start_ns"]
-    assert [begin for begin, _ in ranges] == start[every(200, 0, 10) + every(200, 2700, 10)].tolist()
+    assert first_launches(recording, ranges, 4700) == every(200, 0, 10) + every(200, 2700, 10)
     assert ranges[9][1] == start[1999] + CALL  # the last one before the evaluation does not reach into it
 
 
@@ -163,19 +167,74 @@ def test_an_iteration_begins_where_the_cpu_pauses_longest():
     assert begins(works, pauses=dict.fromkeys(every(5, 2, 7), 1000)) == every(5, 2, 6)
 
 
-def test_the_last_range_holds_the_calls_that_follow_its_launches():
-    recording = launches([0, 1, 2] * 4)
-    end = 12 * EVERY + CALL
-    for name, value in {
-        "kind": 0,
-        "name": 3,
-        "start_ns": end + 5,
-        "duration_ns": 700,
-        "correlation": 99,
-    }.items():
-        recording.columns[name] = np.append(recording.columns[name], value)
+def with_calls(recording: Recording, start_ns: Sequence[int], duration_ns: int) -> Recording:
+    """Add runtime calls that launch nothing."""
+    count = len(start_ns)
+    for name, values in {
+        "kind": np.zeros(count, int), "name": np.full(count, 3), "start_ns": np.asarray(start_ns),
+        "duration_ns": np.full(count, duration_ns), "correlation": np.arange(900, 900 + count),
+    }.items():  # fmt: skip
+        recording.columns[name] = np.append(recording.columns[name], values)
+    return recording
 
-    assert find_steps_by_period(recording)[-1] == (10 * EVERY, end + 5 + 700)
+
+def test_the_last_range_holds_as_many_calls_behind_its_launches_as_others():
+    #  0 1 2 s | 0 1 2 s | 0 1 2 s | 0 1 2 s s: the last synchronize of all is the profiler's
+    ends = [turn * 3 * EVERY + CALL for turn in range(1, 5)]
+    recording = with_calls(launches([0, 1, 2] * 4), [*(end + 5 for end in ends), ends[-1] + 700], 30)
+
+    assert [end for _, end in find_steps_by_period(recording)] == [end + 35 for end in ends]
+
+
+def test_a_synchronize_of_the_profiler_is_in_no_range():
+    end = 12 * EVERY + CALL
+    recording = with_calls(launches([0, 1, 2] * 4), [end + 5], 700)
+
+    assert find_steps_by_period(recording)[-1] == (9 * EVERY + CALL, end)
+
+
+def of_threads(*threads: tuple[int, list[int], list[int]]) -> Recording:
+    """Return launches of several threads: (tid, works, when they are launched)."""
+    rows = sorted(
+        (time, work, tid) for tid, works, times in threads for work, time in zip(works, times, strict=True)
+    )
+    recording = launches([work for _, work, _ in rows])
+    count = len(rows)
+    recording.columns["start_ns"] = np.tile([time for time, _, _ in rows], 2)
+    recording.columns["pid"] = np.full(2 * count, 1)
+    recording.columns["tid"] = np.repeat([[tid for _, _, tid in rows], np.full(count, -1)], 1, axis=0).ravel()
+    return recording
+
+
+def test_a_loader_that_launches_at_its_own_pace_does_not_merge_steps():
+    #  main 0 1 2 3 4 5 every 1,000 ns; a loader's two copies every 1,500: both together repeat every 3,000
+    main = [1000 * turn + 100 * place for turn in range(24) for place in range(6)]
+    copies = [1500 * turn + 150 + 20 * place for turn in range(16) for place in range(2)]
+    recording = of_threads((1, [0, 1, 2, 3, 4, 5] * 24, main), (2, [8, 9] * 16, copies))
+
+    ranges = find_steps_by_period(recording)
+
+    assert [end for _, end in ranges] == [1000 * turn + 500 + CALL for turn in range(24)]
+
+
+def test_threads_that_hand_over_to_each_other_are_one_sequence():
+    #  main 0 1 2 . . 5 and autograd 3 4 in between: the iteration ends with the main thread's last launch
+    main = [1000 * turn + place for turn in range(5) for place in (0, 100, 200, 700)]
+    other = [1000 * turn + place for turn in range(5) for place in (400, 500)]
+    recording = of_threads((1, [0, 1, 2, 5] * 5, main), (2, [3, 4] * 5, other))
+
+    assert find_steps_by_period(recording)[1:] == [
+        (1000 * turn - 300 + CALL, 1000 * turn + 700 + CALL) for turn in range(1, 5)
+    ]
+
+
+def test_a_recording_that_begins_behind_the_longest_pause_keeps_its_iterations():
+    #  the CPU pauses before each 0; only from the first 2 on does everything repeat, three times
+    works = [0, 7, *[2, 3, 4, 0, 1] * 3]
+    pauses = dict.fromkeys(every(5, 5, 2), 1000)
+
+    assert begins(works, pauses=pauses) == every(5, 0, 3)
+    assert begins(works) == every(5, 2, 3)
 
 
 def test_a_graph_launch_counts_once_however_many_of_its_nodes_were_recorded():
@@ -201,7 +260,7 @@ def test_a_graph_launch_counts_once_however_many_of_its_nodes_were_recorded():
 
     ranges = find_steps_by_period(Recording(columns, {"kind": kinds, "name": names}))
 
-    assert [begin for begin, _ in ranges] == [0, 100, 200, 300, 400]
+    assert [begin for begin, _ in ranges] == [0, 60, 160, 260, 360]  # a call's end, 40 us before the next
 
 
 def test_device_work_without_a_launch_is_left_out():
@@ -307,7 +366,7 @@ def test_the_shared_graph_trace_is_ten_graph_launches():
     ("name", "launched"),
     [
         ("kineto/rtx2080ti_linear_40_iterations.json.gz", [261] * 39),  # the first was cut: 177 launches
-        ("kineto/rtx2080ti_resnet_30_iterations.json.gz", [335] * 29),
+        ("kineto/rtx2080ti_resnet_30_iterations.json.gz", [335] * 30),
         ("kineto/gpu_user_annotation.json.gz", [28] * 5),
         ("kineto/a100_resnet_ddp_rank0of2.json.gz", [1_258] * 3),
         ("kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz", [895] * 3),
@@ -321,6 +380,6 @@ def test_shared_training_traces_fall_into_their_iterations(name, launched):
 
     assert launches_in(recording, ranges) == launched
     steps = marked(recording, "^ProfilerStep#")
-    if len(steps):  # each found range begins in the step it stands for
-        begin = np.array([start for start, _ in ranges])
-        assert (np.searchsorted(steps, begin, side="right") == np.arange(1, len(begin) + 1)).all()
+    if len(steps):  # each found range lies in the step it stands for
+        middle = np.array([(start + end) // 2 for start, end in ranges])
+        assert (np.searchsorted(steps, middle, side="right") == np.arange(1, len(ranges) + 1)).all()

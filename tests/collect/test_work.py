@@ -150,3 +150,43 @@ def test_a_bare_collective_is_described_by_the_call_around_its_launch(tmp_path: 
     assert trace.values("elements", [orphan, line]) == [None, 300]
     assert trace.values("bytes", [orphan, line]) == [None, 2400]
     assert trace.values("dtype", [line]) == ["int64"]
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)", "all_reduce"),
+        ("void c10d::one_shot_all_reduce_kernel<c10::BFloat16, 16, 8, true>(...)", "all_reduce"),
+        ("void vllm::cross_device_reduce_2stage<__hip_bfloat16, 8>(...)", "all_reduce"),
+        ("void tensorrt_llm::kernels::twoShotAllReduceKernel<half, 8>(...)", "all_reduce"),
+        ("void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(...)", "all_to_all"),
+        ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16, 8, 2, 16, 24>(...)", "all_to_all"),
+        ("void deep_ep::intranode::cached_notify_combine<2>(void**, int*, int)", "all_to_all"),
+        ("mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>", "all_to_all"),
+        ("hcom_reduceScatter__123_0", "reduce_scatter"),
+        ("void c10d::symmetric_memory::barrier_kernel(unsigned int**, int)", "barrier"),
+    ],
+)
+def test_kernels_that_communicate_by_themselves_are_collectives(
+    tmp_path: Path, name: str, operation: str
+) -> None:
+    trace = imported(tmp_path, [call("cudaLaunchKernel", 0, 5, 1), kernel(name, 10, 20, 1)])
+    assert trace.values("kind")[-1] == "collective"
+    assert trace.values("collective")[-1] == operation
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_combined_routing_compute",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(...)",
+        "triton_poi_fused_all_reduce_wait_tensor_0",  # element-wise work that follows a collective
+        "void softmax_kernel<float, BlockAllReduce<float> >(float*)",
+        "void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(...)",  # counts tokens, on one device
+        "void at::native::vectorized_gather_kernel<16, long>(...)",
+        "gemm_allreduce_sm90_bf16",  # most of it is the product
+    ],
+)
+def test_kernels_of_one_device_are_no_collectives(tmp_path: Path, name: str) -> None:
+    trace = imported(tmp_path, [call("cudaLaunchKernel", 0, 5, 1), kernel(name, 10, 20, 1)])
+    assert trace.values("kind")[-1] == "kernel"

@@ -368,3 +368,37 @@ def test_stacks_say_which_function_of_the_script_called_what(folder):
     assert all(text.startswith("train.py(") for text in trace.text("stack"))
     assert any("frames were recorded" in note for note in trace.metadata["notes"])
     assert not [name for name in trace.text("name") if "built-in" in name or ".py(" in name]
+
+
+def test_a_script_that_deletes_hidden_folders_loses_nothing_of_ours(folder):
+    folder.script(
+        f"""
+        import shutil, pathlib
+        for path in pathlib.Path().glob(".*"):
+            shutil.rmtree(path)
+        for _ in range({ENOUGH}):
+            step()
+        """
+    )
+    done = folder.collect("train.py")
+
+    assert done.code == 0, done.err
+    assert done.steps() == 3
+    assert done.hidden() == []
+
+
+def test_a_script_that_deletes_temporary_folders_is_told_what_went_missing(folder):
+    (folder.path / "tmp").mkdir()
+    folder.script(
+        """
+        import shutil, pathlib
+        step()
+        for path in pathlib.Path("tmp").iterdir():
+            shutil.rmtree(path)
+        """
+    )
+    done = folder.collect("train.py", TMPDIR=str(folder.path / "tmp"))
+
+    assert done.code == FAILED
+    assert "was removed while the script ran" in done.err
+    assert "Set TMPDIR" in done.err

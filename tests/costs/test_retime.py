@@ -11,7 +11,7 @@ from work_traces import Call, Kernel, graph_of
 from daydream.costs import KernelTable, bound, find_device, retime
 from daydream.costs.kernels import filled, floor_ns
 from daydream.costs.reached import LEAST_REACHABLE
-from daydream.costs.roofline import KEPT_ON_MATRIX_UNITS
+from daydream.costs.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
 from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
 from daydream.graph.graph import Graph
 
@@ -22,6 +22,7 @@ PRODUCT_NS = 2 * 4096**3 / 15_700
 # 3 x 4 x 2^24 bytes at 900 GB/s: 0.2237 ms at best
 SUM = Call("aten::add", [[2**24], [2**24], []], [Kernel("elementwise", 300_000)])
 SUM_NS = 12 * 2**24 / 900
+LEAST_NS = FIXED_OF_PRODUCTS * 2_000  # of a product on matrix units
 
 
 def kernels_of(graph: Graph, *names: str):
@@ -41,8 +42,8 @@ def test_the_floor_is_what_the_smallest_kernels_take():
 def test_a_product_on_tensor_cores_keeps_part_of_its_share_of_the_peak():
     graph = graph_of(*many(PRODUCT))
     product = kernels_of(graph, "volta_sgemm_128x128_nn")
-    share = PRODUCT_NS / (10_000_000 - 2_000)
-    new = 2_000 + 2 * 4096**3 / 125_000 / (share * KEPT_ON_MATRIX_UNITS)
+    share = PRODUCT_NS / (10_000_000 - LEAST_NS)
+    new = LEAST_NS + 2 * 4096**3 / 125_000 / (share * KEPT_ON_MATRIX_UNITS)
     retimed = retime(graph, product, dtype="float16")
     assert retimed.duration_ns.tolist() == [round(new)]
     assert retimed.coverage == {"roofline": 10_000_000}
@@ -59,7 +60,7 @@ def test_a_product_that_becomes_bound_by_memory_stops_gaining():
     thin = Call("aten::mm", [[2**17, 128], [128, 128]], [Kernel("volta_sgemm_128x64", 344_000)])
     graph = graph_of(*many(thin))
     moved = 2 * (2 * 2**17 * 128 + 128 * 128)
-    new = 2_000 + moved / 900 / LEAST_REACHABLE  # its own use of the bandwidth was 0.44: no bound
+    new = LEAST_NS + moved / 900 / LEAST_REACHABLE  # its own use of the bandwidth was 0.44: no bound
     assert retime(graph, kernels_of(graph, "volta_sgemm_128x64"), dtype="float16").duration_ns.tolist() == [
         round(new)
     ]
@@ -120,7 +121,9 @@ def test_an_unknown_kernel_goes_by_its_kind():
     unknown = Call("my::op", [[8]], [Kernel("ampere_sgemm_64x64", 302_000), Kernel("mine", 102_000)])
     graph = graph_of(*many(unknown))
     retimed = retime(graph, kernels_of(graph, "ampere_sgemm_64x64", "mine"), dtype="float16")
-    assert retimed.duration_ns.tolist() == [2_000 + 100_000, 2_000 + 50_000]
+    # A V100's tensor cores compute 125 TFLOP/s, its vector units 15.7.
+    product = LEAST_NS + (302_000 - LEAST_NS) * 15.7 / 125 / KEPT_ON_MATRIX_UNITS
+    assert retimed.duration_ns.tolist() == [round(product), 2_000 + 50_000]
     assert retimed.coverage == {"ratio": 404_000}
 
 
@@ -158,7 +161,9 @@ def test_tf32_changes_products_only_and_those_in_tf32_not_at_all():
     graph = graph_of(*many(PRODUCT), SUM, done, device="NVIDIA A100-SXM4-40GB")
     chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise", "ampere_sgemm_tf32")
     new = retime(graph, chosen, dtype="tf32").duration_ns
-    assert new[0] == pytest.approx(2_000 + 9_998_000 * 19.5 / 156 / KEPT_ON_MATRIX_UNITS, rel=1e-6)
+    assert new[0] == pytest.approx(
+        LEAST_NS + (10_000_000 - LEAST_NS) * 19.5 / 156 / KEPT_ON_MATRIX_UNITS, rel=1e-6
+    )
     assert new[1:].tolist() == [300_000, 1_500_000]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from small_traces import kernel, launched, op, starts, total, trace
+from small_traces import call, kernel, launched, op, starts, total, trace
 
-from daydream import build, simulate
+from daydream import GraphError, build, simulate
+from daydream.graph.rules.doubtful import leave_out_doubtful
 
 
 def member(rank: int, start: float, end: float, correlation: int = 9, **columns):
@@ -20,6 +21,46 @@ def two_ranks(**metadata):
         launched("a", 0, 10, 20, 1, rank=0), member(0, 21, 91),
         launched("a", 0, 10, 70, 1, rank=1), member(1, 71, 91), **metadata,
     )  # fmt: skip
+
+
+def test_a_root_that_ended_before_the_last_arrived_did_not_wait():
+    #  rank 0, the root  |broadcast: 10 to 20|      rank 1  |a: 10 to 400|broadcast: 401 to 411|
+    rows = [member(0, 10, 20, collective="broadcast"), launched("a", 0, 10, 400, 1, rank=1)]
+    graph = build(trace(*rows, member(1, 401, 411, collective="broadcast")))
+    assert transfers(graph) == {0: 10, 1: 10}
+    slow_work(graph).scale(2)
+    assert total(graph) == 10 + 780 + 1 + 10
+    root = graph.select(name="ncclAllReduce").where(rank=0)
+    timeline = simulate(graph)
+    assert timeline.start_ns[timeline.task == root.ids[0]].tolist() == [10_000]
+
+
+def test_a_call_waits_for_no_event_of_another_rank():
+    #  rank 1 stands in a synchronize that returns just behind work of rank 0: the ranks' clocks say nothing
+    work = launched("a", 0, 10, 70, 1, rank=0)
+    graph = build(trace(work, call("cudaEventSynchronize", 20, 72, rank=1)))
+    assert not len(graph.syncs)
+    assert graph.facts.unresolved_syncs == 1
+
+
+@pytest.mark.parametrize(("of", "end"), [("a call", 91), ("a collective", 91 + 20)])
+def test_a_match_between_ranks_that_cannot_be_is_left_out_and_counted(of, end):
+    graph = build(two_ranks())
+    members = graph.select(kind="collective", name="ncclAllReduce")
+    first = members.where(rank=0)
+    if of == "a call":  # rank 1's first launch waits for rank 0's transfer, which waits for rank 1
+        early = slow_work(graph).launches()
+        lane = graph.columns["lane"][first.ids]
+        graph.syncs.add(task=early.ids, lane=lane, point=first.ids, latency_ns=0)
+    else:  # rank 1 arrives when rank 0 has transferred
+        graph.link(first, graph.select(name="^arrival$").where(rank=1))
+    graph.touch()
+    with pytest.raises(GraphError, match="cycle"):
+        total(graph)
+    leave_out_doubtful(graph)
+    assert graph.facts.doubtful_matches == 1
+    assert "without a contradiction" in graph.facts.notes[-1]
+    assert total(graph) == end
 
 
 def transfers(graph):

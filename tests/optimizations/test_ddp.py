@@ -10,6 +10,7 @@ import strategies  # noqa: F401 - sets hypothesis up
 from daydream.optimizations.bucket_size import bucket_size
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
+from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import Program
@@ -22,6 +23,7 @@ from daydream.costs.buckets import assign
 from daydream.costs.cluster_names import cluster
 from daydream.costs.kernels import floor_ns
 from daydream.costs.scaling import tiny_call_ns
+from daydream.graph.build import build
 
 # ddp
 
@@ -288,3 +290,47 @@ def test_one_bucket_becomes_two():
 def test_bucket_size_says_why_it_does_not_apply(graph, options, error, words):
     with pytest.raises(error, match=words):
         bucket_size(graph(), **options)
+
+
+LONG_US = cluster("dgx-a100").all_reduce_ns(30 * 2**20, 2) / 1000  # of a bucket of 30 MiB
+
+
+def unsized(*, phases: bool = True) -> Graph:
+    #  thread 2    |g1|g2|all-reduce|g3|g4|all-reduce|        thread 1   ... |update|
+    #  stream 7    |g1 90|g2 90|g3 90|g4 90|                                              |update 30|
+    #  stream 13               |all-reduce of 30 MiB    |all-reduce of 30 MiB|
+    rows, number, start = [], 0, 10.0
+    for at, name in enumerate(("g1", "g2", "reduce", "g3", "g4", "reduce")):
+        number += 1
+        more = {"tid": 2, "phase": "backward"} if phases else {"tid": 2}
+        if name == "reduce":
+            begin = start + 1000.0 * (at == 5)
+            more |= {"kind": "collective", "collective": "all_reduce", "stream": 13}
+            rows += launched(name, 10.0 * at, begin, begin + LONG_US, number, **more)
+        else:
+            rows += launched(name, 10.0 * at, start, start + 90, number, **more)
+            start += 91
+    rows += launched("update", 60.0, 3000, 3030, number + 1, phase="optimizer")
+    return build(trace(rows, steps=(0.0, 4000.0), **A100))
+
+
+@pytest.mark.parametrize("phases", [True, False])
+def test_buckets_of_unknown_size_are_as_large_as_they_took_long(phases):
+    graph = unsized(phases=phases)
+    bucket_size(graph, bucket_mb=1000.0)
+    one = graph.select(kind="collective")
+    assert one.bytes.tolist() == pytest.approx([60 * 2**20], rel=0.02)
+    assert one.duration_ns.tolist() == pytest.approx([2000 * LONG_US - FIXED], rel=1e-3)
+    assert times(graph)["all-reduce"][0][0] >= times(graph)["g4"][0][1]
+    assert times(graph)["update"][0][0] >= times(graph)["all-reduce"][0][1]
+    assert any("at most 30, 30 MiB" in note for note in graph.facts.notes)
+    assert graph.lint() == []
+
+
+def test_parts_of_buckets_of_unknown_size_begin_behind_the_work_before_them():
+    graph = unsized()
+    bucket_size(graph, bucket_mb=14.0)
+    ran = times(graph)
+    assert graph.select(kind="collective").bytes.tolist() == pytest.approx([15 * 2**20] * 4, rel=0.02)
+    assert ran["all-reduce"][0][0] >= ran["g1"][0][1]
+    assert ran["all-reduce"][0][0] < ran["g2"][0][1]

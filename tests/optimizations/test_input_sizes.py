@@ -7,11 +7,13 @@ from math import isnan, prod
 import pytest
 from daydream.optimizations.batch_size import batch_size
 from daydream.optimizations.sequence_length import sequence_length
+from graph.small_traces import launched, trace
 from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.input_sizes import is_feature_size, recorded_batch, recorded_length
 from daydream.costs.resize import growth_of
+from daydream.graph.build import build
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 
@@ -56,10 +58,69 @@ def test_a_shorter_sequence_is_never_slower():
 
 
 @pytest.mark.parametrize("tokens", [16, 8])  # the width, and that of a head
-def test_a_length_that_heads_or_features_have_too_is_refused(tokens):
-    assert not is_feature_size(attention(), 10)
-    with pytest.raises(NotApplicableError, match=f"heads of size {tokens} too"):
-        sequence_length(attention(tokens), length=32)
+def test_a_length_that_heads_or_features_have_too_is_told_by_where_it_stands(tokens):
+    graph = attention(tokens)
+    assert is_feature_size(graph, tokens)
+    sequence_length(graph, length=3 * tokens)
+    body = 75_000
+    assert (graph.select(kind="kernel").duration_ns - 5_000).tolist() == [
+        body * 3, body * 9, body * 9, body * 3, body * 3, body, body,
+    ]  # fmt: skip
+
+
+def test_only_between_the_products_of_an_attention_tokens_stand_twice():
+    # Heads as wide as the sequence is long: keys and values look like scores.
+    p = Program()
+    ns, heads, scores = 80_000, [2, 2, 8, 8], [[4, 8, 8], [4, 8, 8]]
+    p.op("aten::linear", "forward", ("gemm", ns), shapes=[[2, 8, 16], [16, 16], [16]])
+    p.op("aten::copy_", "forward", ("keys", ns), shapes=[heads, heads])
+    p.op("aten::bmm", "forward", ("product", ns), shapes=scores)
+    p.op("aten::mul", "forward", ("scale", ns), shapes=[heads, []])
+    p.op("aten::_softmax", "forward", ("softmax", ns), shapes=[heads, [], []])
+    p.op("aten::copy_", "forward", ("values", ns), shapes=[heads, heads])
+    p.op("aten::bmm", "forward", ("product", ns), shapes=scores)
+    p.op("aten::copy_", "forward", ("heads", ns), shapes=[heads, heads])
+    graph = p.graph()
+    sequence_length(graph, length=24)
+    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
+    assert grown == [3, 3, 9, 9, 9, 3, 9, 3]
+
+
+def test_a_length_that_is_a_convolutions_channels_too_is_refused():
+    p = Program()
+    p.op("aten::conv1d", "forward", ("conv", 10), shapes=[[2, 8, 8], [8, 8, 1], [8]])
+    p.op("aten::relu", "forward", ("relu", 10), shapes=[[2, 8, 8]])  # shows the convolution's output
+    with pytest.raises(NotApplicableError, match="channels of size 8 too"):
+        sequence_length(p.graph(), length=16, recorded=8)
+
+
+def test_tokens_picked_for_an_expert_grow_with_all_tokens():
+    p = Program()
+    ns = 80_000
+    p.op("aten::linear", "forward", ("router", ns), shapes=[[4, 5, 16], [3, 16], [3]])
+    p.op("aten::index", "forward", ("pick", 10), shapes=[[20, 16], [[7]]])
+    p.op("aten::linear", "forward", ("expert", ns), shapes=[[7, 16], [64, 16], [64]])
+    p.op("aten::gelu", "forward", ("gelu", ns), shapes=[[7, 64]])
+    p.op("aten::mm", "backward", ("gradient", ns), shapes=[[64, 7], [7, 16]])
+    p.op("aten::add_", "backward", ("no rows", ns), shapes=[[9, 64], [9, 64]])
+    graph = p.graph()
+    batch_size(graph, factor=2)
+    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
+    assert [grown[0], *grown[2:]] == pytest.approx([2, 2, 2, 2, 1])
+
+
+def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
+    # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
+    p = Program()
+    ns = 80_000
+    p.op("aten::linear", "forward", ("gemm", ns), shapes=[[4, 5, 16], [64, 16], [64]])
+    p.op("aten::mul", "forward", ("mask", ns), shapes=[[12, 12], []])
+    p.op("aten::fill_", "backward", ("one", ns), shapes=[[1, 64], []])
+    p.op("aten::add", "forward", ("gelu", ns), shapes=[[4, 5, 64], [4, 5, 64]])
+    graph = p.graph()
+    batch_size(graph, factor=2)
+    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
+    assert grown == [2, 1, 1, 2]
 
 
 def test_lengths_that_are_no_question_are_refused():
@@ -218,6 +279,8 @@ def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
     # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
     p = Program()
     p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[8, 4, 4], [4, 4], [4]])
+    for many in (2, 3):
+        p.op("aten::relu", "forward", shapes=[[8, many, 4]])
     p.op("aten::matmul", "backward", ("product", 240_000), shapes=[[24, 16], [16, 64]])
     graph = p.graph()
     batch_size(graph, factor=3, recorded=8)
@@ -295,3 +358,80 @@ def test_training_most_of_whose_time_has_no_shapes_is_a_bound():
     graph = decoding(with_shapes=100_000, without=300_000, training=True)
     batch_size(graph, factor=2)
     assert "No shapes tell how 75% of the work would grow" in graph.facts.notes[0]
+
+
+# Work that only grids tell of
+
+ELEMENTS = 512  # a block of torch's vectorized kernels works on so many elements
+VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>(int, T2, T3)"
+
+
+def grids_of_a_step(length: int = 64, heads: int = 6, width: int = 80) -> Graph:
+    """A layer of attention and its update, with grids and without shapes: a batch of 2."""
+    tokens = 2 * length
+    scores = f"{heads * length * length // ELEMENTS},1,1"
+    listed = [
+        ("sgemm_128x64_tn", f"{-(-width // 128)},{-(-tokens // 64)},1", "forward"),
+        ("sgemm_64x64_tn", f"{-(-length // 64)},{-(-length // 64)},{heads}", "forward"),
+        (VECTORIZED.format("MulFunctor"), scores, "forward"),
+        ("void cunn_SoftMaxForward<4, float>", f"{heads * length},1,1", "forward"),
+        ("sgemm_32x32_nn", f"2,{length // 32},{heads}", "forward"),
+        (VECTORIZED.format("gelu"), f"{tokens * width // ELEMENTS},1,1", "forward"),
+        ("sgemm_128x64_nt", "1,2,1", "backward"),
+        (VECTORIZED.format("transposed copy"), "125,1,1", "backward"),  # as large as the parameters
+        (VECTORIZED.format("update"), "125,1,1", "optimizer"),
+    ]
+    rows = []
+    for number, (name, grid, phase) in enumerate(listed, 1):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase=phase)
+    return build(trace(rows, steps=(0.0, 1000.0)))
+
+
+def grown(graph: Graph) -> list[float]:
+    """Return by how much the time above the fixed cost of 5 us grew."""
+    return [round(float(ns - 5_000) / 75_000, 2) for ns in graph.select(kind="kernel").duration_ns]
+
+
+def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():
+    graph = grids_of_a_step()
+    sequence_length(graph, length=128)
+    #       product, scores: product, scale, softmax, product; activation, gradient; parameters twice
+    assert grown(graph) == [2, 4, 4, 4, 4, 2, 2, 1, 1]
+    assert any("from 64 to 128 tokens" in note for note in graph.facts.notes)
+
+
+def test_another_batch_leaves_the_sides_of_scores_alone():
+    graph = grids_of_a_step()
+    batch_size(graph, factor=2)
+    assert grown(graph) == [2, 2, 2, 2, 2, 2, 2, 1, 1]
+
+
+def test_grids_without_scores_do_not_tell_a_length():
+    graph = grids_of_a_step()
+    graph.select(name="SoftMax|64x64").remove()
+    with pytest.raises(NotApplicableError, match="--recorded"):
+        sequence_length(graph, length=128)
+    sequence_length(graph, length=128, recorded=64)
+    assert max(grown(graph)) == 2
+
+
+def test_a_sum_that_is_split_is_no_batch_of_products():
+    # Three parts of one sum, and as many elements behind them as three heads would have scores.
+    rows = []
+    split = [
+        ("sgemm_64x64_tn", "12,4,3"),
+        ("splitKreduce_kernel", "24,16,1"),
+        ("reduce_kernel<512>", "8,1,1"),
+    ]
+    split += [
+        (VECTORIZED.format("add"), "384,1,1"),
+        ("sgemm_64x64_tn", "12,4,3"),
+        ("splitKreduce_kernel", "24,16,1"),
+    ]
+    for number, (name, grid) in enumerate(split, 1):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase="forward")
+    rows += launched("update", 900.0, 910, 990, 99, phase="optimizer")
+    with pytest.raises(NotApplicableError, match="--recorded"):
+        sequence_length(build(trace(rows, steps=(0.0, 1000.0))), length=128)

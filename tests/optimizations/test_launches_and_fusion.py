@@ -11,7 +11,8 @@ from shared import shared_replay
 
 import daydream
 from daydream import GraphError, NotApplicableError, simulate
-from daydream.costs.fusion import fused_chain_ns
+from daydream.costs.compiled_calls import FORWARD, LIBRARY_CALL_NS
+from daydream.costs.fusion import fused_chain_ns, fusible_chains
 
 RELU = "vectorized_elementwise_kernel relu"
 
@@ -86,14 +87,56 @@ def test_waits_between_streams_hold_inside_a_graph():
 
 
 def test_it_says_how_much_of_what_goes_is_untraced():
-    #  three launches of 6, 0.4 ms of untraced time behind each; one call is left
+    #  three launches of 6, 0.4 ms of untraced time behind each; what is behind the last is not between two
     graph = three_kernels()
     graph.select(kind="kernel").launches().set(gap_ns=400_000)
     cuda_graphs(graph, launch_us=0.001)
-    assert graph.facts.notes[-1].startswith("Of the CPU time that goes, 1.20 ms a step (100%) are untraced")
+    assert graph.facts.notes[-1].startswith("Of the CPU time that goes, 0.80 ms a step (100%) are untraced")
     graph = three_kernels()
     cuda_graphs(graph, launch_us=0.001)
     assert "untraced" not in graph.facts.notes[-1]
+
+
+def test_pauses_and_calls_that_are_no_dispatch_stay():
+    #  |launch a 6|2 ms pause|launch b 6|launch c: 3 ms, its module is loaded|
+    graph = three_kernels()
+    launches = graph.select(kind="kernel").launches()
+    graph.tasks(launches.ids[:1]).set(gap_ns=2_000_000)
+    graph.tasks(launches.ids[2:]).set(duration_ns=3_000_000)
+    cuda_graphs(graph, launch_us=0.001)
+    thread = graph.select(kind="cpu")
+    assert thread.name.tolist() == ["begin", "cudaGraphLaunch", "first use"]
+    assert thread.total("duration_ns") + thread.total("gap_ns") == 1 + 2_000_000 + 3_000_000
+    assert "5.00 ms a step of CPU time between captured launches stay" in graph.facts.notes[-1]
+
+
+def test_what_lies_before_the_first_launch_and_behind_the_last_stays():
+    graph = three_kernels()
+    begin = graph.select(name="begin")
+    begin.set(duration_ns=500, gap_ns=70)  # a loader's call
+    graph.tasks(graph.select(kind="kernel").launches().ids[2:]).set(gap_ns=800)
+    cuda_graphs(graph, launch_us=0.001)
+    thread = graph.select(kind="cpu")
+    assert thread.total("duration_ns") + thread.total("gap_ns") == 500 + 70 + 1 + 800
+
+
+def test_delays_without_a_known_cause_stay():
+    graph = three_kernels()
+    graph.select(name="^a$").set(gap_ns=90_000)  # no start-up of a kernel takes so long
+    cuda_graphs(graph, launch_us=0.001)
+    assert simulate(graph).makespan_ns == 4 + 2 + 90_000 + 2 + 2
+
+
+def test_a_loader_thread_is_no_part_of_the_graph_of_the_model():
+    #  the loader launches "x" on a stream of its own between launches of the model, and waits for it
+    graph = thread_and_stream(*[(name, 2, "forward") for name in "axbxc"])
+    loaded = graph.select(name="^x$")
+    loaded.launches().move("loader", follows=False, held_for=False)
+    loaded.move("stream 8", follows=False, held_for=False)
+    cuda_graphs(graph, launch_us=0.001)
+    assert len(graph.select(name="cudaGraphLaunch").where(lane="thread 1")) == 1
+    model = graph.select(name="^[abc]$")
+    assert set(model.launches().lane) == {graph.select(name="begin").lane[0]}
 
 
 @pytest.mark.parametrize("options", [{"launch_us": -5.0}, {"node_us": -1.0}])
@@ -185,6 +228,52 @@ def test_no_chain_and_no_device_are_refused():
                 ("triton_poi_fused_add_0", 50, "forward"), ("gemm", 9, "forward"), ("triton_x", 9, "loss")
             )
         )
+
+
+def test_a_chain_ends_at_a_wait_at_another_pass_and_at_other_work_of_the_stream():
+    graph = thread_and_stream(*[(RELU, 10, "forward")] * 4, *[(RELU, 10, "backward")] * 2)
+    kernels = graph.select(kind="kernel")
+    wait_before(graph, graph.tasks(kernels.ids[2:3]).launches(), phase="forward")
+    assert fusible_chains(graph, kernels).sizes.tolist() == [2, 2, 2]
+    kernels.first().set(phase="other")
+    assert fusible_chains(graph, graph.tasks(kernels.ids[1:])).sizes.tolist() == [2, 2]
+
+
+def test_a_fused_kernel_holds_no_more_than_64_operators():
+    graph = thread_and_stream(*[(RELU, 10, "forward")] * 150)
+    assert fusible_chains(graph, graph.select(kind="kernel")).sizes.tolist() == [64, 64, 22]
+
+
+def test_compiled_passes_run_no_python_between_operators():
+    # Two products with a module's Python and a view between them: 500 and 10 ns go. What stays is each
+    # product's operator (2 + 6 + 2 ns), called from generated code, and the fixed costs of one call.
+    program = Program()
+    program.op("aten::mm", "forward", ("gemm", 50))
+    program.now += 500
+    program.op("aten::view", "forward")
+    program.op("aten::mm", "forward", ("gemm", 50))
+    graph = program.graph()
+    compile_(graph)
+    thread = graph.select(kind="cpu")
+    assert thread.total("gap_ns") == 0
+    assert "aten::view" not in thread.op.tolist()
+    assert thread.total("duration_ns") == 2 * (10 + LIBRARY_CALL_NS) + FORWARD.call_ns
+    assert "go on the CPU" in graph.facts.notes[-1]
+
+
+def test_work_inside_replays_and_work_that_was_not_recorded_is_not_compiled():
+    graph = three_kernels()
+    cuda_graphs(graph)
+    with pytest.raises(NotApplicableError, match="inside CUDA graphs"):
+        compile_(graph)
+    graph = three_kernels()
+    graph.select(kind="kernel").launches().set(name="cudaLaunchKernel")
+    alone = graph.copy()
+    kernels = alone.select(kind="kernel")
+    alone.alive[kernels.ids] = False
+    alone.touch()
+    with pytest.raises(NotApplicableError, match="not recorded"):
+        compile_(alone)
 
 
 def test_compiled_graphs_are_predicted_from_the_eager_passes():

@@ -7,8 +7,9 @@ import pytest
 from daydream.optimizations.dataloader import dataloader
 from daydream.optimizations.pinned_memory import pinned_memory
 from daydream.optimizations.prefetch import prefetch
+from graph.small_traces import launched, trace
 from recorded import thread_and_stream, wait_before
-from shared import shared_replay
+from shared import shared_replay, shared_trace
 
 import daydream
 from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
@@ -183,3 +184,64 @@ def test_prefetch_refuses_small_copies_and_streams_of_their_own():
     prefetch(graph)
     with pytest.raises(NotApplicableError, match="stream of their own"):
         prefetch(graph)
+
+
+# Loaders that no range shows
+
+
+def bursts_of_two(cycles: int = 8) -> Trace:
+    #  thread  |copy 5|launch 5|(nothing) 5|copy 5|launch 5|(nothing) 75|copy ...
+    #  stream         |copy 2| |k 6|           2|  6|
+    # Two workers take 100 us a batch each: two batches come every 100 us.
+    rows = []
+    for n in range(2 * cycles):
+        at = 100 * (n // 2) + 15 * (n % 2)
+        rows += launched("Memcpy HtoD (Pinned -> Device)", at, at + 1, at + 3, 2 * n + 1, kind="memcpy")
+        rows += launched("k", at + 5, at + 6, at + 12, 2 * n + 2)
+    starts = [100.0 * (n // 2) + 15 * (n % 2) for n in range(2 * cycles + 1)]
+    return trace(rows, steps=tuple(starts))
+
+
+@pytest.mark.parametrize(
+    ("options", "mean"),
+    [
+        ({"workers": 1}, 100),
+        ({"workers": 2}, 50),
+        ({"workers": 4}, 25),
+        ({"workers": 4, "recorded": 4}, 50),
+        ({}, 10),  # never waits: two calls of 5 us
+    ],
+)
+def test_without_a_loader_range_the_time_before_the_first_copy_tells_its_rate(options, mean):
+    replay = daydream.replay(bursts_of_two())
+    assert replay.measured_ns == pytest.approx(50e3, rel=0.12)
+    predicted = daydream.whatif(replay, "dataloader", get_ms=FETCH, **options)
+    assert predicted.predicted_ns == pytest.approx(mean * 1e3, rel=0.12)
+
+
+def test_a_burst_of_batches_tells_how_many_workers_load():
+    asked = daydream.whatif(daydream.replay(bursts_of_two()), "dataloader", get_ms=FETCH, workers=8)
+    assert any("bursts of 2" in note for note in asked.to_json()["notes"])
+
+
+def test_seldom_waits_do_not_tell_how_many_workers_load():
+    graph = daydream.replay(bursts_of_two()).graph
+    last = graph.select(kind="cpu").where(lambda tasks: tasks.gap_ns > 50_000).last()
+    (graph.select(kind="cpu") - last).set(gap_ns=0)
+    with pytest.raises(NotApplicableError, match="--recorded"):
+        dataloader(graph, workers=8, get_ms=FETCH)
+
+
+def test_waits_are_scaled_by_workers_that_load_already():
+    replay = shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz")
+    predicted = daydream.whatif(replay, "dataloader", workers=2, recorded=4)
+    assert predicted.predicted_ns >= replay.measured_ns
+
+
+def test_the_loader_of_a_3d_unet_is_seen_before_its_copies():
+    # Two workers give batches in pairs every 1.5 s; with 16 the device is what holds up a step.
+    path = shared_trace("pairs/unet3d_a100/baseline.sqlite.gz")
+    replay = daydream.replay(daydream.load(path, step_marker=r"^step \d+"))
+    two, sixteen = (daydream.whatif(replay, "dataloader", workers=count) for count in (2, 16))
+    assert two.predicted_ns == pytest.approx(replay.measured_ns, rel=0.02)
+    assert sixteen.predicted_ns == pytest.approx(132e6, rel=0.05)

@@ -14,7 +14,7 @@ from recorded import Program, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.achieved import link_bandwidth, memory_bandwidth
-from daydream.costs.optimizers import RULES, update_of
+from daydream.costs.optimizers import RULES, TAKES, update_of
 from daydream.costs.scaling import tiny_call_ns
 from daydream.transforms.compose import parse
 
@@ -318,3 +318,49 @@ def test_real_changes_can_be_made_and_undone():
         optimizer.zero_grad(set_to_none=False)
     assert weight.grad is None
     assert "zero_grad" not in vars(optimizer)
+
+
+# What torch's classes can be asked for
+
+
+@pytest.mark.parametrize(
+    ("name", "fused", "foreach"),
+    [("Adam", True, True), ("SGD", True, True), ("RMSprop", False, True), ("LBFGS", False, False)],
+)
+def test_an_implementation_that_a_class_does_not_take_is_no_advice(name: str, fused: bool, foreach: bool):
+    metadata = {"optimizers": [{"name": name, "groups": [{"tensors": 2, "elements": 1000}]}]}
+    for setting, taken, change in (
+        ("fused", fused, fused_optimizer), ("foreach", foreach, foreach_optimizer)
+    ):  # fmt: skip
+        graph = per_parameter(**metadata)
+        if taken:
+            change(graph)
+        else:
+            with pytest.raises(NotApplicableError, match=f"torch.optim.{name} takes no `{setting}`"):
+                change(graph)
+
+
+def test_the_class_is_known_from_its_range_too():
+    program = Program()
+    with program.range("Optimizer.step#LBFGS.step", phase="optimizer"):
+        for _ in range(4):
+            program.op("aten::add_", "optimizer", ("add", 30))
+    with pytest.raises(NotApplicableError, match="takes no `fused`"):
+        fused_optimizer(program.graph())
+
+
+def test_another_class_may_be_asked_for_by_name():
+    program = Program()
+    with program.range("Optimizer.step#RMSprop.step", phase="optimizer"):
+        for _ in range(4):
+            program.op("aten::add_", "optimizer", ("add", 30))
+    fused_optimizer(program.graph(), kind="adamw")
+
+
+def test_the_table_of_what_classes_take_is_that_of_torch():
+    import inspect
+
+    optim = pytest.importorskip("torch.optim")
+    for name, takes in TAKES.items():
+        known = inspect.signature(getattr(optim, name)).parameters
+        assert set(takes) == {"fused", "foreach"} & set(known), name

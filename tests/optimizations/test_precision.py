@@ -22,8 +22,9 @@ from shared import shared_replay
 
 import daydream
 from daydream import GraphError, NotApplicableError, simulate
-from daydream.costs.precision import borders, tasks_in_matrix_units, weight_casts
-from daydream.costs.roofline import KEPT_ON_MATRIX_UNITS
+from daydream.costs.precision import TO_32_REACHES, tasks_in_matrix_units, weight_casts
+from daydream.costs.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
+from daydream.costs.type_flow import flow
 from daydream.graph.graph import Graph
 
 SGEMM, RELU, NORM = "ampere_sgemm_128x64_tn", "vectorized_elementwise_kernel relu", "layer_norm_kernel"
@@ -103,13 +104,31 @@ def test_amp_keeps_factors_that_make_no_sense_from_passing():
 
 
 def test_amp_gains_no_more_than_the_ratio_of_the_peaks():
-    # P100: 21.2 TFLOP/s in 16 bits, 10.6 in 32, and no tensor cores.
+    # P100: 21.2 TFLOP/s in 16 bits, 10.6 in 32, and no tensor cores: as easy to keep busy as today.
     graph = recorded(("aten::mm", "forward", SGEMM, 300, None), device=P100)
     amp(graph)
-    assert graph.select(name=SGEMM).duration_ns.tolist() == [150]
-    assert graph.facts.notes == [
-        "Matrix kernels gain 2 and not 3: a P100 SXM2 computes 21.2 TFLOP/s in 16 bits and 10.6 in 32."
-    ]
+    least = FIXED_OF_PRODUCTS * FLOOR
+    assert graph.select(name=SGEMM).duration_ns.tolist() == [round(least + (300 - least) / 2)]
+
+
+def test_the_papers_factors_are_a_model_of_their_own():
+    #  products 3, all others 2, nothing inserted, whatever the device
+    for options in ({"model": "paper"}, {"model": "paper", "math_speedup": 3.0}):
+        graph = recorded(*BLOCK)
+        amp(graph, **options)
+        times = graph.select(kind="kernel", phase="forward").duration_ns.tolist()
+        assert times == [4_005 // 3, round(1_005 / 2), round(2_005 / 2), 4_005 // 3]
+    graph = recorded(*BLOCK)
+    amp(graph, math_speedup=5)  # another factor asks for that model, too
+    assert graph.select(name=SGEMM).duration_ns.tolist() == [801, 801]
+
+
+def test_amp_and_autocast_predict_the_same():
+    graphs = [recorded(*BLOCK) for _ in range(2)]
+    amp(graphs[0])
+    autocast(graphs[1])
+    one, other = (graph.select(kind="kernel").duration_ns.tolist() for graph in graphs)
+    assert one == other
 
 
 def test_amp_and_autocast_refuse_what_runs_in_16_bits():
@@ -145,10 +164,13 @@ def test_autocast_casts_where_32_bits_meet_16():
     ]  # fmt: skip
     # 6 B for each of 64,000 activations, 4,096 weights and 64 biases, at 100 B a ns
     activation, weight, bias = (FLOOR + round(6 * size / 100) for size in (64_000, 4_096, 64))
-    # Bytes bind the product, 4 x (64,000 + 64,000 + 4,096 + 64), and relu: half of them, half the time.
-    product, relu, norm = FLOOR + 4_000 // 2, FLOOR + 1_000 // 2, 2_005
+    back = FLOOR + round(6 * 64_000 / 100 / TO_32_REACHES)  # torch's kernel that widens is slower
+    # Bytes bind the product, 4 x (64,000 + 64,000 + 4,096 + 64): half of them, half the time above what a
+    # product takes at least. Vectors of relu keep 0.55 of theirs, and the norm stays.
+    least = FIXED_OF_PRODUCTS * FLOOR
+    product, relu, norm = round(least + (4_005 - least) / 2), FLOOR + 550, 2_005
     assert graph.select(kind="kernel", phase="forward").duration_ns.tolist() == [
-        activation, weight, bias, product, relu, activation, norm, activation, weight, bias, product
+        activation, weight, bias, product, relu, back, norm, activation, weight, bias, product
     ]  # fmt: skip
 
 
@@ -179,9 +201,9 @@ def test_softmax_reads_16_bits_and_gives_32_and_its_gradient_the_other_way_round
         ("aten::_softmax_backward_data", "backward", "softmax_backward", 205, [[8, 64, 64]]),
         ("aten::bmm", "backward", SGEMM, 405, scores),
     )  # fmt: skip
-    to_16, to_32 = borders(graph, graph.select(kind="kernel", phase=("forward", "backward")))
-    assert to_16.tolist() == [True, False, True, False, False, False]
-    assert to_32.tolist() == [False, False, False, False, True, False]
+    types = flow(graph, graph.select(kind="kernel", phase=("forward", "backward")))
+    assert types.to_16.tolist() == [True, False, True, False, False, False]
+    assert types.to_32.tolist() == [False, False, False, False, True, False]
 
 
 def test_gradients_of_weights_are_cast_back_each_beside_its_node():
@@ -197,8 +219,11 @@ def test_gradients_of_weights_are_cast_back_each_beside_its_node():
     graph = program.graph(devices=[{"id": 0, "name": V100}])
     autocast(graph)
     casts = graph.select(name="cast of weight")
-    small_ns, large_ns = (FLOOR + round(6 * 64 * width / 100) for width in (64, 128))
-    assert casts.duration_ns.tolist() == [small_ns, large_ns, large_ns, small_ns]
+    small_ns, large_ns, large_back, small_back = (
+        FLOOR + round(6 * 64 * width / rate)
+        for width, rate in ((64, 100), (128, 100), (128, 100 * TO_32_REACHES), (64, 100 * TO_32_REACHES))
+    )
+    assert casts.duration_ns.tolist() == [small_ns, large_ns, large_back, small_back]
 
 
 def test_autocast_needs_units_for_its_type_and_32_bit_products():
@@ -292,10 +317,11 @@ PRODUCT = ("aten::mm", "forward", SGEMM, 150_005, [[1024, 1024], [1024, 1024]])
 
 
 def test_a_product_keeps_part_of_its_share_of_the_higher_peak():
-    # 2 x 1024^3 FLOP at 19.5 TFLOP/s take 110,127 ns of 150,000: that share, times 0.63, of 156 TFLOP/s
+    # 2 x 1024^3 FLOP at 19.5 TFLOP/s take 110,127 ns of 150,000: that share, times 0.7, of 156 TFLOP/s
     graph = recorded(PRODUCT, ("aten::relu", "forward", RELU, 1_005, [[1000, 64]]), device=A100)
     tf32(graph)
-    new = FLOOR + 150_000 * 19.5 / 156 / KEPT_ON_MATRIX_UNITS
+    least = FIXED_OF_PRODUCTS * FLOOR
+    new = least + (150_005 - least) * 19.5 / 156 / KEPT_ON_MATRIX_UNITS
     assert graph.select(phase="forward", kind="kernel").duration_ns.tolist() == [round(new), 1_005]
     assert "1 of 1 matrix kernels" in graph.facts.notes[-1]
 
@@ -325,6 +351,7 @@ def test_more_speedup_is_never_slower_and_one_changes_nothing():
         (None, PRODUCT, "does not name its GPU"),
         (A100, (*PRODUCT, "bfloat16"), "no float32 matrix products"),
         (A100, ("aten::mm", "forward", "ampere_sgemm_tf32", 9_000, None), "run in TF32 already"),
+        (A100, ("my::attention", "forward", "fmha_cutlassF_f32_aligned", 9_000, None), "run in TF32 already"),
         # 2 FLOP for each 6 B and more: memory bounds it
         (A100, ("aten::mm", "forward", SGEMM, 90_000, [[1, 4096], [4096, 4096]]), "memory or launches bound"),
     ],
@@ -566,9 +593,9 @@ def test_the_casts_of_a_recorded_autocast_are_found_from_the_kernels_between():
     recorded_casts = copies.where(name="unrolled_elementwise_kernel")  # copies of one type are other kernels
 
     between = kernels - copies
-    to_16, to_32 = borders(graph, between)
+    types = flow(graph, between)
     weights, _ = weight_casts(between.where(lambda tasks: tasks_in_matrix_units(graph, tasks)))
-    predicted = int(to_16.sum() + to_32.sum()) + len(weights)
+    predicted = int(types.to_16.sum() + types.to_32.sum()) + len(weights)
     # 167 of 197: masks and what feeds several products are missed. No constant is fitted to this trace.
     assert predicted == pytest.approx(len(recorded_casts), rel=0.2)
 

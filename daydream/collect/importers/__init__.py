@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from daydream.collect.derive import derive
+from daydream.collect.importers.one_job import RANK_IN_NAME, need_one_job
 from daydream.collect.importers.ranks import align_ranks
 from daydream.collect.recording import Recording
 from daydream.engines import Engine, engine_of, map_on
@@ -29,7 +30,6 @@ SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".parquet")
 SQLITE_MAGIC = b"SQLite format 3\x00"
 PARQUET_MAGIC = b"PAR1"
 GZIP_MAGIC = b"\x1f\x8b"
-RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 
 
 def import_trace(
@@ -47,12 +47,13 @@ def import_trace(
     The format is told by content: Kineto JSON, nsys SQLite (either also gzipped), or a
     daydream parquet trace. `step_marker` is a regular expression over annotation names,
     `steps="auto"` finds steps by the period of the launches. `ranks` are the ranks of the
-    files in their order, where neither the files nor their names tell them. `progress` is
+    files in their order, where neither the files nor their names tell them; without them files that
+    cannot be of one job, or that claim one rank, are refused. `progress` is
     called with a file name and the share read. `engine` reads the files of several ranks side by
     side, see `daydream.engines`; its workers have to see them. `max_unpacked` is to how many bytes a
     packed file may unpack, see `daydream.load`. Raises `TraceError` if a file is not a usable trace.
     """
-    files = _files(sources)
+    files = trace_files(sources)
     formats = [format_of(path) for path in files]
     if "parquet" in formats:
         if len(files) > 1:
@@ -70,6 +71,7 @@ def import_trace(
         recordings += found
         names += [path.name] * len(found)
     if ranks is None:
+        need_one_job(recordings, names)
         _give_ranks(recordings, names)
     else:
         _set_ranks(recordings, ranks)
@@ -130,7 +132,8 @@ def format_of(path: Path) -> str:
     return "nsys" if head == SQLITE_MAGIC else "kineto"
 
 
-def _files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+def trace_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the files that are read of these files and folders. Raises `TraceError` for a folder of none."""
     files: list[Path] = []
     for source in sources:
         path = Path(source)

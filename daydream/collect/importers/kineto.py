@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from daydream.collect.importers.growing import GrowingColumns, null_of
 from daydream.collect.importers.kineto_blocks import BLOCK_BYTES, EventReader
+from daydream.collect.importers.kineto_devices import (
+    call_of_flow,
+    is_flow_of_npu,
+    launch_with_neighbours,
+    other_row,
+    small_ids,
+    vendor_of,
+)
 from daydream.collect.importers.kineto_events import Args, Event
 from daydream.collect.importers.kineto_metadata import metadata_of
 from daydream.collect.importers.kineto_values import (
@@ -24,6 +32,7 @@ from daydream.collect.importers.kineto_values import (
     compact_json,
     duration_ns,
     group_of,
+    outer_first,
     parsed,
     plain_text,
     start_ns,
@@ -98,6 +107,7 @@ class _Importer:
         self.growing = GrowingColumns(frozenset({"kind", "name", *self.codes}))
         self.categories: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
+        self.of_npu, self.vendor = False, ""
 
     def recording(self) -> Recording:
         for events in self.reader:
@@ -120,6 +130,8 @@ class _Importer:
         first_ns = int(columns["start_ns"][0])
         columns["start_ns"] -= first_ns
         metadata = metadata_of(header, self.reader.path)
+        if self.vendor:
+            metadata["vendor"] = self.vendor
         metadata["origin_ns"] = first_ns + (
             base_ns if isinstance(base_ns, int) and abs(base_ns) < LARGEST_BASE_NS else 0
         )
@@ -134,14 +146,26 @@ class _Importer:
                 add = append.get(event.cat)  # type: ignore[arg-type]
                 if add is not None:
                     add(event)
-                elif event.cat not in SILENT:
-                    self.categories[str(event.cat)[:40]] += 1
+                elif event.cat is None or event.cat not in SILENT:
+                    self._sort_out_other(event, groups)
+            elif is_flow_of_npu(event):
+                groups["runtime"].append(call_of_flow(event))
+                self.of_npu = True
         frames = [event for event in groups["module"] if type(event.name) is str]
         groups["module"] = [event for event in frames if str(event.name).startswith(MODULE)]
         self._add_lines([event for event in frames if own_frame(str(event.name)) is not None])
         for kind in KINDS:
             if groups[kind]:
                 self._add(kind, groups.pop(kind))
+
+    def _sort_out_other(self, event: Event, groups: dict[str, list[Event]]) -> None:
+        """Put a row of a category that not every device has to its kind, or count it as left out."""
+        row = other_row(event)
+        if row is not None and row[0]:
+            groups[row[0]].append(row[1])
+            self.vendor = vendor_of(event.cat)
+        elif row is None and event.cat not in SILENT:
+            self.categories[str(event.cat)[:40]] += 1
 
     def _add_lines(self, frames: list[Event]) -> None:
         start, no_start = start_ns([event.ts for event in frames], exact=self.reader.exact_times)
@@ -258,7 +282,7 @@ class _Importer:
         """Return the whole columns in order of start, outer rows first, without rows at absurd times."""
         growing = self.growing
         start, duration = growing.take("start_ns"), growing.take("duration_ns")
-        order = _outer_first(start, duration)
+        order = outer_first(start, duration)
         start = start[order]
         if len(start):
             odd = np.abs(start - start[len(start) // 2]) > DAY_NS
@@ -269,9 +293,15 @@ class _Importer:
         columns = {"start_ns": start, "duration_ns": narrow(duration[order])}
         for name in sorted(growing.columns):
             columns[name] = growing.take(name)[order]
+        if self.of_npu and {"pid", "correlation"} <= columns.keys():
+            host, call, work = (_is_kind(columns, kinds) for kinds in (HOST, ("runtime",), DEVICE))
+            columns["pid"][host] = 0  # each layer of software has a process number there; it is one process
+            columns["correlation"] = launch_with_neighbours(columns["correlation"], call, work)
+        if "correlation" in columns:
+            columns["correlation"] = small_ids(columns["correlation"])
         if self.lines.texts and "tid" in columns:  # else no row is on a thread
-            host = np.isin(columns["kind"], [KINDS.index(kind) for kind in CALLED])
-            columns["stack"] = np.where(host, self.lines.of(start, columns["tid"]), UNKNOWN)
+            called = _is_kind(columns, CALLED)
+            columns["stack"] = np.where(called, self.lines.of(start, columns["tid"]), UNKNOWN)
         return columns
 
     def _texts(self, columns: dict[str, np.ndarray]) -> dict[str, list[str]]:
@@ -324,13 +354,5 @@ class _Importer:
             tell(count, f"had the category {category!r}")
 
 
-def _outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
-    """Return the order by start; of rows that begin together the longer one first."""
-    order = np.argsort(start, kind="stable")
-    times = start[order]
-    tied = np.zeros(len(order), bool)
-    tied[1:] = times[1:] == times[:-1]
-    tied[:-1] |= tied[1:]
-    rows = order[tied]
-    order[tied] = rows[np.lexsort((rows, -duration[rows].astype(np.int64), start[rows]))]
-    return order
+def _is_kind(columns: dict[str, np.ndarray], kinds: Iterable[str]) -> np.ndarray:
+    return np.isin(columns["kind"], [KINDS.index(kind) for kind in kinds])

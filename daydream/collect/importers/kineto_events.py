@@ -25,6 +25,8 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     external_2021: Id = msgspec.field(default=-1, name="external id")
     device: Id = -1
     stream: Id = -1
+    stream_id: Id = -1
+    direction: Id = ""
     bytes: Id = -1
     size: Id = -1
     sequence: Id = msgspec.field(default=-1, name="Sequence number")
@@ -43,6 +45,10 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     group: msgspec.Raw = msgspec.field(default=NOTHING, name="Process Group Name")
     group_ranks: msgspec.Raw = msgspec.field(default=NOTHING, name="Process Group Ranks")
     wait_stream: Id = msgspec.field(default=-1, name="wait_on_stream")
+    task_type: Id = msgspec.field(default="", name="Task Type")
+    level: Id = ""
+    npu_stream: Id = msgspec.field(default=-1, name="Stream Id")
+    npu_thread: Id = msgspec.field(default=-1, name="Thread Id")
     wait_correlation: Id = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
 
 
@@ -56,6 +62,7 @@ class Event(msgspec.Struct, gc=False):
     tid: Id = None
     ts: int | float | str | None = None
     dur: float | str | None = None
+    id: Id = -1
     args: Args | None = None
 
 
@@ -105,6 +112,7 @@ def patient_event(row: Any) -> Event | None:
         tid=_scalar(row.get("tid")),
         ts=_scalar(row.get("ts")),
         dur=_scalar(row.get("dur")),
+        id=_scalar(row.get("id", -1)),
         args=args,
     )
 

@@ -187,3 +187,15 @@ def triple(text: bytes) -> str:
     ):
         return ",".join(str(int(size)) for size in value)
     return ""
+
+
+def outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
+    """Return the order by start; of rows that begin together the longer one first."""
+    order = np.argsort(start, kind="stable")
+    times = start[order]
+    tied = np.zeros(len(order), bool)
+    tied[1:] = times[1:] == times[:-1]
+    tied[:-1] |= tied[1:]
+    rows = order[tied]
+    order[tied] = rows[np.lexsort((rows, -duration[rows].astype(np.int64), start[rows]))]
+    return order

@@ -30,6 +30,7 @@ from daydream.wording import counted
 
 COLLECTIVE = KINDS.index("collective")
 ARRIVAL = "arrival"
+HANDED_ON = ("broadcast", "scatter", "reduce", "gather")
 
 
 def meet(draft: Draft) -> None:
@@ -82,13 +83,13 @@ def _hold(draft: Draft, members: np.ndarray, meeting: np.ndarray) -> None:
     last, first_end, last_end = (np.full(count, fill, np.int64) for fill in (-(2**62), 2**62, -(2**62)))
     least = np.full(count, 2**62, np.int64)
     np.maximum.at(last, meeting, starts)
-    np.minimum.at(first_end, meeting, ends)
-    np.maximum.at(last_end, meeting, ends)
-    np.minimum.at(least, meeting, ends - starts)
     on_host = np.isin(columns["lane"][members], list(draft.host_lanes))
-    agree = (last_end - first_end <= ENDS_AGREE_NS)[meeting] | on_host
     # A root that gives away its data does not wait for those that take it.
-    free = on_host & (ends < last[meeting])
+    free = np.where(on_host, ends < last[meeting], _gives_away(draft, members, ends, last[meeting]))
+    np.minimum.at(first_end, meeting[~free], ends[~free])
+    np.maximum.at(last_end, meeting[~free], ends[~free])
+    np.minimum.at(least, meeting, ends - starts)
+    agree = (last_end - first_end <= ENDS_AGREE_NS)[meeting] | on_host
     transfer = np.where(agree, np.maximum(ends - last[meeting], 0), least[meeting])
     transfer = np.where(free, ends - starts, transfer)
     begun = np.where(free, starts, last[meeting])
@@ -118,6 +119,17 @@ def _hold(draft: Draft, members: np.ndarray, meeting: np.ndarray) -> None:
     held, hub = members[~free], hubs[meeting[~free]]
     graph.link(hub, held, cause=Cause.COMMUNICATION)
     draft.meetings += zip(held.tolist(), hub.tolist(), strict=True)
+
+
+def _gives_away(draft: Draft, members: np.ndarray, ends: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Tell which members on a device gave their data away and had ended before the last one began.
+
+    NCCL's and RCCL's kernels hand a small message on through buffers: the root of a broadcast ends at
+    once. Where each needs the data of all no member can, so that there the clocks are apart.
+    """
+    rows = draft.graph.columns["row"][members]
+    operation = np.array([*draft.trace.text("collective"), ""], dtype=object)[draft.trace["collective"][rows]]
+    return np.isin(operation.astype(str), HANDED_ON) & (ends < last - ENDS_AGREE_NS)
 
 
 def _hub_lanes(graph: Graph, lanes: np.ndarray, meeting: np.ndarray) -> np.ndarray:

@@ -7,11 +7,9 @@ two calls; kept as gaps they would hide every change of the backward pass.
 
 A thread is a worker of another when it carries the other's autograd nodes
 (forward-thread ids, `evaluate_function`), or when all over the recording it
-works only while the other one idles, and fills that idle time.
+works only while the other one idles, from its beginning, and fills that idle time.
 
-Threads that run side by side, such as a loader that prepares the next batch, wake
-each other too: a thread that goes on again and again just after one certain task
-of another thread ended was waiting for it.
+Threads that run side by side wake each other too: see `wakes`.
 """
 
 from __future__ import annotations
@@ -29,10 +27,7 @@ ROUNDING_NS = 2_000  # recordings in whole microseconds overlap by this much
 INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time
 FILLED_SHARE = 0.5  # of that idle time that the worker must fill, in the median
 LEAST_BURSTS = 2
-IDLE_NS = 50_000  # shorter pauses are a thread's own
-WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
-OFTEN = 0.8  # of a thread's pauses before one kind of task that must end so
-CHANCE = 0.1  # of any moment to lie so close behind such a task; more would prove nothing
+SWITCH_NS = 5_000_000  # a thread woken in Python may wait so long for its turn (sys.getswitchinterval)
 NO_EARLIER = 7  # program-order distance behind a task and its device work
 
 
@@ -50,7 +45,7 @@ def hand_over(draft: Draft) -> None:
     """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
     autograd = _autograd_tasks(draft)
     lanes = np.unique(draft.graph.columns["lane"][draft.graph.columns["kind"] == 0]).tolist()
-    busy = {lane: _tasks(draft, lane) for lane in lanes}
+    busy = {lane: tasks_of(draft, lane) for lane in lanes}
     operators = draft.trace.is_kind("operator")
     rows = draft.graph.columns["row"]
     operating = {lane: bool(operators[rows[ids]].any()) for lane, ids in busy.items()}
@@ -74,11 +69,10 @@ def hand_over(draft: Draft) -> None:
             (bursts[:, 2] - bursts[:, 1]) / np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1)
         )
         told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
+        told &= bool(np.median(bursts[:, 1] - idle.begin[bursts[:, 0]]) <= SWITCH_NS)
         if known or told:
             _link(draft, idle, bursts, busy[worker])
             draft.linked_threads |= {caller, worker}
-    for lane in lanes:
-        _wake_ups(draft, lane, lanes)
 
 
 def tell_background(draft: Draft) -> None:
@@ -106,95 +100,7 @@ def tell_background(draft: Draft) -> None:
                 graph.lanes[lane] = replace(graph.lanes[lane], background=True)
 
 
-def _wake_ups(draft: Draft, lane: int, lanes: list[int]) -> None:
-    """Link a thread's pauses to the tasks of other threads that end them every time."""
-    graph = draft.graph
-    idle = idle_time(draft, lane)
-    mine = _tasks(draft, lane)
-    following = mine[np.minimum(np.searchsorted(draft.start_ns[mine], idle.end), len(mine) - 1)]
-    sign = np.where(idle.in_range, graph.columns["name"][idle.task], graph.columns["name"][following])
-    long = (idle.end - idle.begin >= IDLE_NS) & (idle.end <= draft.start_ns[mine[-1]])
-    for name in np.unique(sign[long]).tolist():
-        pauses = np.flatnonzero(long & (sign == name))
-        if len(pauses) < LEAST_BURSTS:
-            continue
-        for other in lanes:
-            if other == lane or draft.thread_ids[other][:2] != draft.thread_ids[lane][:2]:
-                continue
-            wakers = _wakers(draft, _tasks(draft, other), idle.begin[pauses], idle.end[pauses])
-            if wakers is None:
-                continue
-            for pause, task in zip(pauses.tolist(), wakers.tolist(), strict=True):
-                if task >= 0:
-                    _wait_for(draft, idle, pause, task)
-            draft.linked_threads |= {lane, other}
-            break
-
-
-def _wakers(draft: Draft, theirs: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray | None:
-    """Return, for each pause, the task of another thread that ended it (-1 for none), or None.
-
-    It must be of one name every time, or nearly. Of several such names the rarest tells most.
-    """
-    ends = draft.end_ns[theirs]
-    by_end = np.argsort(ends, kind="stable")
-    theirs, ends = theirs[by_end], ends[by_end]
-    found = _common(draft.graph.columns["name"][theirs], theirs, ends, begin, end)
-    if found is None:  # one name often, but the same place in every step
-        found = _common(_places(draft, theirs), theirs, ends, begin, end)
-    return found
-
-
-def _places(draft: Draft, tasks: np.ndarray) -> np.ndarray:
-    """Return a number for (name, how often it occurred in its step so far) of each task of a thread."""
-    columns = draft.graph.columns
-    pair = columns["name"][tasks].astype(np.int64) * (len(draft.graph.steps) + 2) + columns["step"][tasks] + 1
-    order = np.argsort(pair, kind="stable")
-    first = np.append(True, pair[order][1:] != pair[order][:-1])
-    turn = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-    places = np.empty(len(order), np.int64)
-    places[order] = turn
-    return columns["name"][tasks].astype(np.int64) * (len(tasks) + 1) + places
-
-
-def _common(
-    names: np.ndarray, theirs: np.ndarray, ends: np.ndarray, begin: np.ndarray, end: np.ndarray
-) -> np.ndarray | None:
-    """Return, for each pause, the task with the rarest name that ends just before nearly all of them end."""
-    low = np.searchsorted(ends, np.maximum(begin, end - WAKE_NS))
-    high = np.searchsorted(ends, end + ROUNDING_NS, side="right")
-    seen: dict[int, list[int]] = {}
-    for pause, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        for place in range(first, last):  # a later one of the same name takes the place of an earlier
-            seen.setdefault(int(names[place]), [-1] * len(begin))[pause] = int(theirs[place])
-    span = int(ends[-1] - ends[0])
-    best, fewest = None, CHANCE * span / WAKE_NS
-    for name, tasks in seen.items():
-        found = sum(task >= 0 for task in tasks)
-        alike = int((names == name).sum())
-        if found >= max(LEAST_BURSTS, OFTEN * len(begin)) and alike <= fewest:
-            best, fewest = np.array(tasks), alike
-    return best
-
-
-def _wait_for(draft: Draft, idle: IdleTime, pause: int, waker: int) -> None:
-    """Turn a pause into a wait for the end of another thread's task."""
-    graph = draft.graph
-    columns = graph.columns
-    task = int(idle.task[pause])
-    woken = min(max(int(draft.end_ns[waker]), int(idle.begin[pause])), int(idle.end[pause]))
-    gap = int(columns["gap_ns"][task])
-    if idle.in_range[pause]:
-        columns["duration_ns"][task] = 0
-        draft.end_ns[task] = draft.start_ns[task]
-    columns["gap_ns"][task] = 0
-    order = max(int(columns["order"][waker]) + NO_EARLIER, int(columns["order"][task]) + NO_EARLIER)
-    resume = int(draft.add_cpu_tasks(np.array([task]), "wait for thread", np.array([woken]), order)[0])
-    graph.columns["gap_ns"][resume] = int(idle.end[pause]) - woken + (gap if idle.in_range[pause] else 0)
-    graph.link([waker], [resume], cause=Cause.HANDOFF)
-
-
-def _tasks(draft: Draft, lane: int) -> np.ndarray:
+def tasks_of(draft: Draft, lane: int) -> np.ndarray:
     """Return the tasks of a thread in program order."""
     columns = draft.graph.columns
     ids = np.flatnonzero(columns["lane"] == lane)
@@ -218,7 +124,7 @@ def _does_backward_only(draft: Draft, tasks: np.ndarray) -> bool:
 
 def idle_time(draft: Draft, lane: int) -> IdleTime:
     """Return the stretches in which a thread was in no operator, in order."""
-    ids = _tasks(draft, lane)
+    ids = tasks_of(draft, lane)
     start, end, gap = draft.start_ns[ids], draft.end_ns[ids], draft.graph.columns["gap_ns"][ids]
     rows = draft.graph.columns["row"][ids]
     in_range = draft.trace.is_kind("annotation")[np.maximum(rows, 0)] & (rows >= 0) & (end > start)

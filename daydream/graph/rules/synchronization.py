@@ -18,8 +18,10 @@ from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.queue import usual_costs
 from daydream.wording import counted
 
-DEVICE_SYNC = re.compile(r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize")
-STREAM_SYNC = re.compile(r"^(cuda|cu|hip)StreamSynchronize")
+DEVICE_SYNC = re.compile(
+    r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize|^aclrtSynchronizeDevice"
+)
+STREAM_SYNC = re.compile(r"^(cuda|cu|hip|aclrt)StreamSynchronize|^aclrtSynchronizeStream|^synchronizeStream$")
 EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize")
 # Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
 MAY_SYNC = re.compile(
@@ -68,7 +70,7 @@ def wait_in_calls(draft: Draft) -> None:
         return
     streams = Streams(draft)
     waits: Waits = []
-    for find in (_device_syncs, _stream_syncs, _event_syncs, _allocations, _blocking_copies):
+    for find in (_device_syncs, _stream_syncs, _event_syncs, _allocations, blocking_copies):
         waits += find(draft, streams)
     if waits:
         _split(draft, *np.array(waits, np.int64).T)
@@ -105,7 +107,12 @@ def _likely_lane(draft: Draft, streams: Streams, call: int, near: int) -> int:
     order = draft.graph.columns["order"][call : call + 1]
     returned = int(draft.end_ns[call]) + CLOCK_SKEW_NS
     ended = {lane: int(streams.ended(lane, order)[0]) for lane in streams.lanes}
-    possible = {lane: end for lane, end in ended.items() if 0 < end <= returned}
+    mine = _rank_of(draft, call)
+    possible = {
+        lane: end
+        for lane, end in ended.items()
+        if 0 < end <= returned and draft.graph.lanes[lane].rank == mine
+    }
     if near in possible:
         return near
     return max(possible, key=lambda lane: possible[lane]) if possible else -1
@@ -119,10 +126,12 @@ def _event_syncs(draft: Draft, streams: Streams) -> Waits:
     records = _calls(draft, RECORD)
     record_lane = _lane_launched_last(draft, records)
     recorded = draft.sync_rows("Event Sync")
+    ranks = np.array([lane.rank for lane in graph.lanes])
+    record_rank = ranks[graph.columns["lane"][records]]
     for call in _calls(draft, EVENT_SYNC).tolist():
         row = recorded.get(int(draft.correlation(np.array([call]))[0]))
-        before = records[order[records] < order[call]]
-        lanes = record_lane[order[records] < order[call]]
+        own = (order[records] < order[call]) & (record_rank == _rank_of(draft, call))
+        before, lanes = records[own], record_lane[own]
         best = (-1, -1, -1)
         if row is not None and row[1] >= 0:
             chosen = before[draft.correlation(before) == row[1]]
@@ -145,15 +154,22 @@ def _event_syncs(draft: Draft, streams: Streams) -> Waits:
     return waits
 
 
+def _rank_of(draft: Draft, call: int) -> int:
+    return draft.graph.lanes[draft.graph.columns["lane"][call]].rank
+
+
 def _ended_with(draft: Draft, call: int) -> tuple[int, int, int]:
     """Return (task, lane, end) of device work that ended just before a long call returned, or -1s.
 
     An event of the time before the window has no record in it, but the work it stands
-    for ends in it.
+    for ends in it. Events are of the call's own rank.
     """
     columns = draft.graph.columns
     start, end = int(draft.start_ns[call]), int(draft.end_ns[call])
-    work = np.flatnonzero((columns["kind"] > 0) & (columns["order"] < columns["order"][call]))
+    mine = [number for number, lane in enumerate(draft.graph.lanes) if lane.rank == _rank_of(draft, call)]
+    work = np.flatnonzero(
+        (columns["kind"] > 0) & (columns["order"] < columns["order"][call]) & np.isin(columns["lane"], mine)
+    )
     ended = draft.end_ns[work]
     near = (
         (ended > start) & (ended <= end + CLOCK_SKEW_NS) & (end - ended <= min(NEAR_NS, (end - start) // 4))
@@ -192,7 +208,8 @@ def _allocations(draft: Draft, streams: Streams) -> Waits:
     ]
 
 
-def _blocking_copies(draft: Draft, _streams: Streams) -> Waits:
+def blocking_copies(draft: Draft, _streams: Streams | None = None) -> Waits:
+    """Return the calls that last as long as the copy they ask for."""
     graph = draft.graph
     columns = graph.columns
     copies = np.flatnonzero((columns["kind"] == 2) & (columns["launch"] >= 0))
@@ -263,7 +280,8 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     # A thread that hands over when such a call ends does so when it returns.
     moved = dict(zip(calls.tolist(), returns.tolist(), strict=True))
     links = graph.links.columns
-    links["src"] = np.array([moved.get(task, task) for task in links["src"].tolist()], np.int64)
+    ended = np.array([moved.get(task, task) for task in links["src"].tolist()], np.int64)
+    links["src"] = np.where(links["from_start"] != 0, links["src"], ended)
     early = np.minimum(end - done, 0)
     graph.syncs.add(task=returns, lane=lanes, point=np.where(point >= 0, point, returns), latency_ns=early)
 

@@ -1,0 +1,141 @@
+"""How long each step waits for its batch, and at what rate the loader makes batches.
+
+Where a loader's range was recorded, that is the wait. Profilers of the device alone (Nsight Systems without
+ranges) record none: then it is the longest untraced stretch of the thread that computes, between the last
+work that it launched and the step's first copy to the device. Nothing else stands there in step after step:
+what Python does in a step is spread between its launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.errors import NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+
+TO_DEVICE = r"HtoD|HostToDevice"
+LEAST_CYCLES = 4  # of a pattern, to be seen as one
+UNLIKE = 0.3  # deviation of the waits' logarithms: those in a burst are short against the others
+SHORT_NS = 1000  # waits below it are alike
+ALIKE = 0.5  # correlation of waits one burst apart; of those in no pattern it is near 0
+
+
+@dataclass(frozen=True)
+class Waits:
+    """One wait a step, in order: the task in or behind which the thread waits, and how long, in ns.
+
+    `in_gap`: the wait is untraced time behind the task, else the task's own. `arrived_ns`: when the batch
+    was there.
+    """
+
+    tasks: Selection
+    time_ns: np.ndarray
+    in_gap: np.ndarray
+    arrived_ns: np.ndarray
+
+    def batch_cost_ns(self, workers: int, least_ns: float) -> np.ndarray:
+        """Return what each batch cost one of the `workers` that loaded, 0 for those that came with others.
+
+        A batch that is waited for shows when it was made, so all since the last such batch took the
+        workers the time between them. Without workers the wait is the cost.
+        """
+        if not workers:
+            return self.time_ns
+        cost = np.zeros(len(self.time_ns))
+        rank = self.tasks.rank
+        for each in np.unique(rank).tolist():
+            late = np.flatnonzero((rank == each) & (self.time_ns > least_ns))
+            if len(late) > 1:
+                between = np.diff(self.arrived_ns[late])
+                cost[late] = np.append(np.median(between), between) * workers
+        return cost
+
+    def workers(self) -> int | None:
+        """Return how many workers load, as their pattern shows; None where there is none.
+
+        Workers begin together, take a batch each, and batches are handed out in turn: a program that waits
+        for them gets as many batches at once as there are workers, then waits again.
+        """
+        time = np.log1p(self.time_ns / SHORT_NS)  # so that one long wait does not make the pattern
+        most = len(time) // LEAST_CYCLES
+        found = np.array([_correlation(time[lag:], time[:-lag]) for lag in range(2, most + 1)])
+        if not len(found) or found.max() < ALIKE or time.std() < UNLIKE:
+            return None
+        return int(np.flatnonzero(found >= 0.9 * found.max())[0]) + 2
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    if len(one) < 2 or not one.std() or not other.std():
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def untraced_waits(graph: Graph) -> Waits:
+    """Return the waits for batches in a trace that has no ranges of a loader.
+
+    Raises `NotApplicableError` where operators were recorded: torch's loader would have its range among them.
+    """
+    if graph.trace is not None and graph.trace.is_kind("operator").any():
+        raise NotApplicableError("this trace has no loading of data: no data-loader range or phase")
+    first = _first_copies(graph)
+    columns = graph.columns
+    order, lanes = columns["order"], columns["lane"]
+    cpu = graph.select(kind="cpu").ids
+    calls = np.unique(columns["launch"][columns["launch"] >= 0])
+    found: list[tuple[int, int, bool]] = []
+    for call in first.launches().ids.tolist():  # a handful: one a step
+        lane = cpu[lanes[cpu] == lanes[call]]
+        lane = lane[order[lane] < order[call]]
+        before = calls[(lanes[calls] == lanes[call]) & (order[calls] < order[call])]
+        behind = lane[order[lane] >= order[before].max()] if len(before) else lane
+        if not len(behind):
+            continue
+        inside = np.where(_named(graph, behind), columns["duration_ns"][behind], 0)
+        lengths = np.stack([columns["gap_ns"][behind], inside])
+        which, place = np.unravel_index(np.argmax(lengths), lengths.shape)
+        found.append((int(behind[place]), int(lengths[which, place]), not which))
+    ids, time, in_gap = (
+        (np.array(part) for part in zip(*found, strict=True)) if found else (np.empty(0, int),) * 3
+    )
+    waits = graph.tasks(ids).of(ids, "waits for batches", ordered=True)
+    return Waits(waits, time, in_gap.astype(bool), _ends(graph, ids))
+
+
+def _first_copies(graph: Graph) -> Selection:
+    """Return each step's first copy to the device from a thread that launches kernels too."""
+    copies = graph.select(kind="memcpy", name=TO_DEVICE)
+    kernels = graph.select(kind="kernel").launches()
+    main = np.unique(graph.columns["lane"][kernels.ids])
+    copies = copies.where(
+        lambda tasks: (
+            (tasks.step >= 0) & (tasks.launch >= 0) & np.isin(graph.columns["lane"][tasks.launch], main)
+        )
+    )
+    copies.need(
+        "loading of data: no data-loader range, and no copy to the device from the thread that computes"
+    )
+    return copies.group_by("rank", "step").first()
+
+
+def _named(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Mask of tasks that are time in a named range, rather than in a call of the driver."""
+    rows = graph.columns["row"][ids]
+    if graph.trace is None:
+        return np.zeros(len(ids), bool)
+    return (rows >= 0) & graph.trace.is_kind("annotation")[np.maximum(rows, 0)]
+
+
+def _ends(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    columns = graph.columns
+    return columns["measured_start_ns"][ids] + columns["duration_ns"][ids] + columns["gap_ns"][ids]
+
+
+def recorded_waits(graph: Graph, loading: Selection) -> Waits:
+    """Return the waits of a trace whose loader has ranges, from the CPU work inside them."""
+    batches = loading.group_by("step", "lane")
+    last = batches.last()
+    time = batches.total("duration_ns") + batches.total("gap_ns")
+    return Waits(last, time, np.zeros(len(last), bool), _ends(graph, last.ids))

@@ -1,0 +1,104 @@
+"""What bounds a step: told by what is left of it without CPU cost, without device or collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from daydream.explanation.asking import Asked, Asker
+from daydream.explanation.beside import communication
+from daydream.explanation.causes import (
+    LOADING,
+    RECORDING,
+    UNTRACED_DEVICE,
+    Chain,
+    Share,
+    shares,
+    trace_back,
+)
+from daydream.graph.device import device_work
+from daydream.simulate.replay import Replay
+
+NEARLY = 0.9  # of the step: what alone would still take this long bounds it
+MOST = 0.5  # of the step: a cause that bounds it by itself
+TURNS, BOTH, UNRECORDED = "turns", "CPU and GPU", "unrecorded"
+NOT_RECORDED = (UNTRACED_DEVICE, RECORDING)
+
+
+@dataclass(frozen=True)
+class Without:
+    """What a step would take if one side of it took no time; None where the step has no such side."""
+
+    cpu: Asked
+    device: Asked | None
+    communication: Asked | None
+
+
+def ask_without(asker: Asker, chain: Chain) -> Without:
+    """Ask what the step would take without each side."""
+    on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
+    return Without(
+        asker.without(on="cpu"),
+        asker.without(on="gpu") if on_device else None,
+        asker.without(kind="collective") if communication(chain) else None,
+    )
+
+
+def bound_now(replay: Replay) -> tuple[str, float]:
+    """Return what bounds a step as it was recorded, in a word, and its share of the critical path.
+
+    The share is 0 where it does not tell: two sides bound the step, or the path runs beside the bound.
+    """
+    settled = replay.settled
+    chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
+    causes = shares(chain)
+    found = bound(causes, ask_without(Asker(replay), chain))
+    share = by_group(causes).get(found, 0.0)
+    return found, share if share >= MOST else 0.0
+
+
+def by_group(causes: Sequence[Share]) -> Mapping[str, float]:
+    """Return the share of the critical path of each side: GPU, CPU, copies, ...; and of data loading."""
+    found: dict[str, float] = {}
+    for each in causes:
+        for name in {each.group, each.cause} & {each.group, LOADING}:
+            found[name] = found.get(name, 0.0) + each.share
+    return found
+
+
+def bound(causes: Sequence[Share], without: Without) -> str:
+    """Return what bounds the step: the side that alone takes nearly as long, and what most of it is.
+
+    Where each side alone takes nearly as long, the critical path decides; where it lies on the side that
+    is a little shorter, both bound the step: neither gains anything alone.
+    """
+    step_ns, groups = max(without.cpu.replayed_ns, 1), by_group(causes)
+    if without.device is None:
+        return "communication" if _by_communication(without) else "CPU"
+    if sum(each.share for each in causes if each.cause in NOT_RECORDED) >= MOST:
+        return UNRECORDED
+    device_ns = without.cpu.predicted_ns or 0  # what the device takes if the CPU costs nothing
+    cpu_ns = without.device.predicted_ns or 0
+    if groups.get(LOADING, 0.0) >= MOST and step_ns - device_ns >= MOST * step_ns:
+        return LOADING
+    return _of_sides(groups, without, device_ns / step_ns, cpu_ns / step_ns)
+
+
+def _of_sides(groups: Mapping[str, float], without: Without, device: float, cpu: float) -> str:
+    """Return the side that takes nearly the whole step alone; the shares are what each would take alone."""
+    if max(device, cpu) < NEARLY:
+        return TURNS
+    if min(device, cpu) >= NEARLY and (groups.get("CPU", 0.0) >= MOST) != (cpu >= device):
+        return BOTH
+    return "CPU" if cpu > device else _on_device(groups, without)
+
+
+def _on_device(groups: Mapping[str, float], without: Without) -> str:
+    if _by_communication(without):
+        return "communication"
+    return "copies" if groups.get("copies", 0.0) >= MOST else "GPU"
+
+
+def _by_communication(without: Without) -> bool:
+    saved = 0 if without.communication is None else without.communication.saving_ns or 0
+    return saved >= MOST * without.cpu.replayed_ns

@@ -1,0 +1,76 @@
+"""First iterations are told by what they do once, and left out with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_text import call, document, kernel, note, op, write
+
+from daydream.collect.importers import import_trace
+
+STEP = 1000  # us
+
+
+def steps_of(
+    tmp_path: Path, *, longer: dict[int, list[dict[str, Any]]], count: int = 6
+) -> list[dict[str, Any]]:
+    """Steps of 1,000 us with one operator and one kernel each; some hold more, and last as much longer."""
+    events: list[dict[str, Any]] = []
+    at = 0
+    for number in range(count):
+        more = longer.get(number, [])
+        events.append(op("aten::mm", at + 10, 50))
+        events.append(call("cudaLaunchKernel", at + 20, 10, number + 1))
+        events.append(kernel("gemm", at + 40, 900, number + 1))
+        extra = 0
+        for row in more:
+            events.append({**row, "ts": at + 100 + row["ts"]})
+            extra = max(extra, row["ts"] + row["dur"]) if row["cat"] != "kernel" else extra
+        events.append(op("aten::item", at + 900 + extra, 90))
+        events.append(note(f"ProfilerStep#{number}", at, STEP - 1 + extra))
+        at += STEP + extra
+    return import_trace([write(tmp_path / "trace.json", document(events))]).metadata["steps"]
+
+
+def left_out(steps: list[dict[str, Any]]) -> list[int]:
+    return [number for number, step in enumerate(steps) if not step["covered"]]
+
+
+def test_a_step_that_loads_modules_is_left_out_and_said(tmp_path: Path) -> None:
+    load = call("cuModuleLoadData", 0, 5000, 900)
+    steps = steps_of(tmp_path, longer={1: [load], 2: [op("aten::batch_norm", 0, 800)]})
+    assert left_out(steps) == [0, 1, 2]
+    assert steps[1]["why_not"] == (
+        "a first iteration: 5 ms of work that no later step repeats, most of it in cuModuleLoadData"
+    )
+    assert steps[2]["why_not"].endswith("most of it in aten::batch_norm")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 5000),
+        op("aten::dataloader_next", 0, 5000),
+        call("cudaStreamSynchronize", 0, 5000, 900),
+    ],
+)
+def test_a_step_that_waits_is_part_of_the_run(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert left_out(steps_of(tmp_path, longer={1: [row]})) == [0]
+
+
+def test_what_comes_again_is_part_of_the_run(tmp_path: Path) -> None:
+    evaluate = op("aten::evaluate", 0, 5000)
+    assert left_out(steps_of(tmp_path, longer={1: [evaluate], 5: [evaluate]})) == [0]
+
+
+def test_only_the_begin_of_a_recording_has_first_iterations(tmp_path: Path) -> None:
+    save = op("aten::save", 0, 5000)
+    assert left_out(steps_of(tmp_path, longer={2: [save]})) == [0]
+
+
+def test_too_few_steps_do_not_tell_what_is_usual(tmp_path: Path) -> None:
+    load = call("cuModuleLoadData", 0, 5000, 900)
+    assert left_out(steps_of(tmp_path, longer={1: [load]}, count=3)) == [0]
+    assert left_out(steps_of(tmp_path, longer={1: [load]}, count=4)) == [0, 1]

@@ -1,0 +1,120 @@
+"""Devices that Kineto has no category of its own for: MTIA, Ascend, backends with names of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_text import document, op, row, write
+from shared import shared_trace
+
+from daydream.collect.importers import import_trace
+from daydream.trace import Trace
+
+DEVICE, STREAM = 17, 3536
+
+
+def imported(tmp_path: Path, events: Any) -> Trace:
+    return import_trace([write(tmp_path / "trace.json", events)])
+
+
+def kinds(trace: Trace) -> dict[str, str]:
+    return dict(zip(trace.values("name"), trace.values("kind"), strict=True))
+
+
+def mtia() -> list[dict[str, Any]]:
+    def on_device(name: str, ts: int, dur: int, **args: Any) -> dict[str, Any]:
+        return row("mtia_ccp_events", name, ts, dur, pid=DEVICE, tid=STREAM, stream=101, **args)
+
+    waits = {"correlation": 4, "device": DEVICE, "stream_id": 101}
+    return [
+        op("fb::merge", 0, 100, External_id=5),
+        row("mtia_runtime", "enqueueCommand memcpyHtoDAsync", 10, 5, correlation=1),
+        row("mtia_runtime", "runFunction - submit", 20, 5, correlation=2),
+        row("mtia_runtime", "recordEvent", 30, 5, correlation=3),
+        on_device("dma_request", 40, 10, direction="HOST_TO_DEVICE", size=4096, correlation=1),
+        on_device("merge", 50, 30, correlation=2),
+        on_device("event_record", 80, 1, correlation=3),
+        {**row("mtia_runtime", "synchronizeStream", 40, 45), "args": waits},
+        {**row("mtia_runtime", "synchronize", 42, 43, pid=DEVICE, tid=STREAM - 2), "args": waits},
+    ]  # fmt: skip
+
+
+def test_rows_of_mtia_are_device_work(tmp_path: Path) -> None:
+    trace = imported(tmp_path, document(mtia()))
+    found = kinds(trace)
+    assert found["merge"] == "kernel"
+    assert found["Memcpy HtoD (dma_request)"] == "memcpy"
+    assert found["Stream Sync"] == "sync"  # the device's side of the call, no work
+    assert "event_record" not in found
+    assert trace.metadata["vendor"] == "mtia"
+    assert not trace.metadata["notes"]
+    merge = trace.values("name").index("merge")
+    assert trace.values("name")[trace["parent"][merge]] == "runFunction - submit"
+    assert trace.values("op")[merge] == "fb::merge"
+    copy = trace.values("name").index("Memcpy HtoD (dma_request)")
+    assert trace["bytes"][copy] == 4096
+
+
+def test_a_backend_with_a_category_of_its_own_has_device_work(tmp_path: Path) -> None:
+    events = [
+        op("aten::mm", 0, 50),
+        row("rbln_runtime", "rblnLaunch", 10, 5, correlation=1),
+        row("rbln_op", "mm_kernel", 20, 30, pid=9, tid=1, stream=1, device=0, correlation=1),
+        row("overhead", "Buffer flush", 20, 30),
+    ]
+    trace = imported(tmp_path, document(events))
+    assert kinds(trace) == {"aten::mm": "operator", "rblnLaunch": "runtime", "mm_kernel": "kernel"}
+    assert trace.metadata["notes"] == ["1 row had the category 'overhead' and was left out."]
+
+
+def ascend() -> list[dict[str, Any]]:
+    def begin(ns: int, at: str, tid: int) -> list[dict[str, Any]]:
+        flow = {"name": "torch_to_npu", "id": ns, "cat": "async_npu"}
+        return [{**flow, "ph": "s", "pid": 100, "tid": tid, "ts": at}]
+
+    def bare(name: str, ts: str, dur: float, tid: int, **args: Any) -> dict[str, Any]:
+        return {"ph": "X", "name": name, "pid": 800, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+    task = {"Task Type": "AI_CORE", "Stream Id": 3}
+    return [
+        op("aten::mm", "1704161511422850.000", 40.0),
+        {**row("enqueue", "Enqueue", "1704161511422856.000", 5.0), "args": {"correlation_id": 1}},
+        *begin(1704161511422904204, "1704161511422855.000", 100),
+        bare("MatMul1", "1704161511422904.204", 20.0, 3, **task),
+        bare("MEMCPY_ASYNC", "1704161511422930.000", 1.0, 3, **task),
+        bare("EVENT_WAIT", "1704161511422931.000", 9.0, 3, **{**task, "Task Type": "EVENT_WAIT_SQE"}),
+        bare("Computing", "1704161511422904.204", 20.0, 0),
+        {**bare("AscendCL@aclrtSynchronizeStream", "1704161511422870.000", 12.0, 100), "pid": 10002,
+         "args": {"Thread Id": 100, "level": "acl", "connection_id": 1}},
+    ]  # fmt: skip
+
+
+def test_rows_of_ascend_are_device_work_launched_by_their_operator(tmp_path: Path) -> None:
+    trace = imported(tmp_path, ascend())
+    found = kinds(trace)
+    assert found == {
+        "aten::mm": "operator", "Enqueue": "runtime", "torch_to_npu": "runtime", "MatMul1": "kernel",
+        "Memcpy (MEMCPY_ASYNC)": "memcpy", "aclrtSynchronizeStream": "runtime",
+    }  # fmt: skip
+    names = trace.values("name")
+    assert trace.values("op")[names.index("MatMul1")] == "aten::mm"
+    assert trace["stream"][names.index("MatMul1")] == 3
+    # No flow leads to the copy: it was launched with the work before it on its stream.
+    launch = names.index("torch_to_npu")
+    assert trace["parent"][names.index("Memcpy (MEMCPY_ASYNC)")] == launch
+    # Layers of software have process numbers of their own there; the call lies in its operator.
+    assert trace["parent"][names.index("aclrtSynchronizeStream")] == names.index("aten::mm")
+
+
+@pytest.mark.parametrize(
+    ("name", "device_rows", "launched"),
+    [("formats/mtia/mtia_inference_rank0", 670, 426), ("formats/ascend/trace_view", 276, 276)],
+)
+def test_public_traces_of_other_devices_hold_device_work(name: str, device_rows: int, launched: int) -> None:
+    trace = import_trace([shared_trace(f"{name}.json.gz")])
+    device = np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset", "collective"))
+    assert len(device) == device_rows
+    assert (trace["parent"][device] >= 0).sum() == launched

@@ -1,0 +1,91 @@
+"""Commands of daydream as forks of this process, which has imported what they need: many a second."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+BROKEN = 70  # exit code of a fork that failed in what is not the command's
+LATE_S = 120.0
+
+
+def load() -> None:
+    """Import what the commands import, so that a fork is at work at once."""
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    import daydream
+    from daydream.cli import COMMANDS, collect, html, import_, output, progress, results, sweep, whatif
+    from daydream.collect import runner
+    from daydream.collect.importers import kineto
+    from daydream.report import html_page
+
+    loaded = (
+        pyarrow, daydream, COMMANDS, collect, html, import_, output, progress, results, sweep, whatif,
+        runner, kineto, html_page,
+    )  # fmt: skip
+    assert all(loaded)
+
+
+def start(arguments: Sequence[str], folder: Path, wait: Callable[[], object] = lambda: None) -> int:
+    """Return the process id of a command in a folder, whose `tmp` it uses; `wait` runs before it.
+
+    It leads a group of its own, has no terminal, and what it says goes to `said`.
+    """
+    child = os.fork()
+    if child:
+        return child
+    code = BROKEN
+    try:
+        os.setsid()
+        os.chdir(folder)
+        said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number, stream in enumerate((nothing, said, said)):
+            os.dup2(stream, number)
+        os.environ["TMPDIR"], tempfile.tempdir = str(folder / "tmp"), None
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from daydream.cli import main
+
+        wait()
+        try:
+            main(list(arguments))
+        except SystemExit as error:
+            code = int(error.code or 0)
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
+
+
+def end(child: int) -> int:
+    """Return a command's exit code, negative for the signal that ended it. Raises where it never ends."""
+    until = time.monotonic() + LATE_S
+    while time.monotonic() < until:
+        gone, status = os.waitpid(child, os.WNOHANG)
+        if gone:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    kill_group(child)
+    raise TimeoutError(f"a command ran for {LATE_S:.0f} s")
+
+
+def is_over(child: int) -> bool:
+    """Return whether a command has ended; `end` still tells how."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def kill_group(leader: int) -> None:
+    """Kill a command and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def names(folder: Path) -> set[str]:
+    """Return the names in a folder."""
+    return {path.name for path in folder.iterdir()}

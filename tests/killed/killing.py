@@ -1,0 +1,163 @@
+"""SIGKILL at any moment over what writes files: nothing is damaged, the next run leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from killed.forked_commands import end, is_over, kill_group, names, start
+
+TRAINS_S = 4.0  # nearly all of it the import of torch
+
+TRAIN = """
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that writes `output`, and one that writes it again; `whole` tells a whole file.
+
+    `begun` names, relative to the folder, what is there once it writes. It takes about `took_s`, and writes
+    for about `writes_s`.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    again: tuple[str, ...]
+    again_code: int
+    output: str
+    begun: str
+    took_s: float
+    writes_s: float
+    whole: Callable[[Path], bool]
+
+
+@dataclass
+class Counts:
+    """How many commands were killed, how many of them had begun to write, and what went wrong."""
+
+    killed: Counter[str] = field(default_factory=Counter)
+    writing: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
+    damaged: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Return the counts as they are printed."""
+        rows = [
+            f"{name:<8} {self.killed[name]:>4} killed, {self.writing[name]:>4} of them with something begun, "
+            f"{self.done[name]:>4} with the file in its place"
+            for name in self.killed
+        ]
+        total = (
+            f"{sum(self.killed.values())} kills: {len(self.damaged)} damaged, {len(self.left)} left behind"
+        )
+        return [*rows, *self.damaged, *self.left, total]
+
+
+def commands(folder: Path, *, torch: bool) -> list[Command]:
+    """Return the commands, for a folder that holds `step.json.gz` and gets what else they need."""
+    (folder / "tmp").mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "idle.py").write_text("")
+    wanted = {
+        "import": ("new.parquet", ("import", "step.json.gz", "-o", "new.parquet")),
+        "html": ("new.html", ("replay", "--trace", "step.json.gz", "--no-ranking", "--html", "new.html")),
+        "sweep": (
+            "new.csv",
+            ("sweep", "scale", "--set", "factor=0.5,2", "--trace", "step.json.gz", "-o", "new.csv"),
+        ),
+    }
+    found = []
+    for name, (output, arguments) in wanted.items():
+        begin = time.monotonic()
+        if end(start(arguments, folder)):
+            raise RuntimeError(f"{name} fails: {(folder / 'said').read_text()}")
+        took_s, expected = time.monotonic() - begin, (folder / output).read_bytes()
+        (folder / output).unlink()
+
+        def same(path: Path, expected: bytes = expected) -> bool:
+            return path.read_bytes() == expected
+
+        again = (*arguments, "--force")
+        found.append(Command(name, arguments, again, 0, output, f".{output}.*", took_s, 0.02 * took_s, same))
+    if torch:
+        collect = ("collect", "--steps", "1", "--warmup", "1", "-o", "run.parquet")
+        again = (*collect, "--force", "idle.py")
+        begun, training = "tmp/*/[0-9]*/", (*collect, "train.py")
+        found.append(
+            Command(
+                "collect", training, again, 1, "run.parquet", begun, TRAINS_S, 0.3 * TRAINS_S, can_be_read
+            )
+        )
+    return found
+
+
+def can_be_read(path: Path) -> bool:
+    """Return whether this is a whole trace; no two recordings are the same."""
+    from daydream.trace import Trace
+
+    return len(Trace.load(path)) > 0
+
+
+def kill_one(command: Command, folder: Path, dice: random.Random, counts: Counts) -> None:
+    """Kill a command at any time or while it writes, alone or with all it started; then run it again."""
+    at_any_time = dice.random() < 0.4
+    with_all = dice.random() < 0.5
+    before = names(folder)
+    child = start(command.arguments, folder)
+    if at_any_time:
+        time.sleep(dice.uniform(0, command.took_s))
+    else:
+        while not any(folder.glob(command.begun)) and not is_over(child):
+            time.sleep(0.0005)
+        time.sleep(dice.uniform(0, command.writes_s))
+    if with_all:
+        kill_group(child)
+    else:
+        os.kill(child, signal.SIGKILL)
+    if end(child) != -signal.SIGKILL:
+        (folder / command.output).unlink(missing_ok=True)
+        return  # it was faster
+    counts.killed[command.name] += 1
+    hidden = [name for name in (*names(folder), *names(folder / "tmp")) if name.endswith(".daydream")]
+    counts.writing[command.name] += bool(hidden)
+    target = folder / command.output
+    if target.exists():
+        counts.done[command.name] += 1
+        if not command.whole(target):
+            counts.damaged.append(f"{command.name}: {command.output} of {target.stat().st_size} bytes")
+    code = end(start(command.again, folder))
+    kill_group(child)  # a script that went on
+    if code != command.again_code:
+        counts.damaged.append(f"{command.name}: the next run ended with {code}")
+    if command.again_code == 0 and not command.whole(target):
+        counts.damaged.append(f"{command.name}: the next run wrote another {command.output}")
+    after = names(folder) - before - {command.output, "said"}
+    left = [*after, *names(folder / "tmp")]
+    counts.left.extend(f"{command.name}: {name}" for name in left)
+    target.unlink(missing_ok=True)
+
+
+def kill_many(number: int, folder: Path, *, seed: int, torch: bool) -> Counts:
+    """Kill so many commands, each kind in turn, and return what came of it."""
+    dice, counts = random.Random(seed), Counts()
+    every = commands(folder, torch=torch)
+    while sum(counts.killed.values()) < number:
+        fewest = min(every, key=lambda each: counts.killed[each.name])
+        kill_one(fewest, folder, dice, counts)
+    return counts
