@@ -234,7 +234,8 @@ def _parameters(graph: Graph, metadata: dict[str, Any]) -> tuple[int, int, str]:
     reduced = graph.select(kind="collective", phase="backward", collective="all_reduce")
     if len(reduced) and (reduced.elements > 0).all():
         steps = [int(reduction.elements.sum()) for reduction in reduced.group_by("step")]
-        return nodes, int(np.median(steps)), "by the gradients that are reduced"
+        if steps:
+            return nodes, int(np.median(steps)), "by the gradients that are reduced"
     return nodes, -1, ""
 
 

@@ -332,7 +332,7 @@ def test_force_overwrites_and_only_force(run, folder):
 def test_an_interrupt_exits_130_without_a_traceback(folder):
     pipe = folder / "pipe"
     os.mkfifo(pipe)
-    own = "def waiting(graph):\n    open('pipe').read()\n"  # its file opens when it is run: then it waits for data
+    own = "def waiting(graph):\n    open('pipe').read()\n"  # opens when it runs, and waits for data
     (folder / "waiting.py").write_text(own)
     process = subprocess.Popen(
         [sys.executable, "-m", "daydream", "whatif", "./waiting.py", "--trace", "step.parquet"],
