@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from daydream.collect.compilation import watch_compilations
 from daydream.collect.messages import SETTINGS, tell, trace_path
 from daydream.collect.started_processes import leave_helpers_alone
 from daydream.collect.step_sequence import INTERRUPTED
@@ -52,6 +53,7 @@ class Child:
         """Begin, and arrange for the end."""
         self.session.install()
         tell(self._folder, what="began")
+        watch_compilations(lambda on: tell(self._folder, what="compiling", on=on))
         self._arrange_the_end()
         if self._stop_after:
             self._stop_when_done()
