@@ -123,7 +123,9 @@ def collect(
     """
     try_folder_of(output)
     with own_folder("daydream-collect") as folder:
-        (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
+        (folder / SETTINGS).write_text(
+            json.dumps({"name": output.name, "root": os.getpid(), **vars(recording)})
+        )
         if flags := isolation_flags():
             command = isolated(command, flags)
             say(f"python {' '.join(flags)} hides us from the script; it is run inside a process of ours")
