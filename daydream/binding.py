@@ -38,7 +38,7 @@ def waited_for_ns(settled: Settled) -> dict[str, int]:
 
 def bound_by(comparison: Comparison) -> tuple[str, float]:
     """Return what most of a step waits for, and its share, from the chain of causes behind it."""
-    shares = waited_for_ns(comparison.after)
+    shares = comparison.waited_for_ns
     total = sum(shares.values())
     if total <= 0:
         return "nothing", 0.0

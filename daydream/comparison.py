@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.binding import bound_by, why_unmoved
+from daydream.binding import bound_by, waited_for_ns, why_unmoved
 from daydream.contention import MEASURED, Choice, choose
 from daydream.contention import Option as ContentionOption
 from daydream.errors import GraphError, NotApplicableError
@@ -129,6 +129,11 @@ class Comparison(Drawn):
     def touched(self) -> Touched:
         """What the change touches of a step."""
         return self.edits.touched(self.simulated_ns - self.replayed_ns)
+
+    @cached_property
+    def waited_for_ns(self) -> Mapping[str, int]:
+        """What the predicted step waits for (GPU, CPU, copies, communication, other causes), in ns."""
+        return waited_for_ns(self.after)
 
     @cached_property
     def bound(self) -> tuple[str, float]:

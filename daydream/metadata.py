@@ -202,6 +202,8 @@ def mistake_in(document: Mapping[str, Any]) -> str | None:
     """Return what in a trace's metadata is not as it has to be, and where; None if all is well."""
     try:
         found = msgspec.convert(document, Metadata)
+    except UnicodeError:
+        return "its metadata holds text that is none"
     except (msgspec.ValidationError, RecursionError) as error:
         return f"its metadata has an unusable value: {error}"
     return _of_steps(found.steps) or _of_sizes(found)

@@ -97,6 +97,11 @@ def _nested(found: list[Any], depth: int) -> bool:
     return kinds == {list} and depth < DEEPEST and all(_nested(each, depth + 1) for each in found)
 
 
+def is_amount(value: Any) -> bool:
+    """Return whether a value is a whole number that a machine can have of something."""
+    return type(value) is int and 0 <= value <= LARGEST_AMOUNT
+
+
 def is_launch(text: str) -> bool:
     """Return whether a text is the extents of a launch, as `x,y,z`."""
     if EXTENTS.fullmatch(text) is None:

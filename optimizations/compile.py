@@ -62,7 +62,9 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
             "fuse, and whether they are compiled already, cannot be told from a replay"
         )
     compiled = device.where(name=COMPILED) | device.where(within=COMPILED)
-    if len(compiled) > len(device) / 2:
+    calls = graph.select(kind="cpu", phase=("forward", "backward"))
+    in_compiled = calls.where(within=COMPILED_CALL).total("duration_ns")
+    if len(compiled) > len(device) / 2 or 2 * in_compiled > calls.total("duration_ns") > 0:
         graph.does_not_apply("forward and backward run compiled kernels already")
     kernels = device.where(kind="kernel") - compiled - replayed
     family = work(graph, kernels).family.astype(str)

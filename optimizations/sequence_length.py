@@ -5,6 +5,7 @@ from __future__ import annotations
 from daydream import Graph, GraphError
 from daydream.costs.grown import Resizing, grow_copies, leave_grown
 from daydream.costs.input_sizes import (
+    is_channel_size,
     is_feature_size,
     need_shapes,
     need_size,
@@ -67,9 +68,13 @@ def _by_shapes(graph: Graph, work: Selection, length: int, recorded: int | None)
     old = need_size(recorded_length(graph) if recorded is None else recorded, "sequence length")
     _refuse_the_same(graph, length, old)
     if is_feature_size(graph, old):
-        graph.does_not_apply(
-            f"the model has features or heads of size {old} too, which shapes cannot tell from the length.\n"
-            "       Record it with a length that occurs nowhere else."
+        if is_channel_size(graph, old):
+            graph.does_not_apply(
+                f"the model has channels of size {old} too, which shapes cannot tell from the length.\n"
+                "       Record it with a length that occurs nowhere else."
+            )
+        graph.note(
+            f"The model has features of size {old} too: tokens are told from them by where they stand."
         )
     retimed = resized_time(graph, work, old, length, every=True)
     shares = shares_of_growth(work, retimed, growth_of(graph, work, old, length, every=True).known)

@@ -10,8 +10,16 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import bound, device_of, retime, work
-from daydream.costs.precision import tasks_in_matrix_units
-from daydream.costs.roofline import runs_in_tf32
+from daydream.costs.half_times import (
+    ATTENTION,
+    DOUBT_OF_CONVOLUTIONS,
+    FEW_ROWS_IN_TF32,
+    changes_layout,
+    doubt_of_products,
+    few_rows_ns,
+)
+from daydream.costs.precision import streaming_ns, tasks_in_matrix_units
+from daydream.costs.roofline import names_fit, runs_in_tf32
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
@@ -30,8 +38,8 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     moves as many bytes. Kernels whose shapes are not recorded gain `unknown_speedup`, no more than the
     ratio of the peaks: the factor of Daydream (section 5.1) for tensor cores.
 
-    Not modelled: products of 10 mantissa bits and what they do to convergence, the layout changes
-    that TF32 convolutions of NCHW tensors bring (see channels-last).
+    Convolutions of NCHW tensors bring changes of layout, which are inserted (see channels-last). Not
+    modelled: products of 10 mantissa bits and what they do to convergence.
     """
     if unknown_speedup < 1:
         raise GraphError(f"unknown_speedup must be 1 or more, not {unknown_speedup:g}")
@@ -49,7 +57,8 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
         )
     matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
     wide = matrix.where(dtype="float32").need("float32 matrix products or convolutions")
-    exact = wide.where(lambda tasks: ~runs_in_tf32(graph, tasks))
+    # 32-bit fused attention multiplies on tensor cores whatever the switch says.
+    exact = wide.where(lambda tasks: ~runs_in_tf32(graph, tasks) & ~names_fit(tasks.name, ATTENTION.search))
     exact.need("float32 matrix kernels outside of TF32: all run in TF32 already")
     products = exact.where(
         lambda tasks: np.isin(bound(graph, tasks).kind.astype(str), ("compute", "unknown"))
@@ -60,8 +69,17 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     known = work(graph, products).flop > 0
     retimed = retime(graph, products, dtype="tf32")
     new = np.minimum(retimed.duration_ns, old)
-    new = np.where(known | (retimed.model == "table"), new, old / min(unknown_speedup, ratio))
+    modelled = np.where(known, new, old / min(unknown_speedup, ratio))
+    modelled = np.maximum(modelled, few_rows_ns(graph, products, device, FEW_ROWS_IN_TF32))
+    new = np.where(retimed.model == "table", new, modelled)
+    doubt, (turned, moved) = doubt_of_products(graph, products), changes_layout(graph, products)
+    turned_ns = streaming_ns(graph, 2 * moved) if len(turned) else np.zeros(0)
     products.set(duration_ns=new, name=[f"{name} in tf32" for name in products.name])
+    products.doubt(doubt)
+    if len(turned):
+        layout = graph.insert_before(turned, "layout change of convolution", duration_ns=turned_ns)
+        layout.doubt(DOUBT_OF_CONVOLUTIONS)
+        graph.note(f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in all.")
     graph.note(
         f"{len(products):,} of {len(matrix):,} matrix kernels move to TF32: {old.sum() / 1e6:,.2f} ms become "
         f"{new.sum() / 1e6:,.2f} ms; {int((~known).sum()):,} by the constant, as their shapes are unknown."

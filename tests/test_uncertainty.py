@@ -46,6 +46,19 @@ def halve(name: str):
     return change
 
 
+def test_another_run_of_the_same_work_counts_by_what_the_step_waits_for():
+    # settled: 8 of CPU until the long kernel begins, 60 of it, 32 of data: 2 of each 100 are its return
+    found = daydream.whatif(daydream.replay(steps_behind_a_kernel()), halve("short_kernel"))  # hidden
+    waits = found.waited_for_ns
+    assert waits["GPU"] == 60_000
+    assert waits["CPU"] == 40_000
+    assert found.uncertainty.rerun == pytest.approx(hypot(0.05 * 40_000, 0.02 * 60_000))
+    # what both sides have in common decides nothing about whether the step can be predicted
+    assert found.uncertainty.of_the_change_ns == 0.0
+    on_cpu = daydream.whatif(daydream.replay(steps_of_one_thread()), halve("work"))
+    assert on_cpu.uncertainty.rerun == 0.0  # part of the errors measured on CPUs
+
+
 # -- the causes ------------------------------------------------------------------------------------
 
 
@@ -113,7 +126,9 @@ def test_causes_are_said_in_order_of_their_weight():
     found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1)
     assert found.words(1_000) == "cost models 5.0 %, step-to-step variation 1.0 %"
     assert found.total_ns == pytest.approx(hypot(10, 50, 0.1))
-    assert found.to_json() == {"variation": 10, "replay": 0, "model": 50, "unknown": 0}
+    assert found.to_json() == {
+        "variation": 10, "replay": 0, "model": 50, "unknown": 0, "rerun": 0,
+    }  # fmt: skip
 
 
 # -- what a change touches ---------------------------------------------------------------------------

@@ -84,7 +84,9 @@ def questions() -> Iterator[Question]:
     yield Question(T4, "fp32", "amp", "autocast+grad-scaler", judged=(KERNELS,), role=DEVELOPED)
     yield Question(T4, "fp32", "amp", "amp", judged=(KERNELS,), role=DEVELOPED)
     for before, after, factor in (("b4_s128", "b8_s128", 2), ("b8_s128", "b4_s128", 0.5)):
-        yield Question(MOE, before, after, "batch-size", {"factor": factor}, judged=(KERNELS,))
+        yield Question(
+            MOE, before, after, "batch-size", {"factor": factor}, judged=(KERNELS,), role=DEVELOPED
+        )
     for before, after, length in (("b8_s128", "b8_s1024", 1024), ("b8_s1024", "b8_s128", 128)):
         yield Question(MOE, before, after, "sequence-length", {"length": length}, judged=(KERNELS,))
     both = {"factor": 2, "length": 1024}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -78,6 +77,6 @@ def daydream() -> None:
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
     from daydream.cli.endings import run_to_its_end
-    from daydream.cli.failures import run
+    from daydream.cli.failures import leave, run
 
-    sys.exit(run_to_its_end(lambda: run(daydream, args)))
+    leave(run_to_its_end(lambda: run(daydream, args)))

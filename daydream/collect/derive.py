@@ -10,6 +10,7 @@ from daydream.collect.device_work import fill_collectives, fill_grids, fill_type
 from daydream.collect.first_iterations import first_iterations
 from daydream.collect.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.nesting import link_launches, nearest, nest
+from daydream.collect.phase_evidence import orphans
 from daydream.collect.phases import find_phases
 from daydream.collect.recording import Recording, narrow
 from daydream.collect.steps import Ranges, assign_steps, find_steps, finish_ranges, measure_steps
@@ -57,13 +58,16 @@ def derive(
     recording.metadata["steps"] = steps_found
 
     forward_of = link_forward(recording)
-    phase = find_phases(recording, nesting.parent, step, forward_of)
+    phase, assumed = find_phases(recording, nesting.parent, step, forward_of, launch)
     layer, layers = find_layers(recording, nesting, forward_of, phase)
     recording.metadata.pop(AUTOGRAD_THREADS, None)
     del forward_of, nesting
     source = np.where(op_row >= 0, op_row, launch)[device]
     for column in (phase, layer):
         column[device] = np.where(source >= 0, column[source], UNKNOWN)
+    alone = np.flatnonzero(device)[source < 0]
+    phase[alone] = orphans(recording, alone)
+    recording.metadata["phases_assumed"] = _share(recording, device, np.append(assumed, False)[source])
 
     columns, texts = recording.columns, recording.texts
     if "rank" not in columns:
@@ -85,6 +89,12 @@ def _put_in_order(recording: Recording) -> None:
         order = np.lexsort((-recording["duration_ns"], start))
         for name, column in recording.columns.items():
             recording.columns[name] = column[order]
+
+
+def _share(recording: Recording, device: np.ndarray, flagged: np.ndarray) -> float:
+    """Return the share of the device's time that flagged device rows take, 0 where there is none."""
+    time = recording["duration_ns"][device].astype(float)
+    return float(time[flagged].sum() / time.sum()) if time.sum() else 0.0
 
 
 def _operators(recording: Recording, parent: np.ndarray) -> np.ndarray:

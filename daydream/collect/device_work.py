@@ -16,6 +16,7 @@ from daydream.collect.work import (
     elements_of_dims,
 )
 from daydream.trace import UNKNOWN
+from daydream.valid import LARGEST_AMOUNT
 
 WORK_ITEM_LAUNCHES = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
 
@@ -63,7 +64,7 @@ def fill_collectives(
     recording.set_texts("group", rows, group)
     recording.set_numbers("elements", rows, np.array(elements))
     nbytes = np.array([
-        count * ITEM_BYTES[text] if count >= 0 and text in ITEM_BYTES else UNKNOWN
+        count * ITEM_BYTES[text] if 0 <= count <= LARGEST_AMOUNT // 16 and text in ITEM_BYTES else UNKNOWN
         for count, text in zip(elements, dtype, strict=True)
     ])  # fmt: skip
     recording.set_numbers("bytes", rows, nbytes)

@@ -13,6 +13,7 @@ import re
 import numpy as np
 
 from daydream.collect.nesting import STEP_MARKER, nearest
+from daydream.collect.phase_evidence import autograd_threads, launched, mark_by_kernels
 from daydream.collect.recording import PORTION, Recording
 from daydream.trace import PHASES, UNKNOWN
 
@@ -20,7 +21,7 @@ DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 
 OPTIMIZER_RANGE = re.compile(r"^Optimizer\.step#")
 ZERO_GRAD_RANGE = re.compile(r"^Optimizer\.zero_grad#")
-DATA_RANGE = re.compile(r"DataLoader|^dataloader|data_?loading", re.IGNORECASE)
+DATA_RANGE = re.compile(r"DataLoader|^dataloader|data_?loading|^\[DALI\]", re.IGNORECASE)
 NODE_RANGE = re.compile(r"^autograd::engine::evaluate_function")
 REDUCER_RANGE = re.compile(  # also what sharding does around the backward pass, and after it
     r"^torch(::|\.)distributed(::|\.)(ddp\.)?reducer|^FSDP::(root_)?(pre|post)_backward"
@@ -38,11 +39,14 @@ NAMED_RANGES = (  # what people call their ranges; `## forward ##` and `Forward`
 
 
 def find_phases(
-    recording: Recording, parent: np.ndarray, step: np.ndarray, forward_of: np.ndarray
-) -> np.ndarray:
-    """Return the phase of each host row as an index into `PHASES`; unknown on threads that do no work.
+    recording: Recording, parent: np.ndarray, step: np.ndarray, forward_of: np.ndarray, launch: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the phase of each host row as an index into `PHASES`, and whether it is only assumed.
 
-    `forward_of` is the forward operator of a backward node.
+    It is unknown on threads that do no work. `forward_of` is the forward operator of a backward
+    node, `launch` the call that launched a device row. Where nothing tells phases all work is
+    taken for forward; that is assumed, unless operators were recorded: then a backward pass
+    would have been, too.
     """
     operator = recording.is_kind("operator")
     host = operator | recording.is_kind("annotation", "runtime")
@@ -61,20 +65,24 @@ def find_phases(
 
     threads = recording.threads
     _fill_backward_threads(phase, threads, recording, host, strong)
+    mark = strong if (strong == BACKWARD).any() else _marks_of_launches(recording, launch, step, strong, said)
+    told = host & (phase < 0) & (mark >= 0)
+    phase[told] = mark[told]
     working = np.zeros(int(threads.max(initial=0)) + 1, bool)
     working[threads[operator | (host & (step >= 0))]] = True
     unsaid = host & (phase < 0) & working[threads]
-    _fill_by_order(recording, phase, unsaid, step, strong, forward_of)
+    told_by_order = _fill_by_order(recording, phase, unsaid, step, mark, forward_of)
     # A range named backward often holds the loss as well: what comes before the first node stays forward.
     in_range = unsaid & (said == BACKWARD)
-    phase[in_range & ((phase != FORWARD) | ~(strong == BACKWARD).any())] = BACKWARD
+    phase[in_range & ((phase != FORWARD) | ~(mark == BACKWARD).any())] = BACKWARD
+    assumed = unsaid & ~in_range & (not told_by_order and not operator.any())
     _free_closures(recording, phase, holder, strong, forward_of, parent)
 
     loss = operator & (phase == FORWARD) & recording.named(LOSS_OPERATOR)
     phase[recording.named(STEP_MARKER)] = UNKNOWN
     if loss.any():
         phase[(nearest(loss, parent) >= 0) & (phase == FORWARD)] = LOSS
-    return phase
+    return phase, assumed
 
 
 def _strong_marks(recording: Recording, host: np.ndarray) -> np.ndarray:
@@ -86,6 +94,19 @@ def _strong_marks(recording: Recording, host: np.ndarray) -> np.ndarray:
     mark[host & recording.named(ZERO_GRAD_RANGE)] = OTHER
     mark[host & (recording.named(NODE_RANGE) | recording.named(REDUCER_RANGE))] = BACKWARD
     mark[operator & recording.named(OLD_NODE)] = BACKWARD
+    return mark
+
+
+def _marks_of_launches(
+    recording: Recording, launch: np.ndarray, step: np.ndarray, strong: np.ndarray, said: np.ndarray
+) -> np.ndarray:
+    """Return the marks, with those that the launching thread and the kernels' names tell."""
+    mark = strong.copy()
+    calls, names = launched(recording, launch)
+    if len(calls):
+        engine = autograd_threads(recording, calls, names, said)[recording.threads]
+        mark[engine & (mark < 0) & (recording.is_kind("operator", "annotation", "runtime"))] = BACKWARD
+        mark_by_kernels(recording, calls, names, step, said, mark)
     return mark
 
 
@@ -125,8 +146,10 @@ def _fill_by_order(
     step: np.ndarray,
     strong: np.ndarray,
     forward_of: np.ndarray,
-) -> None:
+) -> bool:
     """Fill rows that nothing marks, from what comes before and after them in their step.
+
+    Returns whether there is anything to tell by.
 
     Anchors are autograd nodes, optimizers, and forward operators that a node refers to.
     Before a backward pass is forward; between two nodes is backward; after the last
@@ -142,14 +165,13 @@ def _fill_by_order(
     anchor[(phase == BACKWARD) & (anchor < 0) & recording.is_kind("operator")] = BACKWARD
     anchors = np.flatnonzero(anchor >= 0)
     rows = np.flatnonzero(unsaid)
-    if not len(rows):
-        return
-    if not len(anchors):
+    if not len(rows) or not len(anchors):
         phase[rows] = FORWARD
-        return
+        return bool(len(anchors))
     anchors = anchors[np.argsort(start[anchors], kind="stable")]
     for portion in range(0, len(rows), PORTION):
         _fill_portion(rows[portion : portion + PORTION], phase, start, step, anchors, anchor)
+    return True
 
 
 def _fill_portion(

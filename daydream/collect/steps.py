@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.captures import in_capture
 from daydream.collect.nesting import STEP_MARKER
 from daydream.collect.numbered_ranges import DETAILS, find_numbered_ranges
 from daydream.collect.recording import PORTION, Recording
@@ -188,7 +189,7 @@ def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tu
 
 def _lost_work(recording: Recording, step: np.ndarray, launch: np.ndarray, count: int) -> np.ndarray:
     """Return which steps miss much of the device work they launched, as where a recording was cut off."""
-    calls = recording.named(LAUNCH) & recording.is_kind("runtime") & (step >= 0)
+    calls = recording.named(LAUNCH) & recording.is_kind("runtime") & (step >= 0) & ~in_capture(recording)
     linked = np.zeros(len(step), bool)
     linked[launch[launch >= 0]] = True
     if not linked.any():  # a trace of the CPU alone

@@ -38,7 +38,7 @@ MATRIX_KERNEL = re.compile(
     re.IGNORECASE,
 )
 NOT_MAIN = re.compile(
-    r"offsets|nchwTo|nhwcTo|scalePacked|SubTensorOp|transpose|splitK_?reduce|reduce_?splitK|elementwise|fill|"
+    r"offsets|nchwTo|nhwcTo|scalePacked|SubTensorOp|transpose|splitK_?reduce|reduce_?splitK|elementwise|elemWise|fill|"
     r"batched_transpose|PackTensor|bn_fw|bn_bw",
     re.IGNORECASE,
 )

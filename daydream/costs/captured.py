@@ -36,7 +36,7 @@ def parts_of(graph: Graph, captured: Selection, by: Selection) -> Groups:
     lanes, kinds, launch = (graph.columns[name] for name in ("lane", "kind", "launch"))
     program = _programs(graph, captured)
     made_by = np.where(kinds == 0, lanes, np.where(launch >= 0, lanes[launch], -1))
-    number, count = np.full(len(captured), -1), 0
+    number, count, by = np.full(len(captured), -1), 0, by | captures(graph)
     for each in np.unique(program[program >= 0]).tolist():
         mine, theirs = (np.append(program, -1)[made_by[chosen.ids]] == each for chosen in (captured, by))
         held = captured.of(captured.ids[mine], captured.words)
@@ -46,6 +46,11 @@ def parts_of(graph: Graph, captured: Selection, by: Selection) -> Groups:
         number = np.maximum(number, of_task[captured.ids])
         count += len(groups)
     return Groups(captured, number, list(range(count)))
+
+
+def captures(graph: Graph) -> Selection:
+    """Return the calls that begin to capture a graph: what the program captures itself runs in no region."""
+    return graph.select(kind="cpu").where(name=r"StreamBeginCapture")
 
 
 def _from_outside(held: Selection) -> Selection:

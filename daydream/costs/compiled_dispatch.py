@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.costs.captured import no_dispatch, pauses_that_stay, regions
+from daydream.costs.captured import captures, no_dispatch, pauses_that_stay, regions
 from daydream.costs.compiled_calls import BACKWARD, FORWARD, LIBRARY_CALL_NS
 from daydream.costs.optimizers import ACCUMULATE, update_of
 from daydream.graph.calls import call_rows
@@ -43,7 +43,7 @@ def _take(graph: Graph, work: Selection, phase: str, fixed_ns: int) -> int:
     cpu = graph.select(kind="cpu")
     threads = work.launches().lane
     waits = cpu.where(lambda tasks: np.isin(tasks.lane, threads)).waiting()
-    parts = work.stretches(waits)
+    parts = work.stretches(waits | captures(graph))
     region = regions(graph, parts)
     tasks = cpu.where(phase=phase)
     tasks = tasks.of(tasks.ids[region[tasks.ids] >= 0], "compiled passes")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.costs.calls import Calls, calls_of
-from daydream.costs.resize import Resize, as_text, growth_of
+from daydream.costs.new_shapes import Resize, as_text
+from daydream.costs.resize import growth_of
 from daydream.costs.shapes import Argument, parse_shapes
 from daydream.graph.columns import coded
 from daydream.graph.graph import Graph

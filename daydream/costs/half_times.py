@@ -59,6 +59,9 @@ SORTS = (
     Sort("unknown", re.compile(r""), 0.7, 0.35),
 )
 FEW_BLOCKS, FEW_BLOCKS_DOUBT = 0.9, 0.15  # a grid that leaves units idle waits for memory's latency
+# A step of a recurrent layer multiplies few rows by all weights: their bytes halve, and latency stays.
+# In TF32 the bytes stay, too. Both are estimates.
+FEW_ROWS, FEW_ROWS_IN_TF32, FEW_ROWS_DOUBT = 0.4, 0.5, 0.45
 DOUBT_OF_PRODUCTS = 0.3  # CUDA cores to tensor cores: shares of peak differ so much with size and shape
 DOUBT_ON_TENSOR_CORES = 0.15  # TF32 to 16 bits: the same units, twice as fast
 DOUBT_OF_CONVOLUTIONS = 0.45  # the library may choose another algorithm, with other layout changes
@@ -104,7 +107,8 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
     stream = ~matrix & ~attention
     times, doubt = _streaming(graph, kernels, device)
     new[stream], model[stream] = times[stream], "bytes"
-    doubt[matrix] = _doubt_of_products(graph, kernels)[matrix]
+    doubt[matrix] = doubt_of_products(graph, kernels)[matrix]
+    new = np.where(matrix, np.maximum(new, few_rows_ns(graph, kernels, device, FEW_ROWS)), new)
     if attention.any() and "float32_matrix" not in device.tflops:  # AMD's has no kernels of its own for this
         times, share = _attention(graph, kernels, device)
         new[attention], model[attention], doubt[attention] = times[attention], "attention", share
@@ -120,10 +124,18 @@ def _streaming(graph: Graph, kernels: Selection, device: Device) -> tuple[np.nda
     for sort in reversed(SORTS):
         mine = names_fit(kernels.name, sort.kernels.search)
         keeps[mine], doubt[mine] = sort.keeps, sort.doubt
-    blocks = grid_blocks(graph, kernels)
-    few = (blocks > 0) & (blocks < units_of(graph, device)) & (keeps < FEW_BLOCKS)
+    few = _leaves_units_idle(graph, kernels, device) & (keeps < FEW_BLOCKS)
     keeps[few], doubt[few] = FEW_BLOCKS, FEW_BLOCKS_DOUBT
+    # Arithmetic stays in 32 bits: of shapes it is next to nothing, counters may tell of more.
+    arithmetic = np.maximum(work(graph, kernels).flop, 0) / device.peak("float32")
+    keeps = np.maximum(keeps, np.minimum(arithmetic / np.maximum(old - floor, 1e-3), 1.0))
     return floor + keeps * (old - floor), doubt
+
+
+def _leaves_units_idle(graph: Graph, kernels: Selection, device: Device) -> np.ndarray:
+    blocks = grid_blocks(graph, kernels)
+    found: np.ndarray = (blocks > 0) & (blocks < units_of(graph, device))
+    return found
 
 
 def _attention(graph: Graph, kernels: Selection, device: Device) -> tuple[np.ndarray, float]:
@@ -149,11 +161,22 @@ def _share_kept(graph: Graph) -> tuple[float, float]:
     return FLASH_1 if strided else FLASH_UNKNOWN
 
 
-def _doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
+def few_rows_ns(graph: Graph, kernels: Selection, device: Device, keeps: float) -> np.ndarray:
+    """Return the least that kernels of recurrent layers take which leave units idle; 0 for all others."""
+    old = kernels.duration_ns.astype(np.float64)
+    floor = np.minimum(floor_ns(graph), old)
+    few = (work(graph, kernels).family == "recurrent") & _leaves_units_idle(graph, kernels, device)
+    return np.where(few, floor + keeps * (old - floor), 0.0)
+
+
+def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
+    """Return how far times of products on tensor cores may be off, at 90 %, by what they are today."""
+    recurrent = work(graph, kernels).family == "recurrent"
     convolution = (work(graph, kernels).family == "convolution") | names_fit(
         kernels.name, re.compile(r"(?i)conv|fprop|dgrad|wgrad|winograd").search
     )
     doubt = np.where(convolution, DOUBT_OF_CONVOLUTIONS, DOUBT_OF_PRODUCTS)
+    doubt = np.where(recurrent, FEW_ROWS_DOUBT, doubt)
     found: np.ndarray = np.where(runs_in_tf32(graph, kernels), DOUBT_ON_TENSOR_CORES, doubt)
     return found
 

@@ -16,10 +16,12 @@ import numpy as np
 from daydream.costs.calls import Calls, calls_of
 from daydream.costs.grown import SCALAR_BYTES
 from daydream.costs.kernels import work
-from daydream.costs.resize import growth_of, parameter_shapes, resized_shapes
+from daydream.costs.operands import is_feature
+from daydream.costs.resize import growth_of, resized_shapes
 from daydream.costs.retime import Retimed, measured_first, retime
 from daydream.costs.scaling import scaled_time
 from daydream.costs.shapes import Argument, Shape, parse_shapes
+from daydream.costs.tiles import CONVOLUTIONS
 from daydream.costs.work import MATRIX_FAMILIES, bare_name
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -90,21 +92,15 @@ def only_grids_tell(graph: Graph) -> bool:
 
 
 def is_feature_size(graph: Graph, size: int) -> bool:
-    """Tell whether a size is also that of features or of a head, so that shapes do not tell which is meant.
+    """Tell whether a size is also that of features or of a head, see `is_feature`."""
+    return graph.trace is not None and is_feature(calls_of(graph.trace), size)
 
-    Features: a bias or a norm's weight has it. Heads: both sides of a batched product are squares of it.
-    """
-    if graph.trace is None:
-        return False
-    square = (size, size)
-    heads = any(
-        name in ("bmm", "baddbmm") and all(len(part) == 3 and part[-2:] == square for part in arguments[:2])
-        for name, arguments, _ in _calls(graph)
+
+def is_channel_size(graph: Graph, size: int) -> bool:
+    """Tell whether convolutions have channels of a size: these stand before the length, not behind it."""
+    return any(
+        name in CONVOLUTIONS and size in _tensor(arguments, 0)[1:2] for name, arguments, _ in _calls(graph)
     )
-    heads |= any(
-        "attention" in name and _tensor(arguments, 0)[-2:] == square for name, arguments, _ in _calls(graph)
-    )
-    return heads or (size,) in parameter_shapes(calls_of(graph.trace))
 
 
 def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: bool = False) -> Retimed:

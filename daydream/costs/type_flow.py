@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.costs.precision import tasks_in_matrix_units
+from daydream.costs.roofline import names_fit
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
@@ -38,6 +39,7 @@ WIDE_KERNEL = (
 # These take a 16-bit input and give a 32-bit result in one kernel, their gradients the other way round.
 TO_32_IN_ONE = r"(?i)soft_?max|aten::(sum|prod|cumsum|cumprod|linalg_vector_norm)$"
 ADD, ADD_KERNEL = r"aten::add_?$", r"CUDAFunctor_add|AddFunctor|add_kernel"
+COMPILED = "triton_"  # Inductor writes casts into the kernels around them
 SUM, SUM_KERNEL = r"aten::sum$", r"reduce_kernel.*(sum_functor|SumOps|sum_kernel)"
 
 
@@ -69,19 +71,23 @@ def flow(graph: Graph, kernels: Selection) -> Flow:
     ordered = kernels.of(kernels.ids[order], kernels.words, ordered=True)
     place = np.stack([ordered.step, graph.columns["lane"][ordered.ids]])
     starts = np.append(True, (place[:, 1:] != place[:, :-1]).any(axis=0))
-    types, before, free = _types(ordered, starts)
+    types, before, free, inside = _types(ordered, starts)
     found = [np.zeros(len(kernels), bool) for _ in range(3)]
     for mask, values in zip(
         found,
-        (types == 16, (types == 16) & (before == 32), (types == 32) & (before == 16) & ~free),
+        (
+            types == 16,
+            (types == 16) & (before == 32) & ~inside,
+            (types == 32) & (before == 16) & ~free & ~inside,
+        ),
         strict=True,
     ):
         mask[order] = values
     return Flow(*found)
 
 
-def _types(kernels: Selection, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each kernel's type, what the work before it left, and where that is no cast, in bits.
+def _types(kernels: Selection, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return each kernel's type and what was left before it, in bits; where 32 after 16 is free; inner casts.
 
     `starts` marks the first kernel of a step on a lane; kernels come lane by lane.
     """
@@ -104,7 +110,9 @@ def _types(kernels: Selection, starts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     leaves = np.where(wide & one & backward, 16, wants)
     before = _last(np.append(32, leaves[:-1]), starts)
     types = np.where(wants > 0, wants, before)
-    return types, before, (wide & one | residual) & ~backward
+    compiled = names_fit(kernels.name, lambda name: COMPILED in name)
+    inside = compiled | np.append(False, compiled[:-1]) & ~starts
+    return types, before, (wide & one | residual) & ~backward, inside
 
 
 def _among(kernels: Selection, chosen: Selection) -> np.ndarray:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.costs.calls import calls_of
-from daydream.costs.resize import parameter_shapes
+from daydream.costs.operands import parameter_shapes
 from daydream.costs.shapes import Argument, Shape, parse_shapes
 from daydream.costs.work import bare_name
 from daydream.graph.graph import Graph

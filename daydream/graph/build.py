@@ -11,8 +11,8 @@ its docstring; each can be left out by name, to see what it is worth.
 | `wakes` | a thread that goes on just behind a point of another, step after step | `wakes` |
 | `graphs` | nodes of a CUDA graph, and the holes the profiler left among them | `device_graphs` |
 | `queue` | a full launch queue blocks the launching call | `queue` |
-| `synchronization` | blocking calls wait for the device | `synchronization` |
 | `lock` | a call stands until a blocking call of another thread lets go of the driver | `lock` |
+| `synchronization` | blocking calls wait for the device | `synchronization` |
 | `launches` | what a long call does before it submits is CPU work, not latency | `launches` |
 | `events` | a stream waits for an event of another | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
@@ -50,8 +50,8 @@ RULES = {
     "wakes": wake_up,
     "graphs": link_nodes,
     "queue": bound_queues,
-    "synchronization": wait_in_calls,
     "lock": wait_for_lock,
+    "synchronization": wait_in_calls,
     "launches": cut_long_calls,
     "events": wait_for_events,
     "communication": meet,

@@ -41,8 +41,54 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
         fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
         wanted = (wanted | trace.is_kind("annotation")) & fits[trace["name"]]
     own, place = distinct(rows)
-    found = _enclosing(np.asarray(trace["parent"], np.int64), wanted, own, inner=inner)
+    parent = np.asarray(trace["parent"], np.int64) if name is None else _with_hand_offs(graph)
+    found = _enclosing(parent, wanted, own, inner=inner)
     return found[place]
+
+
+def _with_hand_offs(graph: Graph) -> np.ndarray:
+    """Return the row around each row; around what the autograd thread runs is the range that waits for it.
+
+    A thread that calls `backward()` stands still until the autograd thread is done, so a range
+    that the program put around the call holds that work, too.
+    """
+    assert graph.trace is not None  # noqa: S101 - only asked for rows of a trace
+    if "hand_offs" not in graph._of_trace:
+        trace = graph.trace
+        parent = np.array(trace["parent"], np.int64)
+        backward = [*trace.text("phase"), "backward"].index("backward")
+        host = trace.is_kind("operator", "annotation", "runtime")
+        ranges = np.flatnonzero(trace.is_kind("annotation"))
+        ranks, tids, starts = (np.asarray(trace[name], np.int64) for name in ("rank", "tid", "start_ns"))
+        ends = starts + np.asarray(trace["duration_ns"], np.int64)
+        phase = np.asarray(trace["phase"])
+        for rank in np.unique(ranks[ranges]).tolist():
+            here = host & (ranks == rank)
+            own = ranges[ranks[ranges] == rank]
+            caller = np.flatnonzero(here & (phase >= 0) & (phase != backward))
+            values, counts = np.unique(tids[caller if len(caller) else own], return_counts=True)
+            main = int(values[counts.argmax()])
+            waiting = own[tids[own] == main]
+            top = np.flatnonzero(here & (phase == backward) & (parent < 0) & (tids != main))
+            parent[top] = _innermost(starts[waiting], ends[waiting], waiting, starts[top])
+        graph._of_trace["hand_offs"] = parent
+    return np.asarray(graph._of_trace["hand_offs"])
+
+
+def _innermost(starts: np.ndarray, ends: np.ndarray, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return the row of the innermost of nested ranges (in order of start) around each time, -1 for none."""
+    found = np.full(len(times), -1)
+    order = np.argsort(times, kind="stable")
+    open_: list[int] = []
+    following = 0
+    for place in order.tolist():
+        while following < len(rows) and starts[following] <= times[place]:
+            open_.append(following)
+            following += 1
+        while open_ and ends[open_[-1]] <= times[place]:
+            open_.pop()
+        found[place] = rows[open_[-1]] if open_ else -1
+    return found
 
 
 def _enclosing(parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner: bool) -> np.ndarray:

@@ -27,7 +27,7 @@ SOME_KNOWN = 0.1
 MUCH_UNEXPLAINED = 0.02  # of the recorded steps
 RESTLESS = "steps were held up while they were recorded, see the note"
 MISSING = {  # what to say where hardly anything is known
-    "phase": "too little is known: there are no optimizer or autograd ranges",
+    "phase": "nothing tells them (no ranges, autograd thread or kernel names): all is taken for forward",
     "layer": "no layers are known: profile with_stack=True and with_modules=True",
     "dtype": "no types are known: profile with record_shapes=True",
 }
@@ -82,13 +82,17 @@ class Overview:
         return "kernel time" if self.has_kernels else "CPU time"
 
     def known(self) -> dict[str, float]:
-        """Return the share of the work's time with a known phase, layer, op and type."""
+        """Return the share of the work's time with a known phase, layer, op and type.
+
+        A phase is known by evidence only: a range, the thread that launches, a kernel's name.
+        """
         columns, tasks = self.graph.columns, self.work
         time = columns["duration_ns"][tasks].astype(np.float64)
         whole = float(time.sum()) or 1.0
         shares = {}
         for name in ("phase", "layer", "op"):
             shares[name] = float(time[columns[name][tasks] >= 0].sum()) / whole
+        shares["phase"] *= 1 - float(self.trace.metadata.get("phases_assumed", 0.0))
         rows = np.maximum(columns["row"][tasks], 0)
         typed = np.asarray(self.trace["dtype"])[rows] >= 0 if len(self.trace) else np.zeros(len(tasks), bool)
         shares["dtype"] = float(time[typed].sum()) / whole

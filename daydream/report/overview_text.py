@@ -154,4 +154,6 @@ def _phases(overview: Overview) -> str:
         return "none known"
     shares["unknown"] = 1 - sum(shares.values())
     parts = [f"{name} {percent(share)}" for name, share in shares.items() if share >= LEAST_SHOWN]
-    return f"of the {overview.time_of} {', '.join(parts)}"
+    assumed = float(overview.trace.metadata.get("phases_assumed", 0.0))
+    guess = f" ({percent(assumed)} only taken for forward)" if assumed >= LEAST_SHOWN else ""
+    return f"of the {overview.time_of} {', '.join(parts)}{guess}"

@@ -98,6 +98,8 @@ def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = Non
             copies = (asked if graph.scheduled or copies else max(asked, passes)) + beyond
             timeline = simulate(graph, copies=copies, window=window, contention=contention)
             times, ends = timeline.step_times(), _lane_ends(timeline)
+            if len(ends) == 1:  # a change has left the window nothing to repeat
+                return Settled(timeline, times, 0, settled=True)
         times_of = {key: ns for key, ns in times.items() if key[0] < asked}
         more, first = _judge(timeline, times_of, ends[:asked], members)
         if more <= 0:

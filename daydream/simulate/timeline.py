@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -154,15 +155,23 @@ class Timeline(Drawn):
 
     def _step_before(self, copy: int, step: int, ends: dict[tuple[int, int], int]) -> tuple[int, int] | None:
         """Return the (copy, step) that runs before one, or None; a window follows its own last step."""
-        steps = self.graph.steps
-        rank = steps[step].get("rank", 0)
-        mates = [s for s, info in enumerate(steps) if info.get("rank", 0) == rank]
+        mates = self._steps_of_ranks[self.graph.steps[step].get("rank", 0)]
+        place = bisect.bisect_left(mates, step)
+        if not copy:
+            before = (copy, mates[place - 1]) if place else None
+            return before if before in ends else None
         first, last = self._repeated(step)
-        if copy and step <= first:
-            return copy - 1, last
-        place = mates.index(step)
-        before = (copy, mates[place - 1]) if place else None
-        return before if before in ends else None
+        at = bisect.bisect_right(mates, last)
+        around = [(copy, place), (copy - 1, at)]  # a step that a change left without work is passed over
+        earlier = ((here, mates[one]) for here, end in around for one in range(end - 1, -1, -1))
+        return next((key for key in earlier if key[1] >= first and key in ends), None)
+
+    @cached_property
+    def _steps_of_ranks(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for number, step in enumerate(self.graph.steps):
+            found.setdefault(step.get("rank", 0), []).append(number)
+        return found
 
     def _repeated(self, step: int) -> tuple[int, int]:
         """Return the first and the last step of the repeated window on a step's rank."""

@@ -6,7 +6,9 @@ the order of naming does not matter; those without a stage come last, in the ord
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import numpy as np
 
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.transforms.registry import Optimization, describe, find
+from daydream.transforms.own_code import own_code
+from daydream.transforms.registry import OWN_FILE, Optimization, describe, find
 from daydream.transforms.stages import OWN
 
 
@@ -100,12 +103,21 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
     for optimization in in_order(optimizations):
         own = chosen[optimization.name]
         watch = _Watch(graph)
-        optimization.function(graph, **own)
+        with _running(optimization):
+            optimization.function(graph, **own)
         if not watch.edited(graph):
             raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
     if graph.times is not None and graph.times.answers == answers:
         graph.note("The table of measured times holds none that this prediction asks for; it was not used.")
     return used
+
+
+def _running(optimization: Optimization) -> AbstractContextManager[None]:
+    """Return what a user's own file runs in; nothing for a function of this package or of a notebook."""
+    module = sys.modules.get(str(getattr(optimization.function, "__module__", "")))
+    if module is None or not module.__name__.startswith(OWN_FILE):
+        return nullcontext()
+    return own_code(str(module.__file__))
 
 
 def arguments(

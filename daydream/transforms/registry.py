@@ -29,6 +29,7 @@ import numpy as np
 
 from daydream.errors import DaydreamError, GraphError, UnknownOptimizationError
 from daydream.transforms import stages
+from daydream.transforms.own_code import OwnFileError, own_code
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -292,7 +293,10 @@ def _from_file(path: Path) -> Optimization:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        with own_code(str(path)):
+            spec.loader.exec_module(module)
+    except OwnFileError:
+        raise
     except Exception as error:  # the user's own code may raise anything; show which file and what
         raise GraphError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     return _of_module(module, path.stem, path.stem.replace("_", "-"))

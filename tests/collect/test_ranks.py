@@ -209,6 +209,54 @@ def test_ranks_that_make_no_sense_are_refused(tmp_path, ranks):
         import_trace(files, ranks=ranks)
 
 
+NOW = 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ({"rank": 0, "world_size": 2}, {"rank": 0, "world_size": 2}, "both say that they are rank 0 of 2"),
+        ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 8}, "one of 2 ranks, one of 8"),
+        (
+            {"rank": 0, "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}]},
+            {"rank": 4, "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [4, 5]}]},
+            "process groups hold other ranks",
+        ),
+    ],
+)
+def test_files_of_two_jobs_or_of_one_rank_are_refused(tmp_path, first, second, why):
+    files = [rank_file(tmp_path, "a.json", 0, **first), rank_file(tmp_path, "b.json", 0, **second)]
+    with pytest.raises(TraceError, match=why) as refused:
+        import_trace(files)
+    assert "a.json and b.json" in str(refused.value)
+    assert "--ranks 0,1" in str(refused.value)  # how to choose
+    assert import_trace(files, ranks=[0, 1]).metadata["ranks"] == [0, 1]
+
+
+def timed_file(folder: Path, name: str, base_ns: int, shift_us: float) -> Path:
+    events = training(2)
+    for event in events:
+        event["ts"] += shift_us
+    return write(folder / name, document(events, baseTimeNanoseconds=base_ns))
+
+
+def test_recordings_that_do_not_meet_in_time_are_refused(tmp_path):
+    files = [timed_file(tmp_path, "a.json", NOW, 0), timed_file(tmp_path, "b.json", NOW + 3600 * 10**9, 7)]
+    with pytest.raises(TraceError, match="recorded 60 minutes after the other had ended"):
+        import_trace(files)
+
+
+def test_clocks_that_count_from_the_start_of_a_machine_tell_no_jobs_apart(tmp_path):
+    files = [timed_file(tmp_path, "a.json", 10**15, 0), timed_file(tmp_path, "b.json", 3 * 10**15, 7)]
+    assert import_trace(files).metadata["ranks"] == [0, 1]
+
+
+def test_the_same_recording_twice_is_refused(tmp_path):
+    files = [timed_file(tmp_path, name, NOW, 0) for name in ("a.json", "copy.json")]
+    with pytest.raises(TraceError, match="are the same recording"):
+        import_trace(files)
+
+
 def test_the_groups_of_all_ranks_are_kept_once(tmp_path):
     world = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}
     own = [{"pg_name": "1", "ranks": [0]}, {"pg_name": "2", "ranks": [1]}]

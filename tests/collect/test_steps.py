@@ -56,6 +56,15 @@ def test_the_only_step_is_not_covered_when_earlier_work_runs_in_it(imported: Any
     assert "before the window" in step["why_not"]
 
 
+def test_launches_into_a_graph_that_is_captured_lost_no_work(imported: Any) -> None:
+    launches = [call("cudaLaunchKernel", 700 + 3 * n, 2, 900 + n) for n in range(9)]
+    [lost] = imported([*training(1), *launches]).metadata["steps"]
+    assert "not recorded" in lost["why_not"]
+    capture = [call("cudaStreamBeginCapture", 698, 1, 950), call("cudaStreamEndCapture", 730, 1, 951)]
+    [step] = imported([*training(1), *capture, *launches]).metadata["steps"]
+    assert step["covered"]
+
+
 def test_steps_without_work_are_no_steps(imported: Any) -> None:
     trace = imported([*training(2), note("ProfilerStep#2", 2000, 10)])
     assert [step["name"] for step in trace.metadata["steps"]] == ["ProfilerStep#0", "ProfilerStep#1"]

@@ -36,6 +36,42 @@ def kernels(graph: Graph):
     return graph.select(kind="kernel")
 
 
+def with_autograd_thread() -> Trace:
+    #  main     |forward: |linear: f||  |## backward ## ........||step: u|
+    #  autograd                           |mm: b1||mm: b2|
+    #  loader              |copy: h|          |copy: h|
+    return trace(
+        [
+            note("forward", 0, 20, phase="forward"),
+            op("aten::linear", 2, 18, phase="forward"),
+            launched("f", 5, 12, 20, 1, phase="forward"),
+            note("## backward ##", 25, 70, phase="backward"),
+            op("aten::mm", 30, 45, tid=2, phase="backward"),
+            launched("b1", 32, 40, 50, 2, tid=2, phase="backward"),
+            op("aten::mm", 48, 60, tid=2, phase="backward"),
+            launched("b2", 50, 58, 64, 3, tid=2, phase="backward"),
+            launched("h", 40, 66, 67, 4, tid=3, phase="data"),
+            op("step", 72, 90, phase="optimizer"),
+            launched("u", 74, 82, 90, 5, phase="optimizer"),
+        ],
+        steps=(0, 100),
+    )
+
+
+def test_a_range_that_waits_for_the_autograd_thread_holds_its_work():
+    graph = build(with_autograd_thread())
+
+    assert kernels(graph).where(within="backward").name.tolist() == ["b1", "b2"]
+    assert kernels(graph).where(within="forward").name.tolist() == ["f"]
+    assert [each.name.tolist() for each in kernels(graph).group_by(within="## backward")] == [["b1", "b2"]]
+    assert [each.name.tolist() for each in kernels(graph).group_by("instance")] == [
+        ["f"],
+        ["b1"],
+        ["b2"],
+        ["u"],
+    ]
+
+
 def test_all_work_of_one_call_is_an_instance():
     graph = build(normed(steps=2))
     outer, inner = kernels(graph).group_by("instance"), kernels(graph).group_by("call")

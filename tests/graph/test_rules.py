@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from machine.loaders import LOADERS
 from machine.programs import PROGRAMS
 from rule_traces import (
     backward_trace,
@@ -61,6 +62,8 @@ PROGRAMS_OF = {  # rules: a program of the machine model that lives by them, and
     ),  # either finds a thread that is called every step
     ("queue",): ("queue_full_16", "gpu", 0.5),
     ("synchronization",): ("gpu_bound", "gpu", 0.5),
+    ("wakes",): ("loader_of_three_threads", "gpu", 0.5),
+    ("lock",): ("two_threads_and_a_lock", "gpu", 0.5),
     ("events",): ("multi_stream_collective_bound", "gpu", 0.5),
 }
 
@@ -68,7 +71,7 @@ PROGRAMS_OF = {  # rules: a program of the machine model that lives by them, and
 @pytest.mark.parametrize("rules", PROGRAMS_OF, ids="+".join)
 def test_without_a_rule_the_machine_is_predicted_worse(rules, tmp_path):
     program, on, factor = PROGRAMS_OF[rules]
-    machine = PROGRAMS[program]()
+    machine = {**PROGRAMS, **LOADERS}[program]()
     trace = daydream.load(machine.run(steps=10).write(tmp_path / "trace.json", 6, 8))
     truth = machine.run(**{on: factor}).steady_step_ns()
 

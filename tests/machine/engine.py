@@ -13,6 +13,8 @@ depths and see what really happens. It imports nothing from daydream. Integer na
   entry, then takes its cost.
 - A synchronizing call takes its entry cost, waits for the work launched before the call began,
   then takes its return cost. An event is complete when the work recorded before it is.
+- Where the driver has a lock, a copy from or to pageable memory holds it until it returns, and a
+  launching call of another thread stands until then before it takes its cost.
 - A thread that takes from an empty channel stands until something is put there, and then
   takes a while to wake.
 
@@ -164,6 +166,7 @@ class Machine:
     jitter: float = 0.0  # sigma of the log-normal factor on every cost and duration
     costs: Costs = Costs()
     steps: int = 32
+    driver_lock: bool = False
 
     def run(
         self, gpu: float = 1.0, cpu: float = 1.0, queue_depth: int | None = None, steps: int | None = None
@@ -195,6 +198,7 @@ class Run:
         self.ids = count(1)
         self.streams: defaultdict[int, Stream] = defaultdict(Stream)
         self.events: dict[str, tuple[int, int, int]] = {}  # complete, stream, record's correlation
+        self.lock_free = 0  # when the call that holds the driver's lock returns
         self.launch_starts: dict[int, int] = {}  # correlation -> unblocked start of the launching call
         self._channels: defaultdict[str, deque[Any]] = defaultdict(deque)
         self._standing: defaultdict[str, deque[Thread]] = defaultdict(deque)

@@ -66,6 +66,9 @@ def _enqueue(call: str, cost: str, stream: int, tasks: Sequence[Task], blocking:
         while (free := run.streams[stream].free_slot(run.queue_depth)) > thread.now:
             thread.now = free
             yield READY
+        while run.lock_free > thread.now:
+            thread.now = run.lock_free
+            yield READY
         row.wait = thread.now - row.start
         end = run.execute(stream, tasks, thread, row)
         thread.spend(getattr(run.costs, cost))
@@ -73,6 +76,7 @@ def _enqueue(call: str, cost: str, stream: int, tasks: Sequence[Task], blocking:
             row.wait += max(end - thread.now, 0)
             thread.now = max(end, thread.now)
             thread.spend(run.costs.copy_return)
+            run.lock_free = thread.now if run.machine.driver_lock else 0
         thread.finish(row)
 
     return instruction

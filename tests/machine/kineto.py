@@ -20,7 +20,14 @@ from .engine import Row, Run
 ORIGIN_NS = 1_000_000_000_000  # of the trace's clock; its microseconds keep three exact decimals as floats
 BASE_NS = 1_700_000_000_000_000_000
 PID, DEVICE = 4242, 0
-THREADS = {"main": PID, "autograd": 4311, "loader": 4312, "watchdog": -61_440}  # real ones can be negative
+THREADS = {
+    "main": PID,
+    "autograd": 4311,
+    "loader": 4312,
+    "mixer": 4313,
+    "normalizer": 4314,
+    "watchdog": -61_440,
+}  # real ones can be negative
 NO_STREAM = 4_294_967_295  # what a synchronization of the whole device has for its stream
 CBID = {"cudaLaunchKernel": 211, "cudaMemcpyAsync": 41, "cudaMemsetAsync": 51, "cudaEventRecord": 135,
         "cudaStreamWaitEvent": 147, "cudaEventQuery": 138, "cudaEventSynchronize": 137, "cudaFree": 22,

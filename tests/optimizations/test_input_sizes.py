@@ -58,10 +58,69 @@ def test_a_shorter_sequence_is_never_slower():
 
 
 @pytest.mark.parametrize("tokens", [16, 8])  # the width, and that of a head
-def test_a_length_that_heads_or_features_have_too_is_refused(tokens):
-    assert not is_feature_size(attention(), 10)
-    with pytest.raises(NotApplicableError, match=f"heads of size {tokens} too"):
-        sequence_length(attention(tokens), length=32)
+def test_a_length_that_heads_or_features_have_too_is_told_by_where_it_stands(tokens):
+    graph = attention(tokens)
+    assert is_feature_size(graph, tokens)
+    sequence_length(graph, length=3 * tokens)
+    body = 75_000
+    assert (graph.select(kind="kernel").duration_ns - 5_000).tolist() == [
+        body * 3, body * 9, body * 9, body * 3, body * 3, body, body,
+    ]  # fmt: skip
+
+
+def test_only_between_the_products_of_an_attention_tokens_stand_twice():
+    # Heads as wide as the sequence is long: keys and values look like scores.
+    p = Program()
+    ns, heads, scores = 80_000, [2, 2, 8, 8], [[4, 8, 8], [4, 8, 8]]
+    p.op("aten::linear", "forward", ("gemm", ns), shapes=[[2, 8, 16], [16, 16], [16]])
+    p.op("aten::copy_", "forward", ("keys", ns), shapes=[heads, heads])
+    p.op("aten::bmm", "forward", ("product", ns), shapes=scores)
+    p.op("aten::mul", "forward", ("scale", ns), shapes=[heads, []])
+    p.op("aten::_softmax", "forward", ("softmax", ns), shapes=[heads, [], []])
+    p.op("aten::copy_", "forward", ("values", ns), shapes=[heads, heads])
+    p.op("aten::bmm", "forward", ("product", ns), shapes=scores)
+    p.op("aten::copy_", "forward", ("heads", ns), shapes=[heads, heads])
+    graph = p.graph()
+    sequence_length(graph, length=24)
+    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
+    assert grown == [3, 3, 9, 9, 9, 3, 9, 3]
+
+
+def test_a_length_that_is_a_convolutions_channels_too_is_refused():
+    p = Program()
+    p.op("aten::conv1d", "forward", ("conv", 10), shapes=[[2, 8, 8], [8, 8, 1], [8]])
+    p.op("aten::relu", "forward", ("relu", 10), shapes=[[2, 8, 8]])  # shows the convolution's output
+    with pytest.raises(NotApplicableError, match="channels of size 8 too"):
+        sequence_length(p.graph(), length=16, recorded=8)
+
+
+def test_tokens_picked_for_an_expert_grow_with_all_tokens():
+    p = Program()
+    ns = 80_000
+    p.op("aten::linear", "forward", ("router", ns), shapes=[[4, 5, 16], [3, 16], [3]])
+    p.op("aten::index", "forward", ("pick", 10), shapes=[[20, 16], [[7]]])
+    p.op("aten::linear", "forward", ("expert", ns), shapes=[[7, 16], [64, 16], [64]])
+    p.op("aten::gelu", "forward", ("gelu", ns), shapes=[[7, 64]])
+    p.op("aten::mm", "backward", ("gradient", ns), shapes=[[64, 7], [7, 16]])
+    p.op("aten::add_", "backward", ("no rows", ns), shapes=[[9, 64], [9, 64]])
+    graph = p.graph()
+    batch_size(graph, factor=2)
+    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
+    assert [grown[0], *grown[2:]] == pytest.approx([2, 2, 2, 2, 1])
+
+
+def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
+    # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
+    p = Program()
+    ns = 80_000
+    p.op("aten::linear", "forward", ("gemm", ns), shapes=[[4, 5, 16], [64, 16], [64]])
+    p.op("aten::mul", "forward", ("mask", ns), shapes=[[12, 12], []])
+    p.op("aten::fill_", "backward", ("one", ns), shapes=[[1, 64], []])
+    p.op("aten::add", "forward", ("gelu", ns), shapes=[[4, 5, 64], [4, 5, 64]])
+    graph = p.graph()
+    batch_size(graph, factor=2)
+    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
+    assert grown == [2, 1, 1, 2]
 
 
 def test_lengths_that_are_no_question_are_refused():
@@ -220,6 +279,8 @@ def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
     # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
     p = Program()
     p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[8, 4, 4], [4, 4], [4]])
+    for many in (2, 3):
+        p.op("aten::relu", "forward", shapes=[[8, many, 4]])
     p.op("aten::matmul", "backward", ("product", 240_000), shapes=[[24, 16], [16, 64]])
     graph = p.graph()
     batch_size(graph, factor=3, recorded=8)

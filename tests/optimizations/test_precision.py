@@ -351,6 +351,7 @@ def test_more_speedup_is_never_slower_and_one_changes_nothing():
         (None, PRODUCT, "does not name its GPU"),
         (A100, (*PRODUCT, "bfloat16"), "no float32 matrix products"),
         (A100, ("aten::mm", "forward", "ampere_sgemm_tf32", 9_000, None), "run in TF32 already"),
+        (A100, ("my::attention", "forward", "fmha_cutlassF_f32_aligned", 9_000, None), "run in TF32 already"),
         # 2 FLOP for each 6 B and more: memory bounds it
         (A100, ("aten::mm", "forward", SGEMM, 90_000, [[1, 4096], [4096, 4096]]), "memory or launches bound"),
     ],

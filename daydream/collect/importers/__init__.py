@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from daydream.collect.derive import derive
+from daydream.collect.importers.one_job import RANK_IN_NAME, need_one_job
 from daydream.collect.importers.ranks import align_ranks
 from daydream.collect.recording import Recording
 from daydream.engines import Engine, engine_of, map_on
@@ -28,7 +29,6 @@ SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".parquet")
 SQLITE_MAGIC = b"SQLite format 3\x00"
 PARQUET_MAGIC = b"PAR1"
 GZIP_MAGIC = b"\x1f\x8b"
-RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 
 
 def import_trace(
@@ -45,7 +45,8 @@ def import_trace(
     The format is told by content: Kineto JSON, nsys SQLite (either also gzipped), or a
     daydream parquet trace. `step_marker` is a regular expression over annotation names,
     `steps="auto"` finds steps by the period of the launches. `ranks` are the ranks of the
-    files in their order, where neither the files nor their names tell them. `progress` is
+    files in their order, where neither the files nor their names tell them; without them files that
+    cannot be of one job, or that claim one rank, are refused. `progress` is
     called with a file name and the share read. `engine` reads the files of several ranks side by
     side, see `daydream.engines`; its workers have to see them. Raises `TraceError` if a file is not
     a usable trace.
@@ -68,6 +69,7 @@ def import_trace(
         recordings += found
         names += [path.name] * len(found)
     if ranks is None:
+        need_one_job(recordings, names)
         _give_ranks(recordings, names)
     else:
         _set_ranks(recordings, ranks)

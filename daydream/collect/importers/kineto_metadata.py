@@ -7,6 +7,7 @@ from typing import Any
 
 from daydream.collect.importers.kineto_events import Header
 from daydream.collect.importers.kineto_values import plain_text
+from daydream.valid import is_amount
 
 DEVICE_FIELDS = {
     "id": "id", "name": "name", "totalGlobalMem": "memory_bytes", "computeMajor": "compute_major",
@@ -30,7 +31,7 @@ def metadata_of(header: Header, path: Path) -> dict[str, Any]:
         metadata["devices"] = devices
     world = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
     for name in ("rank", "world_size"):
-        if _is_count(world.get(name)):
+        if _is_count(world.get(name)) and (name == "rank" or world[name]):
             metadata[name] = world[name]
     if isinstance(world.get("backend"), str):
         metadata["backend"] = plain_text(world["backend"])
@@ -51,13 +52,12 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value < 2**31
+    return is_amount(value) and value < 2**31
 
 
 def _device(given: dict[str, Any]) -> dict[str, Any]:
-    device = {
-        ours: given[theirs] for theirs, ours in DEVICE_FIELDS.items() if isinstance(given.get(theirs), int)
-    }
+    device = {ours: given[theirs] for theirs, ours in DEVICE_FIELDS.items() if is_amount(given.get(theirs))}
+    device.pop("name", None)
     return device | {"name": plain_text(given["name"])} if isinstance(given.get("name"), str) else device
 
 

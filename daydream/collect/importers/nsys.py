@@ -22,6 +22,7 @@ from daydream.collect.importers.nsys_waits import name_syncs, place_syncs, resol
 from daydream.collect.recording import Recording, narrow
 from daydream.errors import TraceError
 from daydream.trace import DEVICE_KINDS, FIELDS, UNKNOWN
+from daydream.valid import is_amount
 from daydream.wording import counted
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -268,11 +269,12 @@ class _Importer:
         """Return the properties of the devices, or their bare ids where the file does not describe them."""
         devices = []
         for row in self.export.records("TARGET_INFO_GPU"):
-            number = row["cuDevice"] if isinstance(row.get("cuDevice"), int) else row.get("id")
-            device = {"id": number}
+            numbers = (row.get("cuDevice"), row.get("id"))
+            device: dict[str, Any] = {"id": next((one for one in numbers if is_amount(one)), None)}
             for theirs, ours in DEVICE_FIELDS.items():
-                if isinstance(row.get(theirs), int | str):
-                    device[ours] = row[theirs]
+                value = row.get(theirs)
+                if isinstance(value, str) if ours == "name" else is_amount(value):
+                    device[ours] = value
             devices.append(device)
         return devices or [{"id": device} for device in np.unique(used[used >= 0]).tolist()]
 

@@ -9,6 +9,7 @@ what-if as such. Treated as idle time, it would be missing from the step.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us
 NEAR_NS = 20_000
 CLOCK_NS = 3_000
 HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses some hundred
+BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 UNTRACED = "untraced graph nodes"
 UNTRACED_HEAD = "untraced work from before the window"
 
@@ -74,6 +76,12 @@ def link_nodes(draft: Draft) -> None:
     """Link nodes of one graph launch across streams, and count the holes that stand for untraced work."""
     graph = draft.graph
     columns = graph.columns
+    captured = int(draft.named(BEGIN_CAPTURE.search)[columns["kind"] == 0].sum())
+    if captured:
+        graph.note(
+            f"{counted(captured, 'CUDA graph is', 'CUDA graphs are')} captured here: calls between begin and "
+            "end of a capture run nothing; their work runs when the graph is replayed."
+        )
     holes = (columns["kind"] > 0) & (columns["row"] < 0)
     if holes.any():
         graph.facts.untraced_ns += int(columns["duration_ns"][holes].sum())

@@ -21,7 +21,7 @@ import numpy as np
 
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
-from daydream.graph.rules.synchronization import CLOCK_SKEW_NS, is_sync
+from daydream.graph.rules.synchronization import CLOCK_SKEW_NS, blocking_copies, is_sync
 
 LONG_NS = 50_000  # shorter calls are not worth a wait
 BEHIND_NS = 100_000  # from the return of the call that held the lock to the other's: 59 us, A100
@@ -30,41 +30,24 @@ LEAST = 2
 
 
 def wait_for_lock(draft: Draft) -> None:
-    """Let calls that stood until a blocking call of another thread returned wait for that call."""
-    graph = draft.graph
-    holders, begun, returned = _holders(draft)
-    if not len(holders):
-        return
+    """Let calls that stood until a blocking copy of another thread returned wait for that copy's call."""
+    holders = np.array([call for call, *_ in blocking_copies(draft)], np.int64)
+    holders = holders[np.argsort(draft.end_ns[holders], kind="stable")]
     calls = np.flatnonzero(draft.is_call() & ~draft.waited & ~draft.named(is_sync))
-    lanes = graph.columns["lane"]
+    lanes = draft.graph.columns["lane"]
     for lane in np.unique(lanes[holders]).tolist():
-        process = draft.thread_ids[lane][:2]
-        mine = lanes[holders] == lane
+        mine = holders[lanes[holders] == lane]
         for other in np.unique(lanes[calls]).tolist():
-            if other != lane and draft.thread_ids[other][:2] == process:
-                theirs = calls[(lanes[calls] == other) & ~draft.waited[calls]]
-                _link(draft, theirs, holders[mine], begun[mine], returned[mine])
+            if other != lane and draft.thread_ids[other][:2] == draft.thread_ids[lane][:2]:
+                _link(draft, calls[(lanes[calls] == other) & ~draft.waited[calls]], mine)
 
 
-def _holders(draft: Draft) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the returns of the calls that blocked inside the driver, when these began, and returned."""
-    graph = draft.graph
-    returns = graph.syncs["task"]
-    returns = returns[~draft.named(is_sync)[returns] & draft.waited[returns]]
-    rows = graph.columns["row"][returns]
-    returns = returns[(rows >= 0) & (draft.task_of_row[np.maximum(rows, 0)] != returns)]
-    returns = returns[np.argsort(draft.end_ns[returns], kind="stable")]
-    calls = draft.task_of_row[graph.columns["row"][returns]]
-    return returns, draft.start_ns[calls], draft.end_ns[returns]
-
-
-def _link(
-    draft: Draft, calls: np.ndarray, holders: np.ndarray, begun: np.ndarray, returned: np.ndarray
-) -> None:
+def _link(draft: Draft, calls: np.ndarray, holders: np.ndarray) -> None:
     """Link the calls of a thread to the blocking calls of another during which they stood."""
     graph = draft.graph
     columns = graph.columns
     start, end = draft.start_ns[calls], draft.end_ns[calls]
+    begun, returned = draft.start_ns[holders], draft.end_ns[holders]
     at = np.minimum(np.searchsorted(returned, start, side="right"), len(holders) - 1)
     met = (begun[at] <= start) & (start < returned[at])
     stood = met & (end - start >= LONG_NS) & (end >= returned[at]) & (end - returned[at] <= BEHIND_NS)

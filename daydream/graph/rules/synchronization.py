@@ -70,7 +70,7 @@ def wait_in_calls(draft: Draft) -> None:
         return
     streams = Streams(draft)
     waits: Waits = []
-    for find in (_device_syncs, _stream_syncs, _event_syncs, _allocations, _blocking_copies):
+    for find in (_device_syncs, _stream_syncs, _event_syncs, _allocations, blocking_copies):
         waits += find(draft, streams)
     if waits:
         _split(draft, *np.array(waits, np.int64).T)
@@ -208,7 +208,8 @@ def _allocations(draft: Draft, streams: Streams) -> Waits:
     ]
 
 
-def _blocking_copies(draft: Draft, _streams: Streams) -> Waits:
+def blocking_copies(draft: Draft, _streams: Streams | None = None) -> Waits:
+    """Return the calls that last as long as the copy they ask for."""
     graph = draft.graph
     columns = graph.columns
     copies = np.flatnonzero((columns["kind"] == 2) & (columns["launch"] >= 0))
@@ -279,7 +280,8 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     # A thread that hands over when such a call ends does so when it returns.
     moved = dict(zip(calls.tolist(), returns.tolist(), strict=True))
     links = graph.links.columns
-    links["src"] = np.array([moved.get(task, task) for task in links["src"].tolist()], np.int64)
+    ended = np.array([moved.get(task, task) for task in links["src"].tolist()], np.int64)
+    links["src"] = np.where(links["from_start"] != 0, links["src"], ended)
     early = np.minimum(end - done, 0)
     graph.syncs.add(task=returns, lane=lanes, point=np.where(point >= 0, point, returns), latency_ns=early)
 

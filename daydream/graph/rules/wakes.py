@@ -97,7 +97,10 @@ def _points_of(draft: Draft, lane: int, names: np.ndarray) -> Points:
     columns = draft.graph.columns
     tasks = tasks_of(draft, lane)
     start, end = draft.start_ns[tasks], draft.end_ns[tasks]
-    again = np.append(True, end[:-1] < start[1:]) & ~np.isin(tasks, draft.graph.links["dst"])
+    woken = np.isin(tasks, draft.graph.links["dst"])
+    again = np.append(True, end[:-1] < start[1:]) & ~woken
+    counts = ~woken | (end > start)  # who goes on at that moment was woken, too
+    tasks, start, end, again = tasks[counts], start[counts], end[counts], again[counts]
     time = np.concatenate([end, start[again]])
     begins = np.repeat([False, True], [len(tasks), int(again.sum())])
     task = np.concatenate([tasks, tasks[again]])
@@ -128,13 +131,15 @@ def _explained(
     points: dict[int, Points], others: list[int], begin: np.ndarray, end: np.ndarray
 ) -> tuple[int, Found | None]:
     """Return the thread whose points end these pauses, and which do; None if there is no such thread."""
-    for other in others:
-        for alike in points[other].alike:  # one name often, but the same place in every step
-            near = [
-                f for f in _found(points[other], alike, begin, end, WAKE_NS) if _is_near(points[other], f)
-            ]
-            if near:
-                return other, min(near, key=lambda found: (found.alike, np.median(found.delay_ns)))
+    near = [
+        (other, found)
+        for other in others
+        for alike in points[other].alike
+        for found in _found(points[other], alike, begin, end, WAKE_NS)
+        if _is_near(points[other], found)
+    ]
+    if near:
+        return min(near, key=lambda pair: (np.median(pair[1].delay_ns), pair[1].alike))
     steady = [
         (other, found)
         for other in others
@@ -188,7 +193,7 @@ def _is_steady(points: Points, found: Found, pauses_ns: np.ndarray) -> bool:
         return False
     reach = max(WAKE_NS, float(found.delay_ns.max()))
     rare = found.alike * reach <= CHANCE * (points.time[-1] - points.time[0])
-    return bool(rare and _spread(found.delay_ns) <= STEADY * _spread(pauses_ns[found.place >= 0]))
+    return bool(rare and _spread(found.delay_ns) < STEADY * _spread(pauses_ns[found.place >= 0]))
 
 
 def _spread(values: np.ndarray) -> float:

@@ -1,0 +1,182 @@
+"""What 16 bits make of a kernel, by its sort: each worked out by hand, and what must hold of all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from work_traces import Call, Kernel, graph_of
+
+from daydream.costs import find_device
+from daydream.costs.half_times import (
+    FEW_BLOCKS,
+    FEW_ROWS_DOUBT,
+    FIXED_OF_ATTENTION,
+    FLASH_1,
+    FLASH_2,
+    TURNED,
+    changes_layout,
+    in_16_bits,
+)
+from daydream.costs.roofline import AS_EASY_TO_FEED, FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS, runs_in_tf32
+from daydream.errors import NotApplicableError
+from daydream.graph.graph import Graph
+
+A100, V100, GEFORCE = "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 3070 Ti"
+FLOOR = 2_000
+TINY = Call("aten::add", [[8], [8], []], [Kernel("tiny", FLOOR)])
+ATTENTION = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)"
+STRIDED = (
+    "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl{}<direct_copy_kernel_cuda>>"
+)
+
+
+def graph_with(*kernels: Kernel, device: str = A100, op: str = "my::op", shapes: list | None = None) -> Graph:
+    """A graph of tiny kernels, which set the fixed cost, and of one call with some kernels."""
+    return graph_of(*[TINY] * 60, Call(op, shapes or [[8]], list(kernels)), device=device)
+
+
+def in_half(graph: Graph, name: str, dtype: str = "float16") -> tuple[int, float]:
+    kernel = graph.select(kind="kernel").where(lambda tasks: np.array([name in one for one in tasks.name]))
+    found = in_16_bits(graph, kernel, dtype)
+    return int(found.times.duration_ns[0]), float(found.doubt[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, GeluCUDAKernelImpl>", 0.55),
+        ("triton_poi_fused_gelu_0", 0.55),
+        ("void at::native::reduce_kernel<128, 4, sum_functor>", 0.63),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", 0.75),
+        (STRIDED.format("_nocast"), 0.87),
+        ("void at::native::CatArrayBatchedCopy<float>", 0.87),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float>", 0.87),
+        ("somebody_elses_kernel", 0.7),
+    ],
+)
+def test_what_streams_keeps_the_part_of_its_time_that_is_not_bytes(name, keeps):
+    graph = graph_with(Kernel(name, 102_000, grid="4096,1,1"))
+    assert in_half(graph, name)[0] == FLOOR + round(keeps * 100_000)
+
+
+def test_a_grid_that_leaves_units_idle_hardly_gains():
+    name = "void at::native::vectorized_elementwise_kernel<4, relu>"
+    graph = graph_with(Kernel(name, 102_000, grid="16,1,1"))
+    assert in_half(graph, name)[0] == FLOOR + round(FEW_BLOCKS * 100_000)
+
+
+def test_products_of_unknown_shapes_go_by_the_peaks_and_the_share_that_is_kept():
+    # A100: 312 TFLOP/s in 16 bits, 19.5 on vector units, 156 in TF32. RTX 3070 Ti: 43.5 and 21.7.
+    least = FIXED_OF_PRODUCTS * FLOOR
+    by_vector = graph_with(Kernel("ampere_sgemm_128x64_tn", 1_000_000))
+    by_tf32 = graph_with(Kernel("cutlass_80_tensorop_s1688gemm_128x128", 1_000_000))
+    geforce = graph_with(Kernel("ampere_sgemm_128x64_tn", 1_000_000), device=GEFORCE)
+    assert in_half(by_vector, "sgemm")[0] == round(
+        least + (1_000_000 - least) * 19.5 / 312 / KEPT_ON_MATRIX_UNITS
+    )
+    assert in_half(by_tf32, "s1688gemm")[0] == FLOOR + 998_000 // 2
+    assert AS_EASY_TO_FEED > 43.5 / 21.7
+    assert in_half(geforce, "sgemm")[0] == round(least + (1_000_000 - least) * 21.7 / 43.5)
+
+
+@pytest.mark.parametrize(("other", "kept"), [("", FLASH_1), ("_nocast", FLASH_2)])
+def test_attention_goes_from_three_tf32_products_each_to_the_flash_kernels_of_its_torch(other, kept):
+    #  156 / 3 = 52 TFLOP/s become 312, of which flash attention reaches another share
+    graph = graph_with(Kernel(ATTENTION, 23_400_000), Kernel(STRIDED.format(other), 9_000))
+    fixed = FIXED_OF_ATTENTION * FLOOR
+    assert in_half(graph, "fmha") == (round(fixed + (23_400_000 - fixed) / (6 * kept[0])), kept[1])
+
+
+def test_attention_over_few_tokens_keeps_its_fixed_cost():
+    graph = graph_with(Kernel(ATTENTION, 10_000))
+    assert in_half(graph, "fmha")[0] > 5_000
+
+
+def test_a_product_above_the_peak_of_vector_units_runs_in_tf32_whatever_its_name():
+    # 2 x 4096^3 FLOP in 1 ms are 137 TFLOP/s; vector units of an A100 have 19.5
+    def graph(duration_ns: int) -> Graph:
+        shapes = [[4096, 4096], [4096, 4096]]
+        return graph_with(Kernel("new_library_gemm", duration_ns), op="aten::mm", shapes=shapes)
+
+    for duration_ns, tf32 in ((1_000_000, True), (8_000_000, False)):
+        product = graph(duration_ns).select(name="new_library")
+        assert runs_in_tf32(product.graph, product).tolist() == [tf32]
+    fast = graph(1_000_000)
+    assert in_half(fast, "new_library")[0] == FLOOR + 998_000 // 2  # what is left to gain
+
+
+def test_convolutions_of_planes_are_turned_for_tensor_cores():
+    images, weight, out = [8, 16, 32, 32], [16, 16, 3, 3], [8, 16, 32, 32]
+
+    def turned(kernel: str, device: str) -> list[float]:
+        graph = graph_of(
+            TINY,
+            Call(
+                "aten::cudnn_convolution", [images, weight, [], [], [], [], [], []], [Kernel(kernel, 90_000)]
+            ),
+            Call("aten::relu", [out], [Kernel("relu", 9_000)]),
+            device=device,
+        )
+        return changes_layout(graph, graph.select(name=kernel))[1].tolist()
+
+    moved = 4 * (2 * 8 * 16 * 32 * 32 + 16 * 16 * 9)
+    assert turned("implicit_convolve_sgemm", V100) == [TURNED * moved]
+    assert turned("xmma_fprop_nhwc", V100) == []
+    assert turned("xmma_fprop_tf32", A100) == []  # its changes of layout are in the trace
+    assert turned("implicit_convolve_sgemm", "AMD Instinct MI300X") == []
+
+
+def test_a_type_without_units_is_refused():
+    with pytest.raises(NotApplicableError, match="no bfloat16 units"):
+        in_half(graph_with(Kernel("volta_sgemm_128x64", 9_000), device=V100), "sgemm", "bfloat16")
+
+
+KERNELS = st.sampled_from(
+    [
+        "volta_sgemm_128x64_tn", "cutlass_80_tensorop_s1688gemm_128x128", ATTENTION,
+        "implicit_convolve_sgemm", "void at::native::vectorized_elementwise_kernel<4, relu>",
+        "reduce_kernel<128, 4>", "mine",
+    ]
+)  # fmt: skip
+
+
+@given(
+    KERNELS,
+    st.integers(1_000, 10**8),
+    st.sampled_from([A100, V100, GEFORCE, "NVIDIA H200"]),
+    st.integers(4, 4096),
+)
+def test_no_kernel_is_slower_in_16_bits_nor_faster_than_its_bytes_and_flop_allow(
+    name, duration_ns, gpu, size
+):
+    shapes = [[size, 512], [512, size]]
+    graph = graph_with(Kernel(name, duration_ns), device=gpu, op="aten::mm", shapes=shapes)
+    new, doubt = in_half(graph, name)
+    device, flop = find_device(gpu), 2 * size * 512 * size
+    assume(duration_ns >= flop / device.peak("float32"))  # what could be recorded
+    least = flop / device.peak("float16")
+    assert new <= duration_ns
+    assert new >= min(least, duration_ns) - 1
+    assert new >= min(FLOOR, duration_ns) / 2
+    assert 0 < doubt < 1
+
+
+def test_arithmetic_that_a_gpu_counted_stays():
+    #  19,500 FLOP/ns on vector units of an A100: 90 % of the kernel's time is arithmetic in 32 bits
+    name = "void at::native::vectorized_elementwise_kernel<4, erfinv>"
+    graph = graph_with(Kernel(name, 102_000, grid="4096,1,1"))
+    graph.trace.metadata["counters"] = [{"name": name, "flop": 19_500 * 90_000, "bytes": 8_000_000}]
+    assert in_half(graph, name)[0] == FLOOR + 90_000
+
+
+def test_steps_of_recurrent_layers_that_leave_units_idle_keep_their_latency():
+    weights = [[[4096, 1024], [4096, 1024], [4096], [4096]]]
+    shapes = [[48, 64, 1024], *weights, [], [], [], []]
+    for grid, few in (("32,1,1", True), ("768,1,1", False)):
+        kernels = [Kernel("ampere_sgemm_32x128_tn", 1_002_000, grid=grid)]
+        graph = graph_with(*kernels, op="aten::_cudnn_rnn", shapes=shapes)
+        new, doubt = in_half(graph, "sgemm")
+        assert (new == FLOOR + 400_000) == few
+        assert doubt == FEW_ROWS_DOUBT

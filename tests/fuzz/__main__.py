@@ -1,0 +1,13 @@
+"""`python -m tests.fuzz --cases 20000`: hostile input to every command; exit 1 if any of it did harm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "collect")]
+
+from fuzz.running import main  # noqa: E402
+
+sys.exit(main())

@@ -1,0 +1,132 @@
+"""Wake-ups between threads that run side by side, and the driver's lock between them."""
+
+from __future__ import annotations
+
+from small_traces import Row, call, kernel, launched, op, starts, trace
+
+from daydream import Trace, build
+from daydream.graph.plan import Cause
+
+PERIOD = 2_000
+
+
+def loader_trace(*, decode_after: float = 80, copy_after: float = 20, uneven: float = 50) -> Trace:
+    #  thread 1  |main 300, 350 or 400|   idle until the next period   |main
+    #  thread 2                        80 |decode 200|
+    #  thread 3                                       20 |copy 100|
+    rows = []
+    for n in range(6):
+        done = PERIOD * n + 300 + uneven * (n % 3)
+        decoded = done + decode_after + 200
+        rows += [
+            op("main", PERIOD * n, done),
+            op("decode", decoded - 200, decoded, tid=2),
+            op("copy", decoded + copy_after, decoded + copy_after + 100, tid=3),
+        ]
+    return trace(rows)
+
+
+def test_each_thread_of_a_loader_begins_when_the_one_before_it_is_done():
+    graph = build(loader_trace())
+    graph.select(name="^main$").scale(0)
+
+    #  the last main begins 5 x 2,000 less 300 + 350 + 400 + 300 + 350 of work
+    assert starts(graph)["main"] == 10_000 - 1_700
+    assert starts(graph)["decode"] == 8_300 + 80
+    assert starts(graph)["copy"] == 8_380 + 200 + 20
+
+
+def test_a_change_of_one_thread_reaches_those_behind_it_and_no_other():
+    graph = build(loader_trace())
+    graph.select(name="^decode$").scale(0.5)
+
+    assert starts(graph)["main"] == 10_000
+    assert starts(graph)["copy"] == 10_000 + 400 + 80 + 100 + 20
+
+
+def test_without_the_rule_idle_time_is_kept():
+    graph = build(loader_trace(), without=["wakes"])
+    graph.select(name="^main$").scale(0)
+
+    assert starts(graph)["decode"] == 10_000 + 400 + 80
+
+
+def test_a_thread_can_be_woken_at_the_beginning_of_a_task():
+    rows = []
+    for n in range(6):
+        at = PERIOD * n + 100 * (n % 3)
+        rows += [op("main", at, at + 900), op("decode", at + 10, at + 110, tid=2)]
+    graph = build(trace(rows))
+    assert graph.links["from_start"].all()
+    graph.select(name="^main$").scale(2)
+
+    #  of the last main, which 5 x 900 more work put off; its own end counts for nothing
+    assert starts(graph)["main"] == 10_200 + 4_500
+    assert starts(graph)["decode"] == 14_700 + 10
+
+
+def test_where_every_pause_is_alike_a_distant_point_explains_nothing():
+    #  anything is at the same distance from anything: 80 us behind the main thread may be chance
+    assert not (build(loader_trace(uneven=0)).links["dst"] == 0).any()
+    links = build(loader_trace(uneven=0)).links["cause"]
+    assert len(links) == 5  # the copies, 20 us behind each decode but the first
+
+
+def test_a_point_that_is_everywhere_explains_nothing():
+    ticks = [op("tick", 40 * n, 40 * n + 20) for n in range(300)]
+    work = [op("work", PERIOD * n + 70 * n, PERIOD * n + 70 * n + 500, tid=2) for n in range(6)]
+
+    assert not len(build(trace(ticks, work)).links["src"])
+
+
+# -- the driver's lock ---------------------------------------------------------------------------------
+
+
+def lock_trace(*more: Row) -> Trace:
+    #  thread 1  |5|  |copy of a few bytes to pageable memory: until the kernel is done, 1,010|
+    #  stream 7     |k: 10 to 1,000                                                   |2|
+    #  thread 2            |copy of pinned memory, from 100 to 1,060 .............................|next 40|
+    #  stream 16                                                                                  |copy 99|
+    rows: list[Row] = []
+    for n in range(2):
+        at, ids = PERIOD * n, 10 * n
+        rows += [
+            *launched("k", at, at + 10, at + 1_000, ids + 1),
+            call("cudaMemcpyAsync", at + 20, at + 1_010, ids + 2),
+            kernel("Memcpy DtoH (Device -> Pageable)", at + 1_000, at + 1_002, ids + 2, kind="memcpy"),
+            call("cudaMemcpyAsync", at + 100, at + 1_060, ids + 3, tid=2),
+            kernel(
+                "Memcpy HtoD (Pinned -> Device)", at + 1_061, at + 1_160, ids + 3, kind="memcpy", stream=16
+            ),
+            op("next", at + 1_060, at + 1_100, tid=2),
+        ]
+    return trace(rows, *more)
+
+
+def test_a_call_that_needs_the_driver_returns_behind_the_one_that_holds_it():
+    graph = build(lock_trace())
+    assert (graph.links["cause"] == Cause.LOCK).tolist() == [True, True]
+    assert starts(graph)["next"] == 3_060
+
+    graph.select(name="^k$").scale(0.5)
+    #  k ends at 505, the small copy at 507, its call returns at 515 and the next
+    #  begins 990 later; again 515, and then 50
+    assert starts(graph)["next"] == 515 + 990 + 515 + 50
+
+
+def test_without_the_lock_the_call_stays_as_long_as_it_was():
+    graph = build(lock_trace(), without=["lock"])
+    graph.select(name="^k$").scale(0.5)
+
+    assert starts(graph)["next"] == 3_060
+
+
+def test_calls_that_return_while_another_blocks_show_that_nothing_holds_them():
+    between = [
+        [
+            call("cudaMemcpyAsync", at + 30, at + 36, at + 7, tid=2),
+            kernel("Memcpy HtoD (Pinned -> Device)", at + 35, at + 40, at + 7, kind="memcpy", stream=16),
+        ]
+        for at in (0, PERIOD)
+    ]
+    assert not (build(lock_trace(*between)).links["cause"] == Cause.LOCK).any()
