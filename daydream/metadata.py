@@ -180,6 +180,7 @@ class Metadata(Struct):
     groups: list[ProcessGroup] = []
     alignment: Alignment | None = None
     threads: Number | None = None
+    phases_assumed: Annotated[float, Meta(ge=0, le=1)] = 0.0
     parameters: list[Parameter] = []
     optimizers: list[Optimizer] = []
     ddp: list[Ddp] = []
