@@ -15,7 +15,8 @@ independent, so the range is the root of the sum of their squares:
   this where that is more.
 - *rerun*: the change is seen in another run than the recorded one, and the same work takes another time in
   each (`ANOTHER_RUN`). In a CPU's recordings it is part of the model's errors, which were measured so.
-- *unknown*: delays without a known cause, device work that was not recorded, and stream waits that could
+- *unknown*: delays without a known cause, device work that was not recorded or that a change cannot reach
+  (inside replays of CUDA graphs, held to a recorded start), and stream waits that could
   not be resolved. What they do after the change is not known; at most they eat up what it
   moves.
 
@@ -129,13 +130,23 @@ def _uncertainty(comparison: Comparison, model: float, rerun: float = 0.0) -> Un
     recorded, step_ns = comparison.recorded or comparison.replay, comparison.simulated_ns
     facts, touched = comparison.replay.graph.facts, comparison.touched
     measured = sum(step.measured_ns for step in recorded.steps)
+    unknown = unknown_ns(facts, measured, comparison.replayed_ns, touched, _side_by_side_ns(comparison))
     return Uncertainty(
         variation=_variation(comparison) * step_ns,
         replay=max(abs(recorded.error), abs(comparison.bias or 0.0)) * step_ns,
         model=model,
-        unknown=unknown_ns(facts, measured, comparison.replayed_ns, touched, _side_by_side_ns(comparison)),
+        unknown=unknown + _out_of_reach_ns(comparison),
         rerun=rerun,
     )
+
+
+def _out_of_reach_ns(comparison: Comparison) -> float:
+    """Return how far what the change cannot reach may carry the step: work in replays, recorded starts."""
+    left, held = comparison.left_out, comparison.replay.held_ns
+    out = 0.0 if left is None else left.unknown_ns
+    if comparison.held is not None:
+        out += min(held, comparison.touched.together)
+    return float(min(out, comparison.replayed_ns))
 
 
 def _another_run_ns(comparison: Comparison) -> float:

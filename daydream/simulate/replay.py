@@ -15,7 +15,9 @@ from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.unprofiled import can_be_corrected, without_profiler
 from daydream.quality import unrest
+from daydream.recorded_time import recorded_time
 from daydream.shown import Drawn
+from daydream.simulate.pinned import held_ns
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 from daydream.trace import Trace
@@ -120,6 +122,11 @@ class Replay(Drawn):
     def max_error(self) -> float:
         """Largest relative error of a covered step, unsigned."""
         return max(abs(step.error) for step in self.steps)
+
+    @cached_property
+    def held_ns(self) -> int:
+        """How long a step waits for starts that are held as recorded, in ns on its chain of causes."""
+        return held_ns(self.settled)
 
     @cached_property
     def unrest(self) -> str | None:
@@ -233,6 +240,8 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
     facts = graph.facts
     said = [*(graph.trace.metadata.get("notes", []) if graph.trace else []), *facts.notes]
+    time = recorded_time(graph.trace) if graph.trace is not None else None
+    said += filter(None, [time.note() if time is not None else None])
     if graph.trace is not None and _whole_microseconds(graph.trace):
         said.append("Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.")
     unresolved = facts.event_waits["unresolved"]

@@ -26,12 +26,20 @@ import numpy as np
 
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
-from daydream.graph.rules.handoff import LEAST_BURSTS, NO_EARLIER, ROUNDING_NS, IdleTime, idle_time, tasks_of
+from daydream.graph.rules.handoff import (
+    LEAST_BURSTS,
+    NO_EARLIER,
+    ROUNDING_NS,
+    WAKE_NS,
+    IdleTime,
+    idle_time,
+    spread,
+    steadier,
+    tasks_of,
+)
 
 IDLE_NS = 50_000  # shorter pauses are a thread's own
-WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
 FAR_NS = 300_000  # the same where only how steady it is speaks for it: 80 to 100 us between DALI's executors
-STEADY = 0.2  # of the spread of the pauses, that the distance from such a point may vary
 LEAST_STEADY = 3  # pauses that have a spread
 AS_STEADY = 1.25  # of such points, those that vary by so much more than the steadiest count, too
 OFTEN = 0.8  # of a thread's pauses before one kind of task that must end so
@@ -149,8 +157,8 @@ def _explained(
     ]
     if not steady:
         return -1, None
-    least = AS_STEADY * min(_spread(found.delay_ns) for _, found in steady)
-    best = [pair for pair in steady if _spread(pair[1].delay_ns) <= least]
+    least = AS_STEADY * min(spread(found.delay_ns) for _, found in steady)
+    best = [pair for pair in steady if spread(pair[1].delay_ns) <= least]
     return min(best, key=lambda pair: (np.median(pair[1].delay_ns), pair[1].alike))
 
 
@@ -193,12 +201,7 @@ def _is_steady(points: Points, found: Found, pauses_ns: np.ndarray) -> bool:
         return False
     reach = max(WAKE_NS, float(found.delay_ns.max()))
     rare = found.alike * reach <= CHANCE * (points.time[-1] - points.time[0])
-    return bool(rare and _spread(found.delay_ns) < STEADY * _spread(pauses_ns[found.place >= 0]))
-
-
-def _spread(values: np.ndarray) -> float:
-    low, high = np.percentile(values, [20, 80])
-    return float(high - low)
+    return bool(rare and steadier(found.delay_ns, pauses_ns[found.place >= 0]))
 
 
 def _wait_for(draft: Draft, idle: IdleTime, pauses: np.ndarray, points: Points, place: np.ndarray) -> None:
