@@ -235,7 +235,8 @@ def _parameters(graph: Graph, metadata: dict[str, Any]) -> tuple[int, int, str]:
     reduced = graph.select(kind="collective", phase="backward", collective="all_reduce")
     if len(reduced) and (reduced.elements > 0).all():
         steps = [int(reduction.elements.sum()) for reduction in reduced.group_by("step")]
-        return nodes, int(np.median(steps)), "by the gradients that are reduced"
+        if steps:
+            return nodes, int(np.median(steps)), "by the gradients that are reduced"
     update = graph.select(kind="kernel", phase="optimizer")
     if graph.trace is not None and not graph.trace.is_kind("operator").any() and len(update):
         return *updated_by_grids(update, grid_blocks(graph, update)), "by the grids of the update's kernels"
