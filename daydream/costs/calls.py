@@ -79,8 +79,8 @@ class Calls:
         """Set `which` for every operator row with a formula, each distinct call once."""
         trace = self.trace
         names = trace.text("name")
-        has_formula = np.array([has_formula(name) or name.startswith("triton_") for name in names] + [False])
-        rows = self.rows[has_formula[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
+        told = np.array([has_formula(name) or name.startswith("triton_") for name in names] + [False])
+        rows = self.rows[told[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
         if not len(rows):
             return
         hints, hint_of = hints_of(trace, self.rows, rows)

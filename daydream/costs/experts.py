@@ -1,7 +1,7 @@
 """FLOP and elements of grouped products, of experts, and of the products of servers' own libraries.
 
 Grouped products multiply every row with the matrix of one group, so the groups' sizes, which are not
-recorded, do not count. A layer of experts multiplies each token with those that it is routed to. Libraries beside
+recorded, do not count. A layer of experts multiplies each token with those it is routed to. Libraries beside
 torch's (aiter, vLLM, SGLang) give the result first or not, the weight as it is or transposed; which it is
 follows from the sizes. Attention over pages stays unknown: how long the contexts are is no shape.
 """
