@@ -270,8 +270,8 @@ class Comparison(Drawn):
         if self._unsettled:
             said.append(
                 f"The recorded window had not settled: its mean step replays in "
-                f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take "
-                f"{self.replayed_ns / 1e6:,.2f} ms."
+                f"{self.replay.replayed_ns / 1e6:,.5g} ms, further ones would take "
+                f"{self.replayed_ns / 1e6:,.5g} ms."
             )
         unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
         if unmoved is not None:

@@ -18,7 +18,16 @@ from daydream.report.layout import (
     printable,
     shortened,
 )
-from daydream.report.numbers import count, listed, percent, range_text, scale, speedup, time_text
+from daydream.report.numbers import (
+    count,
+    listed,
+    percent,
+    range_text,
+    replayed_text,
+    scale,
+    speedup,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison
@@ -168,10 +177,9 @@ def replay_headline(replay: Replay) -> str:
 
 def whatif_headline(comparison: Comparison) -> str:
     """Return the measured, the replayed and the predicted step, and the speedup."""
-    error = percent(comparison.replay_error, signed=True)
     parts = [
         f"step time   measured {time_text(comparison.measured_ns)}",
-        f"replayed {time_text(comparison.replayed_ns)} (error {error})",
+        replayed_text(comparison.replay, comparison.replayed_ns),
     ]
     if comparison.predicted_ns is not None:
         parts.append(f"predicted {time_text(comparison.predicted_ns)}")
