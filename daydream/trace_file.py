@@ -76,6 +76,8 @@ def _metadata(path: str | os.PathLike[str], raw: Mapping[bytes, bytes] | None) -
         raise TraceError(f"{path} is a parquet file, but daydream did not write it")
     try:
         metadata: dict[str, Any] = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
+        if b"\\ud" in text.lower():  # half a surrogate pair cannot be written again
+            json.dumps(metadata, ensure_ascii=False).encode()
         version = metadata["schema_version"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TraceError(f"{path}: its daydream metadata cannot be read. {AGAIN}") from None

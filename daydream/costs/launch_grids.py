@@ -20,7 +20,7 @@ from math import ceil, isqrt
 import numpy as np
 
 from daydream.costs.kernels import grid_blocks
-from daydream.costs.passes import elements_a_block
+from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block
 from daydream.costs.retime import retime
 from daydream.costs.roofline import is_matrix_kernel
 from daydream.costs.tiles import named_tile
@@ -36,9 +36,6 @@ WARP_SOFTMAX = re.compile(r"softmax_warp_\w+<.*?, (?:\(int\))?(\d+), ")
 BLOCK_SOFTMAX = re.compile(r"cunn_SoftMax\w+<")
 WARPS, SHORT_ROW = 4, 7
 SPLIT_SUM = re.compile(r"split_?K_?reduce|reduce_?split_?K", re.IGNORECASE)
-# cuBLAS names the layouts of both factors. Of torch's row-major linear layers the forward product is `tn`,
-# the gradient of its input `nn` and that of its weight `nt`.
-WEIGHT_GRADIENT = re.compile(r"gemm\w*_nt(?:_|\b)")
 MOST = 0.5  # of the kernels between products of as many heads: scores are all of one length
 LEAST_LENGTH = 8
 
@@ -109,7 +106,7 @@ class _Kernels:
         self.order = np.lexsort((tasks.graph.columns["order"][tasks.ids], lane))
         split = _fits(names, SPLIT_SUM)[self.order]
         self.batch[self.order[:-1][split[1:]]] = 1  # its third size is the parts of its sum
-        self.weight_gradient = _fits(names, WEIGHT_GRADIENT) & (self.batch == 1)
+        self.weight_gradient = _fits(names, re.compile(WEIGHT_GRADIENT)) & (self.batch == 1)
 
     def counts(self) -> dict[tuple[str, int], float]:
         """Return how many kernels a step have a name and work on so many elements, of more than one block."""

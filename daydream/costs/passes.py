@@ -10,6 +10,8 @@ import re
 
 import numpy as np
 
+from daydream.costs.kernels import grid_blocks
+from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
 ELEMENTWISE = re.compile(
@@ -22,6 +24,8 @@ FUSED = re.compile(r"Fused\w+MathFunctor<\w+, (?:\(int\))?(\d+)")
 MULTI_TENSOR = re.compile(
     r"multi_tensor_apply.*Functor<[\w:]+, (?:\(int\))?\d+, (?:\(int\))?(\d+), (?:\(int\))?\d+>"
 )
+WEIGHT_GRADIENT = r"gemm\w*_nt(?:_|\b)|wgrad"
+FLOAT = 4  # bytes of a parameter
 LEAST_SHARE = 0.1  # of the longest kind of pass: shorter ones are over counters of steps
 
 
@@ -74,3 +78,20 @@ def updated_by_grids(update: Selection, blocks: np.ndarray) -> tuple[int, int]:
         if mine.max() == elements.max(initial=0) > block:
             found.append((int(mine.sum()) // steps, len(mine) // steps))
     return min(found)[::-1] if found else (-1, -1)
+
+
+def updated_mb(graph: Graph) -> float | None:
+    """Return how many MiB of parameters one step updates, by the grids of its kernels, else None."""
+    update = graph.select(kind="kernel", phase="optimizer")
+    elements = updated_by_grids(update, grid_blocks(graph, update))[1] if len(update) else -1
+    return None if elements < 0 else elements * FLOAT / 2**20
+
+
+def weight_products(graph: Graph) -> np.ndarray:
+    """Return the backward kernels that compute gradients of weights, in program order.
+
+    cuBLAS names the layouts of both factors: of torch's row-major linear layers the forward product is `tn`,
+    the gradient of the input `nn`, that of the weight `nt`. cuDNN's convolutions say `wgrad`.
+    """
+    kernels = graph.select(kind="kernel", phase="backward").where(lambda tasks: tasks.launch >= 0)
+    return kernels.where(name=WEIGHT_GRADIENT).ids

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 APART = 0.05  # typical and mean step: further apart both are said
+DOUBTFUL = 0.005  # of the measured steps: less CPU time that may be a wait is not worth a word
 
 
 def _relative(replayed: int, measured: int) -> float:
@@ -259,6 +260,13 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
         said.append(
             f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in all; "
             "the delay is kept as it was."
+        )
+    measured = sum(step.get("measured_ns") or 0 for step in graph.steps)
+    if facts.doubtful_ns > DOUBTFUL * measured:
+        pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
+        said.append(
+            f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in all, may be waits for what ended just before: "
+            "the recording does not tell. They are kept as they are, and ranges hold both cases."
         )
     ranks = {step.get("rank", 0) for step in graph.steps}
     if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):

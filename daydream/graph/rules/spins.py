@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.graph.draft import Draft
-from daydream.graph.rules.handoff import NO_EARLIER, steadier
+from daydream.graph.rules.handoff import NO_EARLIER, spread, steadier
 from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN
 
 NEAR_NS = 100_000  # between the ends of what spins and of what it waits for: 25 to 70 us before (H800)
@@ -40,7 +40,10 @@ def wait_in_spins(draft: Draft) -> None:
         what += columns["name"][work]
         for kind in np.unique(what).tolist():
             mine = what == kind
-            spun = _spun(draft, tasks[mine], work[mine])
+            spun, doubtful = _spun(draft, tasks[mine], work[mine])
+            if doubtful:
+                draft.graph.facts.doubtful_waits += int(mine.sum())
+                draft.graph.facts.doubtful_ns += int(columns["duration_ns"][tasks[mine]].sum())
             if spun.any():
                 _wait(draft, tasks[mine][spun], work[mine][spun])
 
@@ -53,15 +56,19 @@ def _stretches(draft: Draft, lane: int) -> np.ndarray:
     return tasks[~draft.trace.is_kind("runtime")[rows[tasks]] & ~draft.waited[tasks]]
 
 
-def _spun(draft: Draft, tasks: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """Tell which pieces of CPU time ended with device work because they waited for it."""
+def _spun(draft: Draft, tasks: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Tell which pieces of CPU time ended with device work because they waited for it; or may they?"""
     length = draft.end_ns[tasks] - draft.start_ns[tasks]
     distance = draft.end_ns[tasks] - draft.end_ns[work]
     near = np.abs(distance) <= NEAR_NS
     often = near.sum() >= max(LEAST_STEADY, OFTEN * len(tasks))
     rare = near.sum() * 2 * NEAR_NS <= CHANCE * length.sum()
-    told = bool(often and rare and steadier(distance[near], length[near]))
-    return near if told else np.zeros(len(tasks), bool)
+    none = np.zeros(len(tasks), bool)
+    if not (often and rare):
+        return none, False
+    if steadier(distance[near], length[near]):
+        return near, False
+    return none, spread(distance[near]) <= spread(length)
 
 
 def _wait(draft: Draft, tasks: np.ndarray, work: np.ndarray) -> None:
