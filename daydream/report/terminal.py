@@ -230,12 +230,16 @@ def unprofiled_prediction(comparison: Comparison) -> list[str]:
 
 
 def likely_text(comparison: Comparison) -> str:
-    """Return the range of the prediction, and what it is made of; or why there is no prediction."""
+    """Return the range of the prediction, and what it is made of; or why there is no prediction.
+
+    With it how much of the step no change can move, where that is much.
+    """
     low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
+    held = "" if comparison.held is None else f". {comparison.held}"
     if low is None or high is None:
-        return f"cannot be predicted from this trace, because {printable(comparison.reason or '')}"
+        return f"cannot be predicted from this trace, because {printable(comparison.reason or '')}{held}"
     causes = comparison.uncertainty.words(comparison.simulated_ns)
-    return f"90 % interval {range_text(low, high)}" + (f" ({causes})" if causes else "")
+    return f"90 % interval {range_text(low, high)}" + (f" ({causes})" if causes else "") + held
 
 
 def edits_text(comparison: Comparison) -> str:
