@@ -68,11 +68,11 @@ def _varying(trace: Trace, covered: Sequence[int]) -> str:
     off, together, seen = 0, 0, []
     for mine in ranks.values():
         times = {number: int(steps[number]["measured_ns"]) for number in mine}
-        if not _far_from_usual(list(times.values())):
+        if not far_from_usual(list(times.values())):
             together += len(mine)
             continue
         same = [times[number] for number in _same_work(trace, mine)]
-        off += _far_from_usual(same)
+        off += far_from_usual(same)
         together += len(same)
         seen += same
     if off <= MOST_VARYING * together:
@@ -83,7 +83,8 @@ def _varying(trace: Trace, covered: Sequence[int]) -> str:
     )
 
 
-def _far_from_usual(times: Sequence[int]) -> int:
+def far_from_usual(times: Sequence[int]) -> int:
+    """Return how many of these times are further from the usual one than those of a machine at rest."""
     usual = median_low(times)
     return sum(abs(ns - usual) > VARY * usual for ns in times)
 

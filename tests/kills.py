@@ -45,7 +45,7 @@ def run(kills: int, rounds: int, seed: int, folder: Path) -> int:
         PROGRAMS["synchronizing"]().run(steps=30).write(folder / name / "step.json.gz", 24, 27)
     if kills:
         torch = importlib.util.find_spec("torch") is not None
-        counts = kill_many(kills, folder / "killed", seed=seed, torch=torch)
+        counts = kill_many(kills, folder / "killed", say, seed=seed, torch=torch)
         say(*counts.lines())
         wrong += len(counts.damaged) + len(counts.left)
     if rounds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from daydream.collect.periods_of_steps import DIFFERENT
 from daydream.collect.profiler_cost import measure_profiler_cost
 from daydream.collect.step_sequence import INTERRUPTED
 from daydream.collect.steps import Ranges
+from daydream.quality import MOST_VARYING, far_from_usual
 from daydream.trace import Trace
 from daydream.wording import counted
 
@@ -35,6 +37,24 @@ class CapturedSteps:
     def metadata(self) -> dict[str, Any]:
         """What goes with the trace."""
         return self.captured.recording.metadata
+
+    @property
+    def apart(self) -> float:
+        """The share of the steps that took another time than the usual one, by far."""
+        ends = [end for name, _, end in self.ranges[0] if name not in self.skipped]
+        times = [end - before for before, end in pairwise(ends)]
+        return far_from_usual(times) / len(times) if times else 0.0
+
+    @property
+    def disagree(self) -> bool:
+        """Whether more of them do than on a machine at rest."""
+        return self.apart > MOST_VARYING
+
+    def or_rather(self, earlier: CapturedSteps | None) -> CapturedSteps:
+        """Return these steps or those captured earlier: all that were wanted, then those that agree."""
+        if earlier is None or (self.count, -self.apart) > (earlier.count, -earlier.apart):
+            return self
+        return earlier
 
     def measure_cost(self, interruptions: HeldInterruptions, step_hooks_ns: int) -> None:
         """Note what recording costs an event, in this process; where that fails, why."""

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from daydream.collect.busy_machine import BusyMachine
+from daydream.collect.compilation import watch_compilations
 from daydream.collect.messages import SETTINGS, tell, trace_path
 from daydream.collect.started_processes import leave_helpers_alone
 from daydream.collect.step_sequence import INTERRUPTED
@@ -46,12 +48,14 @@ class Child:
             self._path(), steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
             on_fork=self._forked, on_holding=self._termination.switch,
             alternate=_alternate(settings.get("change")), with_stack=bool(settings.get("with_stack")),
+            busy=BusyMachine(settings["root"], self._progress, self._alone),
         )  # fmt: skip
 
     def attach(self) -> None:
         """Begin, and arrange for the end."""
         self.session.install()
         tell(self._folder, what="began")
+        watch_compilations(lambda on: tell(self._folder, what="compiling", on=on))
         self._arrange_the_end()
         if self._stop_after:
             self._stop_when_done()
@@ -87,6 +91,10 @@ class Child:
         """Learn the rank while it is known: scripts take their process group down before they end."""
         rank, world = rank_and_world()
         self._place = (self._place[0] if rank is None else rank, self._place[1] if world is None else world)
+
+    def _alone(self) -> bool:
+        self._locate()
+        return self._place[1] in {None, 1}
 
     def _path(self) -> Path:
         path = trace_path(self._folder, self._pid, self._name)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from daydream.collect.long_steps import LongSteps
 from daydream.collect.messages import (
     HELLO,
     INTERRUPTED_EARLY,
@@ -122,7 +123,9 @@ def collect(
     """
     try_folder_of(output)
     with own_folder("daydream-collect") as folder:
-        (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
+        (folder / SETTINGS).write_text(
+            json.dumps({"name": output.name, "root": os.getpid(), **vars(recording)})
+        )
         if flags := isolation_flags():
             command = isolated(command, flags)
             say(f"python {' '.join(flags)} hides us from the script; it is run inside a process of ours")
@@ -144,6 +147,7 @@ class _Run:
         self._root = 0  # the process that we started
         self._speaker: int | None = None  # the process whose progress is shown
         self._said, self._alike, self._said_at = "", 0, 0.0
+        self._long_steps = LongSteps(say)
         self._began: set[int] = set()
         self._moved: set[int] = set()  # processes that came further than the start
         self._ended: dict[int, dict[str, Any]] = {}
@@ -172,6 +176,7 @@ class _Run:
             threading.Thread(target=wait, daemon=True).start()
             while not over.wait(LOOK_EVERY_S):
                 self._look()
+                self._long_steps.look()
                 if not warned and time.monotonic() - begin > SILENT_S and not self._reached():
                     warned = True
                     self._say("nothing heard from the script's interpreter yet; is it isolated (-I, -E, -S)?")
@@ -185,11 +190,15 @@ class _Run:
                 self._began.add(pid)
                 if self._speaker is None:
                     self._show(f"{WAITING} training steps")
+            elif message["what"] == "compiling":
+                if self._speaker in {None, pid}:
+                    self._long_steps.compiles(bool(message["on"]))
             elif message["what"] == "progress":
                 if not message["text"].startswith(WAITING):
                     self._moved.add(pid)
                     self._speaker = self._speaker or pid
                 if self._speaker in {None, pid}:
+                    self._long_steps.heard(message["text"])
                     self._show(message["text"])
             else:
                 self._ended[pid] = message

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream.collect.alternating import Alternating
+from daydream.collect.busy_machine import BusyMachine
 from daydream.collect.capture import Capture
 from daydream.collect.captured_steps import CapturedSteps
 from daydream.collect.changed_window import ChangedWindow
@@ -46,8 +47,8 @@ class Session:
     gets a sentence now and then. `on_fork` is called at the steps of a forked child, which records
     nothing until `begin_anew`; `on_holding` when there begins to be something to lose, and when there
     no longer is. With `alternate`, called with the optimizers, blocks of steps with a real change
-    follow. `with_stack` records Python frames too. Raises `OutputError` if `output` exists and
-    `force` is not given.
+    follow. `with_stack` records Python frames too. Where `busy` says so, steps are captured once more.
+    Raises `OutputError` if `output` exists and `force` is not given.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Session:
         unprofiled: int = 20,
         alternate: Callable[[list[Any]], Alternating] | None = None,
         with_stack: bool = False,
+        busy: BusyMachine | None = None,
     ) -> None:
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
             if value < least:
@@ -78,6 +80,7 @@ class Session:
         self._interruptions = HeldInterruptions()
         self._step_hooks = StepHooks(self._on_marker)
         self._own_profilers = OwnProfilers(self._give_way)
+        self._busy = busy or BusyMachine()
         self._reset()
 
     def _reset(self) -> None:
@@ -97,6 +100,7 @@ class Session:
         self._first_step = 1  # number of the first captured step
         self._failure: BaseException | None = None
         self._hook_times = HookTimes()
+        self._busy.begin()
 
     @property
     def done(self) -> bool:
@@ -203,13 +207,18 @@ class Session:
             taken, all_taken = sequence.taken_since(self._began)
             if taken > self._steps or all_taken > MOST * self._steps:
                 self._stop_capture()
-                self._begin_timing()
+                if self._captured is not None and self._busy.repeats(self._captured):
+                    self._state = WAITING
+                else:
+                    self._begin_timing()
             else:
                 self._tell_capturing(taken)
 
     def _wait(self, which: int) -> None:
         sequence = self._sequence
         sequence.forget_the_past()
+        if sequence.steps == 1:
+            self._busy.look()
         ready = sequence.may_capture(which, self._warmup) and sequence.steps >= self._warmup
         if self._own_profilers.any_runs:
             if ready:
@@ -237,6 +246,7 @@ class Session:
             return function()
 
     def _start_capture(self, capture: Capture) -> None:
+        self._busy.before_capture()
         self._as_ours(capture.start)
         self._state = CAPTURING
         self._on_holding(True)
@@ -262,7 +272,7 @@ class Session:
                 captured.markers, self._first_step, self._step_hooks.optimizers
             )
             if len(captured.recording) and ranges[0]:
-                self._captured = CapturedSteps(captured, ranges, skipped)
+                self._captured = CapturedSteps(captured, ranges, skipped).or_rather(self._captured)
 
     def _begin_timing(self) -> None:
         if self._captured is None or not self._unprofiled:
@@ -336,6 +346,7 @@ class Session:
         if self._free is not None:
             captured.metadata.update(self._free.document())
         asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
+        captured.metadata["notes"] += self._busy.notes()
         captured.metadata.update(source=self._output.name, collected={**asked, "ran": self._sequence.steps})
         self.trace = captured.save(self._output, force=self._force, wanted=self._steps, reason=reason)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 PROFILER_FLAGS = ("expose_kineto_event_metadata", "enable_cuda_sync_events", "profile_all_threads")
 
 KINETO_LOG = "KINETO_LOG_LEVEL"
+COMPILATIONS = "torch._dynamo.callback"  # the module that tells when torch compiles
 
 Undo = Callable[[], None]
 
@@ -45,6 +47,17 @@ def quiet_profiler() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(KINETO_LOG, None)
+
+
+def on_compilations(tell: Callable[[bool], object]) -> None:
+    """Have a function called with True when torch begins to compile and with False when it is done.
+
+    The module must have been imported. Without what it has since torch 2.4, nothing is told.
+    """
+    handler: Any = getattr(sys.modules.get(COMPILATIONS), "callback_handler", None)
+    if handler is not None:
+        handler.register_start_callback(lambda *_: tell(True))
+        handler.register_end_callback(lambda *_: tell(False))
 
 
 def range_type() -> Callable[[str], AbstractContextManager[Any]]:

@@ -224,4 +224,5 @@ def test_ranks_that_are_terminated_leave_what_they_captured(folder, port):
 
     assert done.code == 1  # torchrun's
     assert sorted(ranks_and_steps(done.trace())) == [0, 1]
-    assert all("before SIGTERM" in note for note in done.trace().metadata["notes"])
+    notes = [note for note in done.trace().metadata["notes"] if "machine was busy" not in note]
+    assert all("before SIGTERM" in note for note in notes)

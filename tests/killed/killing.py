@@ -13,6 +13,7 @@ from pathlib import Path
 
 from killed.forked_commands import end, is_over, kill_group, names, start
 
+SAID_EVERY = 50
 TRAINS_S = 4.0  # nearly all of it the import of torch
 
 TRAIN = """
@@ -153,11 +154,14 @@ def kill_one(command: Command, folder: Path, dice: random.Random, counts: Counts
     target.unlink(missing_ok=True)
 
 
-def kill_many(number: int, folder: Path, *, seed: int, torch: bool) -> Counts:
-    """Kill so many commands, each kind in turn, and return what came of it."""
-    dice, counts = random.Random(seed), Counts()
+def kill_many(number: int, folder: Path, say: Callable[[str], None], *, seed: int, torch: bool) -> Counts:
+    """Kill so many commands, each kind in turn, and return what came of it; `say` gets it now and then."""
+    dice, counts, said = random.Random(seed), Counts(), 0
     every = commands(folder, torch=torch)
     while sum(counts.killed.values()) < number:
         fewest = min(every, key=lambda each: counts.killed[each.name])
         kill_one(fewest, folder, dice, counts)
+        if (so_far := sum(counts.killed.values())) > said and so_far % SAID_EVERY == 0:
+            said = so_far
+            say(counts.lines()[-1])
     return counts

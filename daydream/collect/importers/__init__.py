@@ -271,6 +271,8 @@ def _join_metadata(traces: list[Trace]) -> dict[str, object]:
     metadata["ranks"] = ranks
     metadata["source"] = f"{metadata.get('source', '')} and {len(traces) - 1} more"
     metadata["steps"] = [dict(step) for trace in traces for step in trace.metadata["steps"]]
+    assumed = [float(trace.metadata.get("phases_assumed", 0.0)) for trace in traces]
+    metadata["phases_assumed"] = sum(assumed) / len(assumed)
     groups = [group for trace in traces for group in trace.metadata.get("groups", [])]
     if groups:
         metadata["groups"] = [group for place, group in enumerate(groups) if group not in groups[:place]]
