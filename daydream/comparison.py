@@ -16,7 +16,9 @@ from daydream.contention import Option as ContentionOption
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
+from daydream.replayed_work import LeftOut, left_in_replays
 from daydream.shown import Drawn
+from daydream.simulate.pinned import held_text
 from daydream.simulate.replay import Replay
 from daydream.simulate.steady import SETTLED, Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
@@ -141,6 +143,16 @@ class Comparison(Drawn):
         return bound_by(self)
 
     @cached_property
+    def left_out(self) -> LeftOut | None:
+        """What the change leaves as it is because replays of CUDA graphs run it; None if that is little."""
+        return left_in_replays(self)
+
+    @property
+    def held(self) -> str | None:
+        """How much of the step is held to recorded starts, so that no change moves it; None if little is."""
+        return held_text(self.replay.held_ns, self.replayed_ns)
+
+    @cached_property
     def uncertainty(self) -> Uncertainty:
         """How far the step after the change may be from the predicted one, by cause."""
         return uncertainty_of(self)
@@ -242,6 +254,8 @@ class Comparison(Drawn):
         """Return what a reader should know before trusting the figures."""
         said = list(self.replay.notes)
         said += [note for note in self.graph.facts.notes if note not in said]
+        if self.left_out is not None:
+            said.append(str(self.left_out))
         if self.contention is not None:
             said.append(self.contention.note())
         if not self.after.timeline.overlaps_settled:
@@ -256,8 +270,8 @@ class Comparison(Drawn):
         if self._unsettled:
             said.append(
                 f"The recorded window had not settled: its mean step replays in "
-                f"{self.replay.replayed_ns / 1e6:,.2f} ms, further ones would take "
-                f"{self.replayed_ns / 1e6:,.2f} ms."
+                f"{self.replay.replayed_ns / 1e6:,.5g} ms, further ones would take "
+                f"{self.replayed_ns / 1e6:,.5g} ms."
             )
         unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
         if unmoved is not None:
@@ -291,6 +305,8 @@ class Comparison(Drawn):
             "reason": self.reason,
             "uncertainty_ns": self.uncertainty.to_json(),
             "speedup": self.speedup if self.predicted_ns else None,
+            "held_ns": self.replay.held_ns,
+            "left_in_replays_ns": None if self.left_out is None else round(self.left_out.replayed_ns),
             "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
             "unprofiled_replayed_ns": None if self.unprofiled is None else self.unprofiled.replayed_ns,
             "unprofiled_predicted_ns": self.unprofiled_predicted_ns,

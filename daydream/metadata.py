@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -169,7 +169,7 @@ class Metadata(Struct):
     step_source: str = ""
     source: str = ""
     notes: list[str] = []
-    vendor: Literal["cuda", "rocm", "cpu"] | None = None
+    vendor: str | None = None
     world_size: Annotated[int, Meta(ge=1, le=LARGEST_RANK)] | None = None
     rank: Rank | None = None
     ranks: list[Rank] = []
@@ -180,6 +180,7 @@ class Metadata(Struct):
     groups: list[ProcessGroup] = []
     alignment: Alignment | None = None
     threads: Number | None = None
+    phases_assumed: Annotated[float, Meta(ge=0, le=1)] = 0.0
     parameters: list[Parameter] = []
     optimizers: list[Optimizer] = []
     ddp: list[Ddp] = []
@@ -189,6 +190,7 @@ class Metadata(Struct):
     changed_not_recorded: str | None = None
     profiler_cost: ProfilerCost | None = None
     counters: list[Counter] = []
+    phases_assumed: Annotated[float, Meta(ge=0, le=1)] = 0.0
     unprofiled_step_ns_by_rank: dict[str, list[Span]] = {}
     confirmed_by_rank: dict[str, Confirmed] = {}
     profiler_cost_by_rank: dict[str, ProfilerCost] = {}

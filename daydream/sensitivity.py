@@ -112,7 +112,8 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
     times = found.step_ns[:, columns]
     work = np.array([settled[found.steps[column]] for column in columns])
     there = times >= 0
-    share = np.where(there, times, 0).sum(axis=1) / np.where(there, work, 0).sum(axis=1)
+    whole = np.where(there, work, 0).sum(axis=1)  # 0 where no step takes any time
+    share = np.where(there, times, 0).sum(axis=1) / np.maximum(whole, 1)
     step = np.floor(now * share + 0.5).astype(np.int64).reshape(len(parts), len(FACTORS))
     drawn = [
         Curve(part.sort, part.name, part.own_ns, (1.0, *FACTORS), (now, *row))

@@ -96,7 +96,7 @@ class Trace(Shown):
     `texts[name]`. A field that is absent is unknown in every row and takes no
     memory. `metadata` is one JSON-able document: `steps` is a list of `{"name",
     "rank", "start_ns", "end_ns", "covered", "why_not"}`; `step_source` says where
-    they come from; `devices`, `world_size`, `vendor` ("cuda", "rocm" or "cpu"),
+    they come from; `devices`, `world_size`, `vendor` ("cuda", "rocm", "cpu", "npu", ...),
     `source` and `notes` (sentences about what was odd) are there when known.
     """
 

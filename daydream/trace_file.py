@@ -9,27 +9,23 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daydream.errors import TraceError
+from daydream.input_files import check_regular, most_unpacked, too_large
 from daydream.trace import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN, Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 AGAIN = "Import the profiler's file again."
-LARGEST_BYTES = 64 * 10**9  # of columns in memory
-MOST_TIMES = 1_000  # ... and of the file's size: constant columns take next to nothing in it
-ALWAYS_BYTES = 64 * 10**6
 
 
-def read_trace(path: str | os.PathLike[str], *, most_bytes: int | None = None) -> Trace:
-    """Return the trace in a parquet file, of at most `most_bytes` in memory if that is given.
+def read_trace(path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> Trace:
+    """Return the trace in a parquet file; `max_unpacked` is how many bytes its columns may take.
 
     Raises `TraceError` if it is missing, no regular file, not parquet, not daydream's, of a newer
     schema, or holds what no trace can hold.
@@ -37,7 +33,7 @@ def read_trace(path: str | os.PathLike[str], *, most_bytes: int | None = None) -
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
-    _check_regular(path)
+    check_regular(path)
     try:
         with ParquetFile(path) as file:
             metadata = _metadata(path, file.schema_arrow.metadata)
@@ -46,7 +42,9 @@ def read_trace(path: str | os.PathLike[str], *, most_bytes: int | None = None) -
             twice = next((name for name in names if given.count(name) > 1), None)
             if twice is not None:
                 raise TraceError(f"{path}: it has the column {twice!r} twice; one was needed. {AGAIN}")
-            _check_size(path, file.metadata.num_rows * len(names) * 8, most_bytes)
+            size, most = file.metadata.num_rows * len(names) * 8, most_unpacked(path, max_unpacked)
+            if size > most:
+                raise TraceError(too_large(path, f"{size:,}", most))
             table = file.read(names)
         columns, texts = _columns(path, table)
     except FileNotFoundError:
@@ -72,32 +70,14 @@ def check_whole(trace: Trace, path: str | os.PathLike[str]) -> None:
         raise TraceError(f"{path}: {error}. {AGAIN}") from None
 
 
-def _check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse at once what cannot be read like a file: folders, pipes, devices."""
-    try:
-        mode = Path(path).stat().st_mode
-    except OSError:
-        return  # opening it says why
-    if not stat.S_ISREG(mode):
-        raise TraceError(f"{path} is not a regular file; a trace file was needed")
-
-
-def _check_size(path: str | os.PathLike[str], size: int, most_bytes: int | None) -> None:
-    packed = Path(path).stat().st_size
-    most = min(LARGEST_BYTES, max(ALWAYS_BYTES, MOST_TIMES * packed)) if most_bytes is None else most_bytes
-    if size > most:
-        raise TraceError(
-            f"{path}: its {packed:,} bytes unpack to {size:,}; at most {most:,} were expected. "
-            "Give --max-unpacked if it is right."
-        )
-
-
 def _metadata(path: str | os.PathLike[str], raw: Mapping[bytes, bytes] | None) -> dict[str, Any]:
     text = (raw or {}).get(METADATA_KEY)
     if text is None:
         raise TraceError(f"{path} is a parquet file, but daydream did not write it")
     try:
         metadata: dict[str, Any] = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
+        if b"\\ud" in text.lower():  # half a surrogate pair cannot be written again
+            json.dumps(metadata, ensure_ascii=False).encode()
         version = metadata["schema_version"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TraceError(f"{path}: its daydream metadata cannot be read. {AGAIN}") from None

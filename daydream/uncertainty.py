@@ -15,8 +15,9 @@ independent, so the range is the root of the sum of their squares:
   this where that is more.
 - *rerun*: the change is seen in another run than the recorded one, and the same work takes another time in
   each (`ANOTHER_RUN`). In a CPU's recordings it is part of the model's errors, which were measured so.
-- *unknown*: delays without a known cause, device work that was not recorded, and stream waits that could
-  not be resolved. What they do after the change is not known; at most they eat up what it
+- *unknown*: delays without a known cause, CPU time that may be a wait, device work that was not recorded or
+  that a change cannot reach (inside replays of CUDA graphs, held to a recorded start), and stream waits
+  that could not be resolved. What they do after the change is not known; at most they eat up what it
   moves.
 
 A change that touches nothing has the first two and the rerun only.
@@ -110,9 +111,12 @@ class Uncertainty:
             )
         if most == "replay":
             return f"the untouched replay misses the recording by {share}"
-        untraced = facts.untraced_ns > facts.unexplained_ns
-        what = "device work that was not recorded" if untraced else "delays without a known cause"
-        return f"{what} may carry it by {share}"
+        what = {
+            "delays without a known cause": facts.unexplained_ns,
+            "device work that was not recorded": facts.untraced_ns,
+            "CPU time that may be a wait": facts.doubtful_ns,
+        }
+        return f"{max(what, key=lambda words: what[words])} may carry it by {share}"
 
 
 def uncertainty_of(comparison: Comparison) -> Uncertainty:
@@ -129,13 +133,23 @@ def _uncertainty(comparison: Comparison, model: float, rerun: float = 0.0) -> Un
     recorded, step_ns = comparison.recorded or comparison.replay, comparison.simulated_ns
     facts, touched = comparison.replay.graph.facts, comparison.touched
     measured = sum(step.measured_ns for step in recorded.steps)
+    unknown = unknown_ns(facts, measured, comparison.replayed_ns, touched, _side_by_side_ns(comparison))
     return Uncertainty(
         variation=_variation(comparison) * step_ns,
         replay=max(abs(recorded.error), abs(comparison.bias or 0.0)) * step_ns,
         model=model,
-        unknown=unknown_ns(facts, measured, comparison.replayed_ns, touched, _side_by_side_ns(comparison)),
+        unknown=unknown + _out_of_reach_ns(comparison),
         rerun=rerun,
     )
+
+
+def _out_of_reach_ns(comparison: Comparison) -> float:
+    """Return how far what the change cannot reach may carry the step: work in replays, recorded starts."""
+    left, held = comparison.left_out, comparison.replay.held_ns
+    out = 0.0 if left is None else left.unknown_ns
+    if comparison.held is not None:
+        out += min(held, comparison.touched.together)
+    return float(min(out, comparison.replayed_ns))
 
 
 def _another_run_ns(comparison: Comparison) -> float:
@@ -211,7 +225,7 @@ def unknown_ns(
     all that another order could put one behind the other.
     """
     together = touched.together
-    delays = facts.unexplained_ns + facts.untraced_ns
+    delays = facts.unexplained_ns + facts.untraced_ns + facts.doubtful_ns
     share = min(delays / recorded_ns, 1.0) if recorded_ns else 0.0
     waits = sum(facts.event_waits.values())
     unresolved = facts.event_waits["unresolved"] / waits if waits else 0.0

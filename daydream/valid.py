@@ -30,7 +30,7 @@ LONGEST_NS = 2**53  # 104 days: no recording lasts that long
 LARGEST_SUM = 2.0**61
 LARGEST_AMOUNT = 2**48  # of bytes or elements, in one tensor or transfer: 281 TB
 AMOUNTS = ("bytes", "elements")
-SMALLEST = {"start_ns": 0, "duration_ns": 0, "rank": 0, "pid": NO_ID, "tid": NO_ID}
+SMALLEST = {"start_ns": 0, "duration_ns": 0, "pid": NO_ID, "tid": NO_ID}
 LARGEST = {"start_ns": LONGEST_NS, "duration_ns": LONGEST_NS, **dict.fromkeys(AMOUNTS, LARGEST_AMOUNT)}
 EXTENTS = re.compile(r"\d{1,10},\d{1,10},\d{1,10}", re.ASCII)
 DEEPEST = 4  # arguments, lists of tensors, shapes, sizes
@@ -137,7 +137,7 @@ def _check_times(trace: Trace) -> None:
             raise TraceError(f"the values of column {name!r} add up to more than 63 bits hold")
     earlier = start[1:] < start[:-1]
     if "rank" in trace.columns:
-        rank = trace["rank"]
+        rank = np.maximum(trace["rank"], 0)  # one process alone need not say that it is 0
         earlier &= rank[1:] == rank[:-1]
         earlier |= rank[1:] < rank[:-1]
     if earlier.any():

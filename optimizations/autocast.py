@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from daydream import Graph
-from daydream.costs.half_times import DOUBT_OF_CONVOLUTIONS, changes_layout, in_16_bits
+from daydream.costs.half_times import DOUBT_OF_CONVOLUTIONS, LAYOUT_CHANGE, changes_layout, in_16_bits
 from daydream.costs.precision import (
     cast_ns,
     dispatch_ns,
@@ -65,9 +65,7 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     narrow.set(duration_ns=in_half.times.duration_ns, dtype=dtype).doubt(in_half.doubt)
     graph.note(in_half.times.words())
     if len(turned):
-        graph.insert_before(turned, "layout change of convolution", duration_ns=turned_ns).doubt(
-            DOUBT_OF_CONVOLUTIONS
-        )
+        graph.insert_before(turned, LAYOUT_CHANGE, duration_ns=turned_ns).doubt(DOUBT_OF_CONVOLUTIONS)
         graph.note(
             f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in all. "
             "Tensor cores take channels last; see channels-last."

@@ -89,7 +89,7 @@ def _recorded_reductions(graph: Graph) -> Selection:
     """Return the all-reduces of buckets: of known size and from a gradient's hook, where operators tell."""
     reductions = graph.select(kind="collective", collective="all_reduce")
     passes = reductions.where(phase="backward")
-    if not len(graph.select(phase="backward")):  # no phases are known
+    if not len(passes) and not len(graph.select(phase="backward", kind="kernel")):  # no phases are known
         passes = reductions
     passes = passes.where(lambda tasks: (tasks.launch >= 0) & (tasks.step >= 0))
     old = passes.where(lambda tasks: tasks.bytes > 0)

@@ -8,6 +8,7 @@ from daydream import Graph
 from daydream.costs.cluster_names import cluster as named
 from daydream.costs.collectives import bytes_of_message
 from daydream.costs.members import workers_of
+from daydream.costs.stragglers import waiting_words
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
@@ -35,6 +36,7 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     if len(hubs):
         transfers = collectives - collectives.where(name=ARRIVAL)
         between_two = transfers.where(collective=POINT_TO_POINT)
+        graph.note(waiting_words(graph, hubs))
         graph.unlink(hubs, (transfers - between_two).need("collective but messages from one rank to another"))
         return
     if cluster is None:

@@ -89,6 +89,10 @@ def _by_shapes(graph: Graph, work: Selection, length: int, recorded: int | None)
 def _by_grids(graph: Graph, work: Selection, length: int, recorded: int | None) -> int:
     """Let the work grow as the grids of kernels say, without shapes; return the length that it had."""
     growth = growth_by_grids(graph, work, recorded)
+    if recorded is not None and growth.length is None:
+        seen = growth_by_grids(graph, work).length
+        if seen is not None:
+            raise GraphError(f"recorded is {recorded}, but the grids of attention show sequences of {seen}")
     old = need_size(growth.length if recorded is None else recorded, "sequence length")
     _refuse_the_same(graph, length, old)
     time, told = grown_time(work, growth, length / old)

@@ -14,6 +14,7 @@ from daydream.costs.half_times import (
     ATTENTION,
     DOUBT_OF_CONVOLUTIONS,
     FEW_ROWS_IN_TF32,
+    LAYOUT_CHANGE,
     changes_layout,
     doubt_of_products,
     few_rows_ns,
@@ -33,7 +34,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     """Predict float32 products and convolutions rounded to TF32 (`set_float32_matmul_precision("high")`).
 
     Matrix kernels of float32 that do not run in TF32 yet and that are bound by arithmetic move to the
-    tensor cores: they keep 0.7 of the share of the peak that each reaches today (docs/costs.md), of a
+    tensor cores: they keep 0.75 of the share of the peak that each reaches today (docs/costs.md), of a
     higher peak, until memory bounds them. What is bound by memory or by its launch stays: TF32
     moves as many bytes. Kernels whose shapes are not recorded gain `unknown_speedup`, no more than the
     ratio of the peaks: the factor of Daydream (section 5.1) for tensor cores.
@@ -77,7 +78,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     products.set(duration_ns=new, name=[f"{name} in tf32" for name in products.name])
     products.doubt(doubt)
     if len(turned):
-        layout = graph.insert_before(turned, "layout change of convolution", duration_ns=turned_ns)
+        layout = graph.insert_before(turned, LAYOUT_CHANGE, duration_ns=turned_ns)
         layout.doubt(DOUBT_OF_CONVOLUTIONS)
         graph.note(f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in all.")
     graph.note(

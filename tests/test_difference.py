@@ -16,7 +16,6 @@ from shared import shared_trace
 
 import daydream
 from daydream.cli import main
-from daydream.explanation.causes import GROUPS
 from daydream.report.difference import difference_text
 from daydream.work_of_steps import Amount, Key, layer_changes, name_changes, operator_changes
 
@@ -287,13 +286,14 @@ def test_kernels_of_two_vendors_match_by_layer_and_operator(model):
     assert sum(each.before_ns for each in matched) > 0.95 * sum(each.before_ns for each in found.kernels)
 
 
-def test_a_larger_batch_moves_the_step_from_the_cpu_to_the_gpu():
+def test_a_larger_batch_fills_the_device_while_launches_still_bound_the_pass():
     found = compared("a100_particle_transformer_forward_batch8", "a100_particle_transformer_forward_batch128")
     before, after = (side.breakdown["by_cause"] for side in (found.before, found.after))
 
-    assert max(before, key=before.get) == "launch-bound CPU"
-    assert GROUPS[max(after, key=after.get)] == "GPU"
-    assert all(each.change_ns > 0 for each in found.kernels if each.before_ns > 10 * US)
+    assert max(before, key=before.get) == max(after, key=after.get) == "launch-bound CPU"
+    assert found.after.step_ns == pytest.approx(found.before.step_ns, rel=0.1)  # as many launches, one pass
+    both = [each for each in found.kernels if each.before_ns > 10 * US and each.after_ns]
+    assert sum(each.change_ns > 0 for each in both) > 0.8 * len(both)  # libraries take others for a few
     assert sum(each.after_ns for each in found.kernels) > 4 * sum(each.before_ns for each in found.kernels)
 
 

@@ -197,6 +197,25 @@ def test_removed_work_is_missed_where_it_was():
     )
 
 
+def test_a_model_that_doubts_its_times_widens_the_range_and_never_narrows_it():
+    def change(error: float):
+        def set_to_50_us(graph: Graph) -> None:
+            graph.select(name="long_kernel", kind="kernel").set(duration_ns=50_000).doubt(error)
+
+        return set_to_50_us
+
+    replay = daydream.replay(steps_behind_a_kernel())
+    widths = [daydream.whatif(replay, change(error)).uncertainty.model for error in (0.5, 0.3, 0.0)]
+    usual = MODEL_ERROR["kernels"]
+    assert widths[2] == pytest.approx(usual * 50_000, rel=0.02)
+    assert [width / widths[2] for width in widths] == [
+        pytest.approx(e / usual, rel=0.001) for e in (0.5, 0.3, usual)
+    ]
+    touched = daydream.whatif(replay, change(0.5)).touched
+    assert touched.doubt == pytest.approx((0.5 - usual) * touched.kernels)
+    assert touched.together == touched.kernels + touched.waits  # a doubt is no time touched
+
+
 def test_what_stays_hidden_does_not_widen_the_range():
     replay = daydream.replay(steps_behind_a_kernel())
     hidden, decides = (daydream.whatif(replay, halve(name)) for name in ("^short_kernel", "^data"))

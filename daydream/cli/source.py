@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from daydream.engines import Engine
     from daydream.trace import Trace
 
+MAX_UNPACKED = "daydream.max_unpacked"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -25,6 +26,17 @@ def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> str
         except re.error as error:
             raise click.BadParameter(f"{value!r} is not a regular expression ({error})", ctx, param) from None
     return value
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Keep a size for `read`: no command does anything else with it."""
+    if value is None:
+        return
+    match = re.fullmatch(r"(\d{1,12})\s*([KMGT]?)(i?)B?", value.strip(), re.IGNORECASE | re.ASCII)
+    if match is None or not int(match[1]):
+        raise click.BadParameter(f"{value!r} is no size such as 200GB", ctx, param)
+    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")
+    ctx.meta[MAX_UNPACKED] = int(match[1]) * unit
 
 
 def step_options() -> list[click.Option]:
@@ -40,6 +52,13 @@ def step_options() -> list[click.Option]:
             ["--steps"],
             type=click.Choice(["auto"]),
             help="'auto' finds steps by the period of the launches, when importing.",
+        ),
+        click.Option(
+            ["--max-unpacked"],
+            metavar="SIZE",
+            callback=_size,
+            expose_value=False,
+            help="To how much a packed file may unpack, as 200GB; 64 GB and 200 times its size if not given.",
         ),
     ]
 
@@ -103,9 +122,11 @@ def read(
             progress(f"sorting out {name}")
 
     progress(f"reading {sources[0]}")
+    context = click.get_current_context(silent=True)
     return daydream.load(
-        *sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show, engine=engine
-    )
+        *sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show, engine=engine,
+        max_unpacked=None if context is None else context.meta.get(MAX_UNPACKED),
+    )  # fmt: skip
 
 
 def _refuse_parquet(sources: Sequence[str]) -> None:

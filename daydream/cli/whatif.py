@@ -182,12 +182,11 @@ def _whatif(
         print_json(whatif_json(comparison))
     else:
         print_screen(whatif_text(comparison))
+        print_code(comparison.optimization)
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     if html is not None:
         click.echo(written, err=True)
-    if not as_json:
-        print_code(comparison.optimization)
     if output is None and html is None and not as_json:
         print_next("whatif", *ctx.meta[TYPED], "-o", free_name(comparison.optimization, ".json.gz"))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.device_work import fill_collectives, fill_grids, fill_types
-from daydream.collect.first_iterations import first_iterations
+from daydream.collect.first_iterations import first_iterations, start_up_of_single_step
 from daydream.collect.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.nesting import link_launches, nearest, nest
 from daydream.collect.phase_evidence import orphans
@@ -56,6 +56,8 @@ def derive(
     for number, reason in first_iterations(recording, step, nesting.parent, steps_found).items():
         steps_found[number].update(covered=False, why_not=reason)
     recording.metadata["steps"] = steps_found
+    if start_up := start_up_of_single_step(recording, launch, steps_found):
+        recording.note(start_up)
 
     forward_of = link_forward(recording)
     phase, assumed = find_phases(recording, nesting.parent, step, forward_of, launch)

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.phase_evidence import launched
 from daydream.collect.recording import Recording
+from daydream.wording import counted
 
 LONGER = 0.25
 """Of a usual step by which a first one is longer; less is not worth a step."""
@@ -21,6 +23,10 @@ ONCE = 3
 """Times as much as in any later step."""
 LATER = 2
 """Steps, at least, that tell what is usual."""
+LOADS, LOADS_NS = 20, 1_000_000
+"""Times as long as usual, and ns, that a launch takes which loads a module."""
+WORTH_SAYING = 0.1
+"""Of the only step."""
 WAITS = re.compile(r"Synchronize|Memcpy|Wait|Query|DataLoader|data_?load|nccl|c10d", re.IGNORECASE)
 """Calls and operators that last as long as something else does: a loader, another rank, the device."""
 
@@ -48,6 +54,32 @@ def first_iterations(
             break
         found[number] = _reason(recording, once)
     return found
+
+
+def start_up_of_single_step(
+    recording: Recording, launch: np.ndarray, steps: list[dict[str, Any]]
+) -> str | None:
+    """Return a sentence where the only step is much longer because kernels' modules were loaded in it.
+
+    CUDA loads a module when a kernel of it is launched first, inside that call (CUDA programming
+    guide, lazy loading); a recording with other steps leaves such a step out.
+    """
+    if len(steps) != 1 or not steps[0]["measured_ns"]:
+        return None
+    calls, names = launched(recording, launch)
+    if not len(calls):
+        return None
+    took = np.asarray(recording["duration_ns"])[calls].astype(np.int64)
+    first = np.unique(names, return_index=True)[1]
+    loads = first[took[first] >= max(LOADS_NS, LOADS * float(np.median(took)))]
+    total = int(took[loads].sum())
+    if total < WORTH_SAYING * steps[0]["measured_ns"]:
+        return None
+    kernels, longest = counted(len(loads), "kernel"), took[loads].max() / 1e6
+    return (
+        f"The only step holds start-up: {total / 1e6:,.0f} ms in first launches of {kernels}, which load "
+        f"their modules (the longest {longest:,.0f} ms). A later pass has none of it."
+    )
 
 
 def _by_name(

@@ -4,8 +4,8 @@ A loop launches the same work again and again. Equal runs of launches at one dis
 give the period; where they repeat, and where the CPU pauses longest, gives the
 boundaries. A few launches more, less or different in an iteration do not matter.
 
-Limits: one loop is found, the one that covers most launches. A recording of a single
-pass through equal layers looks like one iteration a layer. Iterations that differ in
+Limits: one loop is found, the one that covers most launches. Where no operators were recorded a
+single pass through equal layers looks like one iteration a layer. Iterations that differ in
 turn by more than 2 % of their launches are found as one: four micro-batches and an
 optimizer step are one iteration, not four.
 """
@@ -18,6 +18,7 @@ import numpy as np
 
 from daydream.collect.iterations import MIN_REPEATS, bounded, ends_of_iterations
 from daydream.collect.launches import Launches, read_launches
+from daydream.collect.one_pass import is_one_pass, range_of_pass
 from daydream.collect.recording import Recording
 
 MIN_COVERAGE = 0.5
@@ -47,6 +48,7 @@ def find_steps_by_period(recording: Recording) -> list[tuple[int, int]]:
     work. It begins where the iteration before it ends, since what the CPU does until the
     first launch prepares it; without one before it, with its first launch. Empty if no sequence
     of launches repeats three times and makes up half of all launches and of the device time.
+    One range is all of a single pass, whose layers repeat.
     """
     launches = read_launches(recording)
     together = _ranges(recording, launches, launches)
@@ -86,7 +88,17 @@ def _ranges(recording: Recording, launches: Launches, everything: Launches) -> l
     held, held_ns = (until - since).sum(), (total_ns[until] - total_ns[since]).sum()
     if held < MIN_COVERAGE * len(everything.symbols) or held_ns < MIN_COVERAGE * total_ns[-1]:
         return []
+    if not _holds_layers(symbols[firsts[1] : lasts[1]]) and is_one_pass(
+        recording, launches, pause_ns, firsts, lasts
+    ):
+        return [range_of_pass(recording, launches)]
     return list(zip(begins_ns.tolist(), ends_ns.tolist(), strict=True))
+
+
+def _holds_layers(iteration: np.ndarray) -> bool:
+    """Return whether most of an iteration repeats inside it, as a pass through equal layers does."""
+    found = _Period(iteration).search() if len(iteration) >= MIN_REPEATS else None
+    return found is not None and found[2] - found[1] >= MIN_COVERAGE * len(iteration)
 
 
 class _Period:

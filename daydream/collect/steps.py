@@ -66,14 +66,19 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
         markers = find_numbered_ranges(recording)
         if len(markers):
             return _marked(recording, markers), f"ranges such as {_first_name(recording, markers)!r}"
+    return _by_period(recording)
+
+
+def _by_period(recording: Recording) -> tuple[Ranges, str]:
     from daydream.collect.periods import find_steps_by_period
 
     ranges = find_steps_by_period(recording)
-    if ranges:
-        named = [(f"period {index}", start, end) for index, (start, end) in enumerate(ranges)]
-        return named, "period of the launch sequence (auto)"
-    start, end = _window(recording)
-    return [("whole recording", start, end)], "the whole recording: no markers, no period"
+    if not ranges:
+        return [("whole recording", *_window(recording))], "the whole recording: no markers, no period"
+    if len(ranges) == 1:
+        return [("pass", *ranges[0])], "one pass, whose layers repeat (auto)"
+    named = [(f"period {index}", start, end) for index, (start, end) in enumerate(ranges)]
+    return named, "period of the launch sequence (auto)"
 
 
 def finish_ranges(recording: Recording) -> None:

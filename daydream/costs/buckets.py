@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from daydream.costs.passes import updated_mb, weight_products
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.gradients import accumulated, gradients
 from daydream.graph.graph import Graph
@@ -56,7 +57,8 @@ class Gradients:
         behind = dict(zip(calls.keys, calls.last().ids.tolist(), strict=True))
         found = {}
         for place, node in last.items():
-            key = (place[0], str(graph.column("lane", np.array([node]))[0]))
+            launch = int(graph.columns["launch"][node])
+            key = (place[0], str(graph.column("lane", np.array([launch if launch >= 0 else node]))[0]))
             found[place] = behind.get(key, node)  # a gradient without a CPU task ends with its work
         return self.nodes.of(np.array([found[place] for place in self.step_and_rank]), "ends", ordered=True)
 
@@ -121,8 +123,9 @@ def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None 
     """Return the gradients of a trace.
 
     `gradient_mb` is how many MiB they are in all, for a trace that does not tell, if the caller has
-    such an option; the `AccumulateGrad` nodes then share it equally. Raises `NotApplicableError`
-    where sizes are unknown.
+    such an option; the `AccumulateGrad` nodes then share it equally. Where no operators were recorded, the
+    products that compute gradients of weights do, and the update's grids tell how much it is. Raises
+    `NotApplicableError` where sizes are unknown.
     """
     if gradient_mb == "no option":
         gradient_mb, hint = None, ""
@@ -133,6 +136,9 @@ def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None 
         nodes, makers, nbytes = gradients(graph)
     except NotApplicableError as error:
         nodes, makers = accumulated(graph)
+        if not len(nodes) and graph.trace is not None and not graph.trace.is_kind("operator").any():
+            nodes = makers = weight_products(graph)
+            gradient_mb = updated_mb(graph) if gradient_mb is None else gradient_mb
         if gradient_mb is None or not len(nodes):
             raise NotApplicableError(f"{error}{hint if len(nodes) else ''}") from None
         nbytes = np.zeros(len(nodes), np.int64)

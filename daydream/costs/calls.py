@@ -23,9 +23,8 @@ from daydream.costs.amount import Amount
 from daydream.costs.hints import hints_of
 from daydream.costs.shapes import Shape
 from daydream.costs.work import (
-    FORMULAS,
     MATRIX_FAMILIES,
-    bare_name,
+    has_formula,
     itemsize,
     operator_work,
 )
@@ -80,10 +79,8 @@ class Calls:
         """Set `which` for every operator row with a formula, each distinct call once."""
         trace = self.trace
         names = trace.text("name")
-        has_formula = np.array(
-            [bare_name(name) in FORMULAS or name.startswith("triton_") for name in names] + [False]
-        )
-        rows = self.rows[has_formula[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
+        told = np.array([has_formula(name) or name.startswith("triton_") for name in names] + [False])
+        rows = self.rows[told[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
         if not len(rows):
             return
         hints, hint_of = hints_of(trace, self.rows, rows)

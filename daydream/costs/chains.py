@@ -13,12 +13,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from daydream.costs.achieved import memory_bandwidth
+from daydream.costs.chain_bounds import can_fuse
 from daydream.costs.forward_calls import innermost_makers, nodes
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.scaling import NO_WORK
 from daydream.costs.work import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import call_rows, instances
+from daydream.graph.device import unrecorded_launches
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.numbering import distinct_rows
@@ -39,6 +41,8 @@ def work_tasks(graph: Graph) -> Selection:
         raise NotApplicableError(
             "this trace records no operators, so which kernels belong together is not known"
         )
+    if unrecorded_launches(graph):
+        raise NotApplicableError("calls of this trace launched device work that was not recorded")
     device = graph.select(on="gpu")
     return device if len(device) else graph.select(kind="cpu")
 
@@ -52,7 +56,8 @@ def find_chains(
     that matches; of nested calls the outermost that has one), `pattern` is a regular
     expression over the letters. Work of no word parts a chain, but for `unseen` tasks, and on
     the CPU views, allocations and calls that only call others. Forward passes that a
-    checkpoint runs again count too. A chain holds two calls at least.
+    checkpoint runs again count too. A chain holds two calls at least, and nothing that one kernel
+    cannot do (`daydream.costs.chain_bounds`).
     """
     tasks = _forward(graph, work_tasks(graph))
     tasks = tasks.of(tasks.ids[np.argsort(_lane_and_step(tasks), kind="stable")], tasks.words, ordered=True)
@@ -81,7 +86,7 @@ def find_chains(
         before = _last_known(chain, seen)
         behind = _last_known(chain[::-1], np.sort(len(tasks) - 1 - seen))[::-1]
         chain = np.where(hidden & (before == behind), before, chain)
-    return Groups(tasks, chain, list(range(len(matches))))
+    return can_fuse(Groups(tasks, chain, list(range(len(matches)))))
 
 
 def backward_of(chains: Groups) -> Groups:
@@ -173,7 +178,7 @@ def fuse_passes(chains: Groups, name: str, *, forward: int, backward: int) -> st
     `forward` and `backward` say how many tensors these read or write.
     """
     graph = chains.tasks.graph
-    nodes = backward_of(chains)
+    nodes = can_fuse(backward_of(chains))
     count, before = len(chains.tasks) + len(nodes.tasks), chains.total("duration_ns").sum()
     before += nodes.total("duration_ns").sum()
     after = fuse_chains(chains, name, one_pass_ns(graph, chains, forward)).total("duration_ns")

@@ -20,6 +20,7 @@ from typing import Any
 from daydream.costs.clusters import Cluster
 from daydream.costs.collectives import Link
 from daydream.errors import DaydreamError
+from daydream.input_files import check_regular
 
 NVLINK_NS, PCI_NS, NETWORK_NS = 3_400, 5_700, 14_000
 NET_BW = 12.0  # GB/s for 100 Gbit/s
@@ -82,6 +83,7 @@ def read_cluster(path: str | Path) -> Cluster:
     """
     path = Path(path)
     try:
+        check_regular(path)
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise DaydreamError(f"cannot read the cluster file {path}: {error.strerror or error}") from None

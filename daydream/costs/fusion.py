@@ -29,7 +29,7 @@ def fusible_chains(graph: Graph, fusible: Selection) -> Groups:
     phase = graph.columns["phase"][ids]
     same = (number[1:] == number[:-1]) & (phase[1:] == phase[:-1])
     for each in np.unique(lane).tolist():
-        points = np.sort(graph.columns["order"][_waits(graph, each)])
+        points = np.sort(graph.columns["order"][parting_calls(graph, each)])
         here = (lane[1:] == each) & (lane[:-1] == each)
         crossed = np.searchsorted(points, order[1:]) != np.searchsorted(points, order[:-1])
         same &= ~(here & crossed)
@@ -41,9 +41,11 @@ def fusible_chains(graph: Graph, fusible: Selection) -> Groups:
     return chains.where(chains.sizes > 1)
 
 
-def _waits(graph: Graph, lane: int) -> np.ndarray:
+def parting_calls(graph: Graph, lane: int) -> np.ndarray:
     """Return the calls that part a stream's work: waits of CPU threads for it, and between it and others."""
     syncs, waits = graph.syncs, graph.waits
+    if not graph.lanes[lane].on_device:
+        return np.empty(0, np.int64)
     calls = [
         syncs["task"][(syncs["lane"] == lane) | (syncs["lane"] == ALL_LANES)],
         waits["wait"][waits["target"] == lane],

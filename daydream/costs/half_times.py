@@ -185,6 +185,7 @@ def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
 # write planes themselves. In the public trace `a100_resnet_ddp_rank0of2` (ResNet-50, TF32) 211 changes of
 # layout take 5.0 ms a step, where all of it would take 9.9 at the rate of its element-wise work.
 TURNED = 0.5
+LAYOUT_CHANGE = "nchwToNhwc and back"  # as cuDNN's are named, so that channels-last finds them
 
 
 def changes_layout(graph: Graph, matrix: Selection) -> tuple[Selection, np.ndarray]:

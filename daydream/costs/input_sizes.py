@@ -45,9 +45,11 @@ MOST = 0.5  # of the time of work that grows: where less has shapes, they do not
 def recorded_batch(graph: Graph) -> int | None:
     """Return the batch size of the trace, as most calls show it; None where no shape tells it.
 
-    Raises `NotApplicableError` if as many calls show another one.
+    Raises `NotApplicableError` if as many calls show another one, or if most layers do not hold it: the first
+    convolutions may work on patches or frames, several a sample.
     """
     sure, likely, perhaps = Counter[int](), Counter[int](), Counter[int]()
+    leading = Counter[Shape]()
     for name, arguments, times in _calls(graph):
         first = _tensor(arguments, 0)
         if name in BATCH_FIRST or "attention" in name:
@@ -57,7 +59,15 @@ def recorded_batch(graph: Graph) -> int | None:
         elif name in BY_TOKEN and len(given := _tensor(arguments, BY_TOKEN[name])) > 1:
             # A third dimension may stand first, where sequences do; a second one may be batch and sequence.
             (likely if len(given) > 2 else perhaps)[given[0]] += times
-    return _most(sure or likely or perhaps, "batch size")
+            leading[given[:-1]] += times * (len(given) > 2 and given[0] > 1)
+    size = _most(sure or likely or perhaps, "batch size")
+    without = sum(times for sizes, times in leading.items() if size and all(each % size for each in sizes))
+    if without > leading.total() / 2:
+        raise NotApplicableError(
+            f"the trace's shapes disagree: some calls show a batch of {size:,}, most layers do not.\n"
+            "       Where those are patches or frames, several a sample, give the batch by --recorded."
+        )
+    return size
 
 
 def recorded_length(graph: Graph) -> int | None:
@@ -200,7 +210,7 @@ def need_size(size: int | None, what: str) -> int:
     if size is None:
         raise NotApplicableError(
             f"the trace's shapes do not tell its {what}.\n"
-            "       Give it by --recorded; shapes must have been recorded."
+            "       Give it by --recorded; shapes must have been recorded, or grids of training."
         )
     return size
 

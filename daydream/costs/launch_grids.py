@@ -1,9 +1,10 @@
 """How work without recorded shapes grows with the tokens of a sequence, read off the grids of its kernels.
 
-An element-wise kernel of torch has a block for so many elements of its result, so its grid tells them (ATen's
-`Loops.cuh`: 4 a thread unless its name says otherwise). Three kinds of tensors can be told apart by them:
+An element-wise kernel of torch has a block for so many elements of its result (`passes.py`). Three kinds of
+tensors can be told apart by them:
 
-- Parameters: as large as those that the optimizer's element-wise kernels update. Work on them alone stays.
+- Parameters: as large as those that the optimizer's element-wise kernels update, and as many a step (or twice
+  as many, forward and backward). Work on them alone, as copies of gradients into place, stays.
 - Attention scores: between two batched products over all heads of all samples, `heads` x length x length.
   They grow as the square, with those products, softmax and fused attention. So the length is read, too.
 - All else in the passes holds tokens, once.
@@ -19,23 +20,23 @@ from math import ceil, isqrt
 import numpy as np
 
 from daydream.costs.kernels import grid_blocks
+from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block
 from daydream.costs.retime import retime
 from daydream.costs.roofline import is_matrix_kernel
 from daydream.costs.tiles import named_tile
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
-ELEMENTWISE = re.compile(
-    r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)"
-)
-VECTORIZED = re.compile(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")
+GEMM = re.compile(r"gemm|cutlass|nvjet|^Cijk", re.IGNORECASE)
+CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit_gemm|winograd", re.IGNORECASE)
 FUSED_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
 REDUCTION = re.compile(r"softmax|(?<!splitK)reduce_kernel", re.IGNORECASE)
+# ATen's PersistentSoftmax.cuh: 4 warps a block, of a row or two (up to 2**7); SoftMax.cu: a block a row.
+WARP_SOFTMAX = re.compile(r"softmax_warp_\w+<.*?, (?:\(int\))?(\d+), ")
+BLOCK_SOFTMAX = re.compile(r"cunn_SoftMax\w+<")
+WARPS, SHORT_ROW = 4, 7
 SPLIT_SUM = re.compile(r"split_?K_?reduce|reduce_?split_?K", re.IGNORECASE)
-# cuBLAS names the layouts of both factors. Of torch's row-major linear layers the forward product is `tn`,
-# the gradient of its input `nn` and that of its weight `nt`.
-WEIGHT_GRADIENT = re.compile(r"gemm\w*_nt(?:_|\b)")
-THREADS, EACH = 128, 4  # of torch's element-wise kernels: threads a block, elements a thread
+MOST = 0.5  # of the kernels between products of as many heads: scores are all of one length
 LEAST_LENGTH = 8
 
 
@@ -48,15 +49,6 @@ class Growth:
     length: int | None  # read off the grids of scores
 
 
-def elements_a_block(name: str) -> int:
-    """Return how many elements of the result a block of an element-wise kernel works out, 0 for others."""
-    found = VECTORIZED.search(name)
-    if found:
-        return THREADS * max(EACH, int(found[1]))
-    found = ELEMENTWISE.search(name)
-    return int(found[1]) * int(found[2]) if found else 0
-
-
 def growth_by_grids(graph: Graph, tasks: Selection, recorded: int | None = None) -> Growth:
     """Return how the work of tasks grows with the length, 1 for each that nothing tells more of.
 
@@ -65,8 +57,7 @@ def growth_by_grids(graph: Graph, tasks: Selection, recorded: int | None = None)
     kernels = _Kernels(tasks)
     heads, length = kernels.attention(recorded)
     work = np.ones(len(tasks), np.int64)
-    parameters = _Kernels(graph.select(kind="kernel", phase="optimizer")).sizes()
-    work[np.isin(kernels.most, [*parameters]) & (kernels.most > 0)] = 0
+    work[kernels.on_parameters(_Kernels(graph.select(kind="kernel", phase="optimizer")))] = 0
     work[kernels.fused] = 2
     if length is not None:
         work[kernels.within_attention(heads, length)] = 2
@@ -105,18 +96,31 @@ class _Kernels:
         self.most = np.where((self.block > 0) & (blocks > 0), blocks * self.block, -1)
         self.product = is_matrix_kernel(tasks.name)
         self.names, self.blocks = names, blocks
-        self.batch = np.where(self.product, _deep(tasks), 1)
+        # The third size of other grids, of convolutions and layout changes, is no batch of products.
+        batched = _fits(names, GEMM) & ~_fits(names, CONVOLUTION)
+        self.batch = np.where(self.product & batched, _deep(tasks), 1)
         self.fused = _fits(names, FUSED_ATTENTION)
         self.reduces = _fits(names, REDUCTION)
+        self.steps = max(len(np.unique(tasks.step)), 1)
         lane = tasks.graph.columns["lane"][tasks.ids]
         self.order = np.lexsort((tasks.graph.columns["order"][tasks.ids], lane))
         split = _fits(names, SPLIT_SUM)[self.order]
         self.batch[self.order[:-1][split[1:]]] = 1  # its third size is the parts of its sum
-        self.weight_gradient = _fits(names, WEIGHT_GRADIENT) & (self.batch == 1)
+        self.weight_gradient = _fits(names, re.compile(WEIGHT_GRADIENT)) & (self.batch == 1)
 
-    def sizes(self) -> set[int]:
-        """Return the elements that element-wise kernels of more than one block work on."""
-        return set(self.most[self.most > self.block].tolist())
+    def counts(self) -> dict[tuple[str, int], float]:
+        """Return how many kernels a step have a name and work on so many elements, of more than one block."""
+        large = np.flatnonzero(self.most > self.block).tolist()
+        found = Counter((self.names[place], int(self.most[place])) for place in large)
+        return {key: count / self.steps for key, count in found.items()}
+
+    def on_parameters(self, update: _Kernels) -> np.ndarray:
+        """Mask of the kernels that work on each parameter of a size once or twice a step."""
+        tensors: dict[int, float] = {}
+        for (_, size), count in update.counts().items():  # every kind of kernel sees each at least once
+            tensors[size] = min(count, tensors.get(size, count))
+        alike = {key for key, count in self.counts().items() if count / tensors.get(key[1], np.inf) in (1, 2)}
+        return np.array([key in alike for key in zip(self.names, self.most.tolist(), strict=True)], bool)
 
     def runs(self) -> list[np.ndarray]:
         """Return the kernels from each batched product to the next of the same batch, with sums between."""
@@ -138,7 +142,9 @@ class _Kernels:
             votes.update((heads, side) for side in sides if side and self._is_square(run[0], side))
         if not votes:
             return set(), None
-        length = max(votes, key=lambda key: votes[key])[1]  # of as many, the first seen
+        best, length = max(votes, key=lambda key: votes[key])  # of as many, the first seen
+        if votes[best, length] < MOST * sum(count for (heads, _), count in votes.items() if heads == best):
+            return set(), None
         return {heads for heads, side in votes if side == length}, length
 
     def _is_square(self, product: int, side: int) -> bool:
@@ -153,12 +159,17 @@ class _Kernels:
     def _side(self, place: int, heads: int, recorded: int | None) -> int | None:
         """Return the side of the squares that a kernel works on, one a head; None where they are none."""
         most, block = int(self.most[place]), int(self.block[place])
-        if most <= block:
-            return None
-        side = isqrt(most // heads)
-        if side < LEAST_LENGTH or heads * side * side <= most - block:
-            return None
-        return side if recorded in (None, side) else None
+        side = isqrt(most // heads) if most > block else 0
+        if not side or heads * side * side <= most - block:
+            side = self._softmax_rows(place) // heads
+        return side if side >= LEAST_LENGTH and recorded in (None, side) else None
+
+    def _softmax_rows(self, place: int) -> int:
+        """Return the rows of a softmax: torch's has a block a row, for short rows a warp for one or two."""
+        warp = WARP_SOFTMAX.search(self.names[place])
+        if warp:
+            return int(self.blocks[place]) * WARPS * (2 if int(warp[1]) <= SHORT_ROW else 1)
+        return int(self.blocks[place]) if BLOCK_SOFTMAX.search(self.names[place]) else 0
 
     def within_attention(self, heads: set[int], length: int) -> np.ndarray:
         """Mask of batched products over these heads and what works on scores."""

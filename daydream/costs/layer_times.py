@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream.errors import TraceError
+from daydream.input_files import check_regular
 
 
 def read_times(path: str) -> dict[str, float]:
@@ -18,6 +19,7 @@ def read_times(path: str) -> dict[str, float]:
     Raises `TraceError` for a file that is missing, or holds anything else than names and times.
     """
     try:
+        check_regular(path)
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from daydream.costs.calibration import Measurement
 from daydream.errors import DaydreamError
+from daydream.input_files import check_regular
 
 TESTS = (
     ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
@@ -43,6 +44,7 @@ def read_nccl_tests(
     """
     path = Path(path)
     try:
+        check_regular(path)
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise DaydreamError(f"cannot read {path}: {error.strerror or error}") from None

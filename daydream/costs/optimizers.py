@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from daydream.costs.achieved import memory_bandwidth
-from daydream.costs.kernels import work
+from daydream.costs.kernels import grid_blocks, work
+from daydream.costs.passes import updated_by_grids
 from daydream.costs.scaling import tiny_call_ns
 from daydream.costs.work import itemsize
 from daydream.graph.graph import Graph
@@ -234,7 +235,11 @@ def _parameters(graph: Graph, metadata: dict[str, Any]) -> tuple[int, int, str]:
     reduced = graph.select(kind="collective", phase="backward", collective="all_reduce")
     if len(reduced) and (reduced.elements > 0).all():
         steps = [int(reduction.elements.sum()) for reduction in reduced.group_by("step")]
-        return nodes, int(np.median(steps)), "by the gradients that are reduced"
+        if steps:
+            return nodes, int(np.median(steps)), "by the gradients that are reduced"
+    update = graph.select(kind="kernel", phase="optimizer")
+    if graph.trace is not None and not graph.trace.is_kind("operator").any() and len(update):
+        return *updated_by_grids(update, grid_blocks(graph, update)), "by the grids of the update's kernels"
     return nodes, -1, ""
 
 

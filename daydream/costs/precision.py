@@ -11,6 +11,7 @@ from daydream.costs.achieved import memory_bandwidth
 from daydream.costs.calls import NOT_MAIN
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.optimizers import RULES, Update, update_of
+from daydream.costs.passes import value_ns
 from daydream.costs.roofline import is_matrix_kernel, names_fit
 from daydream.costs.shapes import elements, parse_shapes
 from daydream.costs.work import bare_name
@@ -199,6 +200,12 @@ def unscale_ns(graph: Graph, updates: Groups, update: Update) -> tuple[np.ndarra
         time = np.full(len(updates), float(streaming_ns(graph, np.array([nbytes]))[0]))
         said = f"Unscaling moves {nbytes / 1e6:,.1f} MB: {update.elements:,} gradients, {update.where}."
         return time + (launches - 1) * floor_ns(graph), launches, said
+    each = value_ns(updates.tasks)
+    if each is not None:
+        said = (
+            "Unscaling takes as long as the update's multi-tensor kernels take for the two values it moves."
+        )
+        return np.full(len(updates), 2 * each), 1, said
     rule = RULES.get(update.kind or "")
     if rule is None:
         raise NotApplicableError(

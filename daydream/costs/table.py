@@ -18,6 +18,7 @@ from typing import Any
 from daydream.costs.shapes import Shape
 from daydream.costs.work import bare_name
 from daydream.errors import TraceError
+from daydream.input_files import check_regular
 
 COLUMNS = ("kernel", "op", "shapes", "dtype", "duration_ns")
 CPU = "cpu"  # the device of a table that was measured on a CPU
@@ -95,6 +96,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _is_parquet(path: str | os.PathLike[str]) -> bool:
+    check_regular(path)
     if Path(path).suffix == ".parquet":
         return True
     with open(path, "rb") as file:

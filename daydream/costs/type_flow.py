@@ -39,6 +39,10 @@ WIDE_KERNEL = (
 # These take a 16-bit input and give a 32-bit result in one kernel, their gradients the other way round.
 TO_32_IN_ONE = r"(?i)soft_?max|aten::(sum|prod|cumsum|cumprod|linalg_vector_norm)$"
 ADD, ADD_KERNEL = r"aten::add_?$", r"CUDAFunctor_add|AddFunctor|add_kernel"
+# Within `cross_entropy` the logarithm of softmax is asked for in the type of its input
+# (ATen/native/LossNLL.cpp), and only the loss is computed in 32 bits: so in `t4_mlp_amp`, a development pair.
+LOG, LOG_KERNEL = r"log_softmax", r"(?i)log_?softmax|softmax_warp_\w+<[^>]*\b\d+, (true|\(bool\)1),"
+LOSS = r"(?i)nll_loss"
 COMPILED = "triton_"  # Inductor writes casts into the kernels around them
 SUM, SUM_KERNEL = r"aten::sum$", r"reduce_kernel.*(sum_functor|SumOps|sum_kernel)"
 
@@ -56,6 +60,8 @@ def wide_work(kernels: Selection) -> Selection:
     """Return the kernels of operators that autocast keeps in 32 bits."""
     forward = kernels.where(phase=("forward", "loss"))
     found = kernels.where(op=WIDE_BOTH_WAYS) | kernels.where(name=WIDE_KERNEL)
+    if len(kernels.where(name=LOSS)):
+        found = found - kernels.where(op=LOG) - kernels.where(name=LOG_KERNEL)
     return found | forward.where(op=WIDE_FORWARD)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from daydream.collect.work import ITEM_BYTES
-from daydream.costs import lookups, matrix, streaming
+from daydream.costs import experts, lookups, matrix, streaming
 from daydream.costs.amount import Amount
 from daydream.costs.matrix import Formula, tensors
 from daydream.costs.shapes import Argument, Shape, elements, parse_shapes
@@ -32,6 +32,11 @@ def bare_name(op: str) -> str:
     return name.removesuffix("_")
 
 
+def has_formula(op: str) -> bool:
+    """Tell whether the work of an operator follows from shapes."""
+    return bare_name(op) in FORMULAS or experts.formula_of(op) is not None
+
+
 def operator_work(op: str, shapes: str | None, hint: Shape | None = None) -> Amount | None:
     """Return the work of a call with these recorded shapes (JSON text), None where it is unknown.
 
@@ -46,7 +51,7 @@ def shapes_work(op: str, arguments: list[Argument], hint: Shape | None = None) -
     """Return the work of a call with these arguments, as `parse_shapes` gives them."""
     if COMPILED.match(op):
         return _compiled(arguments)
-    formula = FORMULAS.get(bare_name(op))
+    formula = FORMULAS.get(bare_name(op)) or experts.formula_of(op)
     return None if formula is None else formula(arguments, hint)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from daydream.costs.loading import untraced_waits
+from daydream.errors import NotApplicableError
 from daydream.explanation.asking import Asked, Asker
 from daydream.explanation.beside import Waits, waits
 from daydream.explanation.causes import (
@@ -99,6 +101,17 @@ class Scene:
         return chain.of(UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
 
     @cached_property
+    def batches(self) -> np.ndarray:
+        """Those in which a step waits for its batch: before its first copy, where no loader was recorded."""
+        if len(self.graph.select(phase="data")):
+            return np.zeros(len(self.idle), bool)
+        try:
+            awaited = untraced_waits(self.graph).tasks
+        except NotApplicableError:
+            return np.zeros(len(self.idle), bool)
+        return np.asarray(self.idle & np.isin(self.chain.task, awaited.ids))
+
+    @cached_property
     def syncs(self) -> Waits:
         """Calls that stand blocked until device work is done."""
         return waits(self.chain, Cause.SYNC)
@@ -180,7 +193,8 @@ def blocking_calls(scene: Scene) -> Iterator[Avoidable]:
 
 def data_loading(scene: Scene) -> Iterator[Avoidable]:
     """The step waits for its batch where loading is on the critical path."""
-    yield from scene.found("data loading", scene.chain.of(LOADING), ["dataloader"], "data loading")
+    mask = scene.chain.of(LOADING) | scene.batches
+    yield from scene.found("data loading", mask, ["dataloader"], "data loading")
 
 
 def exposed_communication(scene: Scene) -> Iterator[Avoidable]:
@@ -281,12 +295,11 @@ def full_precision(scene: Scene) -> Iterator[Avoidable]:
 def idle_gaps(scene: Scene) -> Iterator[Avoidable]:
     """Time in one piece in which a thread records nothing while the step waits for it."""
     code, texts = scene.graph.columns["name"][scene.chain.task], scene.graph.texts["name"]
-    for number in np.unique(code[scene.idle]).tolist():
+    idle = scene.idle & ~scene.batches
+    for number in np.unique(code[idle]).tolist():
         name = texts[number]
         gap = {"on": "cpu", "name": _exactly(name), "only_gaps": True}
-        yield from scene.found(
-            "idle gap", scene.idle & (code == number), [], f"untraced time behind {name}", gap
-        )
+        yield from scene.found("idle gap", idle & (code == number), [], f"untraced time behind {name}", gap)
 
 
 RULES: tuple[Callable[[Scene], Iterator[Avoidable]], ...] = (

@@ -21,6 +21,9 @@ from daydream.simulate.replay import Replay
 
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
+LARGELY = (
+    0.67  # of the step: what saves so much if it takes no time bounds it, whatever is left to the other side
+)
 TURNS, BOTH, UNRECORDED = "turns", "CPU and GPU", "unrecorded"
 NOT_RECORDED = (UNTRACED_DEVICE, RECORDING)
 
@@ -86,7 +89,9 @@ def bound(causes: Sequence[Share], without: Without) -> str:
 
 def _of_sides(groups: Mapping[str, float], without: Without, device: float, cpu: float) -> str:
     """Return the side that takes nearly the whole step alone; the shares are what each would take alone."""
-    if max(device, cpu) < NEARLY:
+    if 1 - device >= LARGELY:
+        return "CPU"
+    if max(device, cpu) < NEARLY and 1 - cpu < LARGELY:
         return TURNS
     if min(device, cpu) >= NEARLY and (groups.get("CPU", 0.0) >= MOST) != (cpu >= device):
         return BOTH

@@ -165,11 +165,14 @@ def trace_back(timeline: Timeline, copy: int, steps: Sequence[int]) -> Chain:
         window = np.full(len(own), number)
         parts.append((window, own, begin, work, np.full(len(own), -1)))
         parts.append((window, np.where(gap, before, own), begin - delay, delay, path.cause.astype(np.int64)))
-    window, task, begin, ns, edge = (np.concatenate(column) for column in zip(*parts, strict=True))
+    nothing = (np.zeros(0, np.int64),) * 5  # a change may have left the steps no work
+    window, task, begin, ns, edge = (np.concatenate(column) for column in zip(nothing, *parts, strict=True))
     there = ns != 0
     window, task, begin, ns, edge = window[there], task[there], begin[there], ns[there], edge[there]
     cause = _causes(timeline.graph, task, edge)
-    return Chain(timeline, tuple(steps), np.array(windows, np.int64), window, task, begin, ns, cause)
+    return Chain(
+        timeline, tuple(steps), np.array(windows, np.int64).reshape(-1, 3), window, task, begin, ns, cause
+    )
 
 
 def shares(chain: Chain) -> list[Share]:

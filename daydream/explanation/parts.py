@@ -32,6 +32,8 @@ def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str,
     `beside` is what goes on meanwhile and adds up to nothing: the device's idle time, CPU calls that
     stand blocked, communication that something hides. It holds no zeros, but all that applies.
     """
+    if not steps:  # a change has left them no work
+        return {"by_cause": {}, "by_phase": {}, "by_layer": {}, "beside": {}}
     chain = trace_back(timeline, copy, list(steps))
     total = np.zeros(len(NAMES), np.int64)
     np.add.at(total, chain.cause, chain.ns)

@@ -13,6 +13,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | `queue` | a full launch queue blocks the launching call | `queue` |
 | `lock` | a call stands until a blocking call of another thread lets go of the driver | `lock` |
 | `synchronization` | blocking calls wait for the device | `synchronization` |
+| `spins` | CPU time that ends with the device task launched before it, again and again | `spins` |
 | `launches` | what a long call does before it submits is CPU work, not latency | `launches` |
 | `events` | a stream waits for an event of another | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
@@ -38,6 +39,7 @@ from daydream.graph.rules.latencies import measure_latencies
 from daydream.graph.rules.launches import cut_long_calls
 from daydream.graph.rules.lock import wait_for_lock
 from daydream.graph.rules.queue import bound_queues
+from daydream.graph.rules.spins import wait_in_spins
 from daydream.graph.rules.streams import order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
 from daydream.graph.rules.threads import order_threads
@@ -52,6 +54,7 @@ RULES = {
     "queue": bound_queues,
     "lock": wait_for_lock,
     "synchronization": wait_in_calls,
+    "spins": wait_in_spins,
     "launches": cut_long_calls,
     "events": wait_for_events,
     "communication": meet,

@@ -177,6 +177,8 @@ class Graph(Shown):
 
     def code(self, column: str, text: str | None) -> int:
         """Return the code of a text in a coded column, made if it is new; -1 for None."""
+        if text is not None and not isinstance(text, str):
+            raise GraphError(f"{column} must be text, not {text!r}")
         if text is None:
             return -1
         texts = self.texts.setdefault(column, [] if self.trace is None else [*self.trace.text(column)])

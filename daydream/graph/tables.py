@@ -98,6 +98,8 @@ class Facts:
     unexplained: int = 0  # device tasks that started later than their known causes allow
     unexplained_ns: int = 0
     untraced_ns: int = 0  # device work that the profiler left out, inside graphs and before the window
+    doubtful_waits: int = 0  # stretches of CPU time that may be waits for what ended just before
+    doubtful_ns: int = 0
     unresolved_syncs: int = 0
     doubtful_matches: int = 0  # between ranks, left out as tasks would have waited for each other
     unlaunched_kernels: int = 0

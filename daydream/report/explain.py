@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
+from daydream.explanation.causes import UNTRACED_DEVICE
 from daydream.report.explain_costs import avoidable_costs, sentence
 from daydream.report.layout import (
     Figures,
@@ -17,7 +18,7 @@ from daydream.report.layout import (
     section,
     shortened,
 )
-from daydream.report.numbers import count, listed, number, percent, scale, time_text
+from daydream.report.numbers import count, listed, number, percent, replayed_text, scale, time_text
 
 if TYPE_CHECKING:
     from daydream.explanation import Asked, Explanation, Share
@@ -174,7 +175,11 @@ def beside(explanation: Explanation) -> list[str]:
     said = []
     launching = explanation.launching
     if explanation.busy_share is not None:
-        said.append(f"The device is busy {percent(explanation.busy_share)} of the step.")
+        missing = explanation.share(UNTRACED_DEVICE)
+        more = (
+            f" with recorded work, and {percent(missing)} with work that was not recorded" if missing else ""
+        )
+        said.append(f"The device is busy {percent(explanation.busy_share)} of the step{more}.")
     if launching is not None:
         number_of = count(round(launching.calls), "launch call")
         calls = f"Launching takes {time_text(launching.total_ns)} in {number_of} a step"
@@ -190,10 +195,10 @@ def beside(explanation: Explanation) -> list[str]:
 
 def _headline(explanation: Explanation) -> str:
     replay, after = explanation.replay, explanation.after
-    error = percent(replay.error, signed=True)
     if after is None:
-        times = f"measured {time_text(replay.measured_ns)}   replayed {time_text(explanation.replayed_ns)}"
-        return f"step time   {times} (error {error})"
+        times = f"measured {time_text(replay.measured_ns)}   {replayed_text(replay, explanation.replayed_ns)}"
+        return f"step time   {times}"
+    error = percent(replay.error, signed=True)
     times = f"replayed {time_text(after.replayed_ns)}   simulated {time_text(after.simulated_ns)}"
     name = shortened(printable(after.optimization), LABEL)
     return f"step time   {times} after {name} (replay error {error})"

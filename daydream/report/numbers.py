@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daydream.simulate.replay import Replay
 
 UNITS = (("ms", 1_000_000), ("us", 1_000))
 
@@ -24,6 +28,13 @@ def number(value: float) -> str:
 def time_or_unknown(ns: float | None) -> str:
     """Return a time as `time_text` does, `unknown` for None."""
     return "unknown" if ns is None else time_text(ns)
+
+
+def replayed_text(replay: Replay, settled_ns: float) -> str:
+    """Return what the recorded steps replay in, with the error, and further ones where they differ."""
+    told, settled = time_text(replay.replayed_ns), time_text(settled_ns)
+    after = "" if told == settled else f", settled {settled}"
+    return f"replayed {told} (error {percent(replay.error, signed=True)}){after}"
 
 
 def range_text(low_ns: float, high_ns: float) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from daydream.errors import GraphError
 from daydream.graph.coverage import Coverage
 from daydream.graph.device import device_work
+from daydream.recorded_time import recorded_time
 from daydream.trace import DEVICE_KINDS, PHASES
 
 if TYPE_CHECKING:
@@ -211,6 +212,8 @@ class Overview:
                 for step in self.steps
             ],
             "covered": len(self.covered),
+            "recorded_time": time.to_json() if (time := recorded_time(trace)) is not None else None,
+            "phases_assumed": float(metadata.get("phases_assumed", 0.0)),
             "known": self.known(),
             "phases": self.phase_shares(),
             "device_rows": self.device_tasks,

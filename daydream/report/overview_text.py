@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daydream.recorded_time import recorded_time
 from daydream.report.collected import collected_facts
 from daydream.report.layout import Facts, Screen, Title, notes, printable, shortened
 from daydream.report.numbers import count, listed, percent, range_text, time_text
@@ -104,7 +105,9 @@ def _lanes(overview: Overview) -> str:
 def _steps(overview: Overview) -> str:
     steps, covered = overview.steps, overview.covered
     source = printable(str(overview.trace.metadata.get("step_source", "unknown")))
-    text = f"{len(steps):,}, {len(covered):,} covered, from {source}"
+    time = recorded_time(overview.trace)
+    share = f" ({100 * time.covered:.0f} % of the recording)" if time is not None and covered else ""
+    text = f"{len(steps):,}, {len(covered):,} covered{share}, from {source}"
     if covered:
         least, middle, most = step_spread(covered)
         text += f"\nmeasured {time_text(middle)}"

@@ -71,6 +71,6 @@ def _steps(process: int, name: str, begin: np.ndarray, end: np.ndarray, origin: 
     change = np.concatenate([np.ones(len(begin), np.int64), np.full(len(end), -1, np.int64)])
     at, place = np.unique(times, return_inverse=True)
     level = np.cumsum(np.bincount(place.reshape(-1), weights=change).astype(np.int64))
-    differs = np.append(True, level[1:] != level[:-1])
+    differs = np.append(True, level[1:] != level[:-1])[: len(level)]
     for ts, value in zip((at[differs] - origin).tolist(), level[differs].tolist(), strict=True):
         yield counter(process, ts, name, value)

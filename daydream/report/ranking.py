@@ -20,7 +20,7 @@ from daydream.report.layout import (
     shortened,
     tail,
 )
-from daydream.report.numbers import count, percent, scale, speedup, time_text
+from daydream.report.numbers import count, replayed_text, scale, speedup, time_text
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ def ranking_text(ranking: Ranking, *, top: int) -> Screen:
 
 def ranking_headline(ranking: Ranking) -> str:
     """Return the measured and the replayed step, and what it is bound by."""
-    error = percent(ranking.replay.error, signed=True)
     parts = [
         f"step time   measured {time_text(ranking.replay.measured_ns)}",
-        f"replayed {time_text(ranking.replayed_ns)} (error {error})",
+        replayed_text(ranking.replay, ranking.replayed_ns),
         f"now {bound_text(ranking.bound, ranking.bound_share)}",
     ]
     return "   ".join(parts)

@@ -18,7 +18,16 @@ from daydream.report.layout import (
     printable,
     shortened,
 )
-from daydream.report.numbers import count, listed, percent, range_text, scale, speedup, time_text
+from daydream.report.numbers import (
+    count,
+    listed,
+    percent,
+    range_text,
+    replayed_text,
+    scale,
+    speedup,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from daydream.comparison import Comparison
@@ -168,10 +177,9 @@ def replay_headline(replay: Replay) -> str:
 
 def whatif_headline(comparison: Comparison) -> str:
     """Return the measured, the replayed and the predicted step, and the speedup."""
-    error = percent(comparison.replay_error, signed=True)
     parts = [
         f"step time   measured {time_text(comparison.measured_ns)}",
-        f"replayed {time_text(comparison.replayed_ns)} (error {error})",
+        replayed_text(comparison.replay, comparison.replayed_ns),
     ]
     if comparison.predicted_ns is not None:
         parts.append(f"predicted {time_text(comparison.predicted_ns)}")
@@ -222,12 +230,16 @@ def unprofiled_prediction(comparison: Comparison) -> list[str]:
 
 
 def likely_text(comparison: Comparison) -> str:
-    """Return the range of the prediction, and what it is made of; or why there is no prediction."""
+    """Return the range of the prediction, and what it is made of; or why there is no prediction.
+
+    With it how much of the step no change can move, where that is much.
+    """
     low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
+    held = "" if comparison.held is None else f". {comparison.held}"
     if low is None or high is None:
-        return f"cannot be predicted from this trace, because {printable(comparison.reason or '')}"
+        return f"cannot be predicted from this trace, because {printable(comparison.reason or '')}{held}"
     causes = comparison.uncertainty.words(comparison.simulated_ns)
-    return f"90 % interval {range_text(low, high)}" + (f" ({causes})" if causes else "")
+    return f"90 % interval {range_text(low, high)}" + (f" ({causes})" if causes else "") + held
 
 
 def edits_text(comparison: Comparison) -> str:

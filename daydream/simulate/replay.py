@@ -15,7 +15,9 @@ from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.unprofiled import can_be_corrected, without_profiler
 from daydream.quality import unrest
+from daydream.recorded_time import recorded_time
 from daydream.shown import Drawn
+from daydream.simulate.pinned import held_ns
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 from daydream.trace import Trace
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 
 APART = 0.05  # typical and mean step: further apart both are said
+DOUBTFUL = 0.005  # of the measured steps: less CPU time that may be a wait is not worth a word
 
 
 def _relative(replayed: int, measured: int) -> float:
@@ -120,6 +123,11 @@ class Replay(Drawn):
     def max_error(self) -> float:
         """Largest relative error of a covered step, unsigned."""
         return max(abs(step.error) for step in self.steps)
+
+    @cached_property
+    def held_ns(self) -> int:
+        """How long a step waits for starts that are held as recorded, in ns on its chain of causes."""
+        return held_ns(self.settled)
 
     @cached_property
     def unrest(self) -> str | None:
@@ -233,6 +241,8 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
     facts = graph.facts
     said = [*(graph.trace.metadata.get("notes", []) if graph.trace else []), *facts.notes]
+    time = recorded_time(graph.trace) if graph.trace is not None else None
+    said += filter(None, [time.note() if time is not None else None])
     if graph.trace is not None and _whole_microseconds(graph.trace):
         said.append("Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.")
     unresolved = facts.event_waits["unresolved"]
@@ -250,6 +260,13 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
         said.append(
             f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in all; "
             "the delay is kept as it was."
+        )
+    measured = sum(step.get("measured_ns") or 0 for step in graph.steps)
+    if facts.doubtful_ns > DOUBTFUL * measured:
+        pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
+        said.append(
+            f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in all, may be waits for what ended just before: "
+            "the recording does not tell. They are kept as they are, and ranges hold both cases."
         )
     ranks = {step.get("rank", 0) for step in graph.steps}
     if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):

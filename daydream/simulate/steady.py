@@ -49,12 +49,12 @@ class Settled:
     @property
     def step_ns(self) -> int:
         """Mean time of the steps of the pass that had settled: what a run pays for each."""
-        return round(fmean(self.step_times().values()))
+        return round(fmean(self.step_times().values() or [0]))  # steps that a change left no work take none
 
     @property
     def typical_ns(self) -> int:
         """Median time of the steps of the pass that had settled."""
-        return round(median(self.step_times().values()))
+        return round(median(self.step_times().values() or [0]))
 
     def typical(self) -> tuple[int, int]:
         """Return (step, its time) of the settled pass's median step."""

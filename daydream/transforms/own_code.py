@@ -60,6 +60,13 @@ def own_code(file: str) -> Iterator[None]:
         with _signals() as came:
             try:
                 yield
+            except TypeError as error:
+                frames = traceback.extract_tb(error.__traceback__)
+                if (
+                    Path(frames[-1].filename).parent == Path(__file__).parent
+                ):  # the call itself, none of its lines
+                    raise OwnFileError(f"{file}: it cannot be called with a graph: {error}") from None
+                raise
             except Exception:
                 raise
             except BaseException as error:

@@ -332,19 +332,31 @@ def test_force_overwrites_and_only_force(run, folder):
 def test_an_interrupt_exits_130_without_a_traceback(folder):
     pipe = folder / "pipe"
     os.mkfifo(pipe)
+    own = "def waiting(graph):\n    open('pipe').read()\n"  # opens when it runs, and waits for data
+    (folder / "waiting.py").write_text(own)
     process = subprocess.Popen(
-        [sys.executable, "-m", "daydream", "info", "pipe"],
+        [sys.executable, "-m", "daydream", "whatif", "./waiting.py", "--trace", "step.parquet"],
         cwd=folder,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    with pipe.open("wb"):  # opens when the command does: then it waits for data
+    with pipe.open("wb"):
         process.send_signal(signal.SIGINT)
     # Closed again before waiting: a signal that came just before the read is seen right after it.
     out, err = process.communicate(timeout=60)
 
     assert process.returncode == INTERRUPTED
     assert (out, err.strip()) == (b"", b"")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a named pipe")
+def test_what_may_never_end_is_refused_at_once(run, folder):
+    os.mkfifo(folder / "pipe.json")
+    for name, what in (("pipe.json", "a pipe"), ("/dev/zero", "a device")):
+        for args in (["info", name], ["whatif", "amp", "--trace", name], ["import", name, "-o", "x.parquet"]):
+            done = run(*args)
+            said = f"error: {name} is {what}; a regular file was needed. Save it to a file first.\n"
+            assert (done.code, done.err) == (FAILED, said)
 
 
 def test_a_reader_that_leaves_is_no_error(folder):

@@ -18,8 +18,8 @@ REPLAY = [
 WHATIF = [
     "schema", "optimization", "options", "measured_ns", "replayed_ns", "replay_error", "predicted_ns",
     "predicted_low_ns", "predicted_high_ns", "typical_measured_ns", "typical_replayed_ns",
-    "typical_predicted_ns", "reason", "uncertainty_ns", "speedup", "unprofiled_measured_ns",
-    "unprofiled_replayed_ns",
+    "typical_predicted_ns", "reason", "uncertainty_ns", "speedup", "held_ns", "left_in_replays_ns",
+    "unprofiled_measured_ns", "unprofiled_replayed_ns",
     "unprofiled_predicted_ns", "unprofiled_anchored_ns", "steps", "before", "after", "changed", "inserted",
     "removed", "contention", "notes", "code",
 ]  # fmt: skip

@@ -74,3 +74,25 @@ def test_too_few_steps_do_not_tell_what_is_usual(tmp_path: Path) -> None:
     load = call("cuModuleLoadData", 0, 5000, 900)
     assert left_out(steps_of(tmp_path, longer={1: [load]}, count=3)) == [0]
     assert left_out(steps_of(tmp_path, longer={1: [load]}, count=4)) == [0, 1]
+
+
+def single(tmp_path: Path, first_us: int, again_us: int) -> list[str]:
+    """Return the notes of one step: two kernels launched three times each, one of them longer twice."""
+    events: list[dict[str, Any]] = [note("ProfilerStep#0", 0, 90_000)]
+    at = 5
+    for number, (name, took) in enumerate(
+        [("gemm", first_us), ("relu", 10), ("gemm", again_us), ("relu", 10), ("gemm", 10), ("relu", 10)]
+    ):
+        events.append(call("cudaLaunchKernel", at, took, number + 1))
+        events.append(kernel(name, at + took, 100, number + 1))
+        at += took + 20
+    return import_trace([write(tmp_path / "trace.json", document(events))]).metadata["notes"]
+
+
+def test_a_single_step_that_loads_modules_says_so(tmp_path: Path) -> None:
+    assert "\n".join(single(tmp_path, 5000, 10)) == (
+        "The only step holds start-up: 5 ms in first launches of 1 kernel, which load their modules "
+        "(the longest 5 ms). A later pass has none of it."
+    )
+    assert single(tmp_path, 10, 5000) == []  # a launch that found the queue full
+    assert single(tmp_path, 100, 10) == []

@@ -383,3 +383,46 @@ def test_shared_training_traces_fall_into_their_iterations(name, launched):
     if len(steps):  # each found range lies in the step it stands for
         middle = np.array([(start + end) // 2 for start, end in ranges])
         assert (np.searchsorted(steps, middle, side="right") == np.arange(1, len(ranges) + 1)).all()
+
+
+LAYERS = [*[8, 9], *[0, 1, 2, 3] * 6, 7]  # an embedding 8 9, six equal layers, a head 7
+
+
+def with_operators(works: Sequence[int], *, pauses: dict[int, int] | None = None) -> Recording:
+    recording = launches(works, pauses=pauses)
+    recording.texts["kind"].append("operator")
+    for name, value in {"kind": 2, "name": 0, "start_ns": 90, "duration_ns": 5, "correlation": -1}.items():
+        recording.columns[name] = np.append(recording.columns[name], value)
+    return recording
+
+
+def test_layers_of_one_pass_are_no_iterations():
+    assert find_steps_by_period(with_operators(LAYERS)) == [(EVERY, len(LAYERS) * EVERY + CALL)]
+    assert len(find_steps_by_period(with_operators(LAYERS[:-1]))) == 1  # it ends with the layers
+    assert len(find_steps_by_period(launches(LAYERS))) == 6  # nobody knows that nothing is trained
+
+
+def test_a_loop_is_no_pass():
+    paused = dict.fromkeys(range(2, 26, 4), 1000)  # the CPU pauses before each iteration
+    assert len(find_steps_by_period(with_operators(LAYERS, pauses=paused))) == 6
+    begun_inside = [2, 3, *[0, 1, 2, 3] * 6]
+    assert len(find_steps_by_period(with_operators(begun_inside))) == 6
+    one_pass = [*[4, 5, 6] * 6, 7]
+    assert len(find_steps_by_period(with_operators([8, 9, *one_pass * 4]))) == 4
+
+
+def test_a_training_loop_is_no_pass():
+    recording = with_operators(LAYERS)
+    recording.texts["name"][3] = "gemm_wgrad"
+    assert len(find_steps_by_period(recording)) == 6
+
+
+def test_work_without_a_launch_keeps_the_period():
+    recording = with_operators(LAYERS)
+    recording.columns["correlation"][-2] = 777
+    assert len(find_steps_by_period(recording)) == 6
+
+
+def test_the_shared_inference_traces_are_one_pass():
+    for name in ("h100_bert_small", "h100_vit", "mi300x_vit", "mi300x_bert_small"):
+        assert len(find_steps_by_period(shared(f"kineto/{name}_inference.json.gz"))) == 1

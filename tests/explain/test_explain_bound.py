@@ -37,6 +37,8 @@ def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int |
         ({"launch-bound CPU": 0.2, "compute-bound kernels": 0.8}, 97, 98, BOTH),
         # The device is not fast enough beside the loader to leave it alone, but loading is what takes long.
         ({"data loading": 0.68, "kernels of unknown bound": 0.32}, 47, 79, "data loading"),
+        ({"untraced CPU time": 0.88, "kernels of unknown bound": 0.12}, 17, 89, "CPU"),
+        ({"kernels of unknown bound": 0.8, "launch-bound CPU": 0.2}, 85, 25, "GPU"),
         ({"untraced device work": 0.6, "launch-bound CPU": 0.4}, 98, 97, "unrecorded"),
         ({"CPU operators": 1.0}, 0, None, "CPU"),
     ],

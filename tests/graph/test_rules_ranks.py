@@ -6,6 +6,7 @@ import pytest
 from small_traces import call, kernel, launched, op, starts, total, trace
 
 from daydream import GraphError, build, simulate
+from daydream.costs.stragglers import blocked_ns, waited_for_others_ns, waiting_words
 from daydream.graph.rules.doubtful import leave_out_doubtful
 
 
@@ -21,6 +22,20 @@ def two_ranks(**metadata):
         launched("a", 0, 10, 20, 1, rank=0), member(0, 21, 91),
         launched("a", 0, 10, 70, 1, rank=1), member(1, 71, 91), **metadata,
     )  # fmt: skip
+
+
+def test_what_ranks_lost_by_waiting_for_each_other_is_told_of_all_of_them():
+    #  rank 0 arrives at 21, the last at 71; its thread stands in a synchronize from 30 to 92
+    rows = [
+        launched("a", 0, 10, 20, 1, rank=0),
+        member(0, 21, 91),
+        call("cudaDeviceSynchronize", 30, 92, rank=0),
+    ]
+    graph = build(trace(rows, launched("a", 0, 10, 70, 1, rank=1), member(1, 71, 91)))
+    hubs = graph.select(name="^last arrival$")
+    assert waited_for_others_ns(graph, hubs) == {0: 50_000, 1: 0}
+    assert blocked_ns(graph) == {0: pytest.approx(91_000 - 30_000, abs=5_000)}
+    assert "rank 0 0.05 ms, rank 1 0.00 ms" in waiting_words(graph, hubs)
 
 
 def test_a_root_that_ended_before_the_last_arrived_did_not_wait():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rule_traces import graph_trace, ranks_trace, waiting_trace
-from small_traces import call, launched, starts, sync_row, total, trace
+from small_traces import call, kernel, launched, starts, sync_row, total, trace
 
 from daydream import Trace, build
 from daydream.graph.plan import Cause
@@ -161,6 +161,36 @@ def test_a_stream_that_was_busy_before_the_window_has_untraced_work_at_its_head(
 
     graph.select(on="gpu").scale(0.5)
     assert total(graph) == pytest.approx(1_500 + 50 + 50, abs=2)
+
+
+def test_a_hole_before_the_first_recorded_node_is_untraced_work_of_that_graph():
+    #  thread    |cudaGraphLaunch at 0: its first nodes are missing|   stream 7  |a 5,000 to 5,100|b|
+    first = [*launched("x", 0, 10, 20, 3), call("cudaGraphLaunch", 100, 108, 7)]
+    graph = build(trace(first, kernel("a", 5_000, 5_100, 7), kernel("b", 5_101, 5_111, 7)))
+    untraced = graph.select(name="untraced")
+    assert untraced.duration_ns.tolist() == [4_900_000]
+    assert untraced.launches().name.tolist() == ["cudaGraphLaunch"]
+    assert untraced.release_ns.tolist() == [0]
+    assert any("1 CUDA graph began with nodes that were not recorded" in note for note in graph.facts.notes)
+
+    untraced.scale(0.5)
+    assert total(graph) == pytest.approx(100 + 2_450 + 100 + 1 + 10, abs=12)
+
+
+def test_work_in_the_queue_before_the_window_follows_the_work_before_it():
+    #  stream 7  |a 2 to 12|b 14 to 24|c 40 to 50|d, launched at 20: 52 to 62|: the CPU had run ahead
+    queued = [kernel("a", 2, 12, 90), kernel("b", 14, 24, 91), kernel("c", 40, 50, 92)]
+    graph = build(trace(queued, launched("d", 20, 52, 62, 1)))
+    assert graph.select(kind="kernel").release_ns.tolist() == [2_000, 0, 0, 0]
+    assert total(graph) == 62
+    graph.select(name="^a$").scale(0)
+    assert starts(graph)["c"] == 30
+
+
+def test_work_of_calls_that_were_not_recorded_is_held_where_it_was():
+    graph = build(trace(launched("a", 0, 10, 20, 1), kernel("b", 30, 40, 9), launched("c", 20, 41, 50, 2)))
+    graph.select(name="^a$").scale(0)
+    assert starts(graph)["b"] == 30
 
 
 # -- collectives of several ranks --------------------------------------------------------------------

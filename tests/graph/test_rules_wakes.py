@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from small_traces import Row, call, kernel, launched, op, starts, trace
+from small_traces import Row, call, kernel, launched, note, op, starts, trace
 
+import daydream
 from daydream import Trace, build
 from daydream.graph.plan import Cause
 
@@ -72,6 +73,12 @@ def test_where_every_pause_is_alike_a_distant_point_explains_nothing():
     assert len(links) == 5  # the copies, 20 us behind each decode but the first
 
 
+def test_such_pauses_are_doubtful():
+    facts = build(loader_trace(uneven=0)).facts
+    assert (facts.doubtful_waits, facts.doubtful_ns) == (5, 5 * (PERIOD - 200) * 1_000)
+    assert build(loader_trace()).facts.doubtful_waits == 0
+
+
 def test_a_point_that_is_everywhere_explains_nothing():
     ticks = [op("tick", 40 * n, 40 * n + 20) for n in range(300)]
     work = [op("work", PERIOD * n + 70 * n, PERIOD * n + 70 * n + 500, tid=2) for n in range(6)]
@@ -130,3 +137,45 @@ def test_calls_that_return_while_another_blocks_show_that_nothing_holds_them():
         for at in (0, PERIOD)
     ]
     assert not (build(lock_trace(*between)).links["cause"] == Cause.LOCK).any()
+
+
+# -- spinning ------------------------------------------------------------------------------------------
+
+
+def spinning_trace(*, longer: float = 500, steps: tuple[float, ...] = ()) -> Trace:
+    #  thread 1   |launch 5|dispatch: spins until 30 before the end of its kernel|empty 4|dispatch 6|
+    #  stream 7            |k: from 100 to 2,530 and more                            ...|
+    rows = []
+    for n in range(4):
+        at, spun = 10_000 * n, 2_500 + longer * n
+        rows += [
+            note("dispatch", at, at + spun + 10),
+            *launched("k", at, at + 100, at + spun + 30, n + 1),
+            op("empty", at + spun, at + spun + 4),
+        ]
+    return trace(rows, steps=steps)
+
+
+def test_a_cpu_that_spins_goes_on_with_the_kernel_it_launched():
+    graph = build(spinning_trace())
+    graph.select(name="^k$").scale(0.5)
+
+    #  of 2,500, 3,000, 3,500 and 4,000 less 70 of spinning, half is saved
+    assert starts(graph)["empty"] == 34_000 - (2_430 + 2_930 + 3_430 + 3_930) / 2
+
+
+def test_cpu_time_that_always_lasts_as_long_is_kept_and_doubted():
+    graph = build(spinning_trace(longer=0))
+    assert (graph.facts.doubtful_waits, graph.facts.doubtful_ns) == (4, 4 * 2_495_000)
+    graph.select(name="^k$").scale(0.5)
+
+    assert starts(graph)["empty"] == 32_500
+
+
+def test_a_doubtful_wait_widens_the_range_and_is_said():
+    replay = daydream.replay(spinning_trace(longer=0, steps=(0, 10_000, 20_000, 30_000, 40_000)))
+    half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+
+    assert any("4 stretches of CPU time, 10.0 ms in all, may be waits" in note for note in replay.notes)
+    #  where the CPU did wait for the kernel, the step gets shorter by half of it
+    assert half.uncertainty.unknown >= 1_215_000

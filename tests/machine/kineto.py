@@ -20,14 +20,9 @@ from .engine import Row, Run
 ORIGIN_NS = 1_000_000_000_000  # of the trace's clock; its microseconds keep three exact decimals as floats
 BASE_NS = 1_700_000_000_000_000_000
 PID, DEVICE = 4242, 0
-THREADS = {
-    "main": PID,
-    "autograd": 4311,
-    "loader": 4312,
-    "mixer": 4313,
-    "normalizer": 4314,
-    "watchdog": -61_440,
-}  # real ones can be negative
+THREADS = {"main": PID, "autograd": 4311, "loader": 4312, "watchdog": -61_440}  # real ones can be negative
+LATER = {"mixer": 4313, "normalizer": 4314}  # of some programs only, and not named in the trace
+IDS = {**THREADS, **LATER}
 NO_STREAM = 4_294_967_295  # what a synchronization of the whole device has for its stream
 CBID = {"cudaLaunchKernel": 211, "cudaMemcpyAsync": 41, "cudaMemsetAsync": 51, "cudaEventRecord": 135,
         "cudaStreamWaitEvent": 147, "cudaEventQuery": 138, "cudaEventSynchronize": 137, "cudaFree": 22,
@@ -148,7 +143,7 @@ class _Writer:
             own = {key: value for key, value in row.args.items() if key not in hidden}
             args = {"External id": row.external, "Record function id": 0, **own, "Ev Idx": self.index}
             self.index += 1
-        return self.event(row, row.category, name, PID, THREADS[str(row.lane)], args)
+        return self.event(row, row.category, name, PID, IDS[str(row.lane)], args)
 
     def device(self, row: Row) -> dict[str, Any]:
         args = {"External id": row.external, "device": DEVICE, "context": 1, "stream": row.lane,
@@ -173,7 +168,7 @@ class _Writer:
             call = calls.get(row.correlation)
             flow = {"cat": "ac2g", "name": "ac2g", "id": row.correlation}
             if call is not None:
-                yield {"ph": "s", **flow, "pid": PID, "tid": THREADS[str(call.lane)],
+                yield {"ph": "s", **flow, "pid": PID, "tid": IDS[str(call.lane)],
                        "ts": self.time(ORIGIN_NS + call.start)}  # fmt: skip
             yield {"ph": "f", **flow, "pid": DEVICE, "tid": row.lane, "ts": self.time(ORIGIN_NS + row.start),
                    "bp": "e"}  # fmt: skip
@@ -187,7 +182,7 @@ class _Writer:
                 continue
             flow = {"cat": "fwdbwd", "name": "fwdbwd", "id": row.args["Sequence number"]}
             yield {"ph": "s", **flow, "pid": PID, "tid": PID, "ts": self.time(ORIGIN_NS + start.start)}
-            yield {"ph": "f", **flow, "pid": PID, "tid": THREADS[str(row.lane)],
+            yield {"ph": "f", **flow, "pid": PID, "tid": IDS[str(row.lane)],
                    "ts": self.time(ORIGIN_NS + row.start), "bp": "e"}  # fmt: skip
 
     def metadata(self, run: Run, begin: int, end: int) -> Iterator[dict[str, Any]]:

@@ -334,3 +334,40 @@ def test_parts_of_buckets_of_unknown_size_begin_behind_the_work_before_them():
     assert graph.select(kind="collective").bytes.tolist() == pytest.approx([15 * 2**20] * 4, rel=0.02)
     assert ran["all-reduce"][0][0] >= ran["g1"][0][1]
     assert ran["all-reduce"][0][0] < ran["g2"][0][1]
+
+
+UPDATE = "void at::native::vectorized_elementwise_kernel<4, at::native::add>"
+
+
+def without_operators() -> Graph:
+    #  thread 1 |f|            thread 2  |nt 0|nn|nt 1|     thread 1   |update|
+    rows = launched("sgemm_128x64_tn", 0, 10, 90, 1, phase="forward")
+    for number, name in enumerate(("sgemm_128x64_nt", "sgemm_128x64_nn", "sgemm_32x32_nt"), 2):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, tid=2, phase="backward")
+    more = {"grid": "2048,1,1", "block": "128,1,1", "phase": "optimizer"}
+    for number in (5, 6):
+        rows += launched(UPDATE, 100.0 * number, 100.0 * number + 10, 100.0 * number + 90, number, **more)
+    return build(trace(rows, steps=(0.0, 1000.0), **A100))
+
+
+def test_without_operators_products_of_weights_complete_the_gradients():
+    # Two parameters of 2,048 x 512 values, 4 MiB each; each fills a bucket behind its product.
+    graph = without_operators()
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=4.0)
+    reduced = graph.select(kind="collective")
+    assert reduced.bytes.tolist() == [4 * 2**20] * 2
+    ran = times(graph)
+    assert ran["all-reduce"][0][0] >= ran["sgemm_128x64_nt"][0][1]
+    assert ran["all-reduce"][1][0] >= ran["sgemm_32x32_nt"][0][1]
+    assert ran[UPDATE][0][0] >= ran["all-reduce"][1][1]
+    assert graph.lint() == []
+
+
+def test_gradients_of_several_passes_over_multi_tensor_lists_are_asked_for():
+    graph = without_operators()
+    graph.select(phase="optimizer", kind="kernel").set(name="multi_tensor_apply_kernel")
+    with pytest.raises(NotApplicableError, match="--gradient-mb"):
+        ddp(graph, workers=2, bandwidth=100.0)
+    ddp(graph, workers=2, bandwidth=100.0, gradient_mb=8.0)
+    assert graph.select(kind="collective").total("bytes") == 8 * 2**20

@@ -7,7 +7,7 @@ from daydream.optimizations.fused_bias_act import fused_bias_act
 from daydream.optimizations.fused_cross_entropy import fused_cross_entropy
 from daydream.optimizations.fused_norm import fused_norm
 from daydream.optimizations.fused_softmax import fused_softmax
-from recorded import Program, thread_and_stream
+from recorded import Program, thread_and_stream, wait_before
 from shared import shared_trace
 
 import daydream
@@ -134,6 +134,31 @@ def test_backward_nodes_are_found_by_their_sequence_numbers():
     fused_norm(graph)
     assert graph.select(kind="kernel", phase="backward").name.tolist() == ["fused norm backward", "mm kernel"]
     assert graph.select(name="^fused norm backward$").duration_ns.tolist() == [30]
+
+
+@pytest.mark.parametrize("inside", ["mm", "all_reduce"])
+def test_a_node_that_holds_a_product_or_a_collective_is_no_part_of_a_chain(inside):
+    # The node has the number of an operator of the chain, and runs a custom function's whole backward pass.
+    program = Program()
+    calls(program, ("mm", 50), ("add", 20), ("relu", 30), shapes=ROWS, sequence=1)
+    node(program, "MyFunctionBackward", 3, ("threshold", 20), (inside, 40), ("mul", 20), shapes=ROWS)
+    graph = program.graph()
+    if inside == "all_reduce":
+        graph.select(name="all_reduce kernel").set(kind="collective")
+    before = graph.select(phase="backward", kind=("kernel", "collective")).duration_ns.tolist()
+    fused_bias_act(graph)
+    after = graph.select(phase="backward", kind=("kernel", "collective")).duration_ns.tolist()
+    assert before == after
+    assert len(graph.select(name="^fused activation$")) == 1
+
+
+def test_a_chain_that_the_thread_waits_in_is_none():
+    program = Program()
+    calls(program, ("mm", 50), ("add", 20), ("relu", 30), shapes=ROWS)
+    graph = program.graph()
+    wait_before(graph, graph.select(name="relu kernel").launches(), phase="forward")
+    with pytest.raises(NotApplicableError, match="activation"):
+        fused_bias_act(graph)
 
 
 def test_without_sequence_numbers_the_backward_pass_stays_and_that_is_said():

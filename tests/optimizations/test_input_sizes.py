@@ -12,6 +12,7 @@ from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.input_sizes import is_feature_size, recorded_batch, recorded_length
+from daydream.costs.launch_grids import growth_by_grids
 from daydream.costs.resize import growth_of
 from daydream.graph.build import build
 
@@ -320,6 +321,21 @@ def test_of_two_sizes_seen_equally_often_none_is_taken():
     batch_size(graph, factor=2, recorded=2)
 
 
+def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
+    # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
+    p = Program()
+    p.op("aten::conv2d", "forward", ("conv", 80_000), shapes=[[12, 3, 8, 8], [16, 3, 8, 8], [16]])
+    p.op("aten::relu", "forward", ("relu", 80_000), shapes=[[12, 16, 1, 1]])
+    for _ in range(3):
+        p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 6, 16], [16, 16], [16]])
+    graph = p.graph()
+    with pytest.raises(NotApplicableError, match=r"patches or frames.*--recorded"):
+        batch_size(graph, factor=2)
+    batch_size(graph, factor=2, recorded=2)
+    grown = ((graph.select(kind="kernel").duration_ns - 5_000) / 75_000).tolist()
+    assert grown == [2, 2, 2, 2, 2]
+
+
 def test_a_size_of_one_is_no_evidence_beside_another():
     p = Program()
     p.op("aten::embedding", "forward", ("words", 10), shapes=[[100, 16], [8, 20]])
@@ -435,3 +451,56 @@ def test_a_sum_that_is_split_is_no_batch_of_products():
     rows += launched("update", 900.0, 910, 990, 99, phase="optimizer")
     with pytest.raises(NotApplicableError, match="--recorded"):
         sequence_length(build(trace(rows, steps=(0.0, 1000.0))), length=128)
+
+
+@pytest.mark.parametrize(
+    ("softmax", "blocks"),
+    [
+        ("void cunn_SoftMaxForward<4, float>", 6 * 64),
+        (
+            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 6, false, false>",
+            6 * 64 // 8,
+        ),
+        ("void <unnamed>::softmax_warp_forward<float, float, float, (int)9, (bool)0, (bool)0>", 6 * 64 // 4),
+    ],
+)
+def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(softmax, blocks):
+    rows = []
+    listed = [("sgemm_64x64_tn", "1,1,6"), (softmax, f"{blocks},1,1"), ("sgemm_32x32_nn", "2,2,6")]
+    for number, (name, grid) in enumerate(listed, 1):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase="forward")
+    rows += launched("update", 900.0, 910, 990, 99, phase="optimizer")
+    graph = build(trace(rows, steps=(0.0, 1000.0)))
+    kernels = graph.select(kind="kernel", phase="forward")
+    assert growth_by_grids(graph, kernels).length == 64
+    assert growth_by_grids(graph, kernels).work.tolist() == [2, 2, 2]
+
+
+def test_convolutions_are_no_batched_products():
+    rows = []
+    listed = [("sm80_xmma_dgrad_implicit_gemm", "2,2,6"), ("reduce_kernel<512>", "8,1,1")]
+    listed += [(VECTORIZED.format("add"), "48,1,1"), ("sm80_xmma_dgrad_implicit_gemm", "2,2,6")]
+    for number, (name, grid) in enumerate(listed, 1):
+        at = 100.0 * number
+        rows += launched(name, at, at + 10, at + 90, number, grid=grid, block="128,1,1", phase="forward")
+    graph = build(trace(rows, steps=(0.0, 1000.0)))
+    assert growth_by_grids(graph, graph.select(kind="kernel")).length is None
+
+
+def test_a_length_that_grids_contradict_is_refused():
+    with pytest.raises(GraphError, match="sequences of 64"):
+        sequence_length(grids_of_a_step(), length=128, recorded=32)
+
+
+def test_activations_as_large_as_a_parameter_are_more_than_parameters():
+    # Ten kernels a step over 64,000 elements are no copies of the one parameter that has as many.
+    rows = []
+    for number in range(1, 11):
+        at = 100.0 * number
+        grid = {"grid": "125,1,1", "block": "128,1,1"}
+        rows += launched(VECTORIZED.format("gelu"), at, at + 10, at + 90, number, phase="forward", **grid)
+    rows += launched(VECTORIZED.format("update"), 1100.0, 1110, 1190, 99, phase="optimizer", **grid)
+    graph = build(trace(rows, steps=(0.0, 1200.0)))
+    batch_size(graph, factor=2)
+    assert grown(graph) == [2] * 10 + [1]

@@ -189,16 +189,16 @@ def test_prefetch_refuses_small_copies_and_streams_of_their_own():
 # Loaders that no range shows
 
 
-def bursts_of_two(cycles: int = 8) -> Trace:
+def bursts_of_two(cycles: int = 8, unit: int = 1) -> Trace:
     #  thread  |copy 5|launch 5|(nothing) 5|copy 5|launch 5|(nothing) 75|copy ...
     #  stream         |copy 2| |k 6|           2|  6|
     # Two workers take 100 us a batch each: two batches come every 100 us.
     rows = []
     for n in range(2 * cycles):
-        at = 100 * (n // 2) + 15 * (n % 2)
+        at = unit * (100 * (n // 2) + 15 * (n % 2))
         rows += launched("Memcpy HtoD (Pinned -> Device)", at, at + 1, at + 3, 2 * n + 1, kind="memcpy")
         rows += launched("k", at + 5, at + 6, at + 12, 2 * n + 2)
-    starts = [100.0 * (n // 2) + 15 * (n % 2) for n in range(2 * cycles + 1)]
+    starts = [float(unit * (100 * (n // 2) + 15 * (n % 2))) for n in range(2 * cycles + 1)]
     return trace(rows, steps=tuple(starts))
 
 
@@ -222,6 +222,14 @@ def test_without_a_loader_range_the_time_before_the_first_copy_tells_its_rate(op
 def test_a_burst_of_batches_tells_how_many_workers_load():
     asked = daydream.whatif(daydream.replay(bursts_of_two()), "dataloader", get_ms=FETCH, workers=8)
     assert any("bursts of 2" in note for note in asked.to_json()["notes"])
+
+
+def test_explain_tells_the_wait_for_a_batch_that_no_range_shows():
+    # Milliseconds here: what Python does between two steps is shorter.
+    explanation = daydream.explain(daydream.replay(bursts_of_two(unit=1000)))
+    first = explanation.avoidable[0]
+    assert (first.sort, first.best.name) == ("data loading", "dataloader")
+    assert "idle gap" not in {cost.sort for cost in explanation.avoidable}
 
 
 def test_seldom_waits_do_not_tell_how_many_workers_load():

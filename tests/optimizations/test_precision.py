@@ -17,21 +17,26 @@ from daydream.optimizations.flash_attention import flash_attention
 from daydream.optimizations.fp8 import fp8
 from daydream.optimizations.grad_scaler import grad_scaler
 from daydream.optimizations.tf32 import tf32
+from graph.small_traces import launched, trace
 from recorded import Program, thread_and_stream
 from shared import shared_replay
 
 import daydream
 from daydream import GraphError, NotApplicableError, simulate
+from daydream.costs.half_times import LAYOUT_CHANGE
+from daydream.costs.half_times import TURNED as TURNED_SHARE
+from daydream.costs.optimizers import update_of
 from daydream.costs.precision import TO_32_REACHES, tasks_in_matrix_units, weight_casts
 from daydream.costs.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
 from daydream.costs.type_flow import flow
+from daydream.graph.build import build
 from daydream.graph.graph import Graph
 
 SGEMM, RELU, NORM = "ampere_sgemm_128x64_tn", "vectorized_elementwise_kernel relu", "layer_norm_kernel"
 A100, V100, H100, P100 = (
     "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-16GB", "NVIDIA H100 80GB HBM3", "Tesla P100-SXM2-16GB",
 )  # fmt: skip
-FLOOR = 5
+FLOOR, IMAGES = 5, [8, 16, 32, 32]
 
 
 def recorded(*calls, device: str | None = V100, **metadata) -> Graph:
@@ -235,6 +240,17 @@ def test_autocast_needs_units_for_its_type_and_32_bit_products():
         autocast(thread_and_stream(("x", 9, "other")))
 
 
+def test_changes_of_layout_come_with_tensor_cores_and_go_with_channels_last():
+    weight = [16, 16, 3, 3]
+    convolution = ("aten::cudnn_convolution", "forward", "implicit_convolve_sgemm", 90_005, [IMAGES, weight])
+    graph = recorded(convolution, ("aten::relu", "forward", RELU, 9_005, [IMAGES]), convolution)
+    autocast(graph, casts=False)
+    moved = TURNED_SHARE * 4 * (2 * 8 * 16 * 32 * 32 + 16 * 16 * 9)  # 2 B read and written an element
+    assert graph.select(name=LAYOUT_CHANGE).duration_ns.tolist() == [FLOOR + round(moved / 100)] * 2
+    channels_last(graph)
+    assert len(graph.select(name=LAYOUT_CHANGE)) == 1  # the images still come as they do
+
+
 # GradScaler
 
 
@@ -263,6 +279,49 @@ def test_the_scaler_unscales_and_waits_for_its_flag():
         "scale loss", "gradient of scale", SGEMM, "unscale", "add kernel", "update scale"
     ]  # fmt: skip
     assert "1,000,000 gradients, by the run's parameters" in graph.facts.notes[0]
+
+
+def update_without_operators(*kernels: tuple[str, str, float]) -> Graph:
+    """A step without operators: a backward kernel, and an update of these names, grids and times in us."""
+    rows = launched("sgemm", 0, 10, 100, 1, dtype="float32", phase="backward", block="128,1,1")
+    for number, (name, grid, time) in enumerate(kernels, 2):
+        at = 100.0 * number
+        more = {"grid": grid, "block": "128,1,1", "phase": "optimizer", "dtype": "float32"}
+        rows += launched(name, at, at + 10, at + 10 + time, number, **more)
+        rows[-2] |= {"phase": "optimizer"}
+    return build(trace(rows, steps=(0.0, 2000.0), devices=[{"id": 0, "name": V100}]))
+
+
+def test_gradients_are_counted_by_the_grids_of_an_update_in_a_loop():
+    add, root = (
+        f"at::native::vectorized_elementwise_kernel<4, at::native::{name}>" for name in ("add", "sqrt")
+    )
+    big, small = "2000,1,1", "10,1,1"
+    graph = update_without_operators(
+        (add, big, 60), (add, small, 2), (add, big, 60), (root, big, 40), (root, small, 2)
+    )
+    assert update_of(graph).elements == 2010 * 4 * 128
+    assert update_of(graph).tensors == 2
+    grad_scaler(graph)
+    assert "1,029,120 gradients, by the grids of the update's kernels" in " ".join(graph.facts.notes)
+
+
+def test_unscaling_takes_as_long_as_multi_tensor_kernels_take_for_two_values():
+    apply = "multi_tensor_apply_kernel<TensorListMetadata<{0}>, {1}Functor<float, {0}, {2}, 0>, plus>"
+    graph = update_without_operators(
+        (apply.format(2, "BinaryOpListAlpha", 2), "320,1,1", 60),  # 3 values: 20 us each
+        (apply.format(1, "BinaryOpScalar", 1), "320,1,1", 50),  # 2 values, of two lists: 12.5 each, not known
+        (apply.format(1, "BinaryOpScalar", 1), "2,1,1", 2),
+    )
+    grad_scaler(graph)
+    assert graph.select(name="unscale").duration_ns.tolist() == [2 * 20_000]
+
+
+def test_a_fused_update_reads_all_lists_and_writes_all_but_gradients():
+    fused = "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
+    graph = update_without_operators((fused, "320,1,1", 70))
+    grad_scaler(graph)
+    assert graph.select(name="unscale").duration_ns.tolist() == [20_000]
 
 
 def test_without_the_wait_the_update_follows_at_once():
@@ -317,7 +376,7 @@ PRODUCT = ("aten::mm", "forward", SGEMM, 150_005, [[1024, 1024], [1024, 1024]])
 
 
 def test_a_product_keeps_part_of_its_share_of_the_higher_peak():
-    # 2 x 1024^3 FLOP at 19.5 TFLOP/s take 110,127 ns of 150,000: that share, times 0.7, of 156 TFLOP/s
+    # 2 x 1024^3 FLOP at 19.5 TFLOP/s take 110,127 ns of 150,000: that share, times 0.75, of 156 TFLOP/s
     graph = recorded(PRODUCT, ("aten::relu", "forward", RELU, 1_005, [[1000, 64]]), device=A100)
     tf32(graph)
     least = FIXED_OF_PRODUCTS * FLOOR

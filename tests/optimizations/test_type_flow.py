@@ -15,6 +15,9 @@ KERNELS = {
     "gelu'": "GeluBackwardCUDAKernelImpl", "softmax": "softmax_warp_forward",
     "softmax'": "softmax_warp_backward", "bn": "bn_fw_tr_1C11_kernel_NCHW", "relu": "clamp_min_scalar",
     "dropout": "fused_dropout_kernel", "triton": "triton_poi_fused_gelu_1",
+    "log softmax": "softmax_warp_forward<float, float, float, 4, true, false>",
+    "log softmax'": "softmax_warp_backward<float, float, float, 4, true, false>",
+    "loss": "nll_loss_forward_reduce", "loss'": "nll_loss_backward_reduce",
     "triton norm": "triton_per_fused_native_layer_norm_0",
 }  # fmt: skip
 
@@ -70,6 +73,13 @@ def test_the_backward_pass_casts_at_the_mirrored_places():
         "bias' 16 | gelu' 16 | product 16 | product 16 | bias' 16 | >32 | copy 32 | norm' 32 | gamma' 32 | "
         "add 32 | >16 | product 16"
     )
+
+
+def test_cross_entropy_takes_the_logarithm_in_16_bits_and_the_loss_in_32():
+    assert drawn("product | log softmax | loss", "loss' | log softmax' | product") == (
+        ">16 | product 16 | log softmax 16 | >32 | loss 32 | loss' 32 | >16 | log softmax' 16 | product 16"
+    )
+    assert drawn("product | log softmax") == ">16 | product 16 | log softmax 32"
 
 
 def test_the_gradient_of_a_softmax_leaves_16_bits():

@@ -18,8 +18,9 @@ from daydream.collect.importers.ranks import align_ranks
 from daydream.collect.recording import Recording
 from daydream.engines import Engine, engine_of, map_on
 from daydream.errors import TraceError
+from daydream.input_files import check_regular
 from daydream.trace import FIELDS, UNKNOWN, Trace
-from daydream.trace_file import check_whole
+from daydream.trace_file import check_whole, read_trace
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
@@ -39,6 +40,7 @@ def import_trace(
     ranks: Sequence[int] | None = None,
     progress: Progress | None = None,
     engine: str | Engine = "local",
+    max_unpacked: int | None = None,
 ) -> Trace:
     """Return one trace of profiler files or folders of them; several files are several ranks.
 
@@ -48,8 +50,8 @@ def import_trace(
     files in their order, where neither the files nor their names tell them; without them files that
     cannot be of one job, or that claim one rank, are refused. `progress` is
     called with a file name and the share read. `engine` reads the files of several ranks side by
-    side, see `daydream.engines`; its workers have to see them. Raises `TraceError` if a file is not
-    a usable trace.
+    side, see `daydream.engines`; its workers have to see them. `max_unpacked` is to how many bytes a
+    packed file may unpack, see `daydream.load`. Raises `TraceError` if a file is not a usable trace.
     """
     files = trace_files(sources)
     formats = [format_of(path) for path in files]
@@ -61,11 +63,11 @@ def import_trace(
                 f"{files[0]} is an imported trace, its steps and ranks are settled; import the profiler's "
                 "file again to choose others"
             )
-        return Trace.load(files[0])
+        return read_trace(files[0], max_unpacked=max_unpacked)
     engine = engine_of(engine if len(files) > 1 else "local")
     recordings: list[Recording] = []
     names: list[str] = []
-    for path, found in zip(files, _read_all(files, formats, engine, progress), strict=True):
+    for path, found in zip(files, _read_all(files, formats, engine, progress, max_unpacked), strict=True):
         recordings += found
         names += [path.name] * len(found)
     if ranks is None:
@@ -75,12 +77,15 @@ def import_trace(
         _set_ranks(recordings, ranks)
     origin = min(int(recording.metadata.get("origin_ns", 0)) for recording in recordings)
     traces: list[Trace] = []
+    several = len(recordings) > 1
     if engine.local:
         while recordings:  # one after the other let go: they are as large as the traces
             traces.append(derive(_moved(recordings.pop(0), origin), step_marker, steps))
     else:
         moved = [_moved(recording, origin) for recording in recordings]
         traces = map_on(engine, _deriving, (step_marker, steps), moved, batch=1)
+    for trace, name in zip(traces, names, strict=True) if several else ():
+        check_whole(trace, name)
     trace = traces[0] if len(traces) == 1 else join_ranks(traces)
     check_whole(trace, str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
     return trace
@@ -106,6 +111,7 @@ def _deriving(chosen: tuple[str | None, str | None]) -> Callable[[Recording], Tr
 
 def format_of(path: Path) -> str:
     """Return "kineto", "nsys" or "parquet" by a file's first bytes."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             head = file.read(16)
@@ -155,20 +161,24 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _read_all(
-    files: Sequence[Path], formats: Sequence[str], engine: Engine, progress: Progress | None
+    files: Sequence[Path],
+    formats: Sequence[str],
+    engine: Engine,
+    progress: Progress | None,
+    max_unpacked: int | None,
 ) -> list[list[Recording]]:
     """Return the recordings of each file."""
     if engine.local:
-        return [_read(path, kind, progress) for path, kind in zip(files, formats, strict=True)]
+        return [_read(path, kind, progress, max_unpacked) for path, kind in zip(files, formats, strict=True)]
     seen = [path.resolve() if engine.elsewhere else path for path in files]
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
-    return map_on(
-        engine, _reading, engine.elsewhere, list(zip(seen, formats, strict=True)), batch=1, progress=say
-    )
+    items, how = list(zip(seen, formats, strict=True)), (engine.elsewhere, max_unpacked)
+    return map_on(engine, _reading, how, items, batch=1, progress=say)
 
 
-def _reading(elsewhere: bool) -> Callable[[tuple[Path, str]], list[Recording]]:  # noqa: FBT001 - what all share
+def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:
     """Return what a worker does with a file."""
+    elsewhere, max_unpacked = how
 
     def read(item: tuple[Path, str]) -> list[Recording]:
         path, kind = item
@@ -177,24 +187,22 @@ def _reading(elsewhere: bool) -> Callable[[tuple[Path, str]], list[Recording]]: 
                 f"a worker on {platform.node()} sees no file {path}.\n"
                 "All workers need the ranks' files at the same path: a folder that the machines share."
             )
-        return _read(path, kind, None)
+        return _read(path, kind, None, max_unpacked)
 
     return read
 
 
-def _read(path: Path, kind: str, progress: Progress | None) -> list[Recording]:
+def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | None) -> list[Recording]:
     """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
         from daydream.collect.importers.nsys import read_nsys
         from daydream.collect.importers.nsys_processes import split_ranks
 
-        return split_ranks(read_nsys(path))
+        return split_ranks(read_nsys(path, max_unpacked=max_unpacked))
     from daydream.collect.importers.kineto import read_kineto
 
-    if progress is None:
-        return [read_kineto(path)]
-    report = progress
-    return [read_kineto(path, progress=lambda share: report(path.name, share))]
+    say = None if progress is None else (lambda share: progress(path.name, share))
+    return [read_kineto(path, progress=say, max_unpacked=max_unpacked)]
 
 
 def _give_ranks(recordings: list[Recording], names: list[str]) -> None:
@@ -263,6 +271,8 @@ def _join_metadata(traces: list[Trace]) -> dict[str, object]:
     metadata["ranks"] = ranks
     metadata["source"] = f"{metadata.get('source', '')} and {len(traces) - 1} more"
     metadata["steps"] = [dict(step) for trace in traces for step in trace.metadata["steps"]]
+    assumed = [float(trace.metadata.get("phases_assumed", 0.0)) for trace in traces]
+    metadata["phases_assumed"] = sum(assumed) / len(assumed)
     groups = [group for trace in traces for group in trace.metadata.get("groups", [])]
     if groups:
         metadata["groups"] = [group for place, group in enumerate(groups) if group not in groups[:place]]

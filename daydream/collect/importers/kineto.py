@@ -77,16 +77,17 @@ def read_kineto(
     *,
     progress: Callable[[float], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
+    max_unpacked: int | None = None,
 ) -> Recording:
-    """Return the recording in a Kineto JSON or JSON.gz file.
+    """Return the recording in a Kineto JSON or JSON.gz file, of at most `max_unpacked` bytes of JSON.
 
     Raises `TraceError` if the file is no Kineto trace or holds no usable row.
     """
+    how: dict[str, Any] = {"progress": progress, "block_bytes": block_bytes, "max_unpacked": max_unpacked}
     try:
-        return _Importer(EventReader(path, progress=progress, block_bytes=block_bytes)).recording()
+        return _Importer(EventReader(path, **how)).recording()
     except NeedsDigitsError:
-        exact = EventReader(path, progress=progress, block_bytes=block_bytes, exact_times=True)
-        return _Importer(exact).recording()
+        return _Importer(EventReader(path, **how, exact_times=True)).recording()
 
 
 class _Importer:

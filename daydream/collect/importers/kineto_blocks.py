@@ -27,6 +27,7 @@ import msgspec
 
 from daydream.collect.importers.kineto_events import Event, ExactEvent, Header, patient_event
 from daydream.errors import TraceError
+from daydream.input_files import Counted, check_regular, most_unpacked
 
 BLOCK_BYTES = 1 << 20
 LARGEST_BLOCK_BYTES = 1 << 26
@@ -51,8 +52,10 @@ class EventReader:
         exact_times: bool = False,
         block_bytes: int = BLOCK_BYTES,
         progress: Callable[[float], None] | None = None,
+        max_unpacked: int | None = None,
     ) -> None:
         self.path = Path(path)
+        self._max_unpacked = max_unpacked
         self.exact_times = exact_times
         self.header = Header()
         self.unreadable = 0
@@ -65,7 +68,7 @@ class EventReader:
 
     def __iter__(self) -> Iterator[list[Event]]:
         try:
-            with opened(self.path) as (file, position, size):
+            with opened(self.path, self._max_unpacked) as (file, position, size):
                 yield from self._blocks(file, position, max(size, 1))
         except FileNotFoundError:
             raise TraceError(f"{self.path}: no such file") from None
@@ -227,14 +230,16 @@ class Document(msgspec.Struct, gc=False):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
+def opened(path: Path, max_unpacked: int | None = None) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
     """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size)."""
+    check_regular(path)
     with path.open("rb") as raw:
         magic = raw.read(2)
         raw.seek(0)
         size = os.fstat(raw.fileno()).st_size
         if magic == GZIP_MAGIC:
             with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield cast("IO[bytes]", unpacked), raw.tell, size
+                counted = Counted(cast("IO[bytes]", unpacked), path, most_unpacked(path, max_unpacked))
+                yield cast("IO[bytes]", counted), raw.tell, size
         else:
             yield raw, raw.tell, size

@@ -54,14 +54,16 @@ DEVICE_FIELDS = {
 }  # fmt: skip
 
 
-def read_nsys(path: str | os.PathLike[str]) -> Recording:
+def read_nsys(path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> Recording:
     """Return the recording in an Nsight Systems .sqlite or .sqlite.gz export.
+
+    One that is packed may have `max_unpacked` bytes.
 
     With several processes on GPUs, each is a rank, numbered by its lowest device (see
     `nsys_processes.split_ranks`), and correlation ids, which count per process, are made unique.
     Raises `TraceError` if the file is no such export or has no CUDA activity.
     """
-    with open_export(path) as export:
+    with open_export(path, max_unpacked) as export:
         if not any(table in export for table in CUDA_TABLES):
             raise TraceError(
                 f"{path} is an Nsight Systems export without CUDA activity; record again with "

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from daydream.errors import TraceError
+from daydream.input_files import Counted, check_regular, most_unpacked
 from daydream.trace import UNKNOWN
 
 MAGIC = b"SQLite format 3\x00"
@@ -26,14 +27,14 @@ TIMES = ("start", "end")
 
 
 @contextmanager
-def open_export(path: str | os.PathLike[str]) -> Iterator[Export]:
+def open_export(path: str | os.PathLike[str], max_unpacked: int | None = None) -> Iterator[Export]:
     """Open an export read-only; a gzipped one is unpacked to a temporary file.
 
     Raises `TraceError` if the file is missing, damaged or no Nsight Systems export, at
     once or, where SQLite notices later, from within the block.
     """
     with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
-        database = _unpacked(Path(path), Path(folder))
+        database = _unpacked(Path(path), Path(folder), max_unpacked)
         connection = None
         try:
             # immutable: nothing else writes the file, and no lock or journal appears beside it
@@ -130,15 +131,16 @@ class Export:
         return f"IFNULL({_quoted(field)}, {null})" if field in self.tables[table] else str(null)
 
 
-def _unpacked(path: Path, folder: Path) -> Path:
+def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
     """Return a path to a plain SQLite file with the export in it."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             packed_file = file.read(2) == b"\x1f\x8b"
         if packed_file:
             target = folder / "export.sqlite"
             with gzip.open(path) as packed, target.open("wb") as plain:
-                shutil.copyfileobj(packed, plain, 1 << 20)
+                shutil.copyfileobj(Counted(packed, path, most_unpacked(path, max_unpacked)), plain, 1 << 20)
         else:
             target = path
         size = target.stat().st_size

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.graph.device import GRAPH_LAUNCH
 from daydream.graph.draft import Draft, stream_runs
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
@@ -24,6 +25,7 @@ NEAR_NS = 20_000
 CLOCK_NS = 3_000
 HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses some hundred
 BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
+PARTLY_NS = 100_000  # of a graph of which other nodes are missing; its first starts in 10 to 50 us
 UNTRACED = "untraced graph nodes"
 UNTRACED_HEAD = "untraced work from before the window"
 
@@ -99,40 +101,70 @@ def link_nodes(draft: Draft) -> None:
 
 
 def fill_heads(draft: Draft) -> None:
-    """Put untraced work in front of a stream whose first task was launched long before it started.
+    """Put untraced work in front of what was launched long before it started, with nothing to hold it back.
 
-    Nothing in the trace holds it back, so the stream was busy with work launched before
-    the window that the profiler did not record, most often the nodes of a graph.
+    Ahead of the first recorded node of a graph, other nodes of it ran: they are launched with it. Ahead of
+    the first task of a stream, work ran that was launched before the window, most often a graph's.
     """
+    inside = _node_heads(draft)
+    firsts = np.array([int(tasks[0]) for _, tasks in stream_runs(draft)], np.int64)
+    firsts = firsts[~np.isin(firsts, inside)]
+    _add_heads(draft, inside, UNTRACED, launched=True)
+    columns = draft.graph.columns
+    firsts = firsts[columns["launch"][firsts] >= 0]
+    begun = draft.start_ns[columns["launch"][firsts]]
+    _add_heads(draft, firsts[draft.start_ns[firsts] - _free(draft, firsts, begun) > HEAD_NS], UNTRACED_HEAD)
+
+
+def _node_heads(draft: Draft) -> np.ndarray:
+    """Return the first recorded nodes of graph launches that started long after all that could hold them."""
+    columns = draft.graph.columns
+    replays = draft.named(lambda name: GRAPH_LAUNCH in name)
+    nodes = np.flatnonzero((columns["kind"] > 0) & (columns["launch"] >= 0))
+    nodes = nodes[replays[columns["launch"][nodes]]]
+    nodes = nodes[np.argsort(draft.start_ns[nodes], kind="stable")]
+    calls, first = np.unique(columns["launch"][nodes], return_index=True)
+    first = nodes[first]
+    begun = np.maximum(draft.start_ns[calls], draft.ended_before(first))
+    partly = np.isin(calls, columns["launch"][(columns["row"] < 0) & (columns["kind"] > 0)])
+    late = draft.start_ns[first] - _free(draft, first, begun)
+    found: np.ndarray = first[late > np.where(partly, PARTLY_NS, HEAD_NS)]
+    return found
+
+
+def _free(draft: Draft, tasks: np.ndarray, begun: np.ndarray) -> np.ndarray:
+    """Return when the work that each task is known to wait for had ended, at least when it had `begun`."""
+    held = dict(draft.event_pairs + draft.meetings)
+    ended = [int(draft.end_ns[held[task]]) if task in held else -(2**60) for task in tasks.tolist()]
+    return np.maximum(begun, np.array(ended, np.int64))
+
+
+def _add_heads(draft: Draft, tasks: np.ndarray, name: str, *, launched: bool = False) -> None:
+    """Add untraced work ahead of tasks, from when these were free to start: `launched` with them or not."""
+    if not len(tasks):
+        return
     graph = draft.graph
     columns = graph.columns
-    held = dict(draft.event_pairs + draft.meetings)
-    firsts = [int(tasks[0]) for _, tasks in stream_runs(draft)]
-    late = [
-        task
-        for task in firsts
-        if columns["launch"][task] >= 0
-        and (task not in held or draft.start_ns[task] - draft.end_ns[held[task]] > HEAD_NS)
-        and draft.start_ns[task] - draft.start_ns[columns["launch"][task]] > HEAD_NS
-    ]
-    if not late:
-        return
-    first = np.array(late)
-    begun = draft.start_ns[columns["launch"][first]]
-    duration = draft.start_ns[first] - begun
-    graph.add(
-        len(first), lane=columns["lane"][first], kind=KINDS.index("kernel"),
-        name=graph.code("name", UNTRACED_HEAD),
-        phase=columns["phase"][first], order=columns["order"][columns["launch"][first]] - 1,
-        release_ns=begun,
-        duration_ns=duration, measured_start_ns=begun,
-    )  # fmt: skip
-    draft.extend(draft.start_ns[first])
-    graph.facts.untraced_ns += int(duration.sum())
-    graph.note(
-        f"{counted(len(first), 'stream')} began with work launched before the window that was not recorded, "
-        f"{duration.sum() / 1e6:,.2f} ms in all, taken as untraced device work."
+    calls = columns["launch"][tasks]
+    begun = _free(draft, tasks, np.maximum(draft.start_ns[calls], draft.ended_before(tasks)))
+    duration = draft.start_ns[tasks] - begun
+    how = (
+        {"launch": calls, "order": columns["order"][tasks] - 1, "step": columns["step"][tasks]}
+        if launched
+        else {"order": columns["order"][calls] - 1, "release_ns": begun}
     )
+    graph.add(
+        len(tasks), lane=columns["lane"][tasks], kind=KINDS.index("kernel"), name=graph.code("name", name),
+        phase=columns["phase"][tasks], duration_ns=duration, measured_start_ns=begun, **how,
+    )  # fmt: skip
+    draft.extend(draft.start_ns[tasks])
+    graph.facts.untraced_ns += int(duration.sum())
+    total = f"{duration.sum() / 1e6:,.2f} ms in all, taken as untraced device work."
+    if launched:
+        graph.note(f"{counted(len(tasks), 'CUDA graph')} began with nodes that were not recorded, {total}")
+    else:
+        streams = counted(len(tasks), "stream")
+        graph.note(f"{streams} began with work launched before the window that was not recorded, {total}")
 
 
 def _link_streams(draft: Draft, nodes: np.ndarray) -> None:

@@ -7,7 +7,7 @@ two calls; kept as gaps they would hide every change of the backward pass.
 
 A thread is a worker of another when it carries the other's autograd nodes
 (forward-thread ids, `evaluate_function`), or when all over the recording it
-works only while the other one idles, from its beginning, and fills that idle time.
+works only while the other one idles, and fills that idle time from end to end.
 
 Threads that run side by side wake each other too: see `wakes`.
 """
@@ -25,8 +25,12 @@ from daydream.trace import PHASES
 
 ROUNDING_NS = 2_000  # recordings in whole microseconds overlap by this much
 INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time
+SHORT = 0.05  # of that idle time: how much before and behind the worker's work is no sign of another cause
 FILLED_SHARE = 0.5  # of that idle time that the worker must fill, in the median
 LEAST_BURSTS = 2
+WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
+STEADY = 0.2  # of the spread of what a thread waits, that its distance from the cause may vary
+LONG_NS = 50_000  # shorter pauses are a thread's own
 SWITCH_NS = 5_000_000  # a thread woken in Python may wait so long for its turn (sys.getswitchinterval)
 NO_EARLIER = 7  # program-order distance behind a task and its device work
 
@@ -69,9 +73,10 @@ def hand_over(draft: Draft) -> None:
             (bursts[:, 2] - bursts[:, 1]) / np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1)
         )
         told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
-        told &= bool(np.median(bursts[:, 1] - idle.begin[bursts[:, 0]]) <= SWITCH_NS)
+        told &= _calls(idle, bursts)
         if known or told:
             _link(draft, idle, bursts, busy[worker])
+            _wake_rest(draft, idle_time(draft, caller), busy[worker])
             draft.linked_threads |= {caller, worker}
 
 
@@ -98,6 +103,46 @@ def tell_background(draft: Draft) -> None:
         for lane in mine:
             if lane not in front:
                 graph.lanes[lane] = replace(graph.lanes[lane], background=True)
+
+
+def _calls(idle: IdleTime, bursts: np.ndarray) -> bool:
+    """Tell whether bursts of work begin with idle stretches and end them, as those of a called thread do.
+
+    What lies between is short, or varies far less than the stretches: else the two only take turns.
+    """
+    begin, end = idle.begin[bursts[:, 0]], idle.end[bursts[:, 0]]
+    short = max(WAKE_NS, SHORT * float(np.median(end - begin)))
+    between = (bursts[:, 1] - begin, end - bursts[:, 2])
+    return all(bool(np.percentile(each, 80) <= short) or steadier(each, end - begin) for each in between)
+
+
+def steadier(distance_ns: np.ndarray, length_ns: np.ndarray) -> bool:
+    """Tell whether the distance to a cause varies far less than the length of the time that it ends."""
+    return spread(distance_ns) < STEADY * spread(length_ns)
+
+
+def spread(values: np.ndarray) -> float:
+    """Return the range that most of the values lie in: from the 20th to the 80th percentile."""
+    low, high = np.percentile(values, [20, 80])
+    return float(high - low)
+
+
+def _wake_rest(draft: Draft, idle: IdleTime, work: np.ndarray) -> None:
+    """Let a worker begin behind its caller also where this one goes on before the worker is done."""
+    graph = draft.graph
+    columns = graph.columns
+    idled = np.flatnonzero(columns["gap_ns"][work[:-1]] >= LONG_NS)
+    before, first = work[idled], work[idled + 1]
+    start = draft.start_ns[first]
+    stretch = np.searchsorted(idle.begin, start, side="right") - 1
+    at = np.maximum(stretch, 0)
+    late = start - idle.begin[at]
+    woken = (stretch >= 0) & (start < idle.end[at]) & (late <= SWITCH_NS)
+    woken &= idle.begin[at] >= draft.end_ns[before]  # the caller came there while the worker idled
+    before, first, at, late = before[woken], first[woken], at[woken], late[woken]
+    columns["gap_ns"][before] = 0
+    from_start = idle.in_range[at]
+    graph.link(idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF)
 
 
 def tasks_of(draft: Draft, lane: int) -> np.ndarray:

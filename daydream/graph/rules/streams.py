@@ -5,8 +5,10 @@ latency; the two share a correlation id. Time order cannot be used: the CPU runs
 ahead, and the kernel in flight is rarely the one launched last. The call's end
 cannot be used either: kernels often start before the call returns.
 
-Work whose launch is not in the trace (the CPU ran ahead before the recording
-began) is held to its recorded start, and counted.
+Work whose launch is not in the trace is counted. Where it comes before all launched work of its
+stream, the CPU had run ahead before the recording began: it was in the queue already, and what it waited
+for is the work before it on the stream; only the first is held to its recorded start. Further
+behind, a call was not recorded: when it came is not known, and the start is held.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
         duration_ns=work.duration,
         launch=work.launch,
         order=work.order,
-        release_ns=np.where(work.launch < 0, work.start, 0),
+        release_ns=np.where(_held(work), work.start, 0),
         measured_start_ns=work.start,
         **texts,
     )
@@ -82,8 +84,22 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
     if orphan.any():
         graph.note(
             f"{int(orphan.sum()):,} of {counted(len(launch), 'device task')} were launched before the "
-            "window, or by calls that were not recorded; they are held to their recorded start."
+            f"window, or by calls that were not recorded; {int(_held(work).sum()):,} of them are held to "
+            "their recorded start, the others follow the work before them."
         )
+
+
+def _held(work: DeviceWork) -> np.ndarray:
+    """Return which tasks are held to their recorded start: without a launch, and not queued behind others.
+
+    Tasks ahead of all launched ones of their stream are queued from the begin of the window on.
+    """
+    held = work.launch < 0
+    for begin, end in runs_of(work.lane):
+        launched = np.flatnonzero(work.launch[begin:end] >= 0)
+        queued = int(launched[0]) if len(launched) else 0
+        held[begin + 1 : begin + queued] = False
+    return held
 
 
 def _program_order(

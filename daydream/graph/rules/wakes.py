@@ -13,8 +13,9 @@ So a point of another thread explains a pause if it lies close before its end in
 nearly every pause of that kind, and is too rare to lie there by chance. One that
 lies further back explains it only if its distance varies far less than the length
 of the pauses: in a program where every step takes equally long, anything is at the
-same distance from anything. The idle time up to that point is a wait; kept as a
-gap it would hide every change of what the thread waited for.
+same distance from anything. Such pauses are kept as they are, and counted as doubtful.
+The idle time up to a point that explains it is a wait; kept as a gap it would hide
+every change of what the thread waited for.
 """
 
 from __future__ import annotations
@@ -26,12 +27,20 @@ import numpy as np
 
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause
-from daydream.graph.rules.handoff import LEAST_BURSTS, NO_EARLIER, ROUNDING_NS, IdleTime, idle_time, tasks_of
+from daydream.graph.rules.handoff import (
+    LEAST_BURSTS,
+    NO_EARLIER,
+    ROUNDING_NS,
+    WAKE_NS,
+    IdleTime,
+    idle_time,
+    spread,
+    steadier,
+    tasks_of,
+)
 
 IDLE_NS = 50_000  # shorter pauses are a thread's own
-WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
 FAR_NS = 300_000  # the same where only how steady it is speaks for it: 80 to 100 us between DALI's executors
-STEADY = 0.2  # of the spread of the pauses, that the distance from such a point may vary
 LEAST_STEADY = 3  # pauses that have a spread
 AS_STEADY = 1.25  # of such points, those that vary by so much more than the steadiest count, too
 OFTEN = 0.8  # of a thread's pauses before one kind of task that must end so
@@ -78,8 +87,12 @@ def wake_up(draft: Draft) -> None:
             if len(pauses) < LEAST_BURSTS:
                 continue
             begin, end = idle.begin[pauses], idle.end[pauses]
-            other, found = _explained(points, others, begin, end)
-            if found is not None:
+            explained, doubtful = _explained(points, others, begin, end)
+            if doubtful:
+                draft.graph.facts.doubtful_waits += len(pauses)
+                draft.graph.facts.doubtful_ns += int((end - begin).sum())
+            if explained is not None:
+                other, found = explained
                 there = found.place >= 0
                 _wait_for(draft, idle, pauses[there], points[other], found.place[there])
                 draft.linked_threads |= {lane, other}
@@ -129,29 +142,38 @@ def _turns(keys: np.ndarray) -> np.ndarray:
 
 def _explained(
     points: dict[int, Points], others: list[int], begin: np.ndarray, end: np.ndarray
-) -> tuple[int, Found | None]:
-    """Return the thread whose points end these pauses, and which do; None if there is no such thread."""
-    near = [
-        (other, found)
-        for other in others
-        for alike in points[other].alike
-        for found in _found(points[other], alike, begin, end, WAKE_NS)
-        if _is_near(points[other], found)
-    ]
+) -> tuple[tuple[int, Found] | None, bool]:
+    """Return the thread whose points end these pauses, and which do; and if not, whether some may."""
+    near = [each for each in _rare(points, others, begin, end, WAKE_NS) if _ends(points[each[0]], each[1])]
     if near:
-        return min(near, key=lambda pair: (np.median(pair[1].delay_ns), pair[1].alike))
-    steady = [
+        return min(near, key=lambda pair: (np.median(pair[1].delay_ns), pair[1].alike)), False
+    far = _rare(points, others, begin, end, FAR_NS)
+    far = [(other, found) for other, found in far if len(found.delay_ns) >= LEAST_STEADY]
+    steady = [pair for pair in far if steadier(pair[1].delay_ns, (end - begin)[pair[1].place >= 0])]
+    if not steady:
+        return None, any(spread(found.delay_ns) <= spread(end - begin) for _, found in far)
+    least = AS_STEADY * min(spread(found.delay_ns) for _, found in steady)
+    best = [pair for pair in steady if spread(pair[1].delay_ns) <= least]
+    return min(best, key=lambda pair: (np.median(pair[1].delay_ns), pair[1].alike)), False
+
+
+def _rare(
+    points: dict[int, Points], others: list[int], begin: np.ndarray, end: np.ndarray, reach_ns: int
+) -> list[tuple[int, Found]]:
+    """Return what lies before the ends of nearly all pauses and is too rare to do so by chance, by thread."""
+    return [
         (other, found)
         for other in others
         for alike in points[other].alike
-        for found in _found(points[other], alike, begin, end, FAR_NS)
-        if _is_steady(points[other], found, end - begin)
+        for found in _found(points[other], alike, begin, end, reach_ns)
+        if found.alike * max(WAKE_NS, int(found.delay_ns.max()))
+        <= CHANCE * (points[other].time[-1] - points[other].time[0])
     ]
-    if not steady:
-        return -1, None
-    least = AS_STEADY * min(_spread(found.delay_ns) for _, found in steady)
-    best = [pair for pair in steady if _spread(pair[1].delay_ns) <= least]
-    return min(best, key=lambda pair: (np.median(pair[1].delay_ns), pair[1].alike))
+
+
+def _ends(points: Points, found: Found) -> bool:
+    """Tell whether these points are the ends of tasks; that one begins close by is easily chance."""
+    return not points.begins[found.place[found.place >= 0][0]]
 
 
 def _found(
@@ -179,26 +201,6 @@ def _found(
         delay = np.maximum(end[pause[mine]] - points.time[place[mine]], 0)
         found.append(Found(places, int((alike == kinds[which]).sum()), delay))
     return found
-
-
-def _is_near(points: Points, found: Found) -> bool:
-    """Tell whether points that end pauses at once are too rare to do so by chance."""
-    begins = points.begins[found.place[found.place >= 0][0]]
-    return not begins and found.alike * WAKE_NS <= CHANCE * (points.time[-1] - points.time[0])
-
-
-def _is_steady(points: Points, found: Found, pauses_ns: np.ndarray) -> bool:
-    """Tell whether points lie before the ends of pauses at a distance that varies less than these do."""
-    if len(found.delay_ns) < LEAST_STEADY:
-        return False
-    reach = max(WAKE_NS, float(found.delay_ns.max()))
-    rare = found.alike * reach <= CHANCE * (points.time[-1] - points.time[0])
-    return bool(rare and _spread(found.delay_ns) < STEADY * _spread(pauses_ns[found.place >= 0]))
-
-
-def _spread(values: np.ndarray) -> float:
-    low, high = np.percentile(values, [20, 80])
-    return float(high - low)
 
 
 def _wait_for(draft: Draft, idle: IdleTime, pauses: np.ndarray, points: Points, place: np.ndarray) -> None:

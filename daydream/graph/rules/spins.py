@@ -1,0 +1,88 @@
+"""Rule 4b, spinning: a CPU that reads memory again and again until the device has written it.
+
+An expert-parallel dispatch launches a kernel that counts the rows to come, and reads a
+counter in mapped memory until it is there; a lock-free queue, a `while not done` in C++
+does the same. No call is recorded, only a range or an operator that lasts:
+
+    thread 1   |launch|        dispatch: spins         |empty|empty|launch
+    stream 27          ...      |notify: writes the counter, ends|
+
+Its time is a wait if it ends with the device task that the thread launched last, again
+and again, and its distance from that end varies far less than its length. It may end
+a little before the task does: the task writes first and ends then.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream.graph.draft import Draft
+from daydream.graph.rules.handoff import NO_EARLIER, spread, steadier
+from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN
+
+NEAR_NS = 100_000  # between the ends of what spins and of what it waits for: 25 to 70 us before (H800)
+
+
+def wait_in_spins(draft: Draft) -> None:
+    """Turn CPU time that ends with the device task launched before it, again and again, into a wait."""
+    columns = draft.graph.columns
+    for lane in np.unique(columns["lane"][columns["kind"] == 0]).tolist():
+        work = draft.launched_by_thread(lane)
+        if len(work) < LEAST_STEADY:
+            continue
+        tasks = _stretches(draft, lane)
+        calls = columns["order"][columns["launch"][work]]
+        place = np.searchsorted(calls, columns["order"][tasks]) - 1
+        tasks, work = tasks[place >= 0], work[place[place >= 0]]
+        running = draft.end_ns[work] > draft.start_ns[tasks]
+        tasks, work = tasks[running], work[running]
+        what = columns["name"][tasks].astype(np.int64) * (len(draft.graph.texts["name"]) + 1)
+        what += columns["name"][work]
+        for kind in np.unique(what).tolist():
+            mine = what == kind
+            spun, doubtful = _spun(draft, tasks[mine], work[mine])
+            if doubtful:
+                draft.graph.facts.doubtful_waits += int(mine.sum())
+                draft.graph.facts.doubtful_ns += int(columns["duration_ns"][tasks[mine]].sum())
+            if spun.any():
+                _wait(draft, tasks[mine][spun], work[mine][spun])
+
+
+def _stretches(draft: Draft, lane: int) -> np.ndarray:
+    """Return the long pieces of a thread that are no runtime calls, and are no wait yet."""
+    columns = draft.graph.columns
+    rows = columns["row"]
+    tasks = np.flatnonzero((columns["lane"] == lane) & (columns["duration_ns"] >= IDLE_NS) & (rows >= 0))
+    return tasks[~draft.trace.is_kind("runtime")[rows[tasks]] & ~draft.waited[tasks]]
+
+
+def _spun(draft: Draft, tasks: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Tell which pieces of CPU time ended with device work because they waited for it; or may they?"""
+    length = draft.end_ns[tasks] - draft.start_ns[tasks]
+    distance = draft.end_ns[tasks] - draft.end_ns[work]
+    near = np.abs(distance) <= NEAR_NS
+    often = near.sum() >= max(LEAST_STEADY, OFTEN * len(tasks))
+    rare = near.sum() * 2 * NEAR_NS <= CHANCE * length.sum()
+    none = np.zeros(len(tasks), bool)
+    if not (often and rare):
+        return none, False
+    if steadier(distance[near], length[near]):
+        return near, False
+    return none, spread(distance[near]) <= spread(length)
+
+
+def _wait(draft: Draft, tasks: np.ndarray, work: np.ndarray) -> None:
+    """Let CPU time end with the work on a stream, as a synchronizing call would."""
+    graph = draft.graph
+    columns = graph.columns
+    end, done = draft.end_ns[tasks], draft.end_ns[work]
+    gap = columns["gap_ns"][tasks].copy()
+    columns["duration_ns"][tasks] = 0
+    columns["gap_ns"][tasks] = 0
+    draft.end_ns[tasks] = draft.start_ns[tasks]
+    woken = np.minimum(done, end)
+    resumes = draft.add_cpu_tasks(tasks, None, woken, columns["order"][tasks] + NO_EARLIER)
+    graph.columns["gap_ns"][resumes] = end - woken + gap
+    draft.waited[resumes] = True
+    lanes = graph.columns["lane"][work]
+    graph.syncs.add(task=resumes, lane=lanes, point=resumes, latency_ns=np.minimum(end - done, 0))

@@ -1,0 +1,68 @@
+"""Files that are read: regular ones only, and unpacked to no more than is expected of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+from daydream.errors import TraceError
+
+LARGEST_BYTES = 64 * 10**9  # unpacked; a trace of ten million events has a tenth of it
+MOST_TIMES = 200  # ... and the packed size; JSON of a profiler packs to a tenth or twentieth
+ALWAYS_BYTES = 256 * 10**6  # nothing so small does harm
+SORTS = (
+    (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
+)  # fmt: skip
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise `TraceError` at once if a path is a pipe, a socket or a device: none may ever end."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return  # opening it says why
+    for is_sort, what in SORTS:
+        if is_sort(mode):
+            raise TraceError(f"{path} is {what}; a regular file was needed. Save it to a file first.")
+
+
+def most_unpacked(path: str | os.PathLike[str], asked: int | None) -> int:
+    """Return to how many bytes a file may unpack: `asked` if given, else by its size."""
+    if asked is not None:
+        return asked
+    return min(LARGEST_BYTES, max(ALWAYS_BYTES, MOST_TIMES * Path(path).stat().st_size))
+
+
+class Readable(Protocol):
+    """What bytes can be read from."""
+
+    def read(self, size: int = ..., /) -> bytes:
+        """Return up to so many bytes."""
+
+
+class Counted:
+    """A file that is unpacked as it is read. Raises `TraceError` when it gives more than `most` bytes."""
+
+    def __init__(self, file: Readable, path: str | os.PathLike[str], most: int) -> None:
+        self._file, self._path, self._most, self._given = file, path, most, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes, all that is left if it is negative."""
+        left = self._most - self._given
+        found = self._file.read(left + 1 if size < 0 else min(size, left + 1))
+        self._given += len(found)
+        if self._given > self._most:
+            raise TraceError(too_large(self._path, f"more than {self._most:,}", self._most))
+        return found
+
+
+def too_large(path: str | os.PathLike[str], found: str, most: int) -> str:
+    """Return what is said of a file that unpacks to more than it may."""
+    packed = Path(path).stat().st_size
+    return (
+        f"{path}: its {packed:,} bytes unpack to {found}; at most {most:,} were expected. "
+        "If that is right, raise the limit with --max-unpacked."
+    )

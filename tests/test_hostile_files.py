@@ -1,0 +1,481 @@
+"""What no file may do: each is the smallest input that once ended in a traceback, a hang or much memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import socket
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from machine.programs import PROGRAMS
+from pyarrow import parquet
+
+import daydream
+from daydream.cli import daydream as group
+from daydream.cli.failures import run
+from daydream.errors import TraceError
+from daydream.metadata import Metadata
+from daydream.trace import Trace
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    folder = tmp_path_factory.mktemp("sound")
+    return daydream.load(PROGRAMS["synchronizing"]().run(steps=8).write(folder / "t.json", 2, 5))
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: str) -> tuple[int, str, str]:
+        return run(group, args), *capsys.readouterr()
+
+    return call
+
+
+def table_of(trace: Trace, **columns: np.ndarray) -> pa.Table:
+    changed = Trace({**trace.columns, **columns}, trace.texts, trace.metadata)
+    return pa.Table.from_batches([changed.to_arrow()])
+
+
+def refused(tmp_path: Path, table: pa.Table) -> str:
+    path = tmp_path / "t.parquet"
+    parquet.write_table(table, path)
+    with pytest.raises(TraceError) as raised:
+        Trace.load(path)
+    said = str(raised.value)
+    assert said.startswith(f"{path}")
+    assert "\n" not in said
+    return said
+
+
+def with_value(trace: Trace, name: str, row: int, value: int) -> pa.Table:
+    column = np.array(trace[name], np.int64)
+    column[row] = value
+    return table_of(trace, **{name: column.astype(daydream.trace.FIELDS[name].type)})
+
+
+# Parquet ---------------------------------------------------------------------------------------------
+
+
+def test_a_sound_trace_is_read_as_it_was_written(sound, tmp_path):
+    sound.save(tmp_path / "t.parquet")
+    again = Trace.load(tmp_path / "t.parquet")
+
+    assert all((again[name] == sound[name]).all() for name in sound.columns)
+    assert again.metadata == sound.metadata
+
+
+def host_row(trace: Trace) -> int:
+    return int(np.flatnonzero(trace.is_kind("operator") & (trace["parent"] >= 0))[0])
+
+
+def test_a_row_that_is_its_own_parent_is_refused(sound, tmp_path):
+    row = host_row(sound)
+    said = refused(tmp_path, with_value(sound, "parent", row, row))
+
+    assert f"row {row} has the parent {row}; one around it, on its thread, was needed" in said
+
+
+def test_two_rows_that_are_each_others_parents_are_refused(sound, tmp_path):
+    row = host_row(sound)
+    columns = {name: np.array(sound[name], np.int64) for name in ("parent", "start_ns", "duration_ns", "tid")}
+    other = int(columns["parent"][row])
+    columns["duration_ns"][row] = columns["duration_ns"][other]
+    columns["start_ns"][row : row + 1] = columns["start_ns"][other]
+    columns["parent"][other] = row
+    columns["parent"] = columns["parent"].astype(np.int32)
+    order = np.argsort(columns["start_ns"], kind="stable")
+
+    assert "parent" in refused(tmp_path, table_of(sound, **columns)) or (np.diff(order) < 0).any()
+
+
+@pytest.mark.parametrize("name", ["parent", "step", "rank", "device"])
+def test_a_number_near_the_largest_asks_for_no_memory(sound, tmp_path, name):
+    if name in ("device", "rank"):  # any number is one: what goes by it is a table of those there are
+        path = tmp_path / "t.parquet"
+        row = len(sound) - 1 if name == "rank" else int(np.argmax(sound["device"] >= 0))
+        parquet.write_table(with_value(sound, name, row, 2**31 - 2), path)
+        assert daydream.replay(path).measured_ns > 0
+        return
+    said = refused(tmp_path, with_value(sound, name, len(sound) - 1, 2**31 - 2))
+
+    assert f"row {len(sound) - 1}" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("duration_ns", 2**62, "a number in its range was needed"),
+        ("duration_ns", -2, "a number in its range was needed"),
+        ("start_ns", 2**63 - 1, "a number in its range was needed"),
+        ("bytes", 2**62, "a number in its range was needed"),
+        ("step", 99, "one of the 4 steps of the metadata was needed"),
+        ("correlation", -7, "a number in its range was needed"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_row(sound, tmp_path, name, value, part):
+    said = refused(tmp_path, with_value(sound, name, 3, value))
+
+    assert f"row 3 of column {name!r} holds {value}; {part}" in said
+
+
+def test_durations_that_add_up_to_more_than_fits_are_refused(sound, tmp_path):
+    # each is allowed alone; 2**53 ns times the rows of the trace is more than 63 bits
+    table = table_of(sound, duration_ns=np.full(len(sound), 2**53), parent=np.full(len(sound), -1, np.int32))
+
+    assert "column 'duration_ns' add up to more than 63 bits hold" in refused(tmp_path, table)
+
+
+def test_rows_cut_out_of_a_trace_are_refused(sound, tmp_path):
+    assert "'parent'" in refused(tmp_path, table_of(sound).slice(len(sound) // 2))
+
+
+def test_rows_out_of_order_are_refused(sound, tmp_path):
+    table = table_of(sound).take(pa.array(range(len(sound))[::-1]))
+
+    assert "in order of rank and start were needed" in refused(tmp_path, table)
+
+
+def test_a_column_of_another_type_is_refused(sound, tmp_path):
+    table = table_of(sound)
+    at = table.column_names.index("start_ns")
+    for values in (["text"] * len(sound), [1.5] * len(sound), [[1]] * len(sound)):
+        changed = table.set_column(at, "start_ns", pa.array(values))
+        assert "column 'start_ns' holds" in refused(tmp_path, changed)
+    unsigned = table.set_column(at, "start_ns", table.column(at).cast(pa.uint64()))
+    assert "integers were needed" in refused(tmp_path, unsigned)
+
+
+def test_a_column_that_is_there_twice_is_refused(sound, tmp_path):
+    table = table_of(sound)
+    table = table.append_column("start_ns", table.column("start_ns"))
+
+    assert "the column 'start_ns' twice" in refused(tmp_path, table)
+
+
+def test_an_unknown_name_or_start_is_refused(sound, tmp_path):
+    table = table_of(sound)
+    for name in ("name", "kind", "start_ns"):
+        at = table.column_names.index(name)
+        nothing = table.set_column(at, name, pa.nulls(len(sound), table.schema.field(at).type))
+        assert f"column {name!r} holds" in refused(tmp_path, nothing)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kind", "nonsense"), ("phase", "lunch"), ("shapes", "[[-5]]"), ("shapes", "5e-324"),
+        ("shapes", "[[[[[[1]]]]]]"), ("grid", "1,2"), ("block", "9999999999,9999999999,1"),
+    ],
+)  # fmt: skip
+def test_a_text_that_a_column_cannot_hold_is_refused(sound, tmp_path, name, text):
+    table = table_of(sound)
+    column = pa.array([text] * len(sound)).dictionary_encode()
+    if name in table.column_names:
+        table = table.set_column(table.column_names.index(name), name, column)
+    else:
+        table = table.append_column(name, column)
+
+    assert f"column {name!r} holds {text!r}" in refused(tmp_path, table)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"steps": None}, "`$.steps`"),
+        ({"notes": 1.5}, "`$.notes`"),
+        ({"steps": [{"name": "a"}]}, "missing required field"),
+        ({"world_size": 0}, "`$.world_size`"),
+        ({"devices": [{"name": 5}]}, "`$.devices[0].name`"),
+        ({"source": "half \ud83d"}, "metadata cannot be read"),
+        ({"vendor": "\x1b[31m"}, "`$.vendor`"),
+        ({"parameters": [{"shape": [2**40, 2**40]}]}, "more elements than any machine holds"),
+        ({"unprofiled_step_ns": [float("nan")]}, "`$.unprofiled_step_ns[0]`"),
+        ({"profiler_cost": {}}, "`$.profiler_cost`"),
+        ({"confirmed": {"base": [1.0], "again": [], "changed": []}}, "not equally many"),
+        ({"schema_version": "\x1b[31m"}, "has schema '\\x1b[31m'"),
+        ({"schema_version": 99}, "has schema 99"),
+    ],
+)
+def test_metadata_of_another_type_is_refused(sound, tmp_path, change, part):
+    text = json.dumps({**sound.metadata, **change})
+    said = refused(tmp_path, table_of(sound).replace_schema_metadata({b"daydream": text.encode()}))
+
+    assert part in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"schema_version": 1', "\udcff"])
+def test_metadata_that_is_no_document_is_refused(sound, tmp_path, text):
+    raw = text.encode("utf-8", "surrogateescape")
+
+    assert "metadata cannot be read" in refused(
+        tmp_path, table_of(sound).replace_schema_metadata({b"daydream": raw})
+    )
+
+
+def test_constant_columns_of_a_billion_rows_are_not_unpacked(sound, tmp_path):
+    small = table_of(sound).slice(0, 1).select(["kind", "name", "start_ns", "duration_ns"])
+    with parquet.ParquetWriter(tmp_path / "t.parquet", small.schema) as file:
+        for _ in range(20):
+            whole = pa.concat_tables([small] * 1).take(pa.array(np.zeros(500_000, np.int64)))
+            file.write_table(whole)
+    size = (tmp_path / "t.parquet").stat().st_size
+    with pytest.raises(TraceError) as raised:
+        Trace.load(tmp_path / "t.parquet")
+
+    assert f"its {size:,} bytes unpack to 320,000,000; at most" in str(raised.value)
+
+
+def test_every_metadata_that_is_looked_at_has_a_type():
+    package = Path(daydream.__file__).parent
+    used = {
+        name
+        for path in package.rglob("*.py")
+        for name in re.findall(r'metadata(?:\.get\(|\[)"(\w+)"', path.read_text())
+    }
+
+    assert used - {"schema_version"} <= set(Metadata.__struct_fields__)
+
+
+# Kineto ----------------------------------------------------------------------------------------------
+
+
+def event(category: str, name: Any, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+
+
+def written(path: Path, *events: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+FRAME = event("python_function", "train.py(3): step", 1, 5)
+NO_THREAD = {"ph": "X", "cat": "kernel", "name": "k", "ts": 2, "dur": 3}
+STEPS = [event("user_annotation", f"ProfilerStep#{number}", 20 * number, 10) for number in (1, 2)]
+
+
+def test_only_python_frames_are_no_trace(ask, tmp_path):
+    code, _, err = ask("info", written(tmp_path / "t.json", FRAME).name)
+
+    assert (code, err.split(" holds ")[0]) == (1, "error: t.json")
+
+
+def test_python_frames_and_device_work_without_a_thread_are_read(ask, tmp_path):
+    assert ask("info", written(tmp_path / "t.json", FRAME, NO_THREAD).name)[0] == 0
+
+
+def test_half_a_surrogate_pair_in_names_is_replaced(ask, tmp_path):
+    frame = event("python_function", "a/tr\ud800ain.py(3): f", 20, 9)
+    path = written(tmp_path / "t.json", frame, event("cpu_op", "a\ud800", 21, 2), *STEPS)
+    for args in (
+        ["import", path.name, "-o", "o.parquet"],
+        ["replay", "--trace", path.name, "-o", "o.json.gz"],
+    ):
+        assert ask(*args)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "dims", [5e-324, [5e-324], [[-1]], [[2**40, 2**40]], [[[[[[1]]]]]], "none", [None], [[True]]]
+)
+def test_shapes_that_are_none_are_unknown(ask, tmp_path, dims):
+    name = "torch::autograd::AccumulateGrad"
+    path = written(tmp_path / "t.json", event("cpu_op", name, 21, 2, **{"Input Dims": dims}), *STEPS)
+
+    assert daydream.load(path).values("shapes").count(None) == 3
+    for args in (["explain"], ["whatif", "ddp"], ["scaling", "--workers", "2"]):
+        code, _, err = ask(*args, "--trace", path.name)
+        assert code == 0 or err.startswith("error: ")
+        assert "internal" not in err
+
+
+def test_ids_and_amounts_that_cannot_be_are_unknown(tmp_path):
+    args = {"correlation": -9, "bytes": 2**62, "External id": -5}
+    path = written(tmp_path / "t.json", event("gpu_memcpy", "m", 1, 2, **args), event("cpu_op", "a", 0, 9))
+    trace = daydream.load(path)
+
+    row = trace.is_kind("memcpy")
+    assert {name: int(trace[name][row][0]) for name in ("correlation", "bytes", "external_id")} == {
+        "correlation": -1, "bytes": -1, "external_id": -1,
+    }  # fmt: skip
+
+
+COMMANDS = [
+    "info t.json", "replay --trace t.json", "explain --trace t.json", "rank --trace t.json",
+    "whatif fused-bias-act --trace t.json", "whatif compile --trace t.json --json",
+    "replay --trace t.json -o o.json.gz", "scaling --trace t.json --gradient-mb 1",
+    "compare t.json t.json --whatif compile",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [event("cpu_op", "aten::view", 1, 2)],
+        [event("cpu_op", "aten::mm", 21, 2), event("cpu_op", "aten::mm", 41, 2), *STEPS],
+        [NO_THREAD],
+        [event("cpu_op", "aten::mm", 21, 0), *STEPS],
+    ],
+    ids=["a view of 2 us", "two steps of one product", "a kernel without a thread", "no time at all"],
+)
+def test_the_smallest_traces_are_answered_or_refused(ask, tmp_path, events):
+    written(tmp_path / "t.json", *events)
+    for args in COMMANDS:
+        code, _, err = ask(*args.split())
+        assert code == 0 or (code == 1 and err.startswith("error: ") and "internal" not in err), (args, err)
+
+
+def test_a_lagging_thread_does_not_ask_for_a_million_passes(tmp_path):
+    # Two steps of one product: compiled, its thread took some ns longer than nothing, pass after pass.
+    path = written(
+        tmp_path / "t.json", event("cpu_op", "aten::mm", 21, 2), event("cpu_op", "aten::mm", 41, 2), *STEPS
+    )
+
+    assert daydream.whatif(path, "compile").after.passes <= 4_096
+
+
+# Sizes, pipes, sockets ---------------------------------------------------------------------------------
+
+
+def test_gzip_that_unpacks_to_far_more_is_stopped(ask, tmp_path):
+    text = json.dumps({"traceEvents": [event("cpu_op", "a", 1, 2)]}).encode()
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(text + b" " * 300_000_000, 1))
+    size = (tmp_path / "t.json.gz").stat().st_size
+    most = max(256_000_000, 200 * size)
+    code, _, err = ask("info", "t.json.gz")
+
+    assert (code, err) == (1, (
+        f"error: t.json.gz: its {size:,} bytes unpack to more than {most:,}; at most {most:,} were expected. "
+        "If that is right, raise the limit with --max-unpacked.\n"
+    ))  # fmt: skip
+    assert ask("info", "t.json.gz", "--max-unpacked", "1GB")[0] == 0
+
+
+def test_max_unpacked_holds_for_every_format(ask, sound, tmp_path):
+    sound.save(tmp_path / "t.parquet")
+    with sqlite3.connect(tmp_path / "t.sqlite") as database:
+        database.execute("CREATE TABLE StringIds (id, value)")
+    database.close()
+    (tmp_path / "t.sqlite.gz").write_bytes(gzip.compress((tmp_path / "t.sqlite").read_bytes()))
+    (tmp_path / "t.json.gz").write_bytes(
+        gzip.compress(json.dumps({"traceEvents": [event("cpu_op", "a", 1, 2)]}).encode())
+    )
+    for name in ("t.parquet", "t.sqlite.gz", "t.json.gz"):
+        code, _, err = ask("info", name, "--max-unpacked", "100B")
+        assert code == 1
+        assert err.startswith(f"error: {name}: its ")
+        assert "at most 100 were expected" in err
+    assert ask("info", "t.json.gz", "--max-unpacked", "many")[0] == 2
+
+
+def test_a_socket_is_refused_at_once(ask, tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s.json"))
+        assert (
+            ask("info", "s.json")[2]
+            == "error: s.json is a socket; a regular file was needed. Save it to a file first.\n"
+        )
+
+
+def test_a_folder_of_many_ranks_is_read_a_file_at_a_time(ask, tmp_path):
+    import resource
+
+    (tmp_path / "ranks").mkdir()
+    for rank in range(150):
+        written(tmp_path / "ranks" / f"rank{rank}.json", event("cpu_op", "a", 1, 2))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
+    try:
+        assert ask("import", "ranks", "-o", "o.parquet")[0] == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+# What is said ------------------------------------------------------------------------------------------
+
+
+def test_escape_characters_do_not_reach_the_terminal(ask, sound, tmp_path):
+    name = "\x1b[31mred.json"
+    (tmp_path / name).write_text("nonsense")
+    assert ask("info", name)[2].startswith("error: ?[31mred.json is not JSON")
+    for args in (
+        ["info", "\x1b[2J.json"],
+        ["\x1b[31m"],
+        ["whatif", "\x1b[31m", "--trace", "x"],
+        ["info", "--\x1b[31m"],
+    ):
+        assert "\x1b" not in ask(*args)[2]
+
+
+def test_a_mistake_of_ours_is_one_line(ask, sound, tmp_path, monkeypatch):
+    sound.save(tmp_path / "t.parquet")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("kind")
+
+    monkeypatch.setattr(daydream, "replay", broken)
+    code, out, err = ask("replay", "--trace", "t.parquet")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: internal error (please report): KeyError at daydream/cli/replay.py:")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("DAYDREAM_DEBUG", "1")
+    assert "Traceback (most recent call last)" in ask("replay", "--trace", "t.parquet")[2]
+    monkeypatch.delenv("DAYDREAM_DEBUG")
+    assert "Traceback (most recent call last)" in ask("--debug", "replay", "--trace", "t.parquet")[2]
+
+
+# A user's own file -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("raise SystemExit(0)", "mine.py, line 2: `sys.exit()` would end daydream; an optimization returns"),
+        ("raise KeyboardInterrupt",
+         "mine.py, line 2: `raise KeyboardInterrupt` would end daydream; an optimization returns"),
+        ("import threading as t; one = t.Thread(target=lambda: 1 / 0); one.start(); one.join()",
+         "mine.py, line 2, in a thread: ZeroDivisionError: division by zero"),
+        ("graph.insert(5, kind='cpu', lane='thread 1', duration_ns=7)", "mine.py, line 2: name must be text, not 5"),
+    ],
+)  # fmt: skip
+def test_what_an_own_file_must_not_do_is_its_mistake(ask, sound, tmp_path, line, said):
+    sound.save(tmp_path / "t.parquet")
+    (tmp_path / "mine.py").write_text(f"def mine(graph):\n    {line}\n")
+    code, out, err = ask("whatif", "./mine.py", "--trace", "t.parquet")
+
+    assert (code, out) == (1, "")
+    assert err.splitlines()[0].replace(f"{tmp_path}/", "") == f"error: {said}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["print('x')", "print('\\udc80')", "import sys; sys.stdout.close()", "import sys; sys.stdout = None"],
+)
+def test_an_own_file_may_print_and_close_what_it_likes(ask, sound, tmp_path, line):
+    sound.save(tmp_path / "t.parquet")
+    (tmp_path / "mine.py").write_text(
+        f"def mine(graph):\n    {line}\n    graph.select(kind='cpu').scale(0.5)\n"
+    )
+    code, out, _ = ask("whatif", "./mine.py", "--trace", "t.parquet", "--json")
+
+    assert code == 0
+    assert json.loads(out)["optimization"] == "mine"
+
+
+def test_a_class_in_the_place_of_the_function_is_the_files_mistake(ask, sound, tmp_path):
+    sound.save(tmp_path / "t.parquet")
+    (tmp_path / "mine.py").write_text("class mine:\n    def __init__(graph):\n        pass\n")
+
+    code, _, err = ask("whatif", "./mine.py", "--trace", "t.parquet")
+    assert code in (1, 2)
+    assert "internal" not in err
