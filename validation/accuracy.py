@@ -24,6 +24,7 @@ import ledger
 import ledger_plot
 from machine import Machine
 from machine.harder import HARDER
+from machine.loaders import LOADERS
 from machine.programs import PROGRAMS
 
 import daydream
@@ -80,7 +81,7 @@ def _page(traces: Path | None, found: ledger.Ledger) -> Iterator[str]:
         machines = _machines(Path(folder))
         yield from _machine_table(machines)
         yield HARDER_TITLE
-        yield from _table(_machines(Path(folder), HARDER))
+        yield from _table(_machines(Path(folder), {**HARDER, **LOADERS}))
         yield from _ablation(loaded, machines)
     if traces is not None:
         yield ""
