@@ -39,8 +39,10 @@ def own_folder(purpose: str, parent: str | os.PathLike[str] | None = None) -> It
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        try:
+            _remove(folder)
+        finally:
+            os.close(lock)
 
 
 def _where(purpose: str, parent: str | os.PathLike[str] | None) -> tuple[Path, str]:
@@ -95,6 +97,18 @@ def _remove_if_abandoned(folder: Path) -> None:
     except OSError:  # its owner lives, or there are no locks here
         return
     else:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     finally:
         os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, the lock last: who is killed on the way leaves one that the next run can remove."""
+    with contextlib.suppress(OSError):  # what cannot be removed stays, and the lock with it
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        (folder / LOCK).unlink()
+        folder.rmdir()

@@ -181,6 +181,32 @@ def test_so_does_one_that_is_refused(tmp_path):
     assert names(tmp_path) == ["out"]
 
 
+def half_removed(folder, patched):
+    """Begin a folder, fill it, and be stopped when the first file of it has been removed."""
+    real = Path.unlink
+
+    def stop(path):
+        real(path)
+        raise KeyboardInterrupt
+
+    with own_folder("out", folder) as left:
+        for name in ("a", "z"):
+            (left / name).write_text("half")
+        patched.setattr(Path, "unlink", stop)
+
+
+@posix
+def test_who_is_stopped_while_it_removes_leaves_what_can_be_removed(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        half_removed(tmp_path, patched)
+    [left] = tmp_path.iterdir()
+    assert len(names(left)) == 2
+    assert LOCK in names(left)
+
+    with own_folder("out", tmp_path) as folder:
+        assert names(tmp_path) == [folder.name]
+
+
 @posix
 def test_what_a_living_writer_has_begun_is_left_alone(tmp_path):
     def write(temporary):

@@ -131,9 +131,9 @@ class Child:
         register(self)
         util.register_after_fork(self, register)
 
-    def _terminated(self, die: Callable[[], None]) -> None:
+    def _terminated(self, signal: str, die: Callable[[], None]) -> None:
         def save_and_die() -> None:
-            self.end("SIGTERM")
+            self.end(signal)
             die()
 
         self.session.when_free(save_and_die)

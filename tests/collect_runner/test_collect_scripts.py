@@ -115,7 +115,11 @@ def test_a_process_that_is_killed_in_the_middle_is_said_to_have_saved_nothing(fo
 
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(signal.SIGINT, 130, "KeyboardInterrupt"), (signal.SIGTERM, 128 + signal.SIGTERM, "")],
+    [
+        (signal.SIGINT, 130, "KeyboardInterrupt"),
+        (signal.SIGTERM, 128 + signal.SIGTERM, ""),
+        (signal.SIGHUP, 128 + signal.SIGHUP, ""),
+    ],
 )
 def test_a_signal_ends_the_script_as_always_and_keeps_what_was_captured(number, code, said, folder):
     folder.script(

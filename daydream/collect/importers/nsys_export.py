@@ -6,7 +6,6 @@ import gzip
 import os
 import shutil
 import sqlite3
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.input_files import Counted, check_regular, most_unpacked
+from daydream.own_folders import own_folder
 from daydream.trace import UNKNOWN
 
 MAGIC = b"SQLite format 3\x00"
@@ -33,8 +33,8 @@ def open_export(path: str | os.PathLike[str], max_unpacked: int | None = None) -
     Raises `TraceError` if the file is missing, damaged or no Nsight Systems export, at
     once or, where SQLite notices later, from within the block.
     """
-    with tempfile.TemporaryDirectory(prefix="daydream-") as folder:
-        database = _unpacked(Path(path), Path(folder), max_unpacked)
+    with own_folder("daydream") as folder:
+        database = _unpacked(Path(path), folder, max_unpacked)
         connection = None
         try:
             # immutable: nothing else writes the file, and no lock or journal appears beside it
