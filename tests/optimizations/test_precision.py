@@ -662,3 +662,31 @@ def test_the_casts_of_a_recorded_autocast_are_found_from_the_kernels_between():
 def test_layout_changes_of_a_recorded_training_go():
     replay = shared_replay("kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz")
     assert daydream.whatif(replay, "channels-last").speedup > 1.0
+
+
+# Kernels of fewer than 16 bits
+
+
+def mixed_widths(*kernels: tuple[str, str, float]) -> Graph:
+    """Return a forward pass of kernels, each with a name, an element type and a time in us."""
+    rows = [
+        launched(name, 100.0 * place, 100.0 * place + 6, 100.0 * place + 6 + us, place + 1, dtype=dtype,
+                 phase="forward")
+        for place, (name, dtype, us) in enumerate(kernels)
+    ]  # fmt: skip
+    return build(trace(*rows, steps=(0, 100.0 * len(kernels))))
+
+
+def test_kernels_of_8_bits_stay_as_they_are_with_a_note():
+    graph = mixed_widths(("volta_sgemm_128x64", "float32", 60), ("gemm_fp8", "float8_e4m3fn", 40))
+    amp(graph)
+
+    kernels = graph.select(kind="kernel")
+    assert kernels.duration_ns.tolist() == [20_000, 40_000]
+    assert any("Left as they are: 1 kernel of 8 or 4 bits, 0.04 ms" in note for note in graph.facts.notes)
+
+
+def test_a_pass_in_4_bits_is_no_pass_in_32():
+    graph = mixed_widths(("volta_sgemm_128x64", "float32", 20), ("_matmul_ogs_mxfp4", "float4_e2m1", 80))
+    with pytest.raises(NotApplicableError, match="fewer than 16 bits already: 80% of their time in float4"):
+        amp(graph)
