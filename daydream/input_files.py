@@ -11,7 +11,7 @@ from daydream.errors import TraceError
 
 LARGEST_BYTES = 64 * 10**9  # unpacked; a trace of ten million events has a tenth of it
 MOST_TIMES = 200  # ... and the packed size; JSON of a profiler packs to a tenth or twentieth
-ALWAYS_BYTES = 256 * 10**6  # nothing so small does harm
+ALWAYS_BYTES = 64 * 10**6  # nothing so small does harm
 SORTS = (
     (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),

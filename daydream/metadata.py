@@ -190,7 +190,6 @@ class Metadata(Struct):
     changed_not_recorded: str | None = None
     profiler_cost: ProfilerCost | None = None
     counters: list[Counter] = []
-    phases_assumed: Annotated[float, Meta(ge=0, le=1)] = 0.0
     unprofiled_step_ns_by_rank: dict[str, list[Span]] = {}
     confirmed_by_rank: dict[str, Confirmed] = {}
     profiler_cost_by_rank: dict[str, ProfilerCost] = {}

@@ -16,6 +16,7 @@ CODE = "with torch.cuda.graph(torch.cuda.CUDAGraph()): train_step(static_batch)"
 
 OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"  # inputs and results are copied outside of a graph
 CALL = "cudaGraphLaunch"
+WITH_GRAPHS = ("cuda", "rocm")
 LEAST_SAID_NS = 10_000
 
 
@@ -43,6 +44,9 @@ def cuda_graphs(
     if min(launch_us, node_us) < 0:
         raise GraphError(f"launch_us and node_us must be 0 or more, not {launch_us:g} and {node_us:g}")
     phases = ("forward", "loss", "backward", "optimizer")[: 4 if optimizer else 3]
+    vendor = "" if graph.trace is None else graph.trace.metadata.get("vendor", "")
+    if vendor not in ("", "cpu", *WITH_GRAPHS):
+        graph.does_not_apply(f"graphs that are captured and replayed are of CUDA and ROCm, not of {vendor}")
     device = graph.select(on="gpu", phase=phases)
     device.need("device work in the forward or backward pass")
     replayed = in_replays(device)

@@ -38,7 +38,7 @@ def restructured_batchnorm(graph: Graph) -> None:
     counters = work.where(op=COUNTER).where(
         lambda tasks: (tasks.dtype == "int64") | ((tasks.input_elements >= 0) & (tasks.input_elements <= 2))
     )
-    chains = find_chains(graph, WORDS, CHAIN, unseen=counters)
+    chains = find_chains(graph, WORDS, CHAIN, unseen=counters, one_kernel=False)
     if not len(chains):
         graph.does_not_apply("no batch normalization stands between a convolution and an activation")
     backward = backward_of(chains)

@@ -15,19 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "validation"))
 from sanity import a_busy_device_gains_from_faster_kernels, sources
 
 FOUND = dict(sources(TRACES)) if TRACES.exists() else {}
-BROKEN = {
-    "formats/kineto_distributed/h800_deepseek_train_dualpipe_rank0of64": "kernels that find the device "
-    "full keep the delay they were recorded with",
-}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FOUND, reason="the public traces are not at hand")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.xfail(reason=BROKEN[name])] if name in BROKEN else [])
-     for name in FOUND] or ["none"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", FOUND or ["none"])
 def test_a_busy_device_gains_from_faster_kernels_or_traced_work_takes_over(name):
     try:
         replay = daydream.replay(FOUND[name])

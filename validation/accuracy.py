@@ -92,8 +92,7 @@ def _page(traces: Path | None, found: ledger.Ledger) -> Iterator[str]:
 WHY_LARGE = """Where a figure of the table is above 1 %:
 
 - `a100_event_sync_multi_stream` holds three kernels and no step marker; its "steps" are the time between single
-  launches, found by their period, and the error is 50 us. `a100_particle_transformer_forward_*` are one forward pass
-  each; without a marker the period found is a layer. Give `--step-marker` where a trace has one.
+  launches, found by their period, and the error is 50 us.
 - Typical costs of `rtx3070ti_transformer_training_nvtx`: the GPU stood still for 249 ms in 111 stalls with work queued
   (a guest system; the longest lies in a launch call that loads a module). No cost that is typical explains them.
 - Typical costs of `v100_recsys_rank1of2_copy_waits`: times in whole microseconds, and 450 us before some graph

@@ -46,7 +46,7 @@ def step_options() -> list[click.Option]:
             ["--step-marker"],
             metavar="REGEX",
             callback=_regex,
-            help="Annotations (ProfilerStep#, NVTX ranges, ...) that begin a step, when importing.",
+            help="Annotations that begin a step, when importing; 'step 12' and the like are found alone.",
         ),
         click.Option(
             ["--steps"],

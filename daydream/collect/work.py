@@ -26,6 +26,7 @@ ITEM_BYTES = {
     "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
 }  # fmt: skip
 FLOATING = ("float", "bfloat", "complex")
+WIDE = ("float32", "float64")
 
 # Element types in kernel names. A C++ type tells most: that of the lambda a kernel applies, else
 # the first one named (results and inputs stand before accumulators).
@@ -36,6 +37,7 @@ TEMPLATE_TYPE = re.compile(
 )
 FUNCTOR_TYPE = re.compile(r"(?:Functor|functor|Op)\w*<(long|int|short|signed char|unsigned char|bool)\b")
 # Else the tags of matrix libraries and compilers, the first that is found.
+NARROWEST = ("float4_e2m1", re.compile(r"(?i)(mx|nv)fp4|e2m1|(?<![a-z0-9])fp4"))
 DTYPE_TAGS = (
     ("float8_e4m3fn", re.compile(r"e4m3|_F8|fp8")),
     ("float8_e5m2", re.compile(r"e5m2|_B8_")),
@@ -94,11 +96,14 @@ def dtype_of_inputs(types: Any) -> str | None:
 
 def dtype_of_kernel(name: str) -> str | None:
     """Return the element type a kernel's name gives away, None if it gives none."""
+    if NARROWEST[1].search(name):  # 4-bit values are multiplied with wider ones, in their units or widened
+        return NARROWEST[0]
     applied = [dtype_of_word(word) for word in LAMBDA_TYPE.findall(name)]
     typed = applied + [dtype_of_word(word) for word in TEMPLATE_TYPE.findall(name)]
+    narrow = next((dtype for dtype, pattern in DTYPE_TAGS[:2] if pattern.search(name)), None)
     for dtype in typed:  # an integer in a lambda is more often an index than an element
-        if dtype is not None and dtype.startswith(FLOATING):
-            return dtype
+        if dtype is not None and dtype.startswith(FLOATING):  # 32 bits beside 8 are scales and sums
+            return narrow or dtype if dtype in WIDE else dtype
     for dtype, pattern in DTYPE_TAGS:
         if pattern.search(name):
             return dtype

@@ -33,12 +33,12 @@ from daydream.trace import UNKNOWN, Trace
 
 MATRIX_KERNEL = re.compile(
     r"gemm|gemv|conv|cudnn|cutlass|xmma|wgrad|dgrad|fprop|winograd|flash|fmha|attn|nvjet|^Cijk|igemm|miopen\w*conv|"
-    r"scudnn|(?<!ga)mma|rnn|LSTM|GRU|fft|dot_kernel|ck_tile|ck::",  # not GammaBeta of a norm
+    r"scudnn|(?<!ga)mma|rnn|LSTM|GRU|fft|dot_kernel|ck_tile|ck::|matmul|fused_moe|attention",  # not GammaBeta
     re.IGNORECASE,
 )
 NOT_MAIN = re.compile(
     r"offsets|nchwTo|nhwcTo|scalePacked|SubTensorOp|transpose|splitK_?reduce|reduce_?splitK|elementwise|elemWise|fill|"
-    r"batched_transpose|PackTensor|bn_fw|bn_bw",
+    r"batched_transpose|PackTensor|bn_fw|bn_bw|^triton_(poi|red|per)_",
     re.IGNORECASE,
 )
 

@@ -48,7 +48,12 @@ def work_tasks(graph: Graph) -> Selection:
 
 
 def find_chains(
-    graph: Graph, words: Mapping[str, str], pattern: str, *, unseen: Selection | None = None
+    graph: Graph,
+    words: Mapping[str, str],
+    pattern: str,
+    *,
+    unseen: Selection | None = None,
+    one_kernel: bool = True,
 ) -> Groups:
     """Return the work of forward calls that follow each other on a lane as a pattern says, a group a chain.
 
@@ -56,8 +61,8 @@ def find_chains(
     that matches; of nested calls the outermost that has one), `pattern` is a regular
     expression over the letters. Work of no word parts a chain, but for `unseen` tasks, and on
     the CPU views, allocations and calls that only call others. Forward passes that a
-    checkpoint runs again count too. A chain holds two calls at least, and nothing that one kernel
-    cannot do (`daydream.costs.chain_bounds`).
+    checkpoint runs again count too. A chain holds two calls at least and, as `one_kernel`, nothing that
+    one cannot do (`daydream.costs.chain_bounds`).
     """
     tasks = _forward(graph, work_tasks(graph))
     tasks = tasks.of(tasks.ids[np.argsort(_lane_and_step(tasks), kind="stable")], tasks.words, ordered=True)
@@ -86,7 +91,8 @@ def find_chains(
         before = _last_known(chain, seen)
         behind = _last_known(chain[::-1], np.sort(len(tasks) - 1 - seen))[::-1]
         chain = np.where(hidden & (before == behind), before, chain)
-    return can_fuse(Groups(tasks, chain, list(range(len(matches)))))
+    chains = Groups(tasks, chain, list(range(len(matches))))
+    return can_fuse(chains) if one_kernel else chains
 
 
 def backward_of(chains: Groups) -> Groups:

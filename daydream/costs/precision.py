@@ -19,8 +19,10 @@ from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
+from daydream.wording import counted
 
 NARROW = ("float16", "bfloat16")
+NARROWER = re.compile(r"float[48]_")
 HELPER = re.compile(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
 PRODUCT_NODE = r"(Addmm|Mm|Linear|Convolution|Conv\w*)Backward\d*$"
 # Places of input, weight and bias among the arguments; products of two activations (bmm) have no weight.
@@ -54,10 +56,23 @@ def main_type(graph: Graph, kernels: Selection) -> tuple[str | None, float, str]
 
 
 def refuse_narrow(graph: Graph, kernels: Selection) -> None:
-    """Raise `NotApplicableError` if most time of the matrix kernels (else of all kernels) is in 16 bits."""
+    """Raise `NotApplicableError` if most time of the matrix kernels (else of all) is in 16 bits or fewer.
+
+    Kernels of 8 or 4 bits beside those that change stay as they are, with a note.
+    """
     dtype, share, what = main_type(graph, kernels)
     if dtype in NARROW:
         raise NotApplicableError(f"the {what} run in 16 bits already: {share:.0%} of their time in {dtype}")
+    if NARROWER.match(dtype or ""):
+        raise NotApplicableError(
+            f"the {what} run in fewer than 16 bits already: {share:.0%} of their time in {dtype}"
+        )
+    narrower = kernels.where(lambda tasks: names_fit(tasks.dtype, NARROWER.match))
+    if len(narrower):
+        total = narrower.total("duration_ns") / 1e6
+        graph.note(
+            f"{counted(len(narrower), 'kernel')} of 8 or 4 bits stay as they are, {total:,.4g} ms in all."
+        )
 
 
 def tasks_in_matrix_units(graph: Graph, tasks: Selection) -> np.ndarray:

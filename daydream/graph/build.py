@@ -17,6 +17,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | `launches` | what a long call does before it submits is CPU work, not latency | `launches` |
 | `events` | a stream waits for an event of another | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
+| `late_starts` | device work that begins just as long work of another stream ends | `late_starts` |
 | `latencies` | launch latency and start-up of each device task as measured, not typical | `latencies` |
 """
 
@@ -35,6 +36,7 @@ from daydream.graph.rules.doubtful import leave_out_doubtful
 from daydream.graph.rules.events import wait_for_events
 from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over, tell_background
+from daydream.graph.rules.late_starts import follow_what_held
 from daydream.graph.rules.latencies import measure_latencies
 from daydream.graph.rules.launches import cut_long_calls
 from daydream.graph.rules.lock import wait_for_lock
@@ -58,6 +60,7 @@ RULES = {
     "launches": cut_long_calls,
     "events": wait_for_events,
     "communication": meet,
+    "late_starts": follow_what_held,
 }
 
 

@@ -23,20 +23,16 @@ def device_work(graph: Graph) -> np.ndarray:
 
 
 def in_replays(tasks: Selection) -> Selection:
-    """Return those of some device tasks that a replayed CUDA (or HIP) graph runs.
+    """Return those of some device tasks that a replayed CUDA (or HIP) graph runs: its call launched them.
 
-    They are launched by a call that launches graphs, or share their launch with other recorded kernels. What
-    nsys records of a graph as a whole is one task, and work between its nodes that was not traced counts.
+    What nsys records of a graph as a whole is one task; work between its nodes that was not traced counts.
     """
     graph = tasks.graph
     columns = graph.columns
     replays = np.array([GRAPH_LAUNCH in name for name in graph.texts["name"]] + [False], bool)
     call = columns["launch"][tasks.ids]
-    recorded = graph.alive & (columns["kind"] > 0) & (columns["launch"] >= 0) & (columns["repeat"] == 0)
-    recorded &= columns["row"] >= 0
-    nodes = np.bincount(columns["launch"][recorded], minlength=graph.size)
-    found = (call >= 0) & (replays[columns["name"][call]] | (nodes[call] > 1))
-    return tasks.of(tasks.ids[found & device_work(graph)[tasks.ids]], f"{tasks.words} in replays")
+    found = (call >= 0) & replays[columns["name"][call]] & device_work(graph)[tasks.ids]
+    return tasks.of(tasks.ids[found], f"{tasks.words} in replays")
 
 
 def mostly_replayed(tasks: Selection) -> bool:

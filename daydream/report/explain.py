@@ -22,6 +22,7 @@ from daydream.report.numbers import count, listed, number, percent, replayed_tex
 
 if TYPE_CHECKING:
     from daydream.explanation import Asked, Explanation, Share
+    from daydream.explanation.reached import Reached
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
 MOST = 6  # avoidable costs
@@ -190,7 +191,24 @@ def beside(explanation: Explanation) -> list[str]:
         said.append(f"{calls}.")
     if explanation.sync_wait_ns:
         said.append(f"CPU calls stand {time_text(explanation.sync_wait_ns)} a step waiting for device work.")
-    return [*said, *_communication(explanation)]
+    return [
+        *said, *map(_reached, explanation.reached), *_convolutions(explanation), *_communication(explanation)
+    ]  # fmt: skip
+
+
+def _convolutions(explanation: Explanation) -> list[str]:
+    if not explanation.general_convolutions_ns:
+        return []
+    takes = time_text(explanation.general_convolutions_ns)
+    said = f"Convolutions take {takes} in cuDNN's general algorithms; `torch.backends.cudnn.benchmark = True`"
+    return [f"{said} lets it measure which is fastest. What that gives cannot be told from a trace."]
+
+
+def _reached(kernels: Reached) -> str:
+    """Return what kernels reach of the device's peak: what is far below it may be done better."""
+    rate = "bandwidth" if kernels.of == "memory" else "arithmetic"
+    name = shortened(printable(kernels.name), LABEL)
+    return f"{name} takes {time_text(kernels.ns)} at {percent(kernels.share)} of the device's peak {rate}."
 
 
 def _headline(explanation: Explanation) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from daydream.collect.periods import find_steps_by_period
@@ -279,6 +279,7 @@ def test_a_recording_without_device_work_has_no_periods():
     assert find_steps_by_period(recording) == []
 
 
+@settings(deadline=None)
 @given(
     body=st.lists(st.integers(0, 6), min_size=1, max_size=40),
     repeats=st.integers(3, 12),
@@ -294,6 +295,7 @@ def test_a_repeated_body_gives_back_its_boundaries(body, repeats, head, tail, sh
     assert begins(head + body * repeats + tail) == every(len(body), len(head), repeats)
 
 
+@settings(deadline=None)
 @given(
     body=st.lists(st.integers(0, 6), min_size=200, max_size=400),
     repeats=st.integers(3, 9),

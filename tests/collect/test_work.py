@@ -22,6 +22,12 @@ def imported(tmp_path: Path, events: Any) -> Trace:
     ("name", "dtype"),
     [
         ("ampere_sgemm_128x64_nn", "float32"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1", "float4_e2m1"),
+        (
+            "void cutlass::gemm<cutlass::bfloat16_t, cutlass::nv_float4_t<cutlass::float_e2m1_t> >()",
+            "float4_e2m1",
+        ),
+        ("void fp8_blockscale_gemm_kernel<float, 128>(float*)", "float8_e4m3fn"),  # the scales are floats
         ("volta_sgemm_32x32_sliced1x4_tn", "float32"),
         ("ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_nn", "float16"),
         ("ampere_fp16_s1688gemm_fp16_128x128_ldg8_f2f_stages_32x1_tn", "float16"),

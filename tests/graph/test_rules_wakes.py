@@ -179,3 +179,37 @@ def test_a_doubtful_wait_widens_the_range_and_is_said():
     assert any("4 stretches of CPU time, 10.0 ms in all, may be waits" in note for note in replay.notes)
     #  where the CPU did wait for the kernel, the step gets shorter by half of it
     assert half.uncertainty.unknown >= 1_215_000
+
+
+# -- late starts ---------------------------------------------------------------------------------------
+
+
+def full_device_trace(*apart: float) -> Trace:
+    #  thread 1   |launch a|launch b|
+    #  stream 7        |a: 500, fills the device |
+    #  stream 8                             20 before its end: |b 100 |
+    rows = []
+    for n, before in enumerate(apart):
+        at = 5_000 * n
+        rows += [
+            *launched("a", at, at + 10, at + 510, 10 * n + 1),
+            *launched("b", at + 6, at + 510 - before, at + 610 - before, 10 * n + 2, stream=8),
+            op("step", at + 2_000, at + 2_100),
+        ]
+    return trace(rows)
+
+
+def test_a_kernel_that_found_the_device_full_begins_as_the_one_before_it_ends():
+    graph = build(full_device_trace(20, 15, 25, 20))
+    assert graph.facts.unexplained == 0
+    assert starts(graph)["b"] == 15_490
+
+    graph.select(name="^a$").scale(0.5)
+    assert starts(graph)["b"] == 15_010 + 250 - 20
+
+
+def test_late_starts_that_nothing_ends_with_keep_their_delay():
+    graph = build(full_device_trace(20, 250, 140, 330))
+    graph.select(name="^a$").scale(0.5)
+
+    assert starts(graph)["b"] == 15_000 + 180

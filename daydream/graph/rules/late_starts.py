@@ -1,0 +1,84 @@
+"""Rule 6b, late starts: device work that no known cause held, and that starts as work on another stream ends.
+
+Blocks of kernels are placed in the order of launches, as processors come free: a kernel
+that finds the device full begins when the one before it has no more blocks to place, some
+tens of microseconds before that one's end. And work behind a stream wait whose event is
+not in the recording begins a few microseconds behind what it waited for:
+
+    stream 7   |matrix product, fills the device        |
+    stream 23       launched, held by nothing       |begins
+
+Kept as launch latency, the delay would stay when the device gets faster. Close by chance is
+likely where kernels are short, so only ends of long ones count, and on a stream nearly all
+late starts must be so.
+"""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+
+from daydream.graph.draft import Draft
+from daydream.graph.plan import Cause
+
+LATE_NS = 50_000  # beyond all known causes
+LONG_NS = 100_000  # of what held it: a short kernel leaves room at once
+BEFORE_NS = 30_000  # the last blocks of a kernel take so long; 3 to 25 us (H800)
+BEHIND_NS = 10_000
+OFTEN = 0.8  # of the late starts of a stream
+CHANCE = 0.01  # that as many are so close
+
+
+def follow_what_held(draft: Draft) -> None:
+    """Let late device work follow the long work of another stream that ended as it began."""
+    draft.settle_events()
+    columns = draft.graph.columns
+    lanes = draft.graph.lanes
+    late = (draft.late_starts() >= LATE_NS) & (columns["launch"] >= 0) & (columns["kind"] > 0)
+    length = draft.end_ns - draft.start_ns
+    long = np.flatnonzero((columns["kind"] > 0) & (length >= LONG_NS) & (columns["row"] >= 0))
+    for lane in np.unique(columns["lane"][late]).tolist():
+        if lane in draft.host_lanes:
+            continue
+        tasks = np.flatnonzero(late & (columns["lane"] == lane))
+        own = (lanes[lane].rank, lanes[lane].device)
+        beside = [k for k, other in enumerate(lanes) if k != lane and (other.rank, other.device) == own]
+        others = long[np.isin(columns["lane"][long], beside)]
+        held = _held(draft, tasks, others)
+        near = held >= 0
+        if near.sum() >= OFTEN * len(tasks) and _chance(draft, len(tasks), int(near.sum()), others) <= CHANCE:
+            _link(draft, tasks[near], held[near])
+
+
+def _held(draft: Draft, tasks: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return, for each late task, the long one launched before it that ended nearest to its start, or -1."""
+    if not len(others):
+        return np.full(len(tasks), -1)
+    order = draft.graph.columns["order"]
+    others = others[np.argsort(draft.end_ns[others], kind="stable")]
+    ends = draft.end_ns[others]
+    held = np.full(len(tasks), -1)
+    for place, task in enumerate(tasks.tolist()):  # a handful
+        start = int(draft.start_ns[task])
+        low, high = np.searchsorted(ends, [start - BEHIND_NS, start + BEFORE_NS + 1])
+        around = others[low:high]
+        around = around[(order[around] < order[task]) & (draft.start_ns[around] < start)]
+        if len(around):
+            held[place] = around[np.argmin(np.abs(draft.end_ns[around] - start))]
+    return held
+
+
+def _chance(draft: Draft, count: int, near: int, others: np.ndarray) -> float:
+    """Return how likely that many of some moments lie so close to the end of a long task."""
+    if not near:
+        return 1.0
+    span = max(int(draft.end_ns[others].max() - draft.start_ns[others].min()), 1)
+    each = min(len(others) * (BEFORE_NS + BEHIND_NS) / span, 1.0)
+    return float(comb(count, near) * each**near)
+
+
+def _link(draft: Draft, tasks: np.ndarray, held: np.ndarray) -> None:
+    apart = draft.start_ns[tasks] - draft.end_ns[held]
+    draft.graph.link(held, tasks, latency_ns=apart, cause=Cause.EVENT)
+    draft.meetings += zip(tasks.tolist(), held.tolist(), strict=True)
