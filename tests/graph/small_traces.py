@@ -56,7 +56,7 @@ def sync_row(kind: str, start: float, correlation: int, **columns: Any) -> Row:
 def trace(*given: Any, steps: tuple[float, ...] = (), **metadata: Any) -> Trace:
     """Return the trace of these rows, with steps between these borders, all but the first covered."""
     rows = _flat(given)
-    rows.sort(key=lambda each: (each["start_ns"], -each["duration_ns"]))
+    rows.sort(key=lambda each: (each.get("rank") or 0, each["start_ns"], -each["duration_ns"]))
     _find_parents(rows)
     borders = [round(1000 * at) for at in steps]
     ends = _completions(rows, borders)
