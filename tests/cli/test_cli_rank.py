@@ -103,4 +103,4 @@ def test_wrong_options_are_usage_errors(ask, wrong):
 
 
 def test_nothing_heavy_is_imported(folder):
-    assert not modules_after("rank", "--trace", "step.parquet", folder=folder) & (HEAVY | {"msgspec"})
+    assert not modules_after("rank", "--trace", "step.parquet", folder=folder) & HEAVY

@@ -201,7 +201,7 @@ def test_help_shows_the_options_of_what_is_swept(ask):
 
 
 def test_nothing_heavy_is_imported(folder):
-    assert not modules_after(*SCALE, folder=folder) & (HEAVY | {"msgspec", "distributed", "dask"})
+    assert not modules_after(*SCALE, folder=folder) & (HEAVY | {"distributed", "dask"})
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")

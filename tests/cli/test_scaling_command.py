@@ -351,7 +351,7 @@ def test_a_plot_is_written_and_not_over_another(ask, folder, name):
 def test_nothing_heavy_is_imported(folder):
     loaded = modules_after("scaling", *TRACE, "--workers", "1,4", "--bandwidth", "10", folder=folder)
 
-    assert not loaded & (HEAVY | {"msgspec", "matplotlib"})
+    assert not loaded & (HEAVY | {"matplotlib"})
 
 
 def test_the_verb_and_its_module_have_one_name():
