@@ -13,6 +13,9 @@ from daydream.errors import NotApplicableError
 from daydream.explanation.causes import KERNEL, Chain, labels
 from daydream.graph.selection import Selection
 
+# cuDNN's algorithms that fit any convolution. Without `benchmark` it chooses by rules of thumb, and takes
+# them at times where Winograd's or a product with precomputed offsets would be faster.
+GENERAL = r"implicit_convolve_sgemm|dgrad_engine|wgrad_alg0_engine|convolve_common_engine"
 LEAST = 0.03  # of the kernels' time: smaller families are left out
 MOST = 3
 
@@ -40,9 +43,7 @@ def reached(chain: Chain) -> tuple[Reached, ...]:
     Kernels whose work is unknown do not count, nor do those that a cache serves: more than the memory's peak.
     """
     graph = chain.graph
-    covered = np.array([step.get("covered", False) for step in graph.steps] + [False], bool)
-    chosen = (graph.columns["kind"] == KERNEL) & graph.alive & covered[graph.columns["step"]]
-    kernels = Selection(graph, np.flatnonzero(chosen))
+    kernels = _kernels(chain)
     try:
         device = device_of(graph)
     except NotApplicableError:
@@ -70,3 +71,18 @@ def reached(chain: Chain) -> tuple[Reached, ...]:
             share = float(bound_ns / ns[each])
             found.append(Reached(names[each], round(ns[each] / len(chain.steps)), share, of))
     return tuple(found)
+
+
+def general_convolutions_ns(chain: Chain) -> int:
+    """Return what convolutions by cuDNN's general algorithms take a step; 0 where it is next to nothing."""
+    kernels = _kernels(chain)
+    general = int(kernels.where(name=GENERAL).duration_ns.sum())
+    return round(general / len(chain.steps)) if general > LEAST * kernels.duration_ns.sum() else 0
+
+
+def _kernels(chain: Chain) -> Selection:
+    """Return the kernels of the covered steps."""
+    graph = chain.graph
+    covered = np.array([step.get("covered", False) for step in graph.steps] + [False], bool)
+    chosen = (graph.columns["kind"] == KERNEL) & graph.alive & covered[graph.columns["step"]]
+    return Selection(graph, np.flatnonzero(chosen))

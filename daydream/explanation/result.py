@@ -20,7 +20,7 @@ from daydream.explanation.beside import (
 )
 from daydream.explanation.bound import ask_without, bound
 from daydream.explanation.causes import Share, shares, trace_back
-from daydream.explanation.reached import Reached, reached
+from daydream.explanation.reached import Reached, general_convolutions_ns, reached
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.simulate.replay import Replay
@@ -60,6 +60,7 @@ class Explanation:
     sync_wait_ns: int
     avoidable: tuple[Avoidable, ...]
     reached: tuple[Reached, ...] = ()  # what kernels reach of the device's peak
+    general_convolutions_ns: int = 0  # by algorithms of cuDNN that fit any convolution
     found_notes: tuple[str, ...] = field(default=())
 
     def __repr__(self) -> str:
@@ -115,6 +116,7 @@ class Explanation:
                 **_selected(self.communication),
             },
             "kernels": [each.to_json() for each in self.reached],
+            "general_convolutions_ns": self.general_convolutions_ns,
             "without_cpu": self.without_cpu.to_json(),
             "without_device": None if self.without_device is None else self.without_device.to_json(),
             "without_communication": (
@@ -183,6 +185,7 @@ def explain(
         sync_wait_ns=waits(chain, Cause.SYNC).per_step(),
         avoidable=tuple(avoidable(chain, asker)),
         reached=reached(chain),
+        general_convolutions_ns=general_convolutions_ns(chain),
         found_notes=tuple(known),
     )
 

@@ -191,7 +191,17 @@ def beside(explanation: Explanation) -> list[str]:
         said.append(f"{calls}.")
     if explanation.sync_wait_ns:
         said.append(f"CPU calls stand {time_text(explanation.sync_wait_ns)} a step waiting for device work.")
-    return [*said, *map(_reached, explanation.reached), *_communication(explanation)]
+    return [
+        *said, *map(_reached, explanation.reached), *_convolutions(explanation), *_communication(explanation)
+    ]  # fmt: skip
+
+
+def _convolutions(explanation: Explanation) -> list[str]:
+    if not explanation.general_convolutions_ns:
+        return []
+    takes = time_text(explanation.general_convolutions_ns)
+    said = f"Convolutions take {takes} in cuDNN's general algorithms; `torch.backends.cudnn.benchmark = True`"
+    return [f"{said} lets it measure which is fastest. What that gives cannot be told from a trace."]
 
 
 def _reached(kernels: Reached) -> str:

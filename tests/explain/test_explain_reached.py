@@ -14,13 +14,13 @@ STEPS = 4
 V100 = {"devices": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}
 
 
-def recorded(shapes: str | None, **metadata):
+def recorded(shapes: str | None, name: str = "volta_sgemm_128x64_nn", **metadata):
     """Return steps of 600 us: a product of 1024 x 1024 matrices that takes 547 of them."""
     rows = [
         [
             op("aten::mm", at, at + 20, op="aten::mm", shapes=shapes, dtype="float32"),
             call("cudaLaunchKernel", at + 5, at + 10, number, op="aten::mm"),
-            kernel("volta_sgemm_128x64_nn", at + 12, at + 559, number, op="aten::mm", dtype="float32"),
+            kernel(name, at + 12, at + 559, number, op="aten::mm", dtype="float32"),
             call("cudaDeviceSynchronize", at + 20, at + 600),
         ]
         for at, number in ((600 * step, step + 1) for step in range(STEPS))
@@ -52,3 +52,17 @@ def test_kernels_of_a_public_trace_reach_a_part_of_the_peak():
 
     assert {each.name for each in explanation.reached} >= {"volta_scudnn"}
     assert all(0.3 < each.share <= 1 for each in explanation.reached)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)", 547_000),
+        ("volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1", 0),
+    ],
+)
+def test_convolutions_by_an_algorithm_that_fits_all_are_told(name, told):
+    explanation = daydream.explain(recorded(None, name))
+
+    assert explanation.general_convolutions_ns == told
+    assert ("cudnn.benchmark = True" in " ".join(beside(explanation))) == bool(told)
