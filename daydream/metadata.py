@@ -169,7 +169,7 @@ class Metadata(Struct):
     step_source: str = ""
     source: str = ""
     notes: list[str] = []
-    vendor: str | None = None
+    vendor: Annotated[str, Meta(pattern=r"^[\w -]{0,40}\Z")] | None = None
     world_size: Annotated[int, Meta(ge=1, le=LARGEST_RANK)] | None = None
     rank: Rank | None = None
     ranks: list[Rank] = []

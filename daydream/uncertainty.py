@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import hypot, sqrt
+from math import hypot, isfinite, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,9 +79,10 @@ class Uncertainty:
         """The half-width without how steps and runs vary: what is uncertain about before against after."""
         return hypot(self.replay, self.model, self.unknown)
 
-    def to_json(self) -> dict[str, int]:
-        """Return each cause's half-width in whole ns."""
-        return {field.name: round(getattr(self, field.name)) for field in fields(self)}
+    def to_json(self) -> dict[str, int | None]:
+        """Return each cause's half-width in whole ns, None where it has no bound."""
+        known = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: round(value) if isfinite(value) else None for name, value in known.items()}
 
     def words(self, step_ns: int) -> str:
         """Return the causes as shares of a step, those that matter most first; empty if none does."""

@@ -4,7 +4,7 @@
 |---|---|
 | kind, name, start and duration are known, codes have a text | every table by kind or name |
 | times are below 104 days, and all durations together fit 63 bits | every sum of times |
-| rows are in order of rank and start | tables by step, first and last rows |
+| rows of a rank are in order of start | tables by step, first and last rows |
 | a row's parent is a host row of its rank; a host row's on its thread, around it, in no circle | climbing |
 | a step is one of the metadata's, and of the row's rank | tables by step |
 | ids and amounts are unknown (-1) or not negative, amounts below 2^48 | sums of bytes and elements |
@@ -135,16 +135,15 @@ def _check_times(trace: Trace) -> None:
     for name in ("duration_ns", *AMOUNTS):
         if name in trace.columns and float(trace[name].sum(dtype=np.float64)) > LARGEST_SUM:
             raise TraceError(f"the values of column {name!r} add up to more than 63 bits hold")
-    earlier = start[1:] < start[:-1]
-    if "rank" in trace.columns:
-        rank = np.maximum(trace["rank"], 0)  # one process alone need not say that it is 0
-        earlier &= rank[1:] == rank[:-1]
-        earlier |= rank[1:] < rank[:-1]
+    rank = trace["rank"]
+    rows = np.arange(len(trace))
+    if (rank[1:] < rank[:-1]).any():  # ranks may lie among each other
+        rows = np.argsort(rank, kind="stable")
+        start, rank = start[rows], rank[rows]
+    earlier = (start[1:] < start[:-1]) & (rank[1:] == rank[:-1])
     if earlier.any():
-        row = int(np.argmax(earlier)) + 1
-        raise TraceError(
-            f"row {row} lies before the row before it; rows in order of rank and start were needed"
-        )
+        row = int(rows[int(np.argmax(earlier)) + 1])
+        raise TraceError(f"row {row} begins before the row before it; rows in order of start were needed")
 
 
 def _check_steps(trace: Trace, steps: Sequence[Mapping[str, Any]]) -> None:

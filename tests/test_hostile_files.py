@@ -145,7 +145,7 @@ def test_rows_cut_out_of_a_trace_are_refused(sound, tmp_path):
 def test_rows_out_of_order_are_refused(sound, tmp_path):
     table = table_of(sound).take(pa.array(range(len(sound))[::-1]))
 
-    assert "in order of rank and start were needed" in refused(tmp_path, table)
+    assert "rows in order of start were needed" in refused(tmp_path, table)
 
 
 def test_a_column_of_another_type_is_refused(sound, tmp_path):

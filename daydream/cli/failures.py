@@ -20,15 +20,19 @@ from typing import NoReturn
 
 import click
 
-from daydream.errors import DaydreamError, GraphError
+from daydream.errors import DaydreamError, GraphError, TraceError
 
 FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
 INDENT = " " * len("error: ")
 WHOLE = "\nIn Python, daydream.whatif(trace, function) shows the whole traceback."
 
 
+read_from: list[str] = []  # what this command has read a trace from
+
+
 def run(group: click.Group, args: Sequence[str] | None) -> int:
     """Run a command line and return its exit code; bad input becomes one message on stderr."""
+    read_from.clear()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -45,7 +49,7 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except DaydreamError as error:
-        _say(str(error))
+        _say(_about_its_file(error))
         return error.exit_code
     except MemoryError:
         _say("there is not enough memory for this trace. Record fewer steps, or use a larger machine.")
@@ -113,6 +117,14 @@ def of_optimizations(ctx: click.Context, name: str) -> Iterator[None]:
 
 def _say(text: str) -> None:
     click.echo(message(text), err=True)
+
+
+def _about_its_file(error: DaydreamError) -> str:
+    """Return a message; one about a trace begins with the file that the trace is from."""
+    said = str(error)
+    if not isinstance(error, TraceError | GraphError) or len(read_from) != 1 or read_from[0] in said:
+        return said
+    return f"{read_from[0]}: {said}"
 
 
 def debugging(args: Sequence[str]) -> bool:

@@ -109,6 +109,7 @@ def read(
 ) -> Trace:
     """Return the trace of these sources. Raises `TraceError` if they are not usable."""
     import daydream
+    from daydream.cli.failures import read_from
 
     if step_marker is not None and steps is not None:
         raise click.UsageError("--step-marker and --steps exclude each other", click.get_current_context())
@@ -122,6 +123,7 @@ def read(
             progress(f"sorting out {name}")
 
     progress(f"reading {sources[0]}")
+    read_from.append(sources[0])
     context = click.get_current_context(silent=True)
     return daydream.load(
         *sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show, engine=engine,

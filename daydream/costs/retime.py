@@ -17,9 +17,10 @@ from daydream.costs.kernels import work
 from daydream.costs.measured import Asked, NewShapes, from_table, need_times_of, types_of
 from daydream.costs.roofline import HALF, PAPER, Change, is_matrix_kernel, is_tf32_kernel
 from daydream.costs.table import KernelTable
-from daydream.errors import NotApplicableError
+from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.valid import LONGEST_NS
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def retime(
         )
         measured, known = from_table(graph, selection, table, change.work, asked)
         new[known], used[known] = measured[known], "table"
+    if not (new <= LONGEST_NS).all():
+        raise GraphError("with these values a task takes longer than 104 days, which is not simulated")
     return Retimed(np.rint(new).astype(np.int64), used, old)
 
 

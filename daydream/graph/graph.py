@@ -321,6 +321,8 @@ class Graph(Shown):
 
     def note(self, sentence: str) -> None:
         """Say something that a reader of any result from this graph should know."""
+        if not isinstance(sentence, str):
+            raise GraphError(f"a note must be text, not {sentence!r}")
         self.facts.notes.append(sentence)
 
     def does_not_apply(self, reason: str) -> NoReturn:

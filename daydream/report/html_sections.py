@@ -187,7 +187,10 @@ def steps(replay: Replay, comparison: Comparison | None) -> Html:
     several = len({step.rank for step in replay.steps}) > 1
     figures = Figures(max(step.measured_ns for step in replay.steps))
     after = comparison.after if comparison is not None else None
-    covered = [number for number, step in enumerate(replay.graph.steps) if step.get("covered")]
+    worked = replay.settled.first_pass()  # a covered step may hold no work
+    covered = [
+        number for number, step in enumerate(replay.graph.steps) if step.get("covered") and number in worked
+    ]
     rows: list[list[Cell]] = []
     for number_, step in zip(covered, replay.steps, strict=True):
         cells: list[Cell] = [

@@ -155,7 +155,7 @@ def _judge(
         before, last = passes[-2:]
         slowest = _slowest_lane(timeline, ends, mates if len(members) > 1 else None)
         needed.append(passes_needed(len(ends), before, last, *slowest, len(timeline.graph)))
-        alike = (c for c, ns in enumerate(passes) if abs(ns - last) <= SETTLED * last)
+        alike = (c for c, ns in enumerate(passes) if abs(ns - last) <= SETTLED * abs(last))
         first = max(first, next(alike))
     return max(needed) if max(needed) > 0 else min(needed), first
 

@@ -98,7 +98,7 @@ def _moved(recording: Recording, origin: int) -> Recording:
         recording.note("The ranks' clocks lie more than a day apart; they are not aligned.")
         shift = 0
     if shift:
-        recording.columns["start_ns"] = recording.columns["start_ns"] + shift
+        recording.columns["start_ns"] = np.asarray(recording.columns["start_ns"], np.int64) + shift
     recording.metadata["origin_ns"] = origin
     return recording
 
