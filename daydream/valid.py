@@ -170,7 +170,8 @@ def _check_parents(trace: Trace) -> None:
     wrong = ~host[around]
     for name in ("rank", "pid", "tid"):
         if name in trace.columns:
-            differs = trace[name][rows] != trace[name][around]
+            column = np.maximum(trace[name], 0) if name == "rank" else trace[name]
+            differs = column[rows] != column[around]
             wrong |= differs if name == "rank" else differs & inner
     start, duration = trace["start_ns"], trace["duration_ns"]
     earlier, later = start[around] - start[rows], (start + duration)[around] - (start + duration)[rows]

@@ -122,6 +122,9 @@ def _say(text: str) -> None:
 def _about_its_file(error: DaydreamError) -> str:
     """Return a message; one about a trace begins with the file that the trace is from."""
     said = str(error)
+    head = said.partition(": ")[0]
+    if head != said and " " not in head and Path(head).suffix:
+        return said  # about a file of its own, a table of times say
     if not isinstance(error, TraceError | GraphError) or len(read_from) != 1 or read_from[0] in said:
         return said
     return f"{read_from[0]}: {said}"

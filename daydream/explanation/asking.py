@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from daydream.errors import DaydreamError
 from daydream.simulate.replay import Replay
 from daydream.transforms.compose import apply, parse
 from daydream.transforms.registry import code_of, find
+
+READS = "_local_scalar_dense|aten::copy_"  # what `.item()`, `.cpu()` and `.tolist()` call
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,12 @@ class Asked:
 
     @property
     def code(self) -> str | None:
-        """The line of a training script that makes the change, None if none does."""
+        """The line of a training script that makes the change, None if none does, or if that is not known.
+
+        Of calls that wait only those that read a value (`.item()`) tell which line they are.
+        """
+        if not re.search(READS, str(self.options.get("which", READS))):
+            return None
         return code_of(self.name.rsplit("+", 1)[-1])  # behind what was changed already
 
     def to_json(self) -> dict[str, Any]:

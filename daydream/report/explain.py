@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from daydream.explanation.reached import Reached
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
-MOST = 6  # avoidable costs
 MOST_IDLE = 3  # costs whose removal would gain nothing
 LABEL = 34
 LEAST_PART = 8  # of a name beside its figure

@@ -11,7 +11,7 @@ from daydream.report.numbers import listed, speedup, time_text
 if TYPE_CHECKING:
     from daydream.explanation import Asked, Avoidable, Explanation
 
-MOST = 6  # avoidable costs
+MOST = 5  # avoidable costs
 MOST_IDLE = 3  # costs whose removal would gain nothing
 LABEL = 34
 PATH, SOURCE = 50, 90
