@@ -143,6 +143,15 @@ def test_the_readmes_accuracy_is_that_of_the_accuracy_page() -> None:
 
     assert [re.findall(r"(\d\.\d%)(?: and |, the worst )(\d+\.\d%)", trust)] == [summaries]
     assert f"in {held_out} of the cases" in trust
+    judged = re.search(
+        r"^Judgement rows: .* median error ([\d.]+%), 90th percentile ([\d.]+%), worst ([\d.]+%);"
+        r".* holds in (\d+ of \d+)",
+        page, re.MULTILINE,
+    )  # fmt: skip
+    assert judged is not None
+    median, most, worst, holds = judged.groups()
+    assert f"the median error is {median}, the 90th percentile {most} and the worst {worst};" in trust
+    assert f"the printed interval holds in {holds}." in trust
 
 
 def test_the_readmes_optimization_is_the_example() -> None:

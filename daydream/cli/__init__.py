@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -79,4 +80,5 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     from daydream.cli.endings import run_to_its_end
     from daydream.cli.failures import leave, run
 
-    leave(run_to_its_end(lambda: run(daydream, args)))
+    before = threading.enumerate()
+    leave(run_to_its_end(lambda: run(daydream, args)), before)

@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -68,10 +68,13 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def leave(code: int) -> NoReturn:
-    """Exit with a code, at once where a user's own file has left threads that would be waited for."""
-    mine = (threading.main_thread(), threading.current_thread())
-    if any(not thread.daemon and thread not in mine for thread in threading.enumerate()):
+def leave(code: int, before: Collection[threading.Thread]) -> NoReturn:
+    """Exit with a code, at once where a user's own file has left threads that would be waited for.
+
+    `before` are the threads that were there before the command; who calls it from Python may have some.
+    """
+    others = [thread for thread in threading.enumerate() if thread not in before]
+    if any(not thread.daemon for thread in others):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
