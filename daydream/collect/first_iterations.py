@@ -21,6 +21,11 @@ EXPLAINED = 0.5
 """Of what it is longer that work done once must explain."""
 ONCE = 3
 """Times as much as in any later step."""
+STANDS_NS = 50_000_000
+"""A call may stand so long because other programs had the CPU, several time slices: that is no start-up.
+
+What calls of a name take longer than usual counts above this only, if later steps have calls of that name.
+"""
 LATER = 2
 """Steps, at least, that tell what is usual."""
 LOADS, LOADS_NS = 20, 1_000_000
@@ -49,7 +54,7 @@ def first_iterations(
         longer = times[number] - usual
         if longer <= LONGER * usual:
             break
-        once = np.maximum(_once(host, number), _once(device, number))
+        once = np.maximum(_started(host, number), _once(device, number))
         if once.sum() < EXPLAINED * longer:
             break
         found[number] = _reason(recording, once)
@@ -106,6 +111,13 @@ def _once(table: np.ndarray, number: int) -> np.ndarray:
     later = table[number + 1 :]
     much = table[number] > ONCE * later.max(axis=0)
     return np.where(much, table[number] - np.median(later, axis=0), 0.0)
+
+
+def _started(table: np.ndarray, number: int) -> np.ndarray:
+    """Return the same of calls, without what a thread may have stood still."""
+    once = _once(table, number)
+    again = (table[number + 1 :] > 0).any(axis=0)
+    return np.where(again & (once < STANDS_NS), 0.0, once)
 
 
 def _reason(recording: Recording, once: np.ndarray) -> str:
