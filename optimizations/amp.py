@@ -35,7 +35,7 @@ def amp(
     convergence, the scaler of float16 (`amp+grad-scaler`).
     """
     math, memory = math_speedup, memory_speedup
-    if min(math, memory) <= 0:
+    if min(math, memory) < 1e-6:  # else times that cannot be counted
         raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
     named = model == "paper" or (math, memory) != PAPER
     if not named and device_or_none(graph) is not None:

@@ -73,6 +73,8 @@ def _loading(graph: Graph) -> tuple[Selection | None, Waits]:
     loading = graph.select(kind="cpu", phase="data")
     if not len(loading):
         waits = untraced_waits(graph)
+        if not len(waits.time_ns):
+            graph.does_not_apply("no step waits for a batch: none has untraced time before its first copy")
         graph.note(
             "No loader was recorded: the longest untraced time before each step's first copy to the device "
             f"is taken for the wait for its batch, {waits.time_ns.mean() / 1e6:,.1f} ms in the mean."

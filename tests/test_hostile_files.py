@@ -21,7 +21,7 @@ import daydream
 from daydream import input_files
 from daydream.cli import daydream as group
 from daydream.cli.failures import run
-from daydream.errors import TraceError
+from daydream.errors import GraphError, TraceError
 from daydream.metadata import Metadata
 from daydream.trace import Trace
 
@@ -481,3 +481,9 @@ def test_a_class_in_the_place_of_the_function_is_the_files_mistake(ask, sound, t
     code, _, err = ask("whatif", "./mine.py", "--trace", "t.parquet")
     assert code in (1, 2)
     assert "internal" not in err
+
+
+def test_a_speedup_next_to_nothing_is_refused():
+    example = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+    with pytest.raises(GraphError, match="must be above 0, not 3 and 1e-300"):
+        daydream.whatif(example, "amp", memory_speedup=1e-300)

@@ -34,7 +34,6 @@ from daydream.graph.device import device_work
 from daydream.graph.graph import Graph
 from daydream.report.explain import verdict
 from daydream.simulate.replay import Replay
-from daydream.simulate.steady import repeatable
 from daydream.transforms.registry import names
 
 SAMPLE = (
@@ -195,11 +194,9 @@ def _taken_away_ns(answer: Comparison) -> float:
     before, after = answer.replay.graph, answer.graph
     size = before.size
     steps = [step for step in before.steps if step.get("covered")]
-    order = before.columns["order"]
-    window = repeatable(before)  # work between two steps counts, too
-    counts = before.alive
-    if isinstance(window, tuple):
-        counts = counts & (order >= window[0]) & (order < window[1])
+    begin = min((step["completion_ns"] - step["measured_ns"] for step in steps), default=0)
+    lasting = before.columns["duration_ns"] + before.columns["gap_ns"]
+    counts = before.alive & (before.columns["measured_start_ns"] + lasting > begin)
     was = before.columns["duration_ns"] + before.columns["gap_ns"] + before.columns["latency_ns"]
     now = after.columns["duration_ns"] + after.columns["gap_ns"] + after.columns["latency_ns"]
     now = np.where(after.alive, now, 0)[:size]
