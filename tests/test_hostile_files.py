@@ -487,3 +487,15 @@ def test_a_speedup_next_to_nothing_is_refused():
     example = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
     with pytest.raises(GraphError, match="must be above 0, not 3 and 1e-300"):
         daydream.whatif(example, "amp", memory_speedup=1e-300)
+
+
+def test_an_autograd_thread_whose_caller_never_idles_is_read(ask, tmp_path):
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    rows = [(1, "a", 2147483647, 0), (1, node, 6, 2), (2, "b", 8, 2), (2, "c", 6, 0)]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "pid": 9, "tid": tid, "name": name, "ts": ts, "dur": dur}
+        for tid, name, ts, dur in rows
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+
+    assert "internal" not in ask("replay", "--trace", "t.json")[2]

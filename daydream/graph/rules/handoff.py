@@ -133,6 +133,8 @@ def _wake_rest(draft: Draft, idle: IdleTime, work: np.ndarray) -> None:
     columns = graph.columns
     idled = np.flatnonzero(columns["gap_ns"][work[:-1]] >= LONG_NS)
     before, first = work[idled], work[idled + 1]
+    if not len(idle.begin):
+        return
     start = draft.start_ns[first]
     stretch = np.searchsorted(idle.begin, start, side="right") - 1
     at = np.maximum(stretch, 0)
