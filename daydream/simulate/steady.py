@@ -176,7 +176,7 @@ def _passes(
 
 def _lane_ends(timeline: Timeline) -> np.ndarray:
     """Return when each lane ends with each pass, in ns: a row a pass."""
-    ends = np.zeros((int(timeline.copy.max()) + 1, len(timeline.graph.lanes)), np.int64)
+    ends = np.zeros((int(timeline.copy.max(initial=0)) + 1, len(timeline.graph.lanes)), np.int64)
     if timeline.plan.scheduled:
         np.maximum.at(ends, (timeline.copy, timeline.plan.lane), timeline.end_ns)
     else:  # a lane ends with its last task: of what is assigned to one place, the last stays
