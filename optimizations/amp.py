@@ -9,7 +9,7 @@ from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
 from daydream.costs.precision import refuse_narrow, tasks_in_matrix_units
-from daydream.costs.retime import Retimed, measured_first
+from daydream.costs.retime import measured_first, sped_up
 from daydream.costs.roofline import PAPER, device_or_none, runs_in_tf32
 from daydream.transforms import stages
 
@@ -35,7 +35,7 @@ def amp(
     convergence, the scaler of float16 (`amp+grad-scaler`).
     """
     math, memory = math_speedup, memory_speedup
-    if min(math, memory) < 1e-6:  # else times that cannot be counted
+    if min(math, memory) <= 0:
         raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
     named = model == "paper" or (math, memory) != PAPER
     if not named and device_or_none(graph) is not None:
@@ -49,8 +49,7 @@ def amp(
     kernels = passes.where(dtype="float32").where(lambda tasks: ~runs_in_tf32(graph, tasks))
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
     old = kernels.duration_ns.astype(np.float64)
-    new = old / np.where(tasks_in_matrix_units(graph, kernels), math, memory)
-    by_paper = Retimed(np.rint(new).astype(np.int64), np.full(len(old), "paper", dtype=object), old)
+    by_paper = sped_up(old, np.where(tasks_in_matrix_units(graph, kernels), math, memory), "paper")
     kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")
     kernels.doubt(0.0 if named else 0.4)

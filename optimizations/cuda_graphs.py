@@ -7,6 +7,7 @@ import numpy as np
 from daydream import Graph, GraphError
 from daydream.costs.captured import Taken, capture, parts_of
 from daydream.graph.device import in_replays, mostly_replayed
+from daydream.graph.grouping import on_lanes_of
 from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.transforms import stages
 from daydream.wording import counted
@@ -56,8 +57,7 @@ def cuda_graphs(
     captured = launched - replayed - launched.where(kind="memcpy", name=OVER_LINK)
     captured.need("device work that a graph could hold")
     other = device - captured
-    waits = graph.select(kind="cpu").waiting()
-    waits = waits.where(lambda tasks: np.isin(tasks.lane, captured.launches().lane))
+    waits = on_lanes_of(graph.select(kind="cpu").waiting(), captured.launches())
     parts = parts_of(graph, captured, waits | waits.waited_for() | other.launches())
     nodes = len(captured) / len(parts)
     stays = waits | other.launches()

@@ -485,7 +485,7 @@ def test_a_class_in_the_place_of_the_function_is_the_files_mistake(ask, sound, t
 
 def test_a_speedup_next_to_nothing_is_refused():
     example = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
-    with pytest.raises(GraphError, match="must be above 0, not 3 and 1e-300"):
+    with pytest.raises(GraphError, match="longer than 104 days"):
         daydream.whatif(example, "amp", memory_speedup=1e-300)
 
 

@@ -14,6 +14,7 @@ from daydream.costs.compiled_calls import BACKWARD, FORWARD, LIBRARY_CALL_NS
 from daydream.costs.optimizers import ACCUMULATE, update_of
 from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
+from daydream.graph.grouping import on_lanes_of
 from daydream.graph.selection import Selection
 
 # Communication, hooks and gradients of parameters: what runs beside the compiled passes.
@@ -41,8 +42,7 @@ def take_dispatch(graph: Graph, device: Selection) -> int:
 def _take(graph: Graph, work: Selection, phase: str, fixed_ns: int) -> int:
     """Leave of each pass the calls that launch its work, and put the fixed costs of compiled code in."""
     cpu = graph.select(kind="cpu")
-    threads = work.launches().lane
-    waits = cpu.where(lambda tasks: np.isin(tasks.lane, threads)).waiting()
+    waits = on_lanes_of(cpu, work.launches()).waiting()
     parts = work.stretches(waits | captures(graph))
     region = regions(graph, parts)
     tasks = cpu.where(phase=phase)

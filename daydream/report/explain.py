@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from daydream.explanation.reached import Reached
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
-MOST_IDLE = 3  # costs whose removal would gain nothing
 LABEL = 34
 LEAST_PART = 8  # of a name beside its figure
 PATH, SOURCE = 50, 90
@@ -35,7 +34,6 @@ IDLE = "costs whose removal would gain next to nothing, or that no what-if remov
 HALF = 0.5
 MANY = 10
 WORTH_A_WORD = 0.05  # of the critical path
-NEARLY_ALL = 0.9
 # Work that has to be done somehow: a what-if removes a part of it, and one that does not apply says nothing.
 IN_PART = (
     "launch-bound CPU", "CPU operators", "memory-bound kernels", "small-kernel chains", "optimizer",

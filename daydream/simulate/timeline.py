@@ -72,6 +72,7 @@ class Timeline(Drawn):
         self.start_ns, self.end_ns = start_ns, end_ns
         self.repeats = repeats or {}
         self.overlaps_settled = overlaps_settled
+        self._behind: dict[tuple[int, tuple[int, ...]], list[Stretch]] = {}
 
     def __repr__(self) -> str:
         return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"
@@ -221,8 +222,16 @@ class Timeline(Drawn):
     def stretches(self, copy: int, steps: Sequence[int]) -> list[Stretch]:
         """Return the chain of causes behind some covered steps, steps that follow each other as one stretch.
 
-        What leads to the completion of the last of them decides what all of them took together.
+        What leads to the completion of the last of them decides what all of them took together. Kept, since
+        tables, ranges and pictures ask for the same ones.
         """
+        wanted = copy, tuple(steps)
+        if wanted not in self._behind:
+            self._behind[wanted] = [self._stretch(copy, run) for run in self._runs(copy, steps)]
+        return self._behind[wanted]
+
+    def _runs(self, copy: int, steps: Sequence[int]) -> list[list[int]]:
+        """Return the steps in runs of which each counts from the end of the one before it."""
         runs: list[list[int]] = []
         ahead: dict[int, int] = {}  # by step, the one it counts from
         for step in steps:
@@ -237,7 +246,7 @@ class Timeline(Drawn):
                 place = len(runs) - 1
             runs[place].append(step)
             last[step] = place
-        return [self._stretch(copy, run) for run in runs]
+        return runs
 
     def _stretch(self, copy: int, run: Sequence[int]) -> Stretch:
         last, before = self.last_of_steps, self.spans[copy, run[0]]
@@ -260,20 +269,18 @@ class Timeline(Drawn):
 
 
 def _by_cause(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int]:
-    reasons = [WAITING_FOR.get(cause, "") for cause in Cause]
-    found: dict[str, int] = {}
+    work, delay = np.zeros(len(KINDS), np.int64), np.zeros((len(Cause), 2), np.int64)
     for each in stretches:
-        kinds = timeline.graph.columns["kind"][timeline.task[each.path.task]]
-        columns = kinds, each.work_ns, each.path.cause, each.delay_ns
-        for kind, lasting, cause, waiting in zip(*(column.tolist() for column in columns), strict=True):
-            if lasting or waiting:
-                name = KINDS[kind]
-                found[name] = found.get(name, 0) + lasting
-            if waiting:
-                why = reasons[cause]
-                if cause == Cause.LANE:
-                    why = "start-up between device tasks" if kind else "untraced CPU time"
-                found[why] = found.get(why, 0) + waiting
+        kinds = timeline.graph.columns["kind"][timeline.task[each.path.task]].astype(np.int64)
+        np.add.at(work, kinds, each.work_ns)
+        np.add.at(delay, (each.path.cause.astype(np.int64), (kinds > 0).astype(np.int64)), each.delay_ns)
+    found = dict(zip(KINDS, work.tolist(), strict=True))
+    for cause in Cause:
+        for on_device, ns in enumerate(delay[cause].tolist()):
+            why = WAITING_FOR.get(cause, "")
+            if cause == Cause.LANE:
+                why = "start-up between device tasks" if on_device else "untraced CPU time"
+            found[why] = found.get(why, 0) + ns
     return found
 
 

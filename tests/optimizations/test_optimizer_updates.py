@@ -354,7 +354,9 @@ def test_another_class_may_be_asked_for_by_name():
     with program.range("Optimizer.step#RMSprop.step", phase="optimizer"):
         for _ in range(4):
             program.op("aten::add_", "optimizer", ("add", 30))
-    fused_optimizer(program.graph(), kind="adamw")
+    graph = program.graph()
+    fused_optimizer(graph, kind="adamw")
+    assert len(graph.select(kind="kernel")) == 1  # of four
 
 
 def test_the_table_of_what_classes_take_is_that_of_torch():
