@@ -2,6 +2,7 @@
 
 DaydreamError                  anything the user can put right; the command line prints it in one line, exit 1
 ├── TraceError                 a file is not a usable trace (also a ValueError)
+│   └── FileError              a file cannot be read, or one beside the trace cannot be used; it is named
 ├── GraphError                 an edit or a graph makes no sense (also a ValueError)
 │   └── NoMatchError           an edit matched no task
 │       └── NotApplicableError an optimization has nothing to change in this trace, and says why
@@ -18,6 +19,10 @@ class DaydreamError(Exception):
 
 class TraceError(DaydreamError, ValueError):
     """A file is not a usable trace."""
+
+
+class FileError(TraceError):
+    """A file cannot be read at all, or one beside the trace (times, counters) cannot be used; it is named."""
 
 
 class GraphError(DaydreamError, ValueError):

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
-from daydream.errors import TraceError
+from daydream.errors import FileError, TraceError
 
 LARGEST_BYTES = 64 * 10**9  # unpacked; a trace of ten million events has a tenth of it
 MOST_TIMES = 200  # ... and the packed size; JSON of a profiler packs to a tenth or twentieth
@@ -19,14 +19,14 @@ SORTS = (
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise `TraceError` at once if a path is a pipe, a socket or a device: none may ever end."""
+    """Raise `FileError` at once if a path is a pipe, a socket or a device: none may ever end."""
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError):
         return  # opening it says why
     for is_sort, what in SORTS:
         if is_sort(mode):
-            raise TraceError(f"{path} is {what}; a regular file was needed. Save it to a file first.")
+            raise FileError(f"{path} is {what}; a regular file was needed. Save it to a file first.")
 
 
 def most_unpacked(path: str | os.PathLike[str], asked: int | None) -> int:

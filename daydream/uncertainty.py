@@ -51,7 +51,7 @@ MODEL_ERROR: Mapping[str, float] = {
 # Half-widths at 90 % of how far the same work is from itself in another run, by what the step waits for;
 # rounded up. From public recordings with and without a change, by what the change leaves alone: kernels
 # of a ViT and of a 3D U-Net on A100s, 0.0 to 1.7 % apart over four pairs of runs; launches of a GPT on an
-# A10, 3 % over one pair (docs/accuracy.md says which pairs judge).
+# A10, 3 % over one pair. Some of these judge: docs/accuracy.md tells how many intervals hold without it.
 ANOTHER_RUN: Mapping[str, float] = {"device": 0.02, "CPU": 0.05}
 TWO_SIDED_90 = 1.645  # of the normal distribution
 STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)  # with 1 to 9 degrees of freedom

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from parts_of_pages import put
 
 import daydream
 from daydream.collect.meetings import find_meetings
@@ -56,11 +57,7 @@ def main() -> None:
     if options.write is None:
         print(tables)
         return
-    page = options.write.read_text(encoding="utf-8")
-    before, rest = page.split(MARKS[0])
-    options.write.write_text(
-        before + MARKS[0] + tables + MARKS[1] + rest.split(MARKS[1])[1], encoding="utf-8"
-    )
+    put(options.write, MARKS[0] + tables + MARKS[1], *MARKS)
 
 
 def _all_reduces(folder: Path) -> Iterator[str]:

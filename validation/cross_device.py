@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from parts_of_pages import put
 from public_pairs import LARGE, PARTICLES, SMALL
 
 import daydream
@@ -44,9 +45,7 @@ def main() -> None:
     if options.write is None:
         print(tables)
         return
-    before, rest = options.write.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    options.write.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}", encoding="utf-8")
+    put(options.write, f"{BEGIN}\n{tables}\n{END}", BEGIN, END)
 
 
 def devices(folder: Path) -> Iterator[str]:

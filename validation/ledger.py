@@ -23,6 +23,7 @@ import numpy as np
 import public_pairs
 import ranges
 from ledger_text import FALLS_SHORT, FITTED, RANGES
+from parts_of_pages import put
 
 import daydream
 
@@ -92,13 +93,7 @@ def main() -> None:
     if options.write is None:
         print(text)
         return
-    whole = options.write.read_text(encoding="utf-8")
-    if BEGIN in whole:
-        head, rest = whole.split(BEGIN)
-        whole = head + text + rest.split(END)[1]
-    else:
-        whole = f"{whole.rstrip()}\n\n{text}\n"
-    options.write.write_text(whole, encoding="utf-8")
+    put(options.write, text, BEGIN, END)
     ledger_plot.write(found, options.write.with_suffix(".svg"))
 
 

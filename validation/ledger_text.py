@@ -68,6 +68,9 @@ No number in daydream is fitted to the pair it is judged by, with the exceptions
 | number | from | judged by |
 |---|---|---|
 | errors of the range (daydream/uncertainty.py) | all pairs of this page | above: without the model that is judged |
+| what another run adds to a range (`ANOTHER_RUN`, daydream/uncertainty.py) | kernels that the changes of the ViT and of the U-Net pairs leave alone; launches of the A10's lengths 128 and 256 | no pair is blind: intervals are told with and without it |
+| what 16 bits give (daydream/costs/half_times.py, type_flow.py) | ViT `dali` to `dali_amp_bf16`, T4 `fp32` to `amp`, published rates | the ViT's other card, later pairs |
+| lengths and growth read off grids (daydream/costs/launch_grids.py) | the A10's lengths 128 and 256, the MoE's batches 4 and 8 | the other lengths |
 | overhead of CPU operators, rates, bandwidth | the trace that a prediction starts from | every pair |
 | slowest element-wise functions 8 GB/s, three moves of a packed operand (daydream/costs/scaling.py) | single operators in a loop; that they are needed at all was seen on GPT-64's batch pairs | the other models' batch pairs are no part of it, GPT-64's are no blind test |
 | autograd's walks (optimizations `add-layers`, `remove-layers`) | the trace's own gaps, by numbers of nodes; the rule was found on GPT-64's layer pairs | GPT-256's layer pairs |

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import click
 
-from daydream.errors import DaydreamError, GraphError, TraceError
+from daydream.errors import DaydreamError, FileError, GraphError, TraceError
 
 FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
 INDENT = " " * len("error: ")
@@ -125,10 +125,8 @@ def _say(text: str) -> None:
 def _about_its_file(error: DaydreamError) -> str:
     """Return a message; one about a trace begins with the file that the trace is from."""
     said = str(error)
-    head = said.partition(": ")[0]
-    if head != said and " " not in head and Path(head).suffix:
-        return said  # about a file of its own, a table of times say
-    if not isinstance(error, TraceError | GraphError) or len(read_from) != 1 or read_from[0] in said:
+    about_the_trace = isinstance(error, TraceError | GraphError) and not isinstance(error, FileError)
+    if not about_the_trace or len(read_from) != 1 or read_from[0] in said:
         return said
     return f"{read_from[0]}: {said}"
 

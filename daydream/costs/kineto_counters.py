@@ -14,7 +14,7 @@ from typing import Any
 
 from daydream.collect.work import dtype_of_kernel
 from daydream.costs.kernels import TENSOR_KERNEL
-from daydream.errors import TraceError
+from daydream.errors import FileError
 
 INSTRUCTIONS = "smsp__sass_thread_inst_executed_op_"
 # FLOP of an instruction. Those of half precision are left out: compilers move constants with them in
@@ -27,17 +27,17 @@ def read_counters(path: str | Path) -> list[dict[str, Any]]:
     """Return name, FLOP and bytes of each launch that a file counted, in launch order.
 
     FLOP are those of 32 and 64 bits outside the matrix units, None for kernels that use these or
-    calculate in 16 bits. Raises `TraceError` where the file is no Kineto JSON or holds no counters.
+    calculate in 16 bits. Raises `FileError` where the file is no Kineto JSON or holds no counters.
     """
     try:
         whole = Path(path).read_bytes()
         document = json.loads(gzip.decompress(whole) if whole[:2] == b"\x1f\x8b" else whole)
         events = document["traceEvents"] if isinstance(document, dict) else document
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise TraceError(f"{path} cannot be read as Kineto JSON: {error}") from None
+        raise FileError(f"{path} cannot be read as Kineto JSON: {error}") from None
     ranges = [event for event in events if event.get("cat") == "cuda_profiler_range"]
     if not ranges:
-        raise TraceError(f"{path} holds no counters: no event has the category 'cuda_profiler_range'.")
+        raise FileError(f"{path} holds no counters: no event has the category 'cuda_profiler_range'.")
     return [
         {"name": each["name"], **_amounts(each["name"], each.get("args", {}))}
         for each in sorted(ranges, key=lambda event: event["ts"])

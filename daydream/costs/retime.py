@@ -106,7 +106,7 @@ def retime(
 
 
 def sped_up(before_ns: np.ndarray, by: np.ndarray, model: str | np.ndarray) -> Retimed:
-    """Return durations divided by a factor each. Raises `GraphError` where that is longer than is simulated."""
+    """Return durations divided by a factor each. Raises `GraphError` if that is longer than is simulated."""
     with np.errstate(over="ignore"):
         new = _whole(before_ns / by)
     return Retimed(new, np.broadcast_to(np.asarray(model, dtype=object), new.shape), before_ns)

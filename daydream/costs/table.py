@@ -17,7 +17,7 @@ from typing import Any
 
 from daydream.costs.shapes import Shape
 from daydream.costs.work import bare_name
-from daydream.errors import TraceError
+from daydream.errors import FileError
 from daydream.input_files import check_regular
 
 COLUMNS = ("kernel", "op", "shapes", "dtype", "duration_ns")
@@ -50,22 +50,22 @@ class KernelTable:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> KernelTable:
-        """Read a table. Raises `TraceError` if the file is missing or has other columns."""
+        """Read a table. Raises `FileError` if the file is missing or has other columns."""
         try:
             rows, device = _read_parquet(path) if _is_parquet(path) else (_read_csv(path), None)
         except FileNotFoundError:
-            raise TraceError(f"{path}: no such file") from None
+            raise FileError(f"{path}: no such file") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise TraceError(f"{path} cannot be read as a table of times ({error})") from None
+            raise FileError(f"{path} cannot be read as a table of times ({error})") from None
         for number, row in enumerate(rows, 2):
             named = row.get("kernel") or (row.get("op") and row.get("shapes"))
             if not named or not _is_time(row.get("duration_ns")):
-                raise TraceError(
+                raise FileError(
                     f"{path}, row {number}: a time needs `kernel,duration_ns` or "
                     "`op,shapes,dtype,duration_ns`, with ns of 0 or more"
                 )
         if not rows:
-            raise TraceError(f"{path} holds no times; its columns should be among {', '.join(COLUMNS)}")
+            raise FileError(f"{path} holds no times; its columns should be among {', '.join(COLUMNS)}")
         return cls(rows, device)
 
     def kernel(self, name: str) -> float | None:
@@ -119,9 +119,9 @@ def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], s
             there = [name for name in COLUMNS if name in names]
             rows = file.read(there).to_pylist() if "duration_ns" in there and "kind" not in names else None
     except ArrowException as error:
-        raise TraceError(f"{path} is not a readable parquet file ({error})") from None
+        raise FileError(f"{path} is not a readable parquet file ({error})") from None
     if rows is None:  # a trace, most likely
-        raise TraceError(
+        raise FileError(
             f"{path} is no table of times: its columns are {', '.join(names[:4])}, ...\n"
             f"       They should be among {', '.join(COLUMNS)}; `daydream calibrate` writes such a file."
         )

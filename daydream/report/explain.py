@@ -100,20 +100,19 @@ def _bound_by_transfers(explanation: Explanation, _without_device: str, floor: s
 
 
 def _in_turns(explanation: Explanation, without_device: str, _floor: str) -> str:
-    without_cpu = _predicted(explanation.without_cpu)
-    return (
-        f"CPU and device take turns: with no CPU cost at all the step would take {without_cpu}, with an "
-        f"infinitely fast device {without_device}, and now it takes {time_text(explanation.replayed_ns)}"
-        f"{_waiting(explanation)}."
-    )
+    alone = _each_alone(explanation, without_device)
+    return f"CPU and device take turns: {alone}{_waiting(explanation)}."
 
 
 def _by_both(explanation: Explanation, without_device: str, _floor: str) -> str:
-    without_cpu = _predicted(explanation.without_cpu)
+    alone, share = _each_alone(explanation, without_device), percent(explanation.group_share("CPU"))
+    return f"Bound by CPU and device alike: {alone}; the critical path runs {share} on the CPU."
+
+
+def _each_alone(explanation: Explanation, without_device: str) -> str:
     return (
-        f"Bound by CPU and device alike: without any CPU cost the step would take {without_cpu}, with an "
-        f"infinitely fast device {without_device}, and now it takes {time_text(explanation.replayed_ns)}; "
-        f"the critical path runs {percent(explanation.group_share('CPU'))} on the CPU."
+        f"with no CPU cost at all the step would take {_predicted(explanation.without_cpu)}, with an "
+        f"infinitely fast device {without_device}, and now it takes {time_text(explanation.replayed_ns)}"
     )
 
 
