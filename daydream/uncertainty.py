@@ -52,6 +52,7 @@ MODEL_ERROR: Mapping[str, float] = {
 # rounded up. From public recordings with and without a change, by what the change leaves alone: kernels
 # of a ViT and of a 3D U-Net on A100s, 0.0 to 1.7 % apart over four pairs of runs; launches of a GPT on an
 # A10, 3 % over one pair. Some of these judge: docs/accuracy.md tells how many intervals hold without it.
+# Runs of a few cold passes are further apart (a MoE's forward pass, repeated: 11 to 32 %) and not covered.
 ANOTHER_RUN: Mapping[str, float] = {"device": 0.02, "CPU": 0.05}
 TWO_SIDED_90 = 1.645  # of the normal distribution
 STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)  # with 1 to 9 degrees of freedom
