@@ -14,9 +14,9 @@ from timing import take_turns, times_faster
 
 from daydream.graph.plan import Plan
 from daydream.simulate import scan
-from daydream.simulate.explicit_ranks import explicit
-from daydream.simulate.many_ranks import node_groups
-from daydream.simulate.ranks import Ranks, ends
+from daydream.simulate.ranks.explicit_ranks import explicit
+from daydream.simulate.ranks.many_ranks import node_groups
+from daydream.simulate.ranks.speeds import Ranks, ends
 
 TASKS = 6_200  # of one rank and step
 JITTER, SLOWER = 0.02, 1.2
@@ -28,7 +28,7 @@ One step of {TASKS:,} tasks on every rank (`benchmarks/synthetic.py`), which wai
 its collectives. *All differ*: each rank has a factor of its own, normal with a standard deviation of
 {JITTER:.0%}. *Nodes*: the same, and every other collective is one of the {PER_NODE} ranks of a node. *One
 straggler*: ranks are equal but for one that takes {SLOWER:g} times as long, so they are a few classes. Lanes:
-`daydream.simulate.ranks.ends`, its planning included. Written out: `explicit` and the default engine on the
+`speeds.ends`, its planning included. Written out: `explicit` and the default engine on the
 plan it makes, checked to give equal times for every task that is asked about, the last {PER_NODE * 8} of each
 rank. Memory is the peak of what `tracemalloc` counts during one run, without the plan of one rank. A/A is
 lanes against themselves."""

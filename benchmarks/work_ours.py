@@ -12,11 +12,9 @@ from timing import timed
 from workers import peak_bytes, seconds_of, serve
 
 import daydream
-from daydream.collect import derive  # noqa: F401
-from daydream.collect.importers import import_trace, kineto  # noqa: F401
+from daydream.collect.importers import import_trace
 from daydream.graph.build import build as build_graph
 from daydream.graph.lower import lower
-from daydream.simulate import replay as _replay  # noqa: F401
 from daydream.simulate import scan
 
 held: dict[str, Any] = {}

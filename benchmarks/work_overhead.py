@@ -13,9 +13,9 @@ from small_models import MODELS
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from workers import serve
 
-from daydream.collect.capture import Capture, prepared_profiler
-from daydream.collect.layer_hooks import LayerHooks
-from daydream.collect.session import Session
+from daydream.collect.live.capture import Capture, prepared_profiler
+from daydream.collect.live.layer_hooks import LayerHooks
+from daydream.collect.live.session import Session
 
 STEP: dict[str, Callable[[], None]] = {}
 WAYS = ("nothing", "nothing again", "hooks", "profiler", "capturing")

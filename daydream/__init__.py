@@ -14,11 +14,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from daydream import hooks
+
 if TYPE_CHECKING:
-    from daydream.api import load, replay, whatif
+    from collections.abc import Callable
+
     from daydream.collect import collect
-    from daydream.comparison import Comparison
-    from daydream.difference import Difference, compare
+    from daydream.collect.load import load
     from daydream.errors import (
         DaydreamError,
         GraphError,
@@ -32,48 +34,51 @@ if TYPE_CHECKING:
     from daydream.graph.build import build
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
-    from daydream.ranking import Ranking, rank
-    from daydream.scaling import Scaling, scaling
-    from daydream.scenarios import Sweep, sweep
-    from daydream.sensitivity import curves
+    from daydream.predict.difference import Difference, compare
+    from daydream.predict.prediction import Comparison
+    from daydream.predict.ranking import Ranking, rank
+    from daydream.predict.replay import Replay, replay
+    from daydream.predict.scale_out import Scaling, scaling
+    from daydream.predict.sensitivity import curves
+    from daydream.predict.sweep import Sweep, sweep
+    from daydream.predict.whatif import whatif
     from daydream.simulate import simulate
-    from daydream.simulate.replay import Replay
     from daydream.simulate.timeline import Timeline
-    from daydream.trace import Trace
+    from daydream.trace.trace import Trace
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Comparison": "daydream.comparison",
+    "Comparison": "daydream.predict.prediction",
     "DaydreamError": "daydream.errors",
-    "Difference": "daydream.difference",
+    "Difference": "daydream.predict.difference",
     "Explanation": "daydream.explanation",
     "Graph": "daydream.graph.graph",
     "GraphError": "daydream.errors",
     "NoMatchError": "daydream.errors",
     "NotApplicableError": "daydream.errors",
     "OutputError": "daydream.errors",
-    "Ranking": "daydream.ranking",
-    "Replay": "daydream.simulate.replay",
-    "Scaling": "daydream.scaling",
+    "Ranking": "daydream.predict.ranking",
+    "Replay": "daydream.predict.replay",
+    "Scaling": "daydream.predict.scale_out",
     "Selection": "daydream.graph.selection",
-    "Sweep": "daydream.scenarios",
+    "Sweep": "daydream.predict.sweep",
     "Timeline": "daydream.simulate.timeline",
-    "Trace": "daydream.trace",
+    "Trace": "daydream.trace.trace",
     "TraceError": "daydream.errors",
     "UnknownOptimizationError": "daydream.errors",
     "build": "daydream.graph.build",
     "collect": "daydream.collect",
-    "compare": "daydream.difference",
-    "curves": "daydream.sensitivity",
+    "compare": "daydream.predict.difference",
+    "curves": "daydream.predict.sensitivity",
     "explain": "daydream.explanation",
-    "load": "daydream.api",
-    "rank": "daydream.ranking",
-    "replay": "daydream.api",
-    "scaling": "daydream.scaling",
+    "load": "daydream.collect.load",
+    "rank": "daydream.predict.ranking",
+    "replay": "daydream.predict.replay",
+    "scaling": "daydream.predict.scale_out",
     "simulate": "daydream.simulate",
-    "sweep": "daydream.scenarios",
-    "whatif": "daydream.api",
+    "sweep": "daydream.predict.sweep",
+    "whatif": "daydream.predict.whatif",
 }
 
 __all__ = [
@@ -108,6 +113,27 @@ __all__ = [
     "sweep",
     "whatif",
 ]
+
+
+# Who answers what lower floors ask of higher ones; imported when asked.
+_ANSWERS = {
+    "html": ("daydream.report.notebook", "html"),
+    "figure": ("daydream.report.figures", "plot"),
+    "fixed_order": ("daydream.simulate.policy", "fix_order"),
+    "real_change": ("daydream.transforms.real_change", "real_change"),
+}
+
+
+def _answer(hook: str) -> Callable[..., Any]:
+    def answer(*args: Any, **options: Any) -> Any:
+        module, name = _ANSWERS[hook]
+        return getattr(importlib.import_module(module), name)(*args, **options)
+
+    return answer
+
+
+for _hook in _ANSWERS:
+    hooks.give(_hook, _answer(_hook))
 
 
 def __getattr__(name: str) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.autograd_walks import nodes_of, walk_nodes
-from daydream.costs.parameters import joint_update, trained_parameters
-from daydream.graph.blocks import repeated_blocks
+from daydream.graph.query.blocks import repeated_blocks
+from daydream.model.autograd_walks import nodes_of, walk_nodes
+from daydream.model.parameters import joint_update, trained_parameters
+from daydream.text import counted, listed
 from daydream.transforms import stages
 from daydream.transforms.limits import need_room
-from daydream.wording import counted, listed
 
 STAGE = stages.WORK
 

@@ -8,9 +8,9 @@ import numpy as np
 from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
-from daydream.costs.precision import refuse_narrow, tasks_in_matrix_units
-from daydream.costs.retime import measured_first, sped_up
-from daydream.costs.roofline import PAPER, device_or_none, runs_in_tf32
+from daydream.costs.device.retime import measured_first, sped_up
+from daydream.costs.device.roofline import PAPER, device_or_none, runs_in_tf32
+from daydream.model.precision import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
 
 __all__ = ["amp", "apply"]

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
+from daydream.optimizations._autocast_types import flow
 
 from daydream import Graph
-from daydream.costs.half_times import DOUBT_OF_CONVOLUTIONS, LAYOUT_CHANGE, changes_layout, in_16_bits
-from daydream.costs.precision import (
+from daydream.model.half_times import DOUBT_OF_CONVOLUTIONS, LAYOUT_CHANGE, changes_layout, in_16_bits
+from daydream.model.precision import (
     cast_ns,
     dispatch_ns,
     operands,
@@ -20,7 +21,6 @@ from daydream.costs.precision import (
     time_beside,
     weight_casts,
 )
-from daydream.costs.type_flow import flow
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION

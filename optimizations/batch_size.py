@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from daydream import Graph, GraphError
 from daydream.costs import scaled_time
-from daydream.costs.grown import Resizing, grow_copies, leave_grown
-from daydream.costs.input_sizes import (
+from daydream.costs.device.input_sizes import (
     is_feature_size,
     need_shapes,
     only_grids_tell,
@@ -13,8 +12,9 @@ from daydream.costs.input_sizes import (
     resized_time,
     shares_of_growth,
 )
-from daydream.costs.launch_grids import grown_time, growth_by_grids
-from daydream.costs.resize import growth_of
+from daydream.costs.device.launch_grids import grown_time, growth_by_grids
+from daydream.costs.resize.growth import growth_of
+from daydream.costs.resize.prior_resizes import Resizing, grow_copies, leave_grown
 from daydream.transforms import stages
 
 STAGE = stages.WORK

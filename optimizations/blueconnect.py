@@ -7,9 +7,9 @@ from math import ceil
 import numpy as np
 
 from daydream import Graph
-from daydream.costs.cluster_names import cluster as named
-from daydream.costs.members import workers_of
-from daydream.costs.networks import machine_of
+from daydream.costs.network.cluster_names import cluster as named
+from daydream.costs.network.members import workers_of
+from daydream.costs.network.networks import machine_of
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION

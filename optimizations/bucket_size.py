@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._unsized_buckets import bytes_of_duration, shared_equally, work_of_buckets
 
 from daydream import Graph, GraphError
-from daydream.costs.buckets import MIB, Gradients, compute_lane, gradients_of
-from daydream.costs.cluster_names import cluster as named
-from daydream.costs.members import workers_of
-from daydream.costs.networks import machine_of
-from daydream.costs.unsized_buckets import bytes_of_duration, shared_equally, work_of_buckets
+from daydream.costs.network.cluster_names import cluster as named
+from daydream.costs.network.members import workers_of
+from daydream.costs.network.networks import machine_of
 from daydream.errors import NotApplicableError
 from daydream.graph.selection import Selection
+from daydream.model.buckets import MIB, Gradients, compute_lane, gradients_of
+from daydream.text import counted
 from daydream.transforms import stages
-from daydream.wording import counted
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"ddp", "p3", "blueconnect"})

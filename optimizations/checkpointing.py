@@ -12,11 +12,11 @@ import numpy as np
 
 from daydream import Graph, GraphError, Selection
 from daydream.costs import work
-from daydream.costs.saved_tensors import behind_last_saved, saved_tensors
-from daydream.graph.blocks import repeated_blocks
 from daydream.graph.groups import Groups
+from daydream.graph.query.blocks import repeated_blocks
+from daydream.model.saved_tensors import behind_last_saved, saved_tensors
+from daydream.text import listed
 from daydream.transforms import stages
-from daydream.wording import listed
 
 STAGE = stages.WORK
 CODE = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"

@@ -10,11 +10,11 @@ import numpy as np
 
 from daydream import Graph
 from daydream.costs import work
-from daydream.costs.compiled_calls import compile_calls
-from daydream.costs.compiled_dispatch import take_dispatch
-from daydream.costs.fusion import fused_chain_ns, fusible_chains
-from daydream.graph.device import in_replays, mostly_replayed, unrecorded_launches
+from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
 from daydream.graph.groups import Groups
+from daydream.graph.query.device import in_replays, mostly_replayed, unrecorded_launches
+from daydream.model.compiled_calls import compile_calls
+from daydream.model.compiled_dispatch import take_dispatch
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
@@ -46,7 +46,7 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     On a CPU the calls of matrix libraries stay and what lies between two of them becomes one
     loop, without operator dispatch, autograd's nodes and the traffic between its parts; the model's
     Python goes. What comes are the fixed costs of compiled code, as measured
-    (daydream/costs/compiled_calls.py): a small model may take longer. The loss is outside, as `apply`
+    (daydream/model/compiled_calls.py): a small model may take longer. The loss is outside, as `apply`
     compiles the model. Modules that call torch's LSTM, GRU or RNN stay uncompiled, as Dynamo leaves them.
     """
     if not len(graph.select(on="gpu")):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from daydream.optimizations._low_rank import factors_of
 
 from daydream import Graph, GraphError, Selection
-from daydream.costs.achieved import memory_bandwidth
-from daydream.costs.buckets import compute_lane
-from daydream.costs.clusters import PROTOCOLS
+from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.kernels import floor_ns
-from daydream.costs.low_rank import factors_of
-from daydream.costs.work import itemsize
+from daydream.costs.network.clusters import PROTOCOLS
+from daydream.costs.workload.operator import itemsize
+from daydream.model.buckets import compute_lane
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION

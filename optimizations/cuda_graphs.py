@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.captured import Taken, capture, parts_of
-from daydream.graph.device import in_replays, mostly_replayed
 from daydream.graph.grouping import on_lanes_of
+from daydream.graph.query.device import in_replays, mostly_replayed
 from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
+from daydream.model.captured import Taken, capture, parts_of
+from daydream.text import counted
 from daydream.transforms import stages
-from daydream.wording import counted
 
 STAGE = stages.LAUNCH
 CODE = "with torch.cuda.graph(torch.cuda.CUDAGraph()): train_step(static_batch)"
@@ -36,7 +36,7 @@ def cuda_graphs(
     A step without such parts is one graph. Untraced CPU time between two launches of a graph goes too, as
     Python that a replay does not run; a note says how much it is. What lies before a graph's first launch
     and behind its last stays, and so do pauses and calls of over 1 ms and allocations: loading, first
-    uses, file access, waiting (daydream/costs/captured.py).
+    uses, file access, waiting (daydream/model/captured.py).
 
     Not modelled: capture itself, the copy of inputs to fixed addresses, the memory of a pool
     that is never shared, branches and shapes that change (they cannot be captured), CPU

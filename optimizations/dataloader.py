@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.loading import Waits, recorded_waits, untraced_waits
 from daydream.graph.selection import Selection
+from daydream.model.loading import Waits, recorded_waits, untraced_waits
+from daydream.text import counted
 from daydream.transforms import stages
-from daydream.wording import counted
 
 STAGE = stages.INPUT
 CODE = "DataLoader(dataset, num_workers=4, persistent_workers=True)"

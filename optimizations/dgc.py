@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.achieved import memory_bandwidth
-from daydream.costs.buckets import compute_lane
-from daydream.costs.clusters import PROTOCOLS
+from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.kernels import floor_ns
-from daydream.costs.members import workers_of
-from daydream.costs.work import itemsize
+from daydream.costs.network.clusters import PROTOCOLS
+from daydream.costs.network.members import workers_of
+from daydream.costs.workload.operator import itemsize
+from daydream.model.buckets import compute_lane
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION

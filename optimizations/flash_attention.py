@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from daydream import Graph
-from daydream.costs.attention import FUSED_KERNEL, FUSED_OP, attention_chains, fused_attention_ns
+from daydream.model.attention import FUSED_KERNEL, FUSED_OP, attention_chains, fused_attention_ns
+from daydream.text import counted
 from daydream.transforms import stages
-from daydream.wording import counted
 
 STAGE = stages.WORK
 CODE = "torch.nn.functional.scaled_dot_product_attention(q, k, v)"

@@ -9,7 +9,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs.kernels import floor_ns
-from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, need_taken, update_calls, update_of
+from daydream.model.optimizers import FUSED_KERNEL, FUSED_OP, need_taken, update_calls, update_of
 from daydream.transforms import stages
 from daydream.transforms.real_changes import optimizer_settings
 
@@ -28,7 +28,7 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
     argument space holds 110 tensors of one list, 64 of two, 48 of three (MultiTensorApply.cuh;
     seven times that from CUDA 13 on). They move the same bytes; what goes is the fixed cost of
     small kernels, all but one launch and operator call for each new kernel, and Python between
-    them; what stays is Python's walk over the parameters (measured, daydream/costs/optimizers.py).
+    them; what stays is Python's walk over the parameters (measured, daydream/model/optimizers.py).
     On a CPU torch runs the same operators one by one, so only Python's time goes. Not
     modelled: the memory of whole-model intermediates, and their cache misses on a CPU.
     """

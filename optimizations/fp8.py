@@ -8,8 +8,8 @@ import numpy as np
 
 from daydream import Graph
 from daydream.costs import device_of, retime, work
-from daydream.costs.precision import dispatch_ns, operands, streaming_ns
-from daydream.costs.work import itemsize
+from daydream.costs.workload.operator import itemsize
+from daydream.model.precision import dispatch_ns, operands, streaming_ns
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION

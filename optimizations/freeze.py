@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._weight_gradients import gradient_parts
 
 from daydream import Graph
-from daydream.costs.parameters import joint_update, trained_parameters
-from daydream.costs.weight_gradients import gradient_parts
+from daydream.model.parameters import joint_update, trained_parameters
+from daydream.text import counted, listed
 from daydream.transforms import stages
-from daydream.wording import counted, listed
 
 STAGE = stages.WORK
 CODE = "layer.requires_grad_(False)"
@@ -27,7 +27,7 @@ def freeze(graph: Graph, *, layers: str) -> None:
     still trained has no backward pass at all, and that layer computes no gradient of its input.
 
     A product is told from its shapes, a convolution from its kernels' names or as half of
-    its call (see `daydream.costs.weight_gradients`); norms keep their one backward kernel. An
+    its call (see `daydream.optimizations._weight_gradients`); norms keep their one backward kernel. An
     update of all parameters at once, and gradients reduced between ranks, shrink in
     proportion. Branches count as if they ran one after the other. Not modelled: memory, the
     forward pass that keeps nothing for a backward pass, norms in evaluation mode, convergence.

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from daydream.optimizations._fsdp_shards import BACKWARD, FORWARD, SCATTER, dispatch_ns, padded_bytes
+from daydream.optimizations._fsdp_units import Units, units_of
 from daydream.optimizations.ddp import ddp
 
 from daydream import Graph, GraphError, Selection
-from daydream.costs.achieved import copies_into_new_ns
-from daydream.costs.buckets import MIB, Gradients, compute_lane, gradients_of
-from daydream.costs.networks import Network, network_of
-from daydream.costs.scaling import scaled_time
-from daydream.costs.shards import BACKWARD, FORWARD, SCATTER, dispatch_ns, padded_bytes
-from daydream.costs.units import Units, units_of
+from daydream.costs.device.bandwidth import copies_into_new_ns
+from daydream.costs.device.call_scaling import scaled_time
+from daydream.costs.network.networks import Network, network_of
+from daydream.model.buckets import MIB, Gradients, compute_lane, gradients_of
+from daydream.text import counted
 from daydream.transforms import stages
-from daydream.wording import counted
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "p3", "tictac"})
@@ -50,7 +50,7 @@ def fsdp(
     layers units are runs of gradients of `unit_mb` MiB (25, as DDP's buckets). Parameters are as large
     as gradients, padded as torch pads them. Copies read and write a unit, or the worker's shard of it, at
     the trace's own memory bandwidth. `python` adds what torch's hooks and the update's calls on sharded
-    parameters cost on the CPU, as measured on an x86 server (`daydream/costs/shards.py`).
+    parameters cost on the CPU, as measured on an x86 server (`optimizations/_fsdp_shards.py`).
 
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the

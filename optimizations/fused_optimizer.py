@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from daydream import Graph, GraphError
-from daydream.costs.optimizers import (
+from daydream.model.optimizers import (
     FUSED_KERNEL,
     FUSED_OP,
     RULES,
@@ -37,7 +37,7 @@ def fused_optimizer(
     the number of parameters is not known, and with `model` sum, it takes as long as the
     separate kernels together (Daydream, section 5.1). The CPU time between the optimizer's first
     and last operator goes, but for a launch and Python over the parameters (of Adam 21 us and 4 us a tensor;
-    measured, see daydream/costs/optimizers.py). On a CPU-only trace the operators become one.
+    measured, see daydream/model/optimizers.py). On a CPU-only trace the operators become one.
 
     `kind` is that of the trace; another one predicts the change of optimizer as well.
     `memory_speedup` divides the update's time. Not modelled: another course of training.

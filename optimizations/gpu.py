@@ -17,7 +17,7 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
     Kernels are retimed for the device `to` by the roofline: each keeps its share of the peak that bounds
     it, in arithmetic or in bandwidth, and its fixed cost becomes the other device's. A kernel of few blocks
     goes with the rates of the units that it runs on. Copies to and from the CPU go with the peak rate of
-    PCIe, others with the memory's bandwidth. Peaks are the vendors' (`daydream/costs/devices.py` names its
+    PCIe, others with the memory's bandwidth. Peaks are the vendors' (`costs/devices.py` names its
     sources); how well this does between two GPUs is in docs/costs.md. With `speedup` all kernels and copies
     within the device take 1/speedup of their time instead.
 

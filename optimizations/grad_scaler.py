@@ -8,8 +8,8 @@ import numpy as np
 
 from daydream import Graph
 from daydream.costs.kernels import floor_ns
-from daydream.costs.optimizers import FUSED_KERNEL, FUSED_OP, update_of
-from daydream.costs.precision import SCALER_CALL_NS, SCALER_TENSOR_NS, main_type, unscale_ns
+from daydream.model.optimizers import FUSED_KERNEL, FUSED_OP, update_of
+from daydream.model.precision import SCALER_CALL_NS, SCALER_TENSOR_NS, main_type, unscale_ns
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
@@ -28,7 +28,7 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
     pass is done. Behind the update a tiny kernel adjusts the scale. The loss is multiplied once, a tiny
     kernel forward and one backward. A fused optimizer reads the flag on the device: there is no wait then,
     nor without `sync` (`--no-sync`, as for `fused-optimizer+grad-scaler`). Python takes 30 us and 0.7 us a
-    tensor (measured; see daydream/costs/precision.py).
+    tensor (measured; see daydream/model/precision.py).
 
     Not modelled: steps that are skipped, the time from the end of the copy to the return of the call.
     bfloat16 has the range of float32 and needs no scaler.

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._metaflow_substitution import (
+    by_place_in_step,
+    places_of,
+    set_times,
+    substitute,
+    usual_times,
+)
+from daydream.optimizations._metaflow_times import read_times
 
 from daydream import Graph, GraphError
-from daydream.costs.layer_times import read_times
-from daydream.costs.substitution import by_place_in_step, places_of, set_times, substitute, usual_times
 from daydream.transforms import stages
 
 STAGE = stages.WORK

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._stragglers import waiting_words
 
 from daydream import Graph
-from daydream.costs.cluster_names import cluster as named
-from daydream.costs.collectives import bytes_of_message
-from daydream.costs.members import workers_of
-from daydream.costs.stragglers import waiting_words
+from daydream.costs.network.cluster_names import cluster as named
+from daydream.costs.network.collectives import bytes_of_message
+from daydream.costs.network.members import workers_of
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION

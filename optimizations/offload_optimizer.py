@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError, NotApplicableError
-from daydream.costs.achieved import link_bandwidth
-from daydream.costs.optimizers import RULES, update_of
+from daydream.costs.device.bandwidth import link_bandwidth
+from daydream.model.optimizers import RULES, update_of
 from daydream.transforms import stages
 
 STAGE = stages.MEMORY

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.achieved import link_bandwidth
+from daydream.costs.device.bandwidth import link_bandwidth
+from daydream.text import counted
 from daydream.transforms import stages
-from daydream.wording import counted
 
 STAGE = stages.HARDWARE
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from daydream import Graph
-from daydream.costs.autograd_walks import nodes_of, walk_nodes
-from daydream.costs.parameters import joint_update, trained_parameters
+from daydream.model.autograd_walks import nodes_of, walk_nodes
+from daydream.model.parameters import joint_update, trained_parameters
+from daydream.text import listed
 from daydream.transforms import stages
-from daydream.wording import listed
 
 STAGE = stages.WORK
 

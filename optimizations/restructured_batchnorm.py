@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
-from daydream.costs.chains import backward_of, find_chains, remove_with_operators, work_tasks
+from daydream.model.chains import backward_of, find_chains, remove_with_operators, work_tasks
 from daydream.transforms import stages
 
 STAGE = stages.FUSION

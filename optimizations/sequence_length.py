@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph, GraphError
-from daydream.costs.grown import Resizing, grow_copies, leave_grown
-from daydream.costs.input_sizes import (
+from daydream.costs.device.input_sizes import (
     is_channel_size,
     is_feature_size,
     need_shapes,
@@ -14,8 +13,9 @@ from daydream.costs.input_sizes import (
     resized_time,
     shares_of_growth,
 )
-from daydream.costs.launch_grids import grown_time, growth_by_grids
-from daydream.costs.resize import growth_of
+from daydream.costs.device.launch_grids import grown_time, growth_by_grids
+from daydream.costs.resize.growth import growth_of
+from daydream.costs.resize.prior_resizes import Resizing, grow_copies, leave_grown
 from daydream.graph.selection import Selection
 from daydream.transforms import stages
 
@@ -35,7 +35,7 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     shapes is refused. What is combined with this sees the new sizes.
 
     Where no shapes were recorded, the grids of kernels tell the length (element-wise kernels between the two
-    products of an attention) and how work grows; see daydream/costs/launch_grids.py.
+    products of an attention) and how work grows; see daydream/costs/device/launch_grids.py.
 
     Assumes that loading and copying of data, and kernels of unknown work, grow in proportion.
     Collectives and the CPU work of launching stay. Not modelled: positions that a learned table

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from daydream.optimizations._tensor_parallel_blocks import Divided, divided_work
 
 from daydream import Graph, GraphError
 from daydream.costs import retime, scaled_time
-from daydream.costs.networks import network_of
-from daydream.costs.parameters import joint_update, trained_parameters
-from daydream.costs.transformer_blocks import Divided, divided_work
+from daydream.costs.network.networks import network_of
+from daydream.model.parameters import joint_update, trained_parameters
+from daydream.text import counted, listed
 from daydream.transforms import stages
-from daydream.wording import counted, listed
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "fsdp", "p3", "pipeline", "tictac"})

@@ -10,7 +10,8 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import bound, device_of, retime, work
-from daydream.costs.half_times import (
+from daydream.costs.device.roofline import names_fit, runs_in_tf32
+from daydream.model.half_times import (
     ATTENTION,
     DOUBT_OF_CONVOLUTIONS,
     FEW_ROWS_IN_TF32,
@@ -19,8 +20,7 @@ from daydream.costs.half_times import (
     doubt_of_products,
     few_rows_ns,
 )
-from daydream.costs.precision import streaming_ns, tasks_in_matrix_units
-from daydream.costs.roofline import names_fit, runs_in_tf32
+from daydream.model.precision import streaming_ns, tasks_in_matrix_units
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Trace
-from daydream.trace import FIELDS
+from daydream.trace.schema import FIELDS
 
 
 def collective(

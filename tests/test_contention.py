@@ -14,8 +14,8 @@ from contention_machine import UPDATE, Machine
 
 import daydream
 from daydream import Graph, GraphError
-from daydream.contention import parsed
 from daydream.costs.contention import measured_contention
+from daydream.predict.contention_option import parsed
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
 

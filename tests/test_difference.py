@@ -16,8 +16,8 @@ from shared import shared_trace
 
 import daydream
 from daydream.cli import main
-from daydream.report.difference import difference_text
-from daydream.work_of_steps import Amount, Key, layer_changes, name_changes, operator_changes
+from daydream.predict.work_of_steps import Amount, Key, layer_changes, name_changes, operator_changes
+from daydream.report.text.difference import difference_text
 
 US = 1_000
 STEPS = (0, 100, 200, 300)

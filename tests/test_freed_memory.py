@@ -10,12 +10,12 @@ import pytest
 from two_streams import steps
 
 import daydream
-from daydream import engines, freed_memory
+from daydream.parallel import engines, freed_memory
 
 LARGE_ARRAYS = """\
 import resource, sys
 import numpy as np
-from daydream.freed_memory import keep_freed_memory
+from daydream.parallel.freed_memory import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "kept" else None
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -18,12 +18,12 @@ from machine.programs import PROGRAMS
 from pyarrow import parquet
 
 import daydream
-from daydream import input_files
 from daydream.cli import daydream as group
 from daydream.cli.failures import run
 from daydream.errors import GraphError, TraceError
-from daydream.metadata import Metadata
-from daydream.trace import Trace
+from daydream.files import input_files
+from daydream.trace.metadata import Metadata
+from daydream.trace.trace import Trace
 
 Ask = Callable[..., tuple[int, str, str]]
 
@@ -63,7 +63,7 @@ def refused(tmp_path: Path, table: pa.Table) -> str:
 def with_value(trace: Trace, name: str, row: int, value: int) -> pa.Table:
     column = np.array(trace[name], np.int64)
     column[row] = value
-    return table_of(trace, **{name: column.astype(daydream.trace.FIELDS[name].type)})
+    return table_of(trace, **{name: column.astype(daydream.trace.trace.FIELDS[name].type)})
 
 
 # Parquet ---------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from graph.small_traces import call, kernel, launched, op, trace
 
 import daydream
 from daydream import Graph, Replay
-from daydream.graph.device import in_replays
-from daydream.report.terminal import likely_text
+from daydream.graph.query.device import in_replays
+from daydream.report.text.results import likely_text
 
 
 def one_step(*rows, end: float) -> Replay:

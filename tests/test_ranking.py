@@ -13,9 +13,9 @@ from two_streams import steps
 
 import daydream
 from daydream import GraphError, NotApplicableError
-from daydream.binding import bound_by
-from daydream.report.ranking import ranking_text
-from daydream.sensitivity import family
+from daydream.predict.bottleneck import bound_by
+from daydream.predict.sensitivity import family
+from daydream.report.text.ranking import ranking_text
 from daydream.transforms import stages
 from daydream.transforms.registry import describe, names
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Trace
-from daydream.recorded_time import recorded_time
+from daydream.predict.recorded_time import recorded_time
 
 MS = 1_000_000
 

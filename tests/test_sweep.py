@@ -10,8 +10,8 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream import DaydreamError, GraphError, OutputError
-from daydream.engines import Engine
-from daydream.scenarios import _check_files
+from daydream.parallel.engines import Engine
+from daydream.predict.sweep import _check_files
 
 OWN = """
 def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fail: bool = False):

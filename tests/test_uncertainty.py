@@ -10,8 +10,8 @@ from graph.small_traces import call, launched, op, trace
 import daydream
 from daydream import Graph, Trace
 from daydream.graph.graph import Facts
-from daydream.touched import Edits, Touched
-from daydream.uncertainty import MODEL_ERROR, Uncertainty, model_ns, unknown_ns, variation
+from daydream.predict.affected import Edits, Touched
+from daydream.predict.uncertainty import MODEL_ERROR, Uncertainty, model_ns, unknown_ns, variation
 
 #  thread 1  |work 60|rest 40|        a step: 100 us, the second 2 longer and the last 2 shorter
 LENGTHS = (100, 102, 100, 98)
@@ -65,6 +65,7 @@ def test_another_run_of_the_same_work_counts_by_what_the_step_waits_for():
 def test_more_steps_tell_their_mean_better():
     assert variation([[100]]) == 0.0
     assert variation([[100, 100, 100]]) == 0.0
+    assert variation([[-100, 100]]) == 0.0
     # standard deviation 10 about 100, times Student's t of 4 degrees of freedom
     assert variation([[90, 90, 100, 110, 110]]) == pytest.approx(2.132 * 0.1 / sqrt(5))
     assert variation([[90, 110] * 20]) < variation([[90, 110] * 4]) < variation([[90, 110]])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from daydream import OutputError, Trace
-from daydream.own_folders import LOCK, own_folder
-from daydream.writing import try_folder_of, write_whole
+from daydream.files.atomic import try_folder_of, write_whole
+from daydream.files.own_folders import LOCK, own_folder
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and locks as Unix has them")
 
@@ -149,7 +149,7 @@ def killed_while_writing(target):
     """Run a process that is killed while it writes."""
     code = (
         "import os, pathlib, sys\n"
-        "from daydream.writing import write_whole\n"
+        "from daydream.files.atomic import write_whole\n"
         "def write(temporary):\n"
         "    pathlib.Path(temporary).write_text('half')\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -15,13 +15,13 @@ import numpy as np
 from parts_of_pages import put
 
 import daydream
-from daydream.collect.meetings import find_meetings
-from daydream.costs.calibration import Measurement, calibrate
-from daydream.costs.cluster_names import cluster
-from daydream.costs.clusters import Cluster
+from daydream.collect.derive.collective_matching import find_meetings
 from daydream.costs.contention import Compared, measured_contention
-from daydream.costs.nccl_tests import read_nccl_tests
-from daydream.costs.trace_collectives import fitted_to_trace, measured_in
+from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.fitting import Measurement, calibrate
+from daydream.costs.network.nccl_tests import read_nccl_tests
+from daydream.costs.network.trace_collectives import fitted_to_trace, measured_in
 from daydream.graph.build import build
 
 MARKS = ("<!-- tables: begin -->\n", "<!-- tables: end -->\n")

@@ -45,7 +45,7 @@ FALLS_SHORT = """
 """
 
 RANGES = """Every prediction prints the range that should hold in nine cases of ten. Its half-width is the root of the sum of four
-squares (daydream/uncertainty.py): how well the median of the recorded steps is known; the replay error; the
+squares (daydream/predict/uncertainty.py): how well the median of the recorded steps is known; the replay error; the
 models' part; and what has no known cause (delays, device work that was not recorded, waits that could
 not be resolved), at most as much as the change moves. For the models' part the change is simulated once more with all
 time that it touches longer by the error of its sort, so that what stays hidden does not count. A change of nothing
@@ -67,21 +67,21 @@ No number in daydream is fitted to the pair it is judged by, with the exceptions
 
 | number | from | judged by |
 |---|---|---|
-| errors of the range (daydream/uncertainty.py) | all pairs of this page | above: without the model that is judged |
-| what another run adds to a range (`ANOTHER_RUN`, daydream/uncertainty.py) | kernels that the changes of the ViT and of the U-Net pairs leave alone; launches of the A10's lengths 128 and 256 | no pair is blind: intervals are told with and without it |
-| what 16 bits give (daydream/costs/half_times.py, type_flow.py) | ViT `dali` to `dali_amp_bf16`, T4 `fp32` to `amp`, published rates | the ViT's other card, later pairs |
-| lengths and growth read off grids (daydream/costs/launch_grids.py) | the A10's lengths 128 and 256, the MoE's batches 4 and 8 | the other lengths |
+| errors of the range (daydream/predict/uncertainty.py) | all pairs of this page | above: without the model that is judged |
+| what another run adds to a range (`ANOTHER_RUN`, daydream/predict/uncertainty.py) | kernels that the changes of the ViT and of the U-Net pairs leave alone; launches of the A10's lengths 128 and 256 | no pair is blind: intervals are told with and without it |
+| what 16 bits give (daydream/model/half_times.py, type_flow.py) | ViT `dali` to `dali_amp_bf16`, T4 `fp32` to `amp`, published rates | the ViT's other card, later pairs |
+| lengths and growth read off grids (daydream/costs/device/launch_grids.py) | the A10's lengths 128 and 256, the MoE's batches 4 and 8 | the other lengths |
 | overhead of CPU operators, rates, bandwidth | the trace that a prediction starts from | every pair |
-| slowest element-wise functions 8 GB/s, three moves of a packed operand (daydream/costs/scaling.py) | single operators in a loop; that they are needed at all was seen on GPT-64's batch pairs | the other models' batch pairs are no part of it, GPT-64's are no blind test |
+| slowest element-wise functions 8 GB/s, three moves of a packed operand (daydream/costs/device/call_scaling.py) | single operators in a loop; that they are needed at all was seen on GPT-64's batch pairs | the other models' batch pairs are no part of it, GPT-64's are no blind test |
 | autograd's walks (optimizations `add-layers`, `remove-layers`) | the trace's own gaps, by numbers of nodes; the rule was found on GPT-64's layer pairs | GPT-256's layer pairs |
-| Python of a fused optimizer's step (daydream/costs/optimizers.py) | steps of 4 to 200 small tensors | every fused pair |
+| Python of a fused optimizer's step (daydream/model/optimizers.py) | steps of 4 to 200 small tensors | every fused pair |
 | Python of a checkpointed call (optimizations `checkpointing`) | training steps of perceptrons; that it grows with a block's data was found when the GPTs' pairs missed | the GPTs' checkpointing pairs |
-| compiled calls (daydream/costs/compiled_calls.py) | 1 to 40 modules of 8 elements, products of 8 x 8 | every compile pair |
-| cost of a profiler's events (daydream/collect/profiler_cost.py) | small programs, measured when a trace is recorded | every CPU pair |
+| compiled calls (daydream/model/compiled_calls.py) | 1 to 40 modules of 8 elements, products of 8 x 8 | every compile pair |
+| cost of a profiler's events (daydream/collect/live/profiler_cost.py) | small programs, measured when a trace is recorded | every CPU pair |
 | peaks of GPUs, parts of them that benchmarks sustain (daydream/costs/devices.py) | published figures | cross-device pairs |
-| blocks, threads and registers of a GPU's unit, bytes a thread moves without a loop (daydream/costs/occupancy.py) | published tables, CUTLASS, torch's kernels | the particles' pair; the rules were written with it in view, so it is no blind test |
-| nothing: kernels of few blocks have the rates of their units (daydream/costs/roofline.py) | units and peaks of the table of GPUs | the pairs of BERT and ViT; the rule was found on them, so they are no blind test |
-| what matrix units keep of a kernel's share of the peak (daydream/costs/roofline.py) | products of `h100_qwen_0.5b_inference`, one side of a pair | the other two models; Qwen's pair is no blind test |
+| blocks, threads and registers of a GPU's unit, bytes a thread moves without a loop (daydream/costs/device/occupancy.py) | published tables, CUTLASS, torch's kernels | the particles' pair; the rules were written with it in view, so it is no blind test |
+| nothing: kernels of few blocks have the rates of their units (daydream/costs/device/roofline.py) | units and peaks of the table of GPUs | the pairs of BERT and ViT; the rule was found on them, so they are no blind test |
+| what matrix units keep of a kernel's share of the peak (daydream/costs/device/roofline.py) | products of `h100_qwen_0.5b_inference`, one side of a pair | the other two models; Qwen's pair is no blind test |
 | 1,022 launches in a queue, launch latencies where a trace shows none | public traces | replays; no pair depends on it |
 
 The emulated links of `ddp_link` and `fsdp_link` have the bandwidth that the prediction is told: nothing is fitted there. The models were

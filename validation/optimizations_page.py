@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import daydream
-from daydream.binding import bound_by
 from daydream.errors import DaydreamError
+from daydream.predict.bottleneck import bound_by
 from daydream.transforms import stages
 from daydream.transforms.registry import Optimization, find, names
 

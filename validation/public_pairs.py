@@ -15,8 +15,8 @@ import ranges
 import daydream
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.predict.uncertainty import MODEL_ERROR
 from daydream.transforms.compose import apply, parse
-from daydream.uncertainty import MODEL_ERROR
 
 PARTICLES = "a100_particle_transformer_forward_batch"
 SMALL, LARGE = (8, 43), (128, 128)  # batch and length of its two traces

@@ -1,6 +1,6 @@
 """How far predictions miss for the time they touch, by sort: what a range is made of, and whether it holds.
 
-    python validation/ranges.py --traces ../shared/traces      the errors to keep in daydream/uncertainty.py
+    python validation/ranges.py --traces ../shared/traces      the errors to keep in daydream/predict/uncertainty.py
 
 A pair is one change in one recording, predicted from the trace before it. `fit` gives for each sort
 of touched time the error that holds 90 % of the pairs. `held_out` fits without one model and judges that
@@ -18,8 +18,8 @@ from statistics import median
 
 import numpy as np
 
-from daydream.comparison import Comparison
-from daydream.uncertainty import MODEL_ERROR, model_ns
+from daydream.predict.prediction import Comparison
+from daydream.predict.uncertainty import MODEL_ERROR, model_ns
 
 LEVEL = 0.9
 LEAST_SHARE = 0.005  # of the predicted step

@@ -25,15 +25,15 @@ import numpy as np
 from optimizations_page import EXAMPLES
 
 import daydream
-from daydream.binding import waited_for_ns
-from daydream.comparison import Comparison
 from daydream.errors import DaydreamError
 from daydream.explanation.beside import busy_share
 from daydream.explanation.causes import trace_back
-from daydream.graph.device import device_work
 from daydream.graph.graph import Graph
-from daydream.report.explain import verdict
-from daydream.simulate.replay import Replay
+from daydream.graph.query.device import device_work
+from daydream.predict.bottleneck import waited_for_ns
+from daydream.predict.prediction import Comparison
+from daydream.predict.replay import Replay
+from daydream.report.text.explain import verdict
 from daydream.transforms.registry import names
 
 SAMPLE = (

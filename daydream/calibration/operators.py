@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
-from daydream.costs.shapes import Argument, Shape, elements, parse_shapes
-from daydream.costs.work import FORMULAS, bare_name, itemsize
+from daydream.costs.workload.operator import FORMULAS, bare_name, itemsize
+from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
 
 Run: TypeAlias = Callable[[], object]
 

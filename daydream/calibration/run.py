@@ -13,20 +13,20 @@ import numpy as np
 
 from daydream.calibration.operators import OperatorCall
 from daydream.calibration.process import Worker
-from daydream.costs.calls import calls_of
+from daydream.costs.device.call_scaling import NO_WORK
+from daydream.costs.device.measured import device_name, recorded_ns, types_of
+from daydream.costs.device.table import CPU, METADATA, KernelTable
 from daydream.costs.kernels import work
-from daydream.costs.measured import device_name, recorded_ns, types_of
-from daydream.costs.scaling import NO_WORK
-from daydream.costs.shapes import Shape
-from daydream.costs.table import CPU, METADATA, KernelTable
-from daydream.costs.work import FORMULAS, bare_name
+from daydream.costs.workload.calls import calls_of
+from daydream.costs.workload.operator import FORMULAS, bare_name
+from daydream.costs.workload.shapes import Shape
 from daydream.errors import NotApplicableError
+from daydream.files.atomic import write_whole
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 from daydream.transforms.compose import apply, spelled
 from daydream.transforms.registry import Optimization
-from daydream.writing import write_whole
 
 SCHEMA = 1
 TOTAL_LIMIT_S = 120.0

@@ -11,7 +11,7 @@ from daydream.cli.output import help_of
 from daydream.cli.source import force_option, json_option
 
 if TYPE_CHECKING:
-    from daydream.collect.runner import Collected
+    from daydream.collect.launcher.runner import Collected
 
 FAILED = 1
 
@@ -42,7 +42,7 @@ def _collect(
     """
     from daydream.cli.failures import message
     from daydream.cli.output import check, quoted
-    from daydream.collect.runner import Recording, collect, command_line
+    from daydream.collect.launcher.runner import Recording, collect, command_line
 
     check_target(target, module=module)
     path = _output(target, output, module=module)
@@ -107,7 +107,7 @@ def _print_json(done: Collected, restless: str | None) -> None:
 
     found: dict[str, object] = {}
     if done.path is not None:
-        from daydream.trace import Trace
+        from daydream.trace.trace import Trace
 
         trace = Trace.load(done.path)
         steps = trace.metadata.get("steps", [])

@@ -10,8 +10,8 @@ from daydream.cli.output import help_of
 from daydream.cli.source import json_option, read, stdout_for_the_result, step_options
 
 if TYPE_CHECKING:
-    from daydream.comparison import Comparison
-    from daydream.simulate.replay import Replay
+    from daydream.predict.prediction import Comparison
+    from daydream.predict.replay import Replay
     from daydream.transforms.registry import Optimization
 
 CHOSEN = "daydream.optimizations"  # where a context keeps what was named
@@ -76,9 +76,9 @@ def _compare(
     import daydream
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_screen
-    from daydream.difference import compare
     from daydream.errors import GraphError
-    from daydream.report.difference import difference_text
+    from daydream.predict.difference import compare
+    from daydream.report.text.difference import difference_text
 
     with Progress() as progress, stdout_for_the_result():
         replays: list[Replay] = []

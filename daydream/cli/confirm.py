@@ -11,8 +11,8 @@ from daydream.cli.output import help_of
 from daydream.cli.source import force_option, json_option, stdout_for_the_result
 
 if TYPE_CHECKING:
-    from daydream.collect.runner import Collected
-    from daydream.trace import Trace
+    from daydream.collect.launcher.runner import Collected
+    from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
 
 CHOSEN = "daydream.optimizations"  # where a context keeps what was named
@@ -97,12 +97,12 @@ def _confirm(
     from daydream.cli.failures import INTERRUPTED, message
     from daydream.cli.output import check
     from daydream.cli.whatif_options import option_values
-    from daydream.collect.messages import changed_path
-    from daydream.collect.runner import Recording, collect, command_line
-    from daydream.confirmation import blocks_of
+    from daydream.collect.launcher.runner import Recording, collect, command_line
+    from daydream.collect.live.messages import changed_path
     from daydream.errors import DaydreamError
-    from daydream.own_folders import own_folder
-    from daydream.trace import Trace
+    from daydream.files.own_folders import own_folder
+    from daydream.predict.confirmation import blocks_of
+    from daydream.trace.trace import Trace
 
     check_target(target, module=module)
     chosen: list[Optimization] = click.get_current_context().meta[CHOSEN]
@@ -148,8 +148,8 @@ def _show(
     import daydream
     from daydream.cli.failures import of_optimizations
     from daydream.cli.results import print_json, print_screen
-    from daydream.confirmation import confirmation
-    from daydream.report.confirmation import confirmation_text
+    from daydream.predict.confirmation import confirmation
+    from daydream.report.text.confirmation import confirmation_text
 
     changed = None if done.changed is None else daydream.Trace.load(done.changed)
     replay = daydream.replay(trace)

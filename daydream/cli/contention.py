@@ -6,8 +6,8 @@ import click
 
 
 def _checked(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    from daydream.contention import parsed
     from daydream.errors import GraphError
+    from daydream.predict.contention_option import parsed
 
     try:
         parsed(value)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from daydream.engines import Engine
+    from daydream.parallel.engines import Engine
 
 
 def _engine(ctx: click.Context, param: click.Parameter, value: str) -> Engine:
-    from daydream.engines import engine_of
     from daydream.errors import DaydreamError
+    from daydream.parallel.engines import engine_of
 
     try:
         return engine_of(value)

@@ -23,7 +23,7 @@ def _explain(
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.explanation import explain
-    from daydream.report.explain import explain_json, explain_text
+    from daydream.report.text.explain import explain_json, explain_text
 
     ctx = click.get_current_context()
     with Progress() as progress, stdout_for_the_result():

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from daydream.comparison import Comparison
-    from daydream.simulate.replay import Replay
+    from daydream.predict.prediction import Comparison
+    from daydream.predict.replay import Replay
 
 SUFFIXES = (".html", ".htm")
 
@@ -55,12 +55,12 @@ def write_html(
     progress: Callable[[str, float], None],
 ) -> str:
     """Write the file and return what is said about it. Raises `OutputError` if that fails."""
-    from daydream.report.html_page import write
+    from daydream.report.html.page import write
 
     ranking, said = None, f"wrote {output}   open it in a browser"
     if ranked:
-        from daydream.freed_memory import keep_freed_memory
-        from daydream.ranking import rank
+        from daydream.parallel.freed_memory import keep_freed_memory
+        from daydream.predict.ranking import rank
 
         keep_freed_memory()
         begin = time.perf_counter()

@@ -11,7 +11,7 @@ from daydream.cli.engine import engine_option
 from daydream.cli.source import force_option, json_option, read, step_options
 
 if TYPE_CHECKING:
-    from daydream.engines import Engine
+    from daydream.parallel.engines import Engine
 
 NOT_PARQUET = (".json", ".gz", ".sqlite")
 
@@ -45,8 +45,8 @@ def _import(
     from daydream.cli.output import check, quoted, trace_name
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_screen
-    from daydream.report.overview import rows_by_kind
-    from daydream.report.terminal import import_text
+    from daydream.report.text.overview import rows_by_kind
+    from daydream.report.text.results import import_text
 
     if output is not None and output.endswith(NOT_PARQUET):
         raise click.BadParameter(

@@ -17,8 +17,8 @@ def _info(
     """
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
-    from daydream.report.overview import overview
-    from daydream.report.overview_text import info_text
+    from daydream.report.text.overview import overview
+    from daydream.report.text.overview_text import info_text
 
     if trace is None and named is None:
         raise click.UsageError("missing argument 'TRACE'", click.get_current_context())

@@ -51,7 +51,7 @@ def check(path: str | os.PathLike[str], *, force: bool) -> None:
     No command writes over a file that it was given to read: a trace, also in a folder of them, a table,
     a script, a user's own optimization.
     """
-    from daydream.writing import refuse_to_replace
+    from daydream.files.atomic import refuse_to_replace
 
     target = Path(path)
     if not target.parent.is_dir():

@@ -40,9 +40,9 @@ def _rank(
     import daydream
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
-    from daydream.freed_memory import keep_freed_memory
-    from daydream.ranking import rank
-    from daydream.report.ranking import ranking_text
+    from daydream.parallel.freed_memory import keep_freed_memory
+    from daydream.predict.ranking import rank
+    from daydream.report.text.ranking import ranking_text
 
     keep_freed_memory()
     with Progress() as progress, stdout_for_the_result():

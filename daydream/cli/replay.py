@@ -23,7 +23,7 @@ def _replay(
     import daydream
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
-    from daydream.report.terminal import replay_text
+    from daydream.report.text.results import replay_text
 
     check_timeline(output, force=force)
     check_html(html, force=force)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from daydream.report.layout import Screen
+    from daydream.report.text.layout import Screen
 
 SCHEMA = 1
 
@@ -34,7 +34,7 @@ def print_code(name: str) -> None:
 def print_screen(screen: Screen) -> None:
     """Print a report: fitted to a terminal and with colour there, else its plain text."""
     if sys.stdout.isatty():
-        from daydream.report.console import show
+        from daydream.report.text.console import show
 
         show(screen)
     else:

@@ -111,12 +111,12 @@ def _scaling(
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.cli.whatif_options import option_values, typed_options
-    from daydream.contention import MEASURED
     from daydream.errors import GraphError
-    from daydream.freed_memory import keep_freed_memory
-    from daydream.report.scaling import scaling_text
+    from daydream.parallel.freed_memory import keep_freed_memory
+    from daydream.predict.contention_option import MEASURED
+    from daydream.predict.scale_out import scaling
     from daydream.report.scaling_plot import check_plot, draw
-    from daydream.scaling import scaling
+    from daydream.report.text.scaling import scaling_text
 
     keep_freed_memory()
     if plot is not None:

@@ -12,8 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
-    from daydream.engines import Engine
-    from daydream.trace import Trace
+    from daydream.parallel.engines import Engine
+    from daydream.trace.trace import Trace
 
 MAX_UNPACKED = "daydream.max_unpacked"
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -24,8 +24,8 @@ from daydream.cli.value_lists import numbers_of
 from daydream.cli.whatif import CHOSEN, WhatIf
 
 if TYPE_CHECKING:
-    from daydream.engines import Engine
-    from daydream.scenarios import Sort, Sweep
+    from daydream.parallel.engines import Engine
+    from daydream.predict.sweep import Sort, Sweep
     from daydream.transforms.registry import Optimization, Option
 
 SHOWN = 20
@@ -76,11 +76,11 @@ def _sweep(
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_screen
     from daydream.cli.whatif_options import option_values
-    from daydream.contention import MEASURED
     from daydream.errors import DaydreamError
-    from daydream.freed_memory import keep_freed_memory
-    from daydream.report.sweep import sweep_text
-    from daydream.scenarios import sweep
+    from daydream.parallel.freed_memory import keep_freed_memory
+    from daydream.predict.contention_option import MEASURED
+    from daydream.predict.sweep import sweep
+    from daydream.report.text.sweep import sweep_text
 
     keep_freed_memory()
     optimizations: list[Optimization] = ctx.meta[CHOSEN]
@@ -142,7 +142,7 @@ def _values(
 ) -> dict[str, list[Any]]:
     """Return the values of each option that varies. What cannot be is a usage error."""
     from daydream.errors import GraphError
-    from daydream.scenarios import checked
+    from daydream.predict.sweep import checked
     from daydream.transforms.compose import option_names, qualified
 
     named = option_names(optimizations)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from daydream.comparison import Comparison
-    from daydream.simulate.replay import Replay
+    from daydream.predict.prediction import Comparison
+    from daydream.predict.replay import Replay
 
 SUFFIXES = (".json", ".json.gz")
 
@@ -36,6 +36,6 @@ def check_timeline(output: str | None, *, force: bool) -> None:
 
 def write_timeline(output: str, replay: Replay, comparison: Comparison | None, *, force: bool) -> None:
     """Write the file. Raises `OutputError` if that fails."""
-    from daydream.report.perfetto import write
+    from daydream.report.perfetto.file import write
 
     write(output, replay, comparison, force=force)

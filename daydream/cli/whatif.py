@@ -21,8 +21,8 @@ from daydream.cli.source import (
 from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
 
 if TYPE_CHECKING:
-    from daydream.comparison import Comparison
-    from daydream.simulate.replay import Replay
+    from daydream.predict.prediction import Comparison
+    from daydream.predict.replay import Replay
     from daydream.transforms.registry import Optimization
 
 CHOSEN = "daydream.optimizations"  # where a context keeps what was named
@@ -161,7 +161,7 @@ def _whatif(
     from daydream.cli.output import free_name
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_code, print_json, print_next, print_screen
-    from daydream.report.terminal import whatif_json, whatif_text
+    from daydream.report.text.results import whatif_json, whatif_text
 
     check_timeline(output, force=force)
     check_html(html, force=force)
@@ -200,7 +200,7 @@ def _predict(
 ) -> Comparison:
     from daydream.cli.failures import of_optimizations
     from daydream.cli.whatif_options import option_values
-    from daydream.comparison import compare
+    from daydream.predict.prediction import compare
     from daydream.transforms.compose import apply
 
     name = "+".join(each.name for each in optimizations)

@@ -12,7 +12,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from daydream.trace import Trace
+    from daydream.trace.trace import Trace
 
 
 class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
@@ -38,7 +38,7 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
     ) -> None:
         from pathlib import Path
 
-        from daydream.collect.session import Session
+        from daydream.collect.live.session import Session
 
         self._session = Session(
             Path(path), steps=steps, warmup=warmup, unprofiled=unprofiled, with_stack=with_stack, force=force

@@ -6,12 +6,12 @@ retime(graph, selection)   durations in another element type, on another device,
 scaled_time(graph, ...)    durations when the work of each task is multiplied, on GPU or CPU
 """
 
+from daydream.costs.device.call_scaling import scaled_time
+from daydream.costs.device.retime import Retimed, retime
+from daydream.costs.device.table import KernelTable
 from daydream.costs.devices import DEVICES, Device, device_of, find_device
 from daydream.costs.kernels import Bound, Work, bound, work
-from daydream.costs.resize import resized_work
-from daydream.costs.retime import Retimed, retime
-from daydream.costs.scaling import scaled_time
-from daydream.costs.table import KernelTable
+from daydream.costs.resize.growth import resized_work
 
 __all__ = [
     "DEVICES",

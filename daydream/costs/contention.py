@@ -28,12 +28,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.costs.roofline import is_matrix_kernel
-from daydream.graph.columns import coded, is_text
-from daydream.graph.coverage import Coverage, sharing
+from daydream.costs.device.roofline import is_matrix_kernel
 from daydream.graph.graph import KINDS, Graph
 from daydream.graph.plan import Cause
-from daydream.trace import Trace
+from daydream.graph.query.columns import coded, is_text
+from daydream.graph.query.coverage import Coverage, sharing
+from daydream.trace.trace import Trace
 
 KERNEL, COLLECTIVE = KINDS.index("kernel"), KINDS.index("collective")
 BESIDE = 0.5  # of a run: a touch by a transfer says little, and a long run is touched more easily

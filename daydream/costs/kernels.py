@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.costs.calls import calls_of
-from daydream.costs.counters import counted_work
 from daydream.costs.devices import Device, device_of, device_properties
-from daydream.costs.grown import grown_by
-from daydream.costs.work import MATRIX_FAMILIES
-from daydream.graph.columns import read_column
+from daydream.costs.resize.prior_resizes import grown_by
+from daydream.costs.workload.calls import calls_of
+from daydream.costs.workload.counters import counted_work
+from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.graph import Graph
+from daydream.graph.query.columns import read_column
 from daydream.graph.selection import Selection
 from daydream.graph.tables import kind_code
-from daydream.trace import UNKNOWN, Trace
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.trace import Trace
 
 TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm|s1688cudnn|s161616?gemm_f32|xf32", re.IGNORECASE)
 TENSOR_KERNEL = re.compile(

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from daydream.comparison import Comparison, compare
 from daydream.errors import DaydreamError
-from daydream.simulate.replay import Replay
+from daydream.predict.prediction import Comparison, compare
+from daydream.predict.replay import Replay
 from daydream.transforms.compose import apply, parse
 from daydream.transforms.registry import code_of, find
 

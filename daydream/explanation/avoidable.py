@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from daydream.costs.loading import untraced_waits
 from daydream.errors import NotApplicableError
 from daydream.explanation.asking import Asked, Asker
 from daydream.explanation.beside import Waits, waits
@@ -34,11 +33,12 @@ from daydream.explanation.causes import (
     Chain,
 )
 from daydream.explanation.places import Place, place_of
-from daydream.graph.device import device_work
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
+from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
-from daydream.trace import PHASES
+from daydream.model.loading import untraced_waits
+from daydream.trace.schema import PHASES
 
 LEAST = 0.005  # of a step: what costs less is not worth a sentence
 LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself, if it is

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.explanation.causes import CODES, COMMUNICATION, NAMES, Chain, untraced_device_work
-from daydream.graph.coverage import Coverage
-from daydream.graph.device import device_work
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
+from daydream.graph.query.coverage import Coverage
+from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
 
 COLLECTIVE = KINDS.index("collective")

@@ -16,8 +16,8 @@ from daydream.explanation.causes import (
     shares,
     trace_back,
 )
-from daydream.graph.device import device_work
-from daydream.simulate.replay import Replay
+from daydream.graph.query.device import device_work
+from daydream.predict.replay import Replay
 
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself

@@ -9,14 +9,14 @@ import numpy as np
 
 from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
 from daydream.errors import NotApplicableError
-from daydream.graph.device import device_work
 from daydream.graph.graph import KINDS, Graph
 from daydream.graph.plan import Cause
+from daydream.graph.query.device import device_work
 from daydream.graph.rules import device_graphs
 from daydream.graph.selection import Selection
-from daydream.sensitivity import family
+from daydream.predict.sensitivity import family
 from daydream.simulate.timeline import Timeline
-from daydream.trace import PHASES
+from daydream.trace.schema import PHASES
 
 COMPUTE = "compute-bound kernels"
 MEMORY = "memory-bound kernels"

@@ -13,8 +13,8 @@ from daydream.graph.plan import Cause
 from daydream.simulate.timeline import per_step
 
 if TYPE_CHECKING:
-    from daydream.comparison import Comparison
-    from daydream.simulate.replay import Replay
+    from daydream.predict.prediction import Comparison
+    from daydream.predict.replay import Replay
     from daydream.simulate.timeline import Timeline
 
 Parts: TypeAlias = Mapping[str, Mapping[str, int]]

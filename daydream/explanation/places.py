@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from daydream.explanation.causes import labels
-from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
-from daydream.trace import UNKNOWN
+from daydream.graph.query.calls import call_rows
+from daydream.trace.schema import UNKNOWN
 
 MOST = 0.5
 

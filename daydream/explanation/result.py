@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daydream.comparison import Comparison
 from daydream.errors import GraphError
 from daydream.explanation.asking import Asked, Asker
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
@@ -23,12 +22,13 @@ from daydream.explanation.causes import Share, shares, trace_back
 from daydream.explanation.reached import Reached, general_convolutions_ns, reached
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
-from daydream.simulate.replay import Replay
+from daydream.predict.prediction import Comparison
+from daydream.predict.replay import Replay, as_replay
 
 if TYPE_CHECKING:
     import os
 
-    from daydream.trace import Trace
+    from daydream.trace.trace import Trace
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -152,13 +152,13 @@ def explain(
     Every saving is simulated, on top of the what-if if there is one. Raises `GraphError` if
     the trace covers no step.
     """
-    from daydream import api
+    from daydream.predict.whatif import whatif as ask
 
     say = progress or (lambda _what, _share: None)
-    before = source if isinstance(source, Replay) else api.replay(source)
+    before = as_replay(source)
     if whatif is None and options:
         raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
-    after = None if whatif is None else api.whatif(before, whatif, **options)
+    after = None if whatif is None else ask(before, whatif, **options)
     asker = Asker(before, after, options)
     settled = before.settled if after is None else after.after
     same = after or Comparison("", {}, before, before.graph, settled, 0, 0, 0)

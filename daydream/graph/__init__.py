@@ -1,0 +1,1 @@
+"""The graph of causes: tasks on lanes, what each waits for, and the edits of them."""

@@ -28,7 +28,7 @@ from collections.abc import Collection
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.draft import Draft
+from daydream.graph.builder import Draft
 from daydream.graph.graph import Graph
 from daydream.graph.rules.communication import meet
 from daydream.graph.rules.device_graphs import fill_heads, link_nodes
@@ -46,7 +46,7 @@ from daydream.graph.rules.streams import order_streams
 from daydream.graph.rules.synchronization import wait_in_calls
 from daydream.graph.rules.threads import order_threads
 from daydream.graph.rules.wakes import wake_up
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 RULES = {
     "gloo": run_on_threads,

@@ -28,7 +28,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from daydream.display import Shown
 from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.edit.insert import insert_beside, insert_one
+from daydream.graph.edit.rewrite import remove, unlink
+from daydream.graph.interop import from_networkx, to_networkx
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection, select
 from daydream.graph.tables import (
@@ -45,8 +49,8 @@ from daydream.graph.tables import (
     Table,
     phase_code,
 )
-from daydream.shown import Shown
-from daydream.trace import FIELDS, Trace
+from daydream.trace.schema import FIELDS
+from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -87,7 +91,7 @@ class Graph(Shown):
         self.edits = 0  # goes up with every editing word
         self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
         self.doubted: list[tuple[np.ndarray, np.ndarray]] = []  # ids, and how far such a time may be off
-        self.resized: list[Any] = []  # daydream.costs.grown.Resizing: what made the recorded work more
+        self.resized: list[Any] = []  # `prior_resizes.Resizing`: what made the recorded work more
         self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
         self._codes: dict[str, dict[str, int]] = {}
         self._lane_ids: dict[str, int] = {}
@@ -126,7 +130,7 @@ class Graph(Shown):
 
     def column(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Return a column for some tasks: numbers, or texts (None for unknown) for name, kind, dtype, ..."""
-        from daydream.graph.columns import read_column
+        from daydream.graph.query.columns import read_column
 
         return read_column(self, name, ids)
 
@@ -247,24 +251,21 @@ class Graph(Shown):
         device task brings its launch: a call of this graph's usual cost on that task's
         thread. Other columns (`phase`, `layer`, `op`, `step`, `bytes`, ...) can be given by name.
         """
-        from daydream.graph.insert import insert_one
-
-        return insert_one(
+        task = insert_one(
             self, name, kind=kind, lane=lane, duration_ns=duration_ns, gap_ns=gap_ns,
             after=after, before=before, launch_after=launch_after, columns=columns,
         )  # fmt: skip
+        return Selection(self, task, name)
 
     def insert_after(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
         """Insert a task right behind each of the tasks and return them; see `insert_beside` for the rest."""
-        from daydream.graph.insert import insert_beside
-
-        return insert_beside(self, tasks, name, behind=True, duration_ns=duration_ns, **how)
+        new = insert_beside(self, tasks, name, behind=True, duration_ns=duration_ns, **how)
+        return Selection(self, new, name)
 
     def insert_before(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
         """Insert a task right before each of the tasks and return them; see `insert_beside` for the rest."""
-        from daydream.graph.insert import insert_beside
-
-        return insert_beside(self, tasks, name, behind=False, duration_ns=duration_ns, **how)
+        new = insert_beside(self, tasks, name, behind=False, duration_ns=duration_ns, **how)
+        return Selection(self, new, name)
 
     def link(
         self,
@@ -292,14 +293,10 @@ class Graph(Shown):
 
     def unlink(self, src: Selection, dst: Selection) -> None:
         """Drop the edges that were linked from any task of `src` to any of `dst`."""
-        from daydream.graph.rewrite import unlink
-
         unlink(self, src, dst)
 
     def remove(self, ids: np.ndarray) -> None:
         """Remove tasks; a call goes too, with all of its pieces, when the device work it launched is gone."""
-        from daydream.graph.rewrite import remove
-
         remove(self, ids)
 
     def schedule(self, lane: str, *, key: str | Callable[[Selection], Any]) -> None:
@@ -308,7 +305,7 @@ class Graph(Shown):
         `key` is a column name or a function from the lane's selection to an array. It is
         looked up when the graph is simulated, so tasks inserted later count too.
         """
-        from daydream.graph.columns import lanes_named, priorities
+        from daydream.graph.query.columns import lanes_named, priorities
 
         numbers = lanes_named(self, lane)
         if not numbers:
@@ -337,16 +334,12 @@ class Graph(Shown):
 
     def to_networkx(self) -> nx.DiGraph[Any]:
         """Return the lowered graph for networkx: a node a task, an edge a cause with its latency."""
-        from daydream.graph.networkx import to_networkx
-
         return to_networkx(self)
 
     @classmethod
     def from_networkx(cls, digraph: nx.DiGraph[Any]) -> Graph:
         """Return a graph from nodes with a lane and duration_ns, and edges with latency_ns."""
-        from daydream.graph.networkx import from_networkx
-
-        return from_networkx(digraph)
+        return from_networkx(cls, digraph)
 
 
 def _ends(graph: Graph, tasks: Selection | Iterable[int]) -> np.ndarray:

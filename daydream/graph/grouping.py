@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.blocks import block_of_layers
-from daydream.graph.calls import instances
-from daydream.graph.columns import coded, is_text, read_column
 from daydream.graph.groups import Groups
-from daydream.graph.numbering import distinct, distinct_rows
+from daydream.graph.query.blocks import block_of_layers
+from daydream.graph.query.calls import instances
+from daydream.graph.query.columns import coded, is_text, read_column
+from daydream.graph.query.numbering import distinct, distinct_rows
 
 if TYPE_CHECKING:
     from daydream.graph.selection import Selection

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.display import Shown
 from daydream.errors import GraphError
-from daydream.graph.numbering import first_of
+from daydream.graph.edit.rank_placement import arrange, with_copies
+from daydream.graph.edit.repeat import repeat
+from daydream.graph.edit.rewrite import fuse, share_launch
 from daydream.graph.plan import stable_order
-from daydream.shown import Shown
+from daydream.graph.query.numbering import first_of
 
 if TYPE_CHECKING:
     from daydream.graph.selection import Selection
@@ -119,8 +122,6 @@ class Groups(Shown):
         It takes the group's time together unless `duration_ns` gives another, one value or
         one a group. The rest of each group goes, its launches too.
         """
-        from daydream.graph.rewrite import fuse
-
         return fuse(self, name, self.total("duration_ns") if duration_ns is None else duration_ns, columns)
 
     def share_launch(self, name: str = "launch") -> Selection:
@@ -129,8 +130,6 @@ class Groups(Shown):
         It is the call of the group's first task, renamed; the others go. In program order the
         work comes right behind it; what ran between on its lane comes after.
         """
-        from daydream.graph.rewrite import share_launch
-
         return share_launch(self, name)
 
     def repeat(self, times: int = 1, *, before: Selection | None = None, stay: bool = False) -> Selection:
@@ -142,15 +141,11 @@ class Groups(Shown):
         unless it is to `stay` on those it was recorded on. Another thread's idle time behind its
         last task of a group is not copied.
         """
-        from daydream.graph.repeat import repeat
-
         return repeat(self, times, before, stay=stay)
 
     def with_copies(self, times: int) -> Groups:
         """Repeat the groups; return them and their copies as groups with keys (key, number), from 0."""
-        from daydream.graph.arrange import with_copies
-
-        return with_copies(self, times)
+        return Groups(*with_copies(self, times))
 
     def arrange(self, ranks: Any) -> Selection:
         """Let the groups come one behind another in this order, each on the lanes of a rank (one a group).
@@ -159,8 +154,6 @@ class Groups(Shown):
         come before it. Rank 0 stays on its lanes; rank 1 gets lanes like them (`rank 1 stream 7`), with all
         CPU work of a rank on one thread. Waits keep to the rank, links stay as they are.
         """
-        from daydream.graph.arrange import arrange
-
         return arrange(self, ranks)
 
     def _group(self, number: int) -> Selection:

@@ -8,7 +8,7 @@ import numpy as np
 
 from daydream.errors import GraphError
 from daydream.graph.cycles import task_name
-from daydream.wording import counted
+from daydream.text import counted
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.columns import priorities
 from daydream.graph.cycles import cycle_error
 from daydream.graph.plan import Cause, Plan, stable_order
+from daydream.graph.query.columns import priorities
 from daydream.graph.tables import ALL_LANES
 from daydream.graph.windows import Window, borders, key_of, leading_in
 

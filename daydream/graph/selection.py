@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.display import Shown
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
-from daydream.graph.columns import keep_durations, read_column
-from daydream.graph.matching import matching, no_match
+from daydream.graph.edit.insert import encode
+from daydream.graph.edit.rewrite import move, split, start_waiting, stop_waiting, waiting
+from daydream.graph.edit.waits import wait_for
+from daydream.graph.grouping import group_by, runs, stretches
+from daydream.graph.groups import Groups
+from daydream.graph.query.calls import operators
+from daydream.graph.query.columns import keep_durations, read_column
+from daydream.graph.query.expression import SHOWN, passes
+from daydream.graph.query.matching import matching, no_match
 from daydream.graph.tables import CODED, LONGEST_NS, kind_code, nanoseconds
-from daydream.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from daydream.graph.graph import Graph
-    from daydream.graph.groups import Groups
 
 TIMES = ("duration_ns", "gap_ns", "latency_ns", "release_ns")
 OWN = {"graph", "ids", "words"}
-SHOWN = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
 
 
 class Selection(Shown):
@@ -102,8 +107,6 @@ class Selection(Shown):
 
     def query(self, expression: str, **values: Any) -> Selection:
         """Return the tasks for which a pandas expression on columns holds; `@name` stands for a value."""
-        from daydream.graph.query import passes
-
         words = f"{self.words}, {expression!r}".strip(", ")
         return Selection(self.graph, self.ids[passes(self, expression, values)], words)
 
@@ -134,16 +137,12 @@ class Selection(Shown):
     def operators(self) -> Selection:
         """Return the CPU tasks of the operator calls that did this work and no other.
 
-        Inner calls go with them; see `daydream.graph.calls.operators`.
+        Inner calls go with them; see `daydream.graph.query.calls.operators`.
         """
-        from daydream.graph.calls import operators
-
         return operators(self)
 
     def waiting(self) -> Selection:
         """Return the calls among these that wait for device work."""
-        from daydream.graph.rewrite import waiting
-
         return waiting(self)
 
     def waited_for(self) -> Selection:
@@ -161,8 +160,6 @@ class Selection(Shown):
         outermost module whose path matches a shell pattern (or one of several), with all modules
         inside it; their values come first in the key. Tasks whose value is unknown are in no group.
         """
-        from daydream.graph.grouping import group_by
-
         return group_by(self, columns, within, block)
 
     def runs(self, size: float | Sequence[float], *, of: str) -> Groups:
@@ -171,8 +168,6 @@ class Selection(Shown):
         Several sizes are those of the first groups, the last one of all that follow. Runs
         start anew in each step and rank, and tasks with 0 or unknown join the run they are in.
         """
-        from daydream.graph.grouping import runs
-
         return runs(self, size, of)
 
     def stretches(self, by: Selection, *, on_lane: bool = False) -> Groups:
@@ -181,8 +176,6 @@ class Selection(Shown):
         A group never spans two steps or ranks; with `on_lane` it keeps to one lane, and only
         tasks of `by` on that lane part it.
         """
-        from daydream.graph.grouping import stretches
-
         return stretches(self, by, on_lane=on_lane)
 
     def total(self, column: str) -> int:
@@ -256,8 +249,6 @@ class Selection(Shown):
         `phase`, `layer`, `op`, `step`, and what the trace says of the work: `dtype`, `bytes`,
         `shapes`, `collective`, `group`, `elements`.
         """
-        from daydream.graph.insert import encode
-
         self.need_some()
         graph = self.graph
         for name, value in columns.items():
@@ -296,8 +287,6 @@ class Selection(Shown):
 
     def replace(self, name: str, *, duration_ns: float, **columns: Any) -> Selection:
         """Put one task in the place of all of these: same lane, kind and launch as the first."""
-        from daydream.graph.groups import Groups
-
         return Groups(self, np.zeros(len(self), np.int64), [name]).fuse(
             name, duration_ns=duration_ns, **columns
         )
@@ -309,8 +298,6 @@ class Selection(Shown):
         launches them all, unless with `launched` each further part brings its own and has
         the trace's start-up cost before it. What followed a task follows its last part.
         """
-        from daydream.graph.rewrite import split
-
         return split(self, parts, launched=launched)
 
     def move(self, lane: str, *, follows: bool = True, held_for: bool = True) -> Selection:
@@ -320,14 +307,10 @@ class Selection(Shown):
         what ran before it, and what came behind it is still `held_for` it, a call that
         waited for that lane too. Leave out either where there is no such dependency.
         """
-        from daydream.graph.rewrite import move
-
         return move(self, lane, follows=follows, held_for=held_for)
 
     def stop_waiting(self) -> Selection:
         """Let these calls no longer wait for device work; they keep what they cost by themselves."""
-        from daydream.graph.rewrite import stop_waiting
-
         return stop_waiting(self)
 
     def wait_for(self, lane: str | Sequence[str], *, on: str | Sequence[str] | None = None) -> Selection:
@@ -336,20 +319,14 @@ class Selection(Shown):
         With `on` the calls return at once, and that lane's later work waits instead, as behind
         `cudaStreamWaitEvent`. Lanes are one for all calls or one for each.
         """
-        from daydream.graph.waits import wait_for
-
         return wait_for(self, lane, on)
 
     def start_waiting(self, lane: str | None = None) -> Selection:
         """Let these calls wait for all device work launched before them, or for that of one lane."""
-        from daydream.graph.rewrite import start_waiting
-
         return start_waiting(self, lane)
 
     def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:
         """Do this work again, right behind its last task or before another; see `Groups.repeat`."""
-        from daydream.graph.groups import Groups
-
         return Groups(self, np.zeros(len(self), np.int64), ["all"]).repeat(times, before=before)
 
 

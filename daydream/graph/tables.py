@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.trace import PHASES
+from daydream.trace.schema import PHASES
 
 KINDS = ("cpu", "kernel", "memcpy", "memset", "collective")
 DEVICE_KINDS = KINDS[1:]

@@ -7,7 +7,7 @@ taken from. What a piece of time cannot give, since costs vary and the subtracte
 mean, is taken from the pieces that follow on the thread. Waits are not touched: they come
 out of the simulation.
 
-The cost per event was measured on this machine by `daydream.collect.profiler_cost`, with
+The cost per event was measured on this machine by `daydream.collect.live.profiler_cost`, with
 small programs. A real script's caches are colder, its memory fresher, and the machine may
 have run at another speed: so the cost is scaled by how long the *heads* of operators are
 in the trace, compared with the same heads in the measurement. The recorded unprofiled
@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.event_cost import CLASSES, heads, inputs_of, recorded_events, recorded_ranges
+from daydream.collect.live.event_cost import CLASSES, heads, inputs_of, recorded_events, recorded_ranges
 from daydream.errors import GraphError
-from daydream.graph.draft import distinct_rows
+from daydream.graph.builder import distinct_rows
 from daydream.graph.graph import Graph
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 SHORT_HEAD_NS = 3_000  # in a longer one other things happen than recording
 

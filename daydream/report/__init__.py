@@ -1,0 +1,1 @@
+"""Results for people: text, HTML, Perfetto timelines, figures, notebooks. It computes nothing."""

@@ -7,19 +7,19 @@ from functools import singledispatch
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from daydream.comparison import Comparison
-from daydream.difference import Difference
 from daydream.errors import DaydreamError
 from daydream.explanation.parts import parts_of_change
-from daydream.ranking import Ranking
-from daydream.report.breakdown import sections
-from daydream.report.difference import columns_of
-from daydream.report.layout import printable, shortened
-from daydream.report.numbers import UNITS, scale, speedup, time_text
+from daydream.predict.difference import Difference
+from daydream.predict.prediction import Comparison
+from daydream.predict.ranking import Ranking
+from daydream.predict.replay import Replay
+from daydream.predict.scale_out import Scaling
+from daydream.predict.sensitivity import Curve, Curves
 from daydream.report.step_figure import draw_step
-from daydream.scaling import Scaling
-from daydream.sensitivity import Curve, Curves
-from daydream.simulate.replay import Replay
+from daydream.report.text.breakdown import sections
+from daydream.report.text.difference import columns_of
+from daydream.report.text.layout import printable, shortened
+from daydream.report.text.numbers import UNITS, scale, speedup, time_text
 from daydream.simulate.timeline import Timeline
 
 if TYPE_CHECKING:

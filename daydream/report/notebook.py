@@ -9,29 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from daydream.comparison import Comparison
-from daydream.difference import Difference
 from daydream.explanation.parts import parts_of_change
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KINDS
-from daydream.ranking import Ranking
-from daydream.report.breakdown import breakdown_rows, moved_bound
-from daydream.report.difference import (
+from daydream.predict.difference import Difference
+from daydream.predict.prediction import Comparison
+from daydream.predict.ranking import Ranking
+from daydream.predict.replay import Replay
+from daydream.predict.scale_out import Scaling
+from daydream.predict.sensitivity import Curves
+from daydream.predict.sweep import Sweep
+from daydream.report.text.breakdown import breakdown_rows, moved_bound
+from daydream.report.text.difference import (
     difference_headline,
     side_text,
     step_remarks,
     unchanged,
     work_rows,
 )
-from daydream.report.difference import step_rows as difference_rows
-from daydream.report.layout import MARGIN, printable, shortened
-from daydream.report.numbers import count, time_text
-from daydream.report.overview import rows_by_kind, span_ns
-from daydream.report.ranking import curve_rows, optimization_rows, ranking_headline
-from daydream.report.sweep import left_out_rows, scenario_rows, sweep_title
-from daydream.report.terminal import (
+from daydream.report.text.difference import step_rows as difference_rows
+from daydream.report.text.layout import MARGIN, printable, shortened
+from daydream.report.text.numbers import count, time_text
+from daydream.report.text.overview import rows_by_kind, span_ns
+from daydream.report.text.ranking import curve_rows, optimization_rows, ranking_headline
+from daydream.report.text.results import (
     edits_text,
     likely_text,
     replay_headline,
@@ -41,11 +44,10 @@ from daydream.report.terminal import (
     unprofiled_replay,
     whatif_headline,
 )
-from daydream.scenarios import Sweep
-from daydream.sensitivity import Curves
-from daydream.simulate.replay import Replay
+from daydream.report.text.scaling import scaling_html
+from daydream.report.text.sweep import left_out_rows, scenario_rows, sweep_title
 from daydream.simulate.timeline import Timeline
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 MOST_ROWS = 12
 MOST_SWEPT = 40
@@ -58,6 +60,11 @@ Rows = Sequence[Sequence[str]]
 def html(thing: object) -> str:
     """Return a noun or a result as HTML: no styles but alignment, every name escaped."""
     raise TypeError(f"there is no HTML for a {type(thing).__name__}")
+
+
+@html.register
+def _scaling(found: Scaling) -> str:
+    return scaling_html(found)
 
 
 @html.register

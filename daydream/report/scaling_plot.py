@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError, OutputError
-from daydream.report.scaling import scaling_html
-from daydream.writing import write_whole
+from daydream.files.atomic import write_whole
+from daydream.report.text.scaling import scaling_html
 
 if TYPE_CHECKING:
-    from daydream.scaling import Scaling
+    from daydream.predict.scale_out import Scaling
 
 PLOTS = (".png", ".svg", ".html")
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.report.layout import printable, shortened
-from daydream.report.numbers import UNITS, time_text
-from daydream.trace import PHASES
+from daydream.report.text.layout import printable, shortened
+from daydream.report.text.numbers import UNITS, time_text
+from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
     from daydream.simulate.timeline import Timeline

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.graph.coverage import Coverage, sharing
+from daydream.graph.query.coverage import Coverage, sharing
 from daydream.graph.tables import KINDS
 
 if TYPE_CHECKING:

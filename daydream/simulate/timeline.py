@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.display import Drawn
 from daydream.graph.plan import Cause
 from daydream.graph.tables import KINDS
-from daydream.shown import Drawn
 from daydream.simulate.critical_path import CriticalPath, critical_path, slack
-from daydream.trace import PHASES
+from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

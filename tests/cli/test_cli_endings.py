@@ -59,16 +59,16 @@ def test_a_signal_ends_a_command_that_cleans_up(number, folder):
 WRITING = """
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-import daydream.trace
+import daydream.trace.trace
 from daydream.cli import main
-real = daydream.trace.write_whole
+real = daydream.trace.trace.write_whole
 def slow(path, write, force):
     def forever(temporary):
         write(temporary)
         print("writing", flush=True)
         time.sleep(60)
     real(path, forever, force=force)
-daydream.trace.write_whole = slow
+daydream.trace.trace.write_whole = slow
 main(["import", "step.json.gz", "-o", "new.parquet"])
 """
 

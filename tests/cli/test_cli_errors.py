@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import daydream
-from daydream.writing import write_whole
+from daydream.files.atomic import write_whole
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 REPLAY = ["replay", "--trace"]
@@ -79,7 +79,7 @@ def execution_trace(folder: Path) -> Path:
 
 
 def own_timeline(folder: Path) -> Path:
-    from daydream.report.perfetto import write
+    from daydream.report.perfetto.file import write
 
     write(folder / "timeline.json.gz", daydream.replay(folder / "step.parquet"))
     return folder / "timeline.json.gz"

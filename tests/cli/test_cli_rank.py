@@ -13,7 +13,7 @@ from test_cli_startup import HEAVY, modules_after
 from test_ranking import ALL, steps
 
 import daydream
-from daydream.report.ranking import ranking_text
+from daydream.report.text.ranking import ranking_text
 from daydream.transforms.registry import names
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rank.txt"

@@ -37,7 +37,9 @@ def modules_after(*args: str, folder) -> set[str]:
 def test_help_imports_click_and_nothing_heavy(folder, args):
     loaded = modules_after(*args, folder=folder)
 
-    assert not loaded & (HEAVY | {"ctypes", "numpy", "pyarrow", "msgspec", "daydream.api", "daydream.trace"})
+    assert not loaded & (
+        HEAVY | {"ctypes", "numpy", "pyarrow", "msgspec", "daydream.predict.whatif", "daydream.trace.trace"}
+    )
 
 
 @pytest.mark.parametrize(

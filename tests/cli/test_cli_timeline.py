@@ -8,7 +8,7 @@ from machine.programs import PROGRAMS
 from timeline_files import NS, problems, read, slices, threads
 
 import daydream
-from daydream.report import perfetto
+from daydream.report.perfetto import file
 
 
 @pytest.mark.parametrize("command", [["replay"], ["whatif", "amp"], ["whatif", "amp+fused-adam"]])
@@ -24,7 +24,7 @@ def test_the_file_is_in_the_trace_event_format(run, folder, command, trace, name
 
 def test_measured_and_replayed_tasks_are_all_there(folder):
     replay = daydream.replay(folder / "step.parquet")
-    perfetto.write(folder / "out.json", replay)
+    file.write(folder / "out.json", replay)
     document = read(folder / "out.json")
 
     rows = [event for event in slices(document, "measured") if event["cat"] != "step"]
@@ -39,7 +39,7 @@ def test_measured_and_replayed_tasks_are_all_there(folder):
 
 def test_times_are_those_of_the_timeline(folder):
     replay = daydream.replay(folder / "step.parquet")
-    perfetto.write(folder / "out.json", replay)
+    file.write(folder / "out.json", replay)
 
     kernels = [event for event in slices(read(folder / "out.json"), "replayed") if event["cat"] == "kernel"]
     timeline = replay.timeline
@@ -56,7 +56,7 @@ def test_times_are_those_of_the_timeline(folder):
 
 def test_a_call_that_stands_blocked_shows_what_it_waits_for(folder):
     replay = daydream.replay(folder / "step.parquet")
-    perfetto.write(folder / "out.json", replay)
+    file.write(folder / "out.json", replay)
 
     waits = [event for event in slices(read(folder / "out.json"), "replayed") if event["cat"] == "wait"]
     assert {"wait: synchronization", "wait: thread hand-off"} <= {event["name"] for event in waits}
@@ -71,7 +71,7 @@ def insert_after_the_loss(graph: daydream.Graph) -> None:
 def test_what_changed_and_what_is_new_is_marked(folder):
     replay = daydream.replay(folder / "step.parquet")
     comparison = daydream.whatif(replay, insert_after_the_loss)
-    perfetto.write(folder / "out.json", replay, comparison)
+    file.write(folder / "out.json", replay, comparison)
     document = read(folder / "out.json")
 
     predicted = slices(document, "predicted")
@@ -92,7 +92,7 @@ def test_work_that_overlaps_on_one_stream_gets_a_row_of_its_own(tmp_path):
     trace = daydream.load(path)
     kernels = np.flatnonzero(trace["kind"] == trace.code("kind", "kernel"))
     trace.columns["start_ns"][kernels[10]] = trace["start_ns"][kernels[9]] + 1
-    perfetto.write(tmp_path / "out.json", daydream.replay(trace))
+    file.write(tmp_path / "out.json", daydream.replay(trace))
     document = read(tmp_path / "out.json")
 
     assert problems(document) == []
@@ -102,6 +102,6 @@ def test_work_that_overlaps_on_one_stream_gets_a_row_of_its_own(tmp_path):
 def test_the_same_result_gives_the_same_file(folder):
     replay = daydream.replay(folder / "step.parquet")
     for name in ("a.json.gz", "b.json.gz"):
-        perfetto.write(folder / name, replay)
+        file.write(folder / name, replay)
 
     assert (folder / "a.json.gz").read_bytes() == (folder / "b.json.gz").read_bytes()

@@ -14,10 +14,10 @@ from test_cli_startup import HEAVY, modules_after
 import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.cli.scaling import numbers_in
-from daydream.costs.cluster_names import cluster
-from daydream.costs.trace_collectives import fitted_to_trace
-from daydream.report.scaling import scaling_text
-from daydream.simulate.many_ranks import factors_of, job, node_groups
+from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.trace_collectives import fitted_to_trace
+from daydream.report.text.scaling import scaling_text
+from daydream.simulate.ranks.many_ranks import factors_of, job, node_groups
 
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
 KEYS = [
@@ -355,8 +355,11 @@ def test_nothing_heavy_is_imported(folder):
 
 
 def test_the_verb_and_its_module_have_one_name():
-    module_first = "import daydream.scaling; import daydream; daydream.scaling.scaling; daydream.scaling"
-    for program in (module_first, "from daydream import Scaling; import daydream; daydream.scaling"):
+    module_first = "import daydream.predict.scale_out; import daydream; daydream.scaling"
+    for program in (
+        module_first,
+        "from daydream import Scaling; import daydream; daydream.scaling",
+    ):
         called = f"{program}([], workers=[])"
         done = subprocess.run([sys.executable, "-c", called], capture_output=True, text=True, check=False)
 

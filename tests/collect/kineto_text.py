@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 MAIN, ENGINE = 100, 101
 

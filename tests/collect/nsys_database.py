@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from daydream.collect.recording import Recording
-from daydream.trace import Trace
+from daydream.collect.derive.recording import Recording
+from daydream.trace.trace import Trace
 
 Row = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from daydream.collect.alternating import WARM_UP, Alternating
-from daydream.confirmation import Blocks, blocks_of
+from daydream.collect.live.alternating import WARM_UP, Alternating
 from daydream.errors import DaydreamError
+from daydream.predict.confirmation import Blocks, blocks_of
 
 
 class Script:

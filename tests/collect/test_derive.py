@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_text import ENGINE, call, document, kernel, note, op, row, rows_named, training, write
 
+from daydream.collect.derive.nesting import nest
+from daydream.collect.derive.recording import Recording
 from daydream.collect.importers import import_trace
-from daydream.collect.nesting import nest
-from daydream.collect.recording import Recording
-from daydream.trace import UNKNOWN, Trace
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.trace import Trace
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from kineto_text import document, note, op, row, training
 
+from daydream.collect.derive.nesting import STEP_MARKER
 from daydream.collect.importers import import_trace
-from daydream.collect.nesting import STEP_MARKER
 from daydream.errors import DaydreamError
-from daydream.trace import FIELDS, Trace
+from daydream.trace.schema import FIELDS
+from daydream.trace.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 SMALL_SHARED = (

@@ -12,9 +12,10 @@ import pytest
 from kineto_text import document, kernel, op, row, rows_named, training, write
 
 from daydream.collect.importers import import_trace
-from daydream.collect.importers.kineto import read_kineto
+from daydream.collect.importers.kineto.reader import read_kineto
 from daydream.errors import TraceError
-from daydream.trace import NO_ID, UNKNOWN, Trace
+from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.trace import Trace
 
 
 def imported(tmp_path: Path, events: Any, **header: Any) -> Trace:

@@ -12,7 +12,7 @@ from kineto_text import document, op, row, training, write
 
 from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 
 def imported(tmp_path: Path, events: Any) -> Trace:

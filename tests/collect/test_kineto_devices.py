@@ -11,7 +11,7 @@ from kineto_text import document, op, row, write
 from shared import shared_trace
 
 from daydream.collect.importers import import_trace
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 DEVICE, STREAM = 17, 3536
 

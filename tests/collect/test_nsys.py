@@ -24,10 +24,10 @@ from nsys_database import (
     write_export,
 )
 
-from daydream.collect.derive import derive
-from daydream.collect.importers.nsys import read_nsys
-from daydream.collect.importers.nsys_processes import split_ranks
-from daydream.collect.recording import Recording
+from daydream.collect.derive.build import derive
+from daydream.collect.derive.recording import Recording
+from daydream.collect.importers.nsys.processes import split_ranks
+from daydream.collect.importers.nsys.reader import read_nsys
 
 
 def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nsys_database import LAUNCH, call, kernel, range_, record, rows_of, sync, write_export
 
-from daydream.collect.importers.nsys import read_nsys
+from daydream.collect.importers.nsys.reader import read_nsys
 from daydream.errors import TraceError
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from nsys_database import names_of, rows_of
 
-from daydream.collect.importers.nsys import read_nsys
-from daydream.collect.importers.nsys_processes import split_ranks
-from daydream.collect.recording import Recording
+from daydream.collect.derive.recording import Recording
+from daydream.collect.importers.nsys.processes import split_ranks
+from daydream.collect.importers.nsys.reader import read_nsys
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces" / "nsys"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from nsys_database import COPY, call, kernel, names_of, record, rows_of, sync, write_export
 
-from daydream.collect.importers.nsys import read_nsys
+from daydream.collect.importers.nsys.reader import read_nsys
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from daydream.collect.periods import find_steps_by_period
-from daydream.collect.recording import Recording
+from daydream.collect.derive.periods import find_steps_by_period
+from daydream.collect.derive.recording import Recording
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 EVERY, CALL = 100, 40  # ns between launch calls, and in one
@@ -319,9 +319,9 @@ def shared(name: str) -> Recording:
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")
     if ".sqlite" in name:
-        from daydream.collect.importers.nsys import read_nsys as read
+        from daydream.collect.importers.nsys.reader import read_nsys as read
     else:
-        from daydream.collect.importers.kineto import read_kineto as read
+        from daydream.collect.importers.kineto.reader import read_kineto as read
     return read(path)
 
 

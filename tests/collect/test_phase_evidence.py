@@ -11,7 +11,8 @@ import pytest
 from kineto_text import ENGINE, MAIN, call, document, kernel, note, write
 
 from daydream.collect.importers import import_trace
-from daydream.trace import PHASES, Trace
+from daydream.trace.schema import PHASES
+from daydream.trace.trace import Trace
 
 LOADER, STEP = 102, 1000
 SHARED = Path(__file__).parents[3] / "shared" / "traces"

@@ -22,7 +22,7 @@ from kineto_text import (
 )
 
 from daydream.collect.importers import import_trace
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 
 @pytest.fixture

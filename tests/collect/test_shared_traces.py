@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from daydream.collect.derive.nesting import link_launches, nearest, nest
 from daydream.collect.importers import import_trace
-from daydream.collect.importers.kineto import read_kineto
-from daydream.collect.nesting import link_launches, nearest, nest
+from daydream.collect.importers.kineto.reader import read_kineto
 from daydream.errors import TraceError
-from daydream.trace import DEVICE_KINDS, Trace
+from daydream.trace.schema import DEVICE_KINDS
+from daydream.trace.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared traces are not here")

@@ -10,8 +10,8 @@ from kineto_text import call, kernel, op, row, training
 from test_kineto import imported
 
 import daydream
-from daydream.collect.source_lines import SourceLines, own_frame
-from daydream.report.explain import explain_text
+from daydream.collect.derive.source_lines import SourceLines, own_frame
+from daydream.report.text.explain import explain_text
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from daydream.report.explain import explain_text
         ("torch/nn/modules/module.py(1553): _call_impl", None),
         ("/usr/local/lib/python3.11/site-packages/torch/optim/adam.py(3): step", None),
         ("/src/pytorch/torch/optim/adam.py(3): step", None),
-        ("/src/daydream/collect/session.py(3): mark", None),
+        ("/src/daydream/collect/live/session.py(3): mark", None),
         ("/usr/lib/python3.11/contextlib.py(3): inner", None),
         ("threading.py(1032): _bootstrap", None),
         ("<built-in method item of Tensor object at 0x7f>", None),

@@ -10,7 +10,7 @@ from kineto_text import call, document, kernel, note, op, phases, rows_named, tr
 
 from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 
 @pytest.fixture

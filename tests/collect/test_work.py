@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 from kineto_text import call, document, kernel, note, op, training, write
 
+from daydream.collect.derive.device_names import (
+    collective_of_name,
+    dtype_of_inputs,
+    dtype_of_kernel,
+    elements_of_dims,
+)
 from daydream.collect.importers import import_trace
-from daydream.collect.work import collective_of_name, dtype_of_inputs, dtype_of_kernel, elements_of_dims
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 
 def imported(tmp_path: Path, events: Any) -> Trace:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from live_models import MODELS
 
-from daydream.collect.session import Session
-from daydream.trace import Trace
+from daydream.collect.live.session import Session
+from daydream.trace.trace import Trace
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 

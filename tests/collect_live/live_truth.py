@@ -21,7 +21,7 @@ import pytest
 from live_models import MODELS
 from live_recording import record
 
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 

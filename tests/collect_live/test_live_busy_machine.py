@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch", reason="recording needs torch")
 
 from live_recording import record  # noqa: E402
 
-from daydream.collect.busy_machine import BusyMachine  # noqa: E402
-from daydream.collect.captured_steps import CapturedSteps  # noqa: E402
-from daydream.collect.other_programs import OtherPrograms, Taken  # noqa: E402
+from daydream.collect.live.busy_machine import BusyMachine  # noqa: E402
+from daydream.collect.live.captured_steps import CapturedSteps  # noqa: E402
+from daydream.collect.live.other_programs import OtherPrograms, Taken  # noqa: E402
 
 BUSY, AT_REST = Taken(1.5, 2), Taken(0.1, 2)
 

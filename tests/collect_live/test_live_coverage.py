@@ -13,7 +13,7 @@ from live_models import MODELS  # noqa: E402
 from live_recording import recorded  # noqa: E402
 
 import daydream  # noqa: E402
-from daydream.trace import Trace  # noqa: E402
+from daydream.trace.trace import Trace  # noqa: E402
 
 each_model = pytest.mark.parametrize("name", list(MODELS))
 STEP = 2

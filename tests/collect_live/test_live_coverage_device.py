@@ -16,11 +16,11 @@ from live_models import MODELS  # noqa: E402
 from live_recording import record  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from daydream.collect.derive import derive  # noqa: E402
-from daydream.collect.events import read_events  # noqa: E402
-from daydream.collect.layer_hooks import RANGE_NAME  # noqa: E402
-from daydream.collect.loss import label_outside, set_loss_phase  # noqa: E402
-from daydream.trace import Trace  # noqa: E402
+from daydream.collect.derive.build import derive  # noqa: E402
+from daydream.collect.live.events import read_events  # noqa: E402
+from daydream.collect.live.layer_hooks import RANGE_NAME  # noqa: E402
+from daydream.collect.live.loss import label_outside, set_loss_phase  # noqa: E402
+from daydream.trace.trace import Trace  # noqa: E402
 
 WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "_to_copy", "copy_")
 MAIN, ENGINE, STREAM = 100, 101, 7

@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch", reason="recording needs torch")
 from live_models import GPT, MLP, _classes, _tokens  # noqa: E402
 from live_recording import record, train  # noqa: E402
 
-from daydream.collect.layer_hooks import LayerHooks, find_paths  # noqa: E402
-from daydream.trace import Trace  # noqa: E402
+from daydream.collect.live.layer_hooks import LayerHooks, find_paths  # noqa: E402
+from daydream.trace.trace import Trace  # noqa: E402
 
 dist = pytest.importorskip("torch.distributed", reason="needs torch.distributed")
 if not dist.is_available() or not dist.is_gloo_available():

@@ -17,9 +17,9 @@ from live_recording import record, recorded, train  # noqa: E402
 from torch import distributed, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from daydream.costs.buckets import MIB, gradients_of  # noqa: E402
 from daydream.graph.build import build  # noqa: E402
-from daydream.trace import Trace  # noqa: E402
+from daydream.model.buckets import MIB, gradients_of  # noqa: E402
+from daydream.trace.trace import Trace  # noqa: E402
 
 SMALL = ["mlp", "resnet", "encoder", "gpt", "gpt non-reentrant", "lstm", "odd", "cross attention"]
 Bucket = list[tuple[str, int]]  # a gradient: where its parameter is, and bytes

@@ -17,7 +17,7 @@ from live_recording import record, recorded, train  # noqa: E402
 from torch import distributed, nn  # noqa: E402
 
 from daydream.graph.build import build  # noqa: E402
-from daydream.trace import Trace  # noqa: E402
+from daydream.trace.trace import Trace  # noqa: E402
 
 Sent = list[tuple[str, int]]  # a collective, and the bytes that a worker puts in
 

@@ -20,10 +20,10 @@ from torch import nn  # noqa: E402
 from torch.optim.optimizer import _global_optimizer_post_hooks  # noqa: E402
 
 import daydream  # noqa: E402
-from daydream.collect.session import Session  # noqa: E402
-from daydream.collect.unprofiled import UnprofiledSteps  # noqa: E402
+from daydream.collect.live.session import Session  # noqa: E402
+from daydream.collect.live.unprofiled import UnprofiledSteps  # noqa: E402
 from daydream.errors import DaydreamError, OutputError  # noqa: E402
-from daydream.trace import Trace  # noqa: E402
+from daydream.trace.trace import Trace  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

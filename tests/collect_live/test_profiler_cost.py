@@ -13,9 +13,9 @@ from live_models import MODELS
 from live_recording import record, train
 
 import daydream
-from daydream.collect.capture import prepared_profiler
-from daydream.collect.event_cost import CLASSES
-from daydream.collect.profiler_cost import measure_profiler_cost
+from daydream.collect.live.capture import prepared_profiler
+from daydream.collect.live.event_cost import CLASSES
+from daydream.collect.live.profiler_cost import measure_profiler_cost
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 

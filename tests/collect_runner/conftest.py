@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 OWN = Path(__file__).with_name("own")  # holds a `sitecustomize`
 BEGIN = """

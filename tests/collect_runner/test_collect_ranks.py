@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import daydream
-from daydream.collect.host_collectives import host_collectives
-from daydream.collect.meetings import find_meetings
+from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.host_collectives import host_collectives
 from daydream.graph.lint import problems
-from daydream.report.collected import collectives_of_steps
-from daydream.report.overview import overview
-from daydream.report.overview_text import info_text
+from daydream.report.text.collected import collectives_of_steps
+from daydream.report.text.overview import overview
+from daydream.report.text.overview_text import info_text
 
 pytest.importorskip("torch", reason="collects real training scripts")
 pytestmark = pytest.mark.slow

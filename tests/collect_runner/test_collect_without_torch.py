@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from daydream.collect import runner
+from daydream.collect.launcher import runner
 from daydream.errors import OutputError
 
 FAILED, USAGE = 1, 2

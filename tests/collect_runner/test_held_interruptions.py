@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from daydream.collect import interruption
-from daydream.collect.interruption import HeldInterruptions
+from daydream.collect.live import interruption
+from daydream.collect.live.interruption import HeldInterruptions
 
 
 def ctrl_c() -> None:

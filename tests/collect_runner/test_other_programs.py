@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from daydream.collect import other_programs
-from daydream.collect.other_programs import OtherPrograms, Taken
+from daydream.collect.live import other_programs
+from daydream.collect.live.other_programs import OtherPrograms, Taken
 
 RUN = 100
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import daydream
-from daydream.costs.calls import calls_of
-from daydream.costs.work import MATRIX_FAMILIES
+from daydream.costs.workload.calls import calls_of
+from daydream.costs.workload.operator import MATRIX_FAMILIES
 
 torch = pytest.importorskip("torch")
 flop_counter = pytest.importorskip("torch.utils.flop_counter")

@@ -6,7 +6,7 @@ from daydream.optimizations.add_layers import add_layers
 from daydream.optimizations.remove_layers import remove_layers
 
 from daydream import Graph, simulate
-from daydream.costs.autograd_walks import graph_walks, nodes_of, walk_nodes
+from daydream.model.autograd_walks import graph_walks, nodes_of, walk_nodes
 
 NODE = "autograd::engine::evaluate_function: "
 

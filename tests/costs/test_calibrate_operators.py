@@ -11,12 +11,12 @@ import daydream
 from daydream.calibration.operators import OperatorCall, RebuildError, rebuild
 from daydream.calibration.run import Calibration, Questions, calibrate, recorded_calls
 from daydream.costs import KernelTable, retime
-from daydream.costs.half_times import SORTS
-from daydream.costs.input_sizes import resized_time
+from daydream.costs.device.input_sizes import resized_time
+from daydream.costs.device.measured import give_table
 from daydream.costs.kernels import floor_ns
-from daydream.costs.measured import give_table
 from daydream.errors import DaydreamError, GraphError, NotApplicableError, TraceError
 from daydream.graph.graph import Graph
+from daydream.model.half_times import SORTS
 from daydream.transforms.compose import apply, parse
 
 PRODUCT = Call("aten::mm", [[64, 32], [32, 16]], [Kernel("volta_sgemm_64x64", 900_000)])

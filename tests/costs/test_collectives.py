@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daydream.costs.cluster_names import MACHINES, cluster
-from daydream.costs.clusters import COLLECTIVES, PROTOCOLS, Cluster
-from daydream.costs.collectives import (
+from daydream.costs.network.cluster_names import MACHINES, cluster
+from daydream.costs.network.clusters import COLLECTIVES, PROTOCOLS, Cluster
+from daydream.costs.network.collectives import (
     Link,
     bytes_of_message,
     chain_broadcast_ns,

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from shared import TRACES, shared_trace
 
 import daydream
-from daydream.costs.calibration import Measurement, StepCurve, calibrate
-from daydream.costs.cluster_names import cluster
-from daydream.costs.clusters import PROTOCOLS, Cluster
-from daydream.costs.collectives import Link
-from daydream.costs.nccl_tests import read_nccl_tests
-from daydream.costs.trace_collectives import fitted_to_trace, measured_in
+from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.clusters import PROTOCOLS, Cluster
+from daydream.costs.network.collectives import Link
+from daydream.costs.network.fitting import Measurement, StepCurve, calibrate
+from daydream.costs.network.nccl_tests import read_nccl_tests
+from daydream.costs.network.trace_collectives import fitted_to_trace, measured_in
 from daydream.errors import DaydreamError
 
 MB = 1 << 20

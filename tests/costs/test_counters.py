@@ -16,7 +16,7 @@ from work_traces import Call, Kernel, graph_of
 
 from daydream.costs.kernels import work
 from daydream.costs.kineto_counters import read_counters
-from daydream.costs.work import operator_work
+from daydream.costs.workload.operator import operator_work
 from daydream.errors import TraceError
 
 PRODUCTS = [

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from daydream.costs.work import operator_work
+from daydream.costs.workload.operator import operator_work
 
 A, B, C = [64, 16], [4, 16, 32], [4]  # 64 rows in 4 groups, by 16 x 32
 

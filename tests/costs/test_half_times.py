@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import find_device
-from daydream.costs.half_times import (
+from daydream.costs.device.roofline import (
+    AS_EASY_TO_FEED,
+    FIXED_OF_PRODUCTS,
+    KEPT_ON_MATRIX_UNITS,
+    runs_in_tf32,
+)
+from daydream.errors import NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.model.half_times import (
     FEW_BLOCKS,
     FEW_ROWS_DOUBT,
     FIXED_OF_ATTENTION,
@@ -19,9 +27,6 @@ from daydream.costs.half_times import (
     changes_layout,
     in_16_bits,
 )
-from daydream.costs.roofline import AS_EASY_TO_FEED, FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS, runs_in_tf32
-from daydream.errors import NotApplicableError
-from daydream.graph.graph import Graph
 
 A100, V100, GEFORCE = "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 3070 Ti"
 FLOOR = 2_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from daydream import Graph, NotApplicableError, Trace
-from daydream.costs.cluster_names import MACHINES, cluster
 from daydream.costs.devices import DEVICES, find_device
-from daydream.costs.networks import MACHINE_OF, machine_of
+from daydream.costs.network.cluster_names import MACHINES, cluster
+from daydream.costs.network.networks import MACHINE_OF, machine_of
 from daydream.graph.build import build
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import retime
+from daydream.costs.device.occupancy import BYTES_A_THREAD, Grids
+from daydream.costs.device.peaks import LEAST_REACHABLE
+from daydream.costs.device.roofline import device_or_none
 from daydream.costs.kernels import work
-from daydream.costs.occupancy import BYTES_A_THREAD, Grids
-from daydream.costs.reached import LEAST_REACHABLE
-from daydream.costs.roofline import device_or_none
-from daydream.costs.tiles import tile_elements
+from daydream.costs.workload.tiles import tile_elements
 from daydream.graph.graph import Graph
 
 FLOOR = 2_000

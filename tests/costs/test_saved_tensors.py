@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daydream.costs.saved_tensors import BEFORE, BEHIND, NONE, _count, _when
+from daydream.model.saved_tensors import BEFORE, BEHIND, NONE, _count, _when
 
 
 def torch() -> Any:

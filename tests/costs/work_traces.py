@@ -10,7 +10,7 @@ import numpy as np
 
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
-from daydream.trace import Trace
+from daydream.trace.trace import Trace
 
 V100 = "Tesla V100-SXM2-16GB"
 CALL_NS = 20_000

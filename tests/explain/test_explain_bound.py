@@ -11,7 +11,7 @@ from daydream.explanation.bound import BOTH, Without, bound
 from daydream.explanation.causes import Share
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
-from daydream.report.explain import verdict
+from daydream.report.text.explain import verdict
 
 NO_TASKS = Selection(Graph(), [], "")
 

@@ -9,7 +9,7 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream import GraphError
 from daydream.explanation.causes import KERNELS
-from daydream.report.explain import beside, explain_text, sentence, verdict
+from daydream.report.text.explain import beside, explain_text, sentence, verdict
 
 STEPS = 4
 

@@ -12,7 +12,7 @@ import pytest
 from shared import shared_replay, shared_trace
 
 import daydream
-from daydream.report.explain import beside, explain_text, verdict
+from daydream.report.text.explain import beside, explain_text, verdict
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TRACES = (

@@ -63,7 +63,8 @@ def rows(chance: random.Random) -> Case:
     """Values of some rows replaced."""
     import numpy as np
 
-    from daydream.trace import FIELDS, Trace
+    from daydream.trace.schema import FIELDS
+    from daydream.trace.trace import Trace
 
     trace = chance.choice(traces())
     columns = {name: np.array(values, np.int64) for name, values in trace.columns.items()}

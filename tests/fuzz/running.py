@@ -96,7 +96,7 @@ def judged(case: Case, code: int, shown: str, told: str) -> str:
         except ValueError:
             return "no JSON"
     if code == 0 and Path("out.parquet").is_file():
-        from daydream.trace import Trace
+        from daydream.trace.trace import Trace
 
         try:
             Trace.load("out.parquet")
@@ -221,8 +221,8 @@ def prepare() -> None:
             ("daydream.collect", "daydream.calibration", "daydream.__main__", "daydream.dask")
         ):
             importlib.import_module(module.name)
-    import daydream.collect.importers.kineto
-    import daydream.collect.importers.nsys
+    import daydream.collect.importers.kineto.reader
+    import daydream.collect.importers.nsys.reader
 
     option_cases.sound()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, Trace, simulate
-from daydream.trace import DEVICE_KINDS, FIELDS, HOST_KINDS
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
 
 Row = dict[str, Any]
 PID = 100

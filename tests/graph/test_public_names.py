@@ -47,4 +47,4 @@ def test_modules_that_share_a_name_with_a_library_do_not_hide_it():
     import networkx as nx
 
     assert nx.DiGraph
-    assert importlib.import_module("daydream.graph.networkx").to_networkx(Graph()).number_of_nodes() == 0
+    assert importlib.import_module("daydream.graph.interop").to_networkx(Graph()).number_of_nodes() == 0

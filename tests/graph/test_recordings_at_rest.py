@@ -10,8 +10,8 @@ from small_traces import op, trace
 
 import daydream
 from daydream import Trace
-from daydream.quality import unrest
-from daydream.report.overview import overview
+from daydream.collect.derive.quality import unrest
+from daydream.report.text.overview import overview
 
 NO_COST: dict[str, Any] = {
     "event_ns": {}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,

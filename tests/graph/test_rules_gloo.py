@@ -10,8 +10,8 @@ from small_traces import kernel, note, op, trace
 
 import daydream
 from daydream import Trace, build, simulate
-from daydream.collect.host_collectives import calls_of, host_collectives
-from daydream.collect.meetings import find_meetings
+from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.host_collectives import calls_of, host_collectives
 from daydream.graph.lint import problems
 from daydream.simulate.steady import settle
 

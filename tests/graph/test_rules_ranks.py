@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations._stragglers import blocked_ns, waited_for_others_ns, waiting_words
 from small_traces import call, kernel, launched, op, starts, total, trace
 
 from daydream import GraphError, build, simulate
-from daydream.costs.stragglers import blocked_ns, waited_for_others_ns, waiting_words
 from daydream.graph.rules.doubtful import leave_out_doubtful
 
 

@@ -22,13 +22,13 @@ def load() -> None:
 
     import daydream
     from daydream.cli import COMMANDS, collect, html, import_, output, progress, results, sweep, whatif
-    from daydream.collect import runner
-    from daydream.collect.importers import kineto
-    from daydream.report import html_page
+    from daydream.collect.importers.kineto import reader
+    from daydream.collect.launcher import runner
+    from daydream.report.html import page
 
     loaded = (
         pyarrow, daydream, COMMANDS, collect, html, import_, output, progress, results, sweep, whatif,
-        runner, kineto, html_page,
+        runner, reader, page,
     )  # fmt: skip
     assert all(loaded)
 

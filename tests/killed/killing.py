@@ -115,7 +115,7 @@ def whole_run(arguments: tuple[str, ...], folder: Path, output: str) -> tuple[fl
 
 def can_be_read(path: Path) -> bool:
     """Return whether this is a whole trace; no two recordings are the same."""
-    from daydream.trace import Trace
+    from daydream.trace.trace import Trace
 
     return len(Trace.load(path)) > 0
 

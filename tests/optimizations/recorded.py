@@ -18,7 +18,7 @@ import numpy as np
 
 from daydream import Graph, Trace
 from daydream.graph.build import build
-from daydream.trace import FIELDS
+from daydream.trace.schema import FIELDS
 
 HEAD, LAUNCH, LATENCY = 2, 6, 4
 

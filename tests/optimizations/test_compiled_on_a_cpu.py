@@ -10,10 +10,10 @@ from daydream.optimizations.compile import compile as compile_
 from recorded import Program
 
 from daydream import Graph, NotApplicableError
-from daydream.costs.compiled_calls import BACKWARD, FORWARD, FUSED_LOOP_NS, LIBRARY_CALL_NS, fused_bodies_ns
-from daydream.costs.compiled_masks import STORE_NS, masks_ns
-from daydream.costs.fusion import bytes_left
-from daydream.costs.scaling import cpu_overheads
+from daydream.costs.device.call_scaling import cpu_overheads
+from daydream.costs.device.fusion import bytes_left
+from daydream.model.compiled_calls import BACKWARD, FORWARD, FUSED_LOOP_NS, LIBRARY_CALL_NS, fused_bodies_ns
+from daydream.model.compiled_masks import STORE_NS, masks_ns
 
 ROWS, WIDE = 64, 256  # activations of 64 KB: large enough that an operator on them has a body
 ACTIVATION = [[ROWS, WIDE]]

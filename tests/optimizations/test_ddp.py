@@ -18,12 +18,12 @@ from shared import shared_replay
 from training_programs import A100, GRADIENT, ONE, buckets_of, layer, reduce_bucket, reduced, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.achieved import memory_bandwidth
-from daydream.costs.buckets import assign
-from daydream.costs.cluster_names import cluster
+from daydream.costs.device.bandwidth import memory_bandwidth
+from daydream.costs.device.call_scaling import tiny_call_ns
 from daydream.costs.kernels import floor_ns
-from daydream.costs.scaling import tiny_call_ns
+from daydream.costs.network.cluster_names import cluster
 from daydream.graph.build import build
+from daydream.model.buckets import assign
 
 # ddp
 

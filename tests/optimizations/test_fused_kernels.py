@@ -12,8 +12,8 @@ from shared import shared_trace
 
 import daydream
 from daydream import Graph, NotApplicableError, simulate
-from daydream.costs.chains import backward_of, find_chains, one_pass_ns
 from daydream.graph.build import build
+from daydream.model.chains import backward_of, find_chains, one_pass_ns
 
 FLOOR = 5  # ns: what the tiny kernels below take
 ROWS = [[256, 1024]]  # 262,144 floats: 1 MiB

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from daydream.optimizations._pipeline_stages import input_bytes
+from daydream.optimizations._tensor_parallel_blocks import divided_work
 from daydream.optimizations.batch_size import batch_size
 from daydream.optimizations.gist import gist
 from daydream.optimizations.scale import scale
@@ -14,10 +16,8 @@ from test_model_parallel import transformer
 
 from daydream import Graph
 from daydream.costs import work
-from daydream.costs.achieved import copies_ns, link_bandwidth, memory_bandwidth
+from daydream.costs.device.bandwidth import copies_ns, link_bandwidth, memory_bandwidth
 from daydream.costs.kernels import floor_ns
-from daydream.costs.pipeline_stages import input_bytes
-from daydream.costs.transformer_blocks import divided_work
 
 MIB = 2**20
 PINNED = "Memcpy HtoD (Pinned -> Device)"

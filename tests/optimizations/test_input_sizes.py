@@ -11,9 +11,9 @@ from graph.small_traces import launched, trace
 from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.input_sizes import is_feature_size, recorded_batch, recorded_length
-from daydream.costs.launch_grids import growth_by_grids
-from daydream.costs.resize import growth_of
+from daydream.costs.device.input_sizes import is_feature_size, recorded_batch, recorded_length
+from daydream.costs.device.launch_grids import growth_by_grids
+from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch

@@ -11,8 +11,8 @@ from shared import shared_replay
 
 import daydream
 from daydream import GraphError, NotApplicableError, simulate
-from daydream.costs.compiled_calls import FORWARD, LIBRARY_CALL_NS
-from daydream.costs.fusion import fused_chain_ns, fusible_chains
+from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
+from daydream.model.compiled_calls import FORWARD, LIBRARY_CALL_NS
 
 RELU = "vectorized_elementwise_kernel relu"
 

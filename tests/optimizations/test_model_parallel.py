@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations._pipeline_schedules import equal_parts, in_order, passes_of_stages
+from daydream.optimizations._tensor_parallel_blocks import divided_work
 from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.pipeline import pipeline
 from daydream.optimizations.tensor_parallel import tensor_parallel
@@ -10,9 +12,7 @@ from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs import scaled_time, work
-from daydream.costs.pipeline_schedules import equal_parts, in_order, passes_of_stages
-from daydream.costs.tiles import output_tiles
-from daydream.costs.transformer_blocks import divided_work
+from daydream.costs.workload.tiles import output_tiles
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 FLOOR = 10  # of any kernel: the four smallest of each program take it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations._weight_gradients import gradient_parts
 from daydream.optimizations.add_layers import add_layers
 from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.freeze import freeze
@@ -11,9 +12,8 @@ from daydream.optimizations.remove_layers import remove_layers
 from recorded import Program
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.parameters import joint_update, trained_parameters
-from daydream.costs.weight_gradients import gradient_parts
-from daydream.graph.blocks import matching_blocks, repeated_blocks
+from daydream.graph.query.blocks import matching_blocks, repeated_blocks
+from daydream.model.parameters import joint_update, trained_parameters
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 

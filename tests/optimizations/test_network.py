@@ -11,7 +11,7 @@ from shared import shared_replay
 from training_programs import buckets_of, meeting, reduced, times
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.cluster_names import cluster
+from daydream.costs.network.cluster_names import cluster
 from daydream.graph.selection import Selection
 from daydream.transforms.compose import in_order, parse
 

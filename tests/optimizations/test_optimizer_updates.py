@@ -13,9 +13,9 @@ from daydream.optimizations.zero_grad_none import zero_grad_none
 from recorded import Program, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.achieved import link_bandwidth, memory_bandwidth
-from daydream.costs.optimizers import RULES, TAKES, update_of
-from daydream.costs.scaling import tiny_call_ns
+from daydream.costs.device.bandwidth import link_bandwidth, memory_bandwidth
+from daydream.costs.device.call_scaling import tiny_call_ns
+from daydream.model.optimizers import RULES, TAKES, update_of
 from daydream.transforms.compose import parse
 
 COPY = "Memcpy DtoD (Device -> Device)"

@@ -10,6 +10,7 @@ from daydream.optimizations import autocast as autocast_file
 from daydream.optimizations import channels_last as channels_last_file
 from daydream.optimizations import flash_attention as flash_attention_file
 from daydream.optimizations import tf32 as tf32_file
+from daydream.optimizations._autocast_types import flow
 from daydream.optimizations.amp import amp
 from daydream.optimizations.autocast import autocast
 from daydream.optimizations.channels_last import channels_last
@@ -23,14 +24,13 @@ from shared import shared_replay
 
 import daydream
 from daydream import GraphError, NotApplicableError, simulate
-from daydream.costs.half_times import LAYOUT_CHANGE
-from daydream.costs.half_times import TURNED as TURNED_SHARE
-from daydream.costs.optimizers import update_of
-from daydream.costs.precision import TO_32_REACHES, tasks_in_matrix_units, weight_casts
-from daydream.costs.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
-from daydream.costs.type_flow import flow
+from daydream.costs.device.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
+from daydream.model.half_times import LAYOUT_CHANGE
+from daydream.model.half_times import TURNED as TURNED_SHARE
+from daydream.model.optimizers import update_of
+from daydream.model.precision import TO_32_REACHES, tasks_in_matrix_units, weight_casts
 
 SGEMM, RELU, NORM = "ampere_sgemm_128x64_tn", "vectorized_elementwise_kernel relu", "layer_norm_kernel"
 A100, V100, H100, P100 = (

@@ -13,9 +13,9 @@ from recorded import Program
 from training_programs import A100, GRADIENT, ONE, ONE_UNIT, reduced, times, training
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.achieved import copies_ns
-from daydream.costs.cluster_names import cluster
-from daydream.costs.scaling import scaled_time
+from daydream.costs.device.bandwidth import copies_ns
+from daydream.costs.device.call_scaling import scaled_time
+from daydream.costs.network.cluster_names import cluster
 from daydream.simulate.steady import settle
 
 sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns

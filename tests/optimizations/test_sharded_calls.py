@@ -7,14 +7,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+from daydream.optimizations import _fsdp_shards
 from daydream.optimizations.fsdp import fsdp
 from recorded import Program
 from training_programs import GRADIENT, ONE_UNIT, layer, times, training
 
 from daydream import Graph
-from daydream.costs import shards
-from daydream.costs.achieved import copies_into_new_ns, copies_ns
-from daydream.costs.scaling import tiny_call_ns
+from daydream.costs.device.bandwidth import copies_into_new_ns, copies_ns
+from daydream.costs.device.call_scaling import tiny_call_ns
 
 MIB = 2**20
 sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns
@@ -94,8 +94,8 @@ def test_a_gather_is_launched_when_the_cpu_comes_to_its_unit_or_to_the_one_befor
 @pytest.mark.parametrize(
     ("update", "more"),
     [
-        ("aten::add_", shards.UPDATE_CALL),
-        ("aten::_foreach_add_", 2 * shards.UPDATE_IN_LISTS),
+        ("aten::add_", _fsdp_shards.UPDATE_CALL),
+        ("aten::_foreach_add_", 2 * _fsdp_shards.UPDATE_IN_LISTS),
         ("aten::item", 0),
     ],
 )
@@ -103,10 +103,10 @@ def test_hooks_and_calls_on_sharded_parameters_take_time(update, more):
     # A unit has one parameter: gathered twice, scattered once.
     graph = two_layers_on_a_cpu(update)
     fsdp(graph, bandwidth=25.0, **ONE_UNIT)
-    forward, backward = (sum(calls) for calls in (shards.FORWARD, shards.BACKWARD))
+    forward, backward = (sum(calls) for calls in (_fsdp_shards.FORWARD, _fsdp_shards.BACKWARD))
     asked = graph.select(name="ask for parameters").duration_ns.tolist()
     assert sorted(asked) == sorted([forward, forward, backward, backward])
-    assert graph.select(name="ask for gradients").duration_ns.tolist() == [sum(shards.SCATTER)] * 2
+    assert graph.select(name="ask for gradients").duration_ns.tolist() == [sum(_fsdp_shards.SCATTER)] * 2
     assert graph.select(name=update).duration_ns.tolist() == [30 + more]
 
 

@@ -8,8 +8,8 @@ from daydream.optimizations.fused_adam import fused_adam
 from shared import shared_replay
 
 from daydream import NotApplicableError
-from daydream.costs.input_sizes import recorded_batch, recorded_length
-from daydream.costs.resize import growth_of
+from daydream.costs.device.input_sizes import recorded_batch, recorded_length
+from daydream.costs.resize.growth import growth_of
 
 COMPILED = "kineto/mi300x_torch_compile_triton.json.gz"
 LOADER = "kineto/v100_resnet50_loader_workers_4.json.gz"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from daydream.optimizations._autocast_types import flow
 from recorded import Program
-
-from daydream.costs.type_flow import flow
 
 KERNELS = {
     "product": "ampere_sgemm_128x64_tn", "norm": "vectorized_layer_norm_kernel<float>",

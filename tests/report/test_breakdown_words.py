@@ -7,9 +7,9 @@ from graph.small_traces import call, launched, op, trace
 
 import daydream
 from daydream.explanation.parts import parts_of_change
-from daydream.report.breakdown import moved_bound
 from daydream.report.notebook import html
-from daydream.report.terminal import whatif_text
+from daydream.report.text.breakdown import moved_bound
+from daydream.report.text.results import whatif_text
 
 US = 1_000
 

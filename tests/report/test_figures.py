@@ -141,7 +141,7 @@ def test_a_notebook_gets_a_picture(replay):
 
 
 def test_nothing_to_draw_is_said_not_raised():
-    from daydream.sensitivity import Curves
+    from daydream.predict.sensitivity import Curves
 
     (axes,) = Curves([]).plot().axes
     assert "no part" in axes.texts[0].get_text()

@@ -6,8 +6,8 @@ import pytest
 from test_html_report import Document, a_replay
 
 import daydream
-from daydream.ranking import rank
-from daydream.report.html_page import page
+from daydream.predict.ranking import rank
+from daydream.report.html.page import page
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream.errors import OutputError
 from daydream.explanation.parts import parts_of_change
-from daydream.report.html_elements import MOST_AT_ONCE
-from daydream.report.html_packing import Names, packed
-from daydream.report.html_page import page, write
-from daydream.report.html_spans import (
+from daydream.report.html.elements import MOST_AT_ONCE
+from daydream.report.html.packing import Names, packed
+from daydream.report.html.page import page, write
+from daydream.report.html.spans import (
     INSERTED,
     ON_PATH,
     measured_spans,
@@ -26,7 +26,7 @@ from daydream.report.html_spans import (
     simulated_spans,
     simulated_window,
 )
-from daydream.report.numbers import range_text, time_text
+from daydream.report.text.numbers import range_text, time_text
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"

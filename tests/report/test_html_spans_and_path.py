@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from test_html_report import a_replay
 
-from daydream.report.html_path import MOST_STRETCHES, step_path
-from daydream.report.html_spans import Spans, coarsened
+from daydream.report.html.path import MOST_STRETCHES, step_path
+from daydream.report.html.spans import Spans, coarsened
 
 
 def many_spans(number: int = 40_000) -> Spans:

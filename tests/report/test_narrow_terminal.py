@@ -9,16 +9,16 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.report.console import show
-from daydream.report.difference import difference_text
-from daydream.report.explain import explain_text
-from daydream.report.layout import WIDTH, Facts, Figures, Screen, Table, Title, Words, notes
-from daydream.report.overview import overview
-from daydream.report.overview_text import info_text
-from daydream.report.ranking import ranking_text
-from daydream.report.scaling import scaling_text
-from daydream.report.sweep import sweep_text
-from daydream.report.terminal import replay_text, whatif_text
+from daydream.report.text.console import show
+from daydream.report.text.difference import difference_text
+from daydream.report.text.explain import explain_text
+from daydream.report.text.layout import WIDTH, Facts, Figures, Screen, Table, Title, Words, notes
+from daydream.report.text.overview import overview
+from daydream.report.text.overview_text import info_text
+from daydream.report.text.ranking import ranking_text
+from daydream.report.text.results import replay_text, whatif_text
+from daydream.report.text.scaling import scaling_text
+from daydream.report.text.sweep import sweep_text
 
 CODE = re.compile(r"\x1b\[[0-9;]*m")
 FIGURE = re.compile(r"[-+]?\d[\d,.]*[%x]?")

@@ -9,11 +9,11 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.comparison import Comparison
+from daydream.predict.prediction import Comparison
+from daydream.predict.sensitivity import Curves
 from daydream.report.notebook import MOST_ROWS, html
-from daydream.report.ranking import ranking_text
-from daydream.report.terminal import replay_text, whatif_text
-from daydream.sensitivity import Curves
+from daydream.report.text.ranking import ranking_text
+from daydream.report.text.results import replay_text, whatif_text
 
 NASTY = '<script>alert("1")</script> & \x1b[31m'
 

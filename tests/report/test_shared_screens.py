@@ -14,13 +14,13 @@ import pytest
 from shared import shared_replay
 
 import daydream
-from daydream import sensitivity
-from daydream.report.difference import difference_text
-from daydream.report.layout import Screen, Table
-from daydream.report.overview import Overview
-from daydream.report.overview_text import info_text
-from daydream.report.ranking import curve_rows
-from daydream.report.terminal import replay_text, whatif_text
+from daydream.predict import sensitivity
+from daydream.report.text.difference import difference_text
+from daydream.report.text.layout import Screen, Table
+from daydream.report.text.overview import Overview
+from daydream.report.text.overview_text import info_text
+from daydream.report.text.ranking import curve_rows
+from daydream.report.text.results import replay_text, whatif_text
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "shared"
 TRACES = {

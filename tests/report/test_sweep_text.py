@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from daydream.report.sweep import left_out_rows, scenario_rows, sweep_text
-from daydream.scenarios import Sweep
-from daydream.swept import Answered, Refused, SweptTrace
+from daydream.predict.sweep import Sweep
+from daydream.predict.sweep_worker import Answered, Refused, SweptTrace
+from daydream.report.text.sweep import left_out_rows, scenario_rows, sweep_text
 
 
 def recorded(name="a.parquet"):

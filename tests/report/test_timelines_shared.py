@@ -9,7 +9,7 @@ from shared import shared_replay
 from timeline_files import problems, read, slices, threads
 
 import daydream
-from daydream.report import perfetto
+from daydream.report.perfetto import file
 
 TRACES = {  # and which arrows each of them must have beside launches
     "kineto/a100_resnet_ddp_rank0of2.json.gz": {"stream wait", "critical path"},
@@ -24,7 +24,7 @@ TRACES = {  # and which arrows each of them must have beside launches
 def test_the_file_is_in_the_format_and_complete(name, tmp_path):
     replay = shared_replay(name)
     comparison = daydream.whatif(replay, "scale", on="cpu", factor=0.5)
-    perfetto.write(tmp_path / "timeline.json.gz", replay, comparison)
+    file.write(tmp_path / "timeline.json.gz", replay, comparison)
     document = read(tmp_path / "timeline.json.gz")
     events = document["traceEvents"]
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daydream import Graph, simulate
-from daydream.graph.coverage import Coverage, sharing
 from daydream.graph.graph import Lane
+from daydream.graph.query.coverage import Coverage, sharing
 from daydream.simulate.contention import Contention
 
 KERNEL, COLLECTIVE = 1, 4

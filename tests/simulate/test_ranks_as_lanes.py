@@ -12,10 +12,10 @@ from strategies import Edge, Task, drawn, plans
 from daydream import Graph, simulate
 from daydream.errors import GraphError
 from daydream.graph.lower import lower
-from daydream.simulate import rank_lanes, reference, scan
-from daydream.simulate.explicit_ranks import explicit
-from daydream.simulate.many_ranks import factors_of
-from daydream.simulate.ranks import Ranks, ends
+from daydream.simulate import reference, scan
+from daydream.simulate.ranks.explicit_ranks import explicit
+from daydream.simulate.ranks.many_ranks import factors_of
+from daydream.simulate.ranks.speeds import Ranks, ends, rank_lanes
 
 FACTORS = st.sampled_from([0.0, 0.5, 0.75, 1.0, 1.0, 1.0, 1.3, 2.0])
 

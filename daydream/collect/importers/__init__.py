@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from daydream.collect.derive import derive
+from daydream.collect.derive.build import derive
+from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.one_job import RANK_IN_NAME, need_one_job
-from daydream.collect.importers.ranks import align_ranks
-from daydream.collect.recording import Recording
-from daydream.engines import Engine, engine_of, map_on
+from daydream.collect.importers.rank_clocks import align_ranks
 from daydream.errors import TraceError
-from daydream.input_files import check_regular
-from daydream.trace import FIELDS, UNKNOWN, Trace
-from daydream.trace_file import check_whole, read_trace
+from daydream.files.input_files import check_regular
+from daydream.parallel.engines import Engine, engine_of
+from daydream.parallel.map_on import map_on
+from daydream.trace.schema import FIELDS, UNKNOWN
+from daydream.trace.trace import Trace
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
@@ -50,7 +51,7 @@ def import_trace(
     files in their order, where neither the files nor their names tell them; without them files that
     cannot be of one job, or that claim one rank, are refused. `progress` is
     called with a file name and the share read. `engine` reads the files of several ranks side by
-    side, see `daydream.engines`; its workers have to see them. `max_unpacked` is to how many bytes a
+    side, see `daydream.parallel.engines`; its workers have to see them. `max_unpacked` is to how many bytes a
     packed file may unpack, see `daydream.load`. Raises `TraceError` if a file is not a usable trace.
     """
     files = trace_files(sources)
@@ -63,7 +64,7 @@ def import_trace(
                 f"{files[0]} is an imported trace, its steps and ranks are settled; import the profiler's "
                 "file again to choose others"
             )
-        return read_trace(files[0], max_unpacked=max_unpacked)
+        return Trace.load(files[0], max_unpacked=max_unpacked)
     engine = engine_of(engine if len(files) > 1 else "local")
     recordings: list[Recording] = []
     names: list[str] = []
@@ -85,9 +86,9 @@ def import_trace(
         moved = [_moved(recording, origin) for recording in recordings]
         traces = map_on(engine, _deriving, (step_marker, steps), moved, batch=1)
     for trace, name in zip(traces, names, strict=True) if several else ():
-        check_whole(trace, name)
+        trace.check(name)
     trace = traces[0] if len(traces) == 1 else join_ranks(traces)
-    check_whole(trace, str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
+    trace.check(str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
     return trace
 
 
@@ -195,11 +196,11 @@ def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[
 def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | None) -> list[Recording]:
     """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
-        from daydream.collect.importers.nsys import read_nsys
-        from daydream.collect.importers.nsys_processes import split_ranks
+        from daydream.collect.importers.nsys.processes import split_ranks
+        from daydream.collect.importers.nsys.reader import read_nsys
 
         return split_ranks(read_nsys(path, max_unpacked=max_unpacked))
-    from daydream.collect.importers.kineto import read_kineto
+    from daydream.collect.importers.kineto.reader import read_kineto
 
     say = None if progress is None else (lambda share: progress(path.name, share))
     return [read_kineto(path, progress=say, max_unpacked=max_unpacked)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.collect.recording import narrow
-from daydream.trace import FIELDS, UNKNOWN
+from daydream.collect.derive.recording import narrow
+from daydream.trace.schema import FIELDS, UNKNOWN
 
 FIRST_ROWS = 1 << 14
 

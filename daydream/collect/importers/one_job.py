@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.recording import Recording
+from daydream.collect.derive.recording import Recording
 from daydream.errors import TraceError
 
 RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)

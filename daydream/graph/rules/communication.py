@@ -22,11 +22,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from daydream.collect.meetings import ENDS_AGREE_NS, Meetings, find_meetings
-from daydream.graph.draft import Draft
+from daydream.collect.derive.collective_matching import ENDS_AGREE_NS, Meetings, find_meetings
+from daydream.graph.builder import Draft
 from daydream.graph.graph import KINDS, Graph, Lane
 from daydream.graph.plan import Cause
-from daydream.wording import counted
+from daydream.text import counted
 
 COLLECTIVE = KINDS.index("collective")
 ARRIVAL = "arrival"

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.device import GRAPH_LAUNCH
-from daydream.graph.draft import Draft, stream_runs
+from daydream.graph.builder import Draft, stream_runs
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
-from daydream.wording import counted
+from daydream.graph.query.device import GRAPH_LAUNCH
+from daydream.text import counted
 
 HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us
 NEAR_NS = 20_000

@@ -13,7 +13,7 @@ from daydream.graph.cycles import CycleError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.plan import Cause
-from daydream.wording import counted
+from daydream.text import counted
 
 MOST = 100  # matches that are left out, one after the other
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.draft import Draft, stream_runs
+from daydream.graph.builder import Draft, stream_runs
 from daydream.graph.graph import KINDS
 
 WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")

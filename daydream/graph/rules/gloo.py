@@ -20,14 +20,14 @@ from collections import Counter
 
 import numpy as np
 
-from daydream.collect.host_collectives import NEED_ALL, calls_of, host_collectives, operations
-from daydream.collect.meetings import find_meetings
-from daydream.graph.draft import Draft
+from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.host_collectives import NEED_ALL, calls_of, host_collectives, operations
+from daydream.graph.builder import Draft
 from daydream.graph.graph import KINDS, Lane
 from daydream.graph.plan import Cause
 from daydream.graph.rules.gloo_waits import LATE_NS, WAKE_NS, Runs, Wait, find_waits, pauses_left
 from daydream.graph.rules.streams import DEVICE_PLACE
-from daydream.wording import counted, listed
+from daydream.text import counted, listed
 
 COLLECTIVE = KINDS.index("collective")
 POOL = 2  # threads of a pool: torch gives gloo two a network interface

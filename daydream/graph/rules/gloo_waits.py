@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.collect.host_collectives import CLOCKS_AGREE_NS
-from daydream.graph.draft import Draft
+from daydream.collect.derive.host_collectives import CLOCKS_AGREE_NS
+from daydream.graph.builder import Draft
 from daydream.graph.rules.handoff import idle_time
 
 WAKE_NS = 50_000  # from the end of a collective until its waiter goes on: 15 to 60 us on two busy cores

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.builder import Draft
 from daydream.graph.graph import ORDER_STEP
 from daydream.graph.plan import Cause
-from daydream.trace import PHASES
+from daydream.trace.schema import PHASES
 
 ROUNDING_NS = 2_000  # recordings in whole microseconds overlap by this much
 INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time

@@ -19,7 +19,7 @@ from math import comb
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.builder import Draft
 from daydream.graph.plan import Cause
 
 LATE_NS = 50_000  # beyond all known causes

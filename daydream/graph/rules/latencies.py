@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft, stream_runs
+from daydream.graph.builder import Draft, stream_runs
 
 LARGEST_QUEUED_NS = 12_000  # launched this long before its stream came free, a task was waiting there
 LARGEST_STARTUP_NS = 50_000  # back-to-back tasks are 1 to 2 us apart, copies and memsets up to 10

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.builder import Draft
 from daydream.graph.rules.queue import usual_costs
 
 LONG_NS = 50_000

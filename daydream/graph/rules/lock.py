@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.builder import Draft
 from daydream.graph.plan import Cause
 from daydream.graph.rules.synchronization import CLOCK_SKEW_NS, blocking_copies, is_sync
 

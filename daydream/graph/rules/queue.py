@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft, stream_runs
+from daydream.graph.builder import Draft, stream_runs
 from daydream.graph.graph import KINDS
 
 NVIDIA_DEPTH = 1022  # assumed where the trace never fills a queue

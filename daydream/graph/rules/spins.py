@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.builder import Draft
 from daydream.graph.rules.handoff import NO_EARLIER, spread, steadier
 from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN
 

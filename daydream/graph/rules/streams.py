@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.draft import Draft, distinct_rows, runs_of
+from daydream.graph.builder import Draft, distinct_rows, runs_of
 from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
 from daydream.graph.rules.device_graphs import UNTRACED, DeviceWork, fill_holes
-from daydream.wording import counted
+from daydream.text import counted
 
 DEVICE_PLACE = 4  # program-order distance from a call to the device work it launched
 BEFORE_ALL = -(2**62)

@@ -13,10 +13,10 @@ import re
 
 import numpy as np
 
-from daydream.graph.draft import Draft, stream_runs
+from daydream.graph.builder import Draft, stream_runs
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.queue import usual_costs
-from daydream.wording import counted
+from daydream.text import counted
 
 DEVICE_SYNC = re.compile(
     r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize|^aclrtSynchronizeDevice"

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.collect.host_collectives import inside_collectives
-from daydream.graph.draft import Draft
+from daydream.collect.derive.host_collectives import inside_collectives
+from daydream.graph.builder import Draft
 from daydream.graph.graph import ORDER_STEP, Lane
-from daydream.trace import HOST_KINDS
+from daydream.trace.schema import HOST_KINDS
 
 ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its return come in between
 

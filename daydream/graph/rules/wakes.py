@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.draft import Draft
+from daydream.graph.builder import Draft
 from daydream.graph.plan import Cause
 from daydream.graph.rules.handoff import (
     LEAST_BURSTS,

@@ -1,0 +1,1 @@
+"""What the rows of a recording mean: steps, phases, layers, nesting, launches, collectives."""

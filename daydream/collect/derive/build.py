@@ -1,0 +1,148 @@
+"""From a `Recording` to a `Trace`: who encloses and launches whom, operators, steps, phases, layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.derive.device_work import fill_collectives, fill_grids, fill_types
+from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
+from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
+from daydream.collect.derive.nesting import link_launches, nearest, nest
+from daydream.collect.derive.phase_evidence import orphans
+from daydream.collect.derive.phases import find_phases
+from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.derive.steps import Ranges, assign_steps, find_steps, finish_ranges, measure_steps
+from daydream.text import counted
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, PHASES, UNKNOWN
+from daydream.trace.trace import Trace
+from daydream.trace.valid import clear_nonsense
+
+
+def derive(
+    recording: Recording,
+    step_marker: str | None = None,
+    steps: str | None = None,
+    *,
+    ranges: tuple[Ranges, str] | None = None,
+) -> Trace:
+    """Return the trace of one process: its rows with parent, op, layer, phase and step.
+
+    `metadata["steps"]` holds the steps with their measured times, `step_source` where they
+    come from. `ranges` gives the steps and their source where these are known already.
+    The recording's columns become the trace's. Raises `TraceError` if
+    `step_marker` matches nothing.
+    """
+    _put_in_order(recording)
+    clear_nonsense(recording.columns, recording.texts)
+    finish_ranges(recording)
+    nesting = nest(recording)
+    if crossings := nesting.crossings:
+        rows, was = counted(crossings, "host row", "host rows"), "was" if crossings == 1 else "were"
+        recording.note(f"{rows} reached beyond the end of the row around it and {was} cut there.")
+    recording.columns["duration_ns"] = nesting.duration_ns
+    launch = link_launches(recording)
+    device = recording.is_kind(*DEVICE_KINDS)
+    parent = np.where(device, launch, nesting.parent)
+    op_row = _operators(recording, parent)
+    fill_collectives(recording, nesting.parent, op_row, launch)
+    device = recording.is_kind(*DEVICE_KINDS)
+    fill_types(recording, op_row, device)
+    fill_grids(recording, launch)
+
+    found, recording.metadata["step_source"] = ranges or find_steps(recording, step_marker, steps)
+    step, found = assign_steps(recording, found, launch)
+    steps_found = measure_steps(recording, found, step, launch)
+    for number, reason in first_iterations(recording, step, nesting.parent, steps_found).items():
+        steps_found[number].update(covered=False, why_not=reason)
+    recording.metadata["steps"] = steps_found
+    if start_up := start_up_of_single_step(recording, launch, steps_found):
+        recording.note(start_up)
+
+    forward_of = link_forward(recording)
+    phase, assumed = find_phases(recording, nesting.parent, step, forward_of, launch)
+    layer, layers = find_layers(recording, nesting, forward_of, phase)
+    recording.metadata.pop(AUTOGRAD_THREADS, None)
+    del forward_of, nesting
+    source = np.where(op_row >= 0, op_row, launch)[device]
+    for column in (phase, layer):
+        column[device] = np.where(source >= 0, column[source], UNKNOWN)
+    alone = np.flatnonzero(device)[source < 0]
+    phase[alone] = orphans(recording, alone)
+    recording.metadata["phases_assumed"] = _share(recording, device, np.append(assumed, False)[source])
+
+    columns, texts = recording.columns, recording.texts
+    if "rank" not in columns:
+        columns["rank"] = narrow(np.full(len(recording), int(recording.metadata.get("rank", 0))), np.int8)
+    columns["parent"], columns["step"] = parent, step
+    columns["phase"], texts["phase"] = phase, list(PHASES)
+    columns["layer"], texts["layer"] = layer, layers
+    columns["op"], texts["op"] = _op_names(recording, op_row)
+    for name in [name for name, column in columns.items() if not (column != FIELDS[name].null).any()]:
+        del columns[name]
+    _tell_vendor(recording)
+    return Trace(columns, texts, recording.metadata)
+
+
+def _put_in_order(recording: Recording) -> None:
+    """Sort rows by start, where an importer has not."""
+    start = recording["start_ns"]
+    if (start[1:] < start[:-1]).any():
+        order = np.lexsort((-recording["duration_ns"], start))
+        for name, column in recording.columns.items():
+            recording.columns[name] = column[order]
+
+
+def _share(recording: Recording, device: np.ndarray, flagged: np.ndarray) -> float:
+    """Return the share of the device's time that flagged device rows take, 0 where there is none."""
+    time = recording["duration_ns"][device].astype(float)
+    return float(time[flagged].sum() / time.sum()) if time.sum() else 0.0
+
+
+def _operators(recording: Recording, parent: np.ndarray) -> np.ndarray:
+    """Return the row of the innermost operator each row belongs to.
+
+    Device rows find it by External id; where that names none, by the launching call.
+    Some profilers put the correlation id there when no operator ran: that names none.
+    """
+    operator = recording.is_kind("operator")
+    op_row = nearest(operator, parent)
+    op_row[recording.is_kind("module")] = UNKNOWN
+    external, correlation = recording["external_id"], recording["correlation"]
+    named = np.flatnonzero(operator & (external >= 0))
+    work = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (external >= 0) & (external != correlation))
+    if not len(named) or not len(work):
+        return op_row
+    named = named[np.argsort(external[named], kind="stable")]
+    ids = external[named]
+    slot = np.minimum(np.searchsorted(ids, external[work]), len(ids) - 1)
+    match = ids[slot] == external[work]
+    op_row[work[match]] = named[slot[match]]
+    return op_row
+
+
+def _op_names(recording: Recording, op_row: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    texts = recording.text("name")
+    name = recording["name"]
+    used = np.zeros(len(texts) + 1, bool)
+    used[name[op_row[op_row >= 0]]] = True
+    table = np.append(np.where(used[:-1], np.cumsum(used[:-1]) - 1, UNKNOWN), UNKNOWN)
+    codes = narrow(table, np.int8)[np.where(op_row >= 0, name[op_row], UNKNOWN)]
+    return codes, [text for text, is_used in zip(texts, used[:-1].tolist(), strict=True) if is_used]
+
+
+def _tell_vendor(recording: Recording) -> None:
+    if "vendor" in recording.metadata:
+        return
+    calls = np.unique(recording["name"][recording.is_kind("runtime")]).tolist()
+    names = [recording.text("name")[code] for code in calls]
+    versions: dict[str, Any] = recording.metadata.get("versions", {})
+    if any(name.startswith("hip") for name in names) or any(
+        key.startswith(("hip", "roc")) for key in versions
+    ):
+        recording.metadata["vendor"] = "rocm"
+    elif names or recording.is_kind(*DEVICE_KINDS).any() or any(key.startswith("cu") for key in versions):
+        recording.metadata["vendor"] = "cuda"
+    else:
+        recording.metadata["vendor"] = "cpu"

@@ -1,0 +1,252 @@
+"""Layers of work that is done parameter by parameter: gradients accumulated, updates, bucket copies.
+
+The profiler names no parameter there. What it does record, the order and the shapes, is
+held against the parameters that the run's metadata describes; work that does not fit has no layer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.derive.nesting import nearest
+from daydream.collect.derive.phases import BACKWARD, OPTIMIZER, OPTIMIZER_RANGE
+from daydream.collect.derive.recording import Recording
+from daydream.collect.derive.update_order import cut_by_parameter
+from daydream.trace.schema import UNKNOWN
+
+ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad$|^AccumulateGrad$")
+COMPILED_NODE = re.compile(r"CompiledFunctionBackward")
+BUCKET_COPY = re.compile(r"reducer::copy_bucket_to_grad$")
+BUCKET_VIEW = re.compile(r"^aten::as_strided$")
+SCALAR = "[]"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the run: who owns it, and its shape as the profiler writes it."""
+
+    layer: str
+    shape: str
+    elements: int
+
+
+def described(recording: Recording) -> dict[str, Parameter]:
+    """Return the parameters that gradients can be accumulated for, by name, in order of registration."""
+    return {
+        each["name"]: Parameter(
+            each["layer"], json.dumps(each["shape"], separators=(",", ":")), math.prod(each["shape"])
+        )
+        for each in recording.metadata.get("parameters", [])
+        if each.get("requires_grad", True)
+    }
+
+
+class Layers:
+    """The layer column while it is filled: a code for each row, and the texts the codes stand for."""
+
+    def __init__(self, own: np.ndarray, texts: list[str]) -> None:
+        self.own, self.texts = own, texts
+        self._codes = {text: code for code, text in enumerate(texts)}
+
+    def text(self, row: int) -> str | None:
+        """Return a row's layer, None for none."""
+        code = int(self.own[row])
+        return self.texts[code] if code >= 0 else None
+
+    def set(self, row: int, layer: str) -> None:
+        """Give a row a layer."""
+        if layer not in self._codes:
+            self._codes[layer] = len(self.texts)
+            self.texts.append(layer)
+        self.own[row] = self._codes[layer]
+
+
+# Gradients ---------------------------------------------------------------------------------------
+
+
+def own_accumulated(recording: Recording, rows: np.ndarray, node_before: np.ndarray, layers: Layers) -> None:
+    """Give rows that accumulate a gradient the layer that owns the parameter.
+
+    They hold the layer of the node before, which used the parameter. That is the owner, but for a
+    module that hands its part's parameters to a function and never calls the part
+    (`out_proj` of `nn.MultiheadAttention`): the gradient's shape then tells whose it is. Where
+    several parameters of one shape can be meant, they come in reverse order of use, taken to be
+    that of registration. A gradient of no parameter's shape is that of an input, and stays.
+    """
+    parameters = list(described(recording).values())
+    inner = rows[recording.named(ACCUMULATE)[rows]]
+    shapes = _first_shapes(recording, inner)
+    if not parameters or not len(inner):
+        return
+    called = {
+        text for text in recording.texts_of("layer", np.flatnonzero(recording.is_kind("module"))) if text
+    }
+    compiled = recording.named(COMPILED_NODE)
+    found: dict[int, str] = {}
+    groups: dict[tuple[str | None, str], list[int]] = {}
+    for row, shape in zip(inner.tolist(), shapes, strict=True):
+        if shape is not None:
+            groups.setdefault((layers.text(row), shape), []).append(row)
+    before = dict(zip(rows.tolist(), node_before.tolist(), strict=True))
+    claimed: set[Parameter] = set()
+    unsure = []
+    for (layer, shape), members in groups.items():
+        alike = [one for one in reversed(parameters) if one.shape == shape]
+        likely = [
+            one for one in alike
+            if one.layer == layer or (_below(one.layer, layer) and one.layer not in called)
+        ]  # fmt: skip
+        claimed.update(likely)
+        if likely:
+            _in_turn(found, members, likely, compiled, before)
+        else:
+            unsure.append((layer, shape, members))
+    for layer, shape, members in unsure:
+        others = [one for one in reversed(parameters) if one.shape == shape and one not in claimed]
+        below = [one for one in others if _below(one.layer, layer)]
+        if below or others:
+            _in_turn(found, members, below or others, compiled, before)
+    for row, owner in found.items():
+        layers.set(row, owner)
+
+
+def _in_turn(
+    found: dict[int, str],
+    rows: list[int],
+    owners: list[Parameter],
+    compiled: np.ndarray,
+    before: dict[int, int],
+) -> None:
+    """Note the owners of rows, which come in turn, pass after pass; in a compiled region in any order."""
+    several = len({one.layer for one in owners}) > 1
+    for index, row in enumerate(rows):
+        if not (several and before[row] >= 0 and compiled[before[row]]):
+            found[row] = owners[index % len(owners)].layer
+
+
+def _below(layer: str, above: str | None) -> bool:
+    return above is not None and layer.startswith(f"{above}.")
+
+
+# Updates -----------------------------------------------------------------------------------------
+
+
+def own_updates(
+    recording: Recording, parent: np.ndarray, phase: np.ndarray, accumulated: np.ndarray, layers: Layers
+) -> None:
+    """Give an optimizer's operators the layer of the parameter they update, where it goes one by one.
+
+    `foreach` and `fused` updates are of all parameters at once and have no layer.
+    `accumulated` are the rows that accumulate gradients, with their layers.
+    """
+    parameters = described(recording)
+    ranges = np.flatnonzero(recording.is_kind("operator", "annotation") & recording.named(OPTIMIZER_RANGE))
+    work = np.flatnonzero(recording.is_kind("operator") & (phase == OPTIMIZER) & (parent >= 0))
+    if not parameters or not len(ranges) or not len(work):
+        return
+    used = {
+        (layers.text(row), shape)
+        for row, shape in zip(accumulated.tolist(), _first_shapes(recording, accumulated), strict=True)
+        if shape is not None
+    }
+    work = work[np.isin(parent[work], ranges)]
+    order = np.argsort(parent[work], kind="stable")
+    work = work[order]
+    holders, begins = np.unique(parent[work], return_index=True)
+    top = np.zeros(len(recording), bool)
+    for holder, members in zip(holders.tolist(), np.split(work, begins[1:]), strict=True):
+        for groups in _groups_of(recording, holder, parameters, used):
+            owners = _cut(recording, members, groups)
+            if owners:
+                top[members] = True
+                for row, owner in zip(members.tolist(), owners, strict=True):
+                    layers.set(row, owner)
+                break
+    if top.any():
+        above = nearest(top, parent)
+        inside = (above >= 0) & ~top & ~recording.is_kind("module")
+        layers.own[inside] = layers.own[above[inside]]
+
+
+def _groups_of(
+    recording: Recording, holder: int, parameters: dict[str, Parameter], used: set[tuple[str | None, str]]
+) -> list[list[list[Parameter]]]:
+    """Return what an optimizer's range may go through: the groups of each optimizer of its name.
+
+    First all their parameters, then those only that gradients were accumulated for.
+    """
+    (name,) = recording.texts_of("name", [holder])
+    ways = []
+    for optimizer in recording.metadata.get("optimizers", []):
+        if f"#{optimizer['name']}." not in (name or ""):
+            continue
+        if any(group["tensors"] != len(group["parameters"]) for group in optimizer["groups"]):
+            continue  # some are of no module
+        groups = [
+            [parameters[one] for one in group["parameters"] if one in parameters]
+            for group in optimizer["groups"]
+        ]
+        ways.append(groups)
+        ways.append([[one for one in group if (one.layer, one.shape) in used] for group in groups])
+    return [[group for group in groups if group] for groups in ways]
+
+
+def _cut(recording: Recording, rows: np.ndarray, groups: list[list[Parameter]]) -> list[str]:
+    names = np.asarray(recording["name"])[rows].tolist()
+    shapes = [shape or SCALAR for shape in _first_shapes(recording, rows)]
+    owners = cut_by_parameter(names, shapes, [[one.shape for one in group] for group in groups])
+    flat = [one.layer for group in groups for one in group]
+    return [flat[index] for index in owners]
+
+
+# Buckets -----------------------------------------------------------------------------------------
+
+
+def own_bucket_rows(recording: Recording, parent: np.ndarray, phase: np.ndarray, layers: Layers) -> None:
+    """Give the views of reduced buckets, and the copies out of them, the layers of the buckets' parameters.
+
+    They come at the end of the backward pass, outside all nodes and in the buckets' order;
+    their shapes must fit that order throughout.
+    """
+    parameters = described(recording)
+    buckets = [
+        bucket["parameters"]
+        for wrapper in recording.metadata.get("ddp", [])
+        for bucket in wrapper.get("buckets", [])
+    ]
+    if not buckets or any(name not in parameters for bucket in buckets for name in bucket):
+        return
+    members = [parameters[name] for bucket in buckets for name in bucket]
+    flat = [f"[{sum(parameters[name].elements for name in bucket)}]" for bucket in buckets for _ in bucket]
+    host = recording.is_kind("operator", "annotation")
+    copies = np.flatnonzero(host & recording.named(BUCKET_COPY))
+    views = np.flatnonzero(host & (parent < 0) & recording.named(BUCKET_VIEW))
+    views = views[np.isin(np.array(_first_shapes(recording, views), object), flat)]
+    top = np.zeros(len(recording), bool)
+    for rows, shapes in ((copies, [one.shape for one in members]), (views, flat)):
+        if not len(rows) or _first_shapes(recording, rows) != shapes * (len(rows) // len(members)):
+            continue
+        for row, one in zip(rows.tolist(), members * (len(rows) // len(members)), strict=True):
+            layers.set(row, one.layer)
+        top[rows] = True
+        phase[rows] = BACKWARD
+    above = nearest(top, parent)
+    inside = (above >= 0) & (layers.own < 0)
+    layers.own[inside] = layers.own[above[inside]]
+
+
+def _first_shapes(recording: Recording, rows: np.ndarray) -> list[str | None]:
+    """Return the shape of each row's first input as JSON text, None for none."""
+    codes = np.asarray(recording["shapes"])[rows]
+    first: dict[int, str | None] = {UNKNOWN: None}
+    for code in np.unique(codes).tolist():
+        if code >= 0:
+            inputs: list[Any] = json.loads(recording.text("shapes")[code])
+            first[code] = json.dumps(inputs[0], separators=(",", ":")) if inputs else None
+    return [first[code] for code in codes.tolist()]

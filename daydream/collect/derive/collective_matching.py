@@ -1,0 +1,287 @@
+"""Meetings: the rows of several ranks that are one collective, and what they say about the clocks.
+
+Collectives of a process group run in one order on all its members, so the sequences of two
+ranks differ only at their ends, where one recording began earlier or ended later, unless rows were
+lost in between. A collective ends on all members nearly at once (1 to 7 us apart on one host),
+whenever each arrived: the ends show how far the clocks of two ranks are apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from daydream.collect.derive.device_names import collective_of_name
+from daydream.collect.derive.host_collectives import host_collectives, host_meetings
+from daydream.trace.trace import Trace
+
+ENDS_AGREE_NS = 100_000  # members of one collective end within 1 to 7 us of each other on aligned clocks
+SPREADS_ALIKE_NS = 20_000  # less than this does not tell one pairing of two sequences from another
+LEAST_SHARE = 0.5  # of the shorter sequence must pair up for two ranks to be held to have met
+MOST_PAIRINGS = 500  # of two sequences that are tried
+LIKELIEST = 5  # of them are looked at row by row
+ALMOST = 0.8  # as many ends that meet: as good
+SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")  # all_to_all need not be
+POINT_TO_POINT = ("send_recv", "send", "recv")
+
+
+@dataclass
+class Meetings:
+    """Which rows of a trace are one collective.
+
+    `rows` holds an array for each, its members in order of rank. `offset_ns` is by how much each
+    rank's clock must be moved to agree with the first rank's, `spread_ns` how far the ends of each
+    meeting lie apart on the clocks as they are. `alone` counts the collectives of a rank that met none.
+    """
+
+    rows: list[np.ndarray] = field(default_factory=list)
+    offset_ns: dict[int, int] = field(default_factory=dict)
+    noise_ns: dict[int, int] = field(default_factory=dict)  # how far single ends stray from the offset
+    spread_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    alone: dict[int, int] = field(default_factory=dict)
+    uncertain: set[int] = field(default_factory=set)  # ranks that fit as well an iteration apart
+    on_host: bool = False  # run by threads of the CPU: their ends say nothing about the clocks
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def residual_ns(self) -> int:
+        """The farthest that the ends of a meeting lie apart."""
+        return int(self.spread_ns.max(initial=0))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The collectives of one rank in one process group, in the order they began."""
+
+    rank: int
+    rows: np.ndarray
+    what: np.ndarray
+    pairwise: np.ndarray
+    nbytes: np.ndarray
+    end_ns: np.ndarray
+
+
+def find_meetings(trace: Trace) -> Meetings:
+    """Return the collectives of a trace of several ranks, matched; empty for one rank."""
+    on_host = host_collectives(trace)
+    if len(on_host):
+        return _on_host(trace, on_host)
+    found = Meetings()
+    ties: list[tuple[int, int, int, int, int]] = []  # rank, rank, offset, noise, pairs
+    members: list[list[int]] = []
+    for runs in _groups(trace):
+        longest = max(runs, key=lambda run: (len(run.rows), -run.rank))
+        slots: list[list[tuple[int, int]]] = [[(longest.rank, int(row))] for row in longest.rows]
+        for run in runs:
+            if run is longest:
+                continue
+            paired = _pair(longest, run)
+            if paired is None:
+                continue
+            pairs, certain = paired
+            apart = longest.end_ns[pairs[0]] - run.end_ns[pairs[1]]
+            if longest.pairwise[pairs[0]].all() and abs(np.median(apart)) > ENDS_AGREE_NS:
+                continue  # messages of different pairs look alike, and say nothing about the clocks
+            if not certain:
+                found.uncertain.add(run.rank)
+            offset = round(float(np.median(apart)))
+            noise = round(float(np.percentile(np.abs(apart - offset), 90)))
+            ties.append((longest.rank, run.rank, offset, noise, len(apart)))
+            for here, there in pairs.T.tolist():
+                slots[here].append((run.rank, int(run.rows[there])))
+        # A message between two has no order that others share: only one that all took part in counts.
+        full = np.where(longest.pairwise, len(runs), 2).tolist()
+        members += [
+            [row for _, row in sorted(slot)]
+            for slot, least in zip(slots, full, strict=True)
+            if len(slot) >= least
+        ]
+    rank = np.maximum(np.asarray(trace["rank"]), 0)
+    collective = trace.is_kind("collective")
+    present = np.unique(rank[collective]).tolist() if collective.any() else []
+    if len(present) < 2:
+        return found
+    found.offset_ns, found.noise_ns = _spanned(present, ties)
+    end = trace["start_ns"] + trace["duration_ns"]
+    found.rows = sorted((np.array(rows) for rows in members), key=lambda rows: int(end[rows].max()))
+    found.spread_ns = np.array([np.ptp(end[rows]) for rows in found.rows], np.int64)
+    met = np.zeros(len(trace), bool)
+    met[[row for rows in members for row in rows]] = True
+    left = rank[collective & ~met]
+    found.alone = {one: int((left == one).sum()) for one in present if (left == one).any()}
+    return found
+
+
+def _on_host(trace: Trace, rows: np.ndarray) -> Meetings:
+    rank = np.maximum(np.asarray(trace["rank"]), 0)[rows]
+    present = np.unique(rank).tolist()
+    if len(present) < 2:
+        return Meetings(on_host=True)
+    end = trace["start_ns"] + trace["duration_ns"]
+    met = sorted(host_meetings(trace, rows), key=lambda each: int(end[each].max()))
+    spread = np.array([np.ptp(end[each]) for each in met], np.int64)
+    left = rank[~np.isin(rows, np.concatenate(met) if met else [])]
+    alone = {one: int((left == one).sum()) for one in present if (left == one).any()}
+    offsets = dict.fromkeys(present, 0) if met else {}
+    return Meetings(met, offsets, dict(offsets), spread, alone, on_host=True)
+
+
+def _groups(trace: Trace) -> Iterator[list[_Run]]:
+    """Yield the runs of each process group that two or more of the ranks took part in."""
+    rows = np.flatnonzero(trace.is_kind("collective"))
+    rows = rows[np.argsort(trace["start_ns"][rows], kind="stable")]
+    rank = np.maximum(np.asarray(trace["rank"], np.int64)[rows], 0)
+    group = np.asarray(trace["group"], np.int64)[rows]
+    end = trace["start_ns"][rows] + trace["duration_ns"][rows]
+    what, names = _operations(trace, rows)
+    same_size = [code for code, name in enumerate(names) if name in SAME_SIZE]
+    pairwise = np.isin(what, [code for code, name in enumerate(names) if name in POINT_TO_POINT])
+    nbytes = np.where(np.isin(what, same_size), np.asarray(trace["bytes"], np.int64)[rows], -1)
+    for one in np.unique(group).tolist():
+        runs = []
+        for member in np.unique(rank[group == one]).tolist():
+            mine = (group == one) & (rank == member)
+            runs.append(_Run(member, rows[mine], what[mine], pairwise[mine], nbytes[mine], end[mine]))
+        if len(runs) > 1:
+            yield runs
+
+
+def _operations(trace: Trace, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Return a number for each row's operation and the operations' names, by the kernel's where unknown."""
+    texts = trace.text("collective")
+    codes = {text: code for code, text in enumerate(texts)}
+    named = np.array(
+        [codes.setdefault(collective_of_name(name) or name, len(codes)) for name in trace.text("name")],
+        np.int64,
+    )
+    said = np.asarray(trace["collective"], np.int64)[rows]
+    return np.where(said >= 0, said, named[trace["name"][rows]]), list(codes)
+
+
+@dataclass(frozen=True)
+class _Pairing:
+    """One way to lay two sequences along each other."""
+
+    pairs: np.ndarray  # places in the one and in the other
+    wrong: float  # share of the overlap in which operations or sizes differ
+    offset_ns: float  # between the ends
+    stray_ns: float  # how far most single ends lie from that
+    in_time: int  # how many of the one's ends meet an end of the other's at that offset
+
+    @property
+    def near(self) -> bool:
+        """Whether the clocks agree already: no chance, where collectives are further apart."""
+        return abs(self.offset_ns) <= ENDS_AGREE_NS
+
+    def likely(self) -> tuple[float, ...]:
+        """Sort key, the likeliest first: clocks that agree, most ends that meet, least to explain."""
+        stray = max(self.stray_ns, SPREADS_ALIKE_NS)
+        return (not self.near, -self.in_time, self.wrong, stray, -self.pairs.shape[1], abs(self.offset_ns))
+
+
+def _pair(one: _Run, other: _Run) -> tuple[np.ndarray, bool] | None:
+    """Return the places of two runs that pair up, as two rows of numbers; None if they do not fit.
+
+    And whether that is certain: an iteration earlier or later may fit as well where all take the same time.
+    """
+    shorter = min(len(one.rows), len(other.rows))
+    least = max(1, round(LEAST_SHARE * shorter))
+    found = list(_pairings(one, other, least))
+    steady = sorted((each for each in found if each.in_time >= least), key=_Pairing.likely)
+    merged = [(each, _merge(one, other, each.offset_ns)) for each in steady[:LIKELIEST]]
+    merged = [(each, pairs) for each, pairs in merged if pairs.shape[1] >= least]
+    if merged:
+        best, pairs = max(merged, key=lambda each: (each[0].near, each[1].shape[1]))
+        shift = np.unique(pairs[0] - pairs[1])
+        for each in found if len(shift) == 1 else []:  # nothing is lost in between: the order alone tells
+            if not each.wrong and each.pairs[0, 0] - each.pairs[1, 0] == shift[0]:
+                pairs = each.pairs
+        alike = [each for each in steady if each.in_time >= ALMOST * best.in_time and not each.wrong]
+        return pairs, best.near or len(alike) < 2
+    # Clocks that drift: nothing but the order is left, and only a whole sequence shows that.
+    whole = [each for each in found if not each.wrong]
+    if not whole:
+        return None
+    return min(whole, key=lambda each: (-each.pairs.shape[1], each.stray_ns)).pairs, True
+
+
+def _pairings(one: _Run, other: _Run, least: int) -> Iterator[_Pairing]:
+    """Yield the ways to lay one sequence along the other in which enough operations and sizes agree."""
+    shifts = range(least - len(other.rows), len(one.rows) - least + 1)
+    middle = len(one.rows) - len(other.rows)
+    ends = np.sort(other.end_ns)
+    for shift in sorted(shifts, key=lambda shift: (abs(2 * shift - middle), shift))[:MOST_PAIRINGS]:
+        here = np.arange(max(shift, 0), min(len(one.rows), len(other.rows) + shift))
+        agrees = _alike(one, other, here, here - shift)
+        if agrees.sum() < least:
+            continue
+        here = here[agrees]
+        apart = one.end_ns[here] - other.end_ns[here - shift]
+        offset = float(np.median(apart))
+        stray = float(np.percentile(np.abs(apart - offset), 90))
+        looked_for = one.end_ns - offset
+        after = np.minimum(np.searchsorted(ends, looked_for), len(ends) - 1)
+        nearest = np.minimum(
+            np.abs(ends[after] - looked_for), np.abs(ends[np.maximum(after - 1, 0)] - looked_for)
+        )
+        in_time = int((nearest <= ENDS_AGREE_NS).sum())
+        yield _Pairing(np.stack([here, here - shift]), float((~agrees).mean()), offset, stray, in_time)
+
+
+def _alike(one: _Run, other: _Run, here: np.ndarray, there: np.ndarray) -> np.ndarray:
+    sizes, others = one.nbytes[here], other.nbytes[there]
+    return np.asarray(
+        (one.what[here] == other.what[there]) & ((sizes == others) | (sizes < 0) | (others < 0))
+    )
+
+
+def _merge(one: _Run, other: _Run, offset_ns: float) -> np.ndarray:
+    """Pair two runs by their ends on aligned clocks, where rows are missing in between."""
+    pairs: list[tuple[int, int]] = []
+    here = there = 0
+    while here < len(one.rows) and there < len(other.rows):
+        apart = one.end_ns[here] - other.end_ns[there] - offset_ns
+        if abs(apart) <= ENDS_AGREE_NS and _alike(one, other, np.array([here]), np.array([there]))[0]:
+            if here + 1 < len(one.rows) and abs(apart + one.end_ns[here + 1] - one.end_ns[here]) < abs(apart):
+                here += 1
+            elif there + 1 < len(other.rows) and abs(
+                apart - np.diff(other.end_ns[there : there + 2])[0]
+            ) < abs(apart):
+                there += 1
+            else:
+                pairs.append((here, there))
+                here, there = here + 1, there + 1
+        elif apart > 0:
+            there += 1
+        else:
+            here += 1
+    return np.array(pairs, np.int64).reshape(-1, 2).T
+
+
+def _spanned(
+    ranks: list[int], ties: Iterable[tuple[int, int, int, int, int]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return each rank's offset to the first rank it met, itself or through others, and its noise."""
+    near: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in ranks}
+    for one, other, offset, noise, _ in sorted(ties, key=lambda tie: (-tie[4], tie)):
+        near[one].append((other, offset, noise))
+        near[other].append((one, -offset, noise))
+    offsets: dict[int, int] = {}
+    noises: dict[int, int] = {}
+    for first in ranks:
+        if first in offsets or not near[first]:
+            continue
+        offsets[first], noises[first] = 0, 0
+        waiting = deque([first])
+        while waiting:
+            rank = waiting.popleft()
+            for other, offset, noise in near[rank]:
+                if other not in offsets:
+                    offsets[other], noises[other] = offsets[rank] + offset, max(noises[rank], noise)
+                    waiting.append(other)
+    return offsets, noises

@@ -1,0 +1,134 @@
+"""What device rows do, written into a recording's columns: collectives, element types, launch grids."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from daydream.collect.derive.device_names import (
+    COLLECTIVE_CALL,
+    COLLECTIVE_KERNEL,
+    ITEM_BYTES,
+    collective_of_name,
+    dtype_of_kernel,
+    elements_of_dims,
+)
+from daydream.collect.derive.recording import Recording
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.valid import LARGEST_AMOUNT
+
+WORK_ITEM_LAUNCHES = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
+
+
+def fill_collectives(
+    recording: Recording, parent: np.ndarray, op_row: np.ndarray, launch: np.ndarray
+) -> None:
+    """Make communication kernels rows of kind `collective`, with operation, elements, bytes, type and group.
+
+    From the kernel's own arguments, else from the communication calls around its launch, the
+    innermost first, and the operation at last from the kernel's name.
+    """
+    if "collective" in recording.columns:
+        recording.texts["collective"] = [
+            collective_of_name(text) or text for text in recording.text("collective")
+        ]
+    rows = np.flatnonzero(recording.is_kind("kernel") & recording.named(COLLECTIVE_KERNEL))
+    if not len(rows):
+        return
+    is_call = recording.named(COLLECTIVE_CALL)
+    names = recording.texts_of("name", rows)
+    operation = recording.texts_of("collective", rows)
+    dtype = recording.texts_of("dtype", rows)
+    group = recording.texts_of("group", rows)
+    elements = recording["elements"][rows].tolist()
+    for index, row in enumerate(rows.tolist()):
+        calls = _calls_around(int(launch[row]), parent, is_call)
+        if op_row[row] >= 0:
+            calls += [call for call in _calls_around(int(op_row[row]), parent, is_call) if call not in calls]
+        for call in calls:
+            here = [call]
+            operation[index] = operation[index] or recording.texts_of("collective", here)[0]
+            operation[index] = operation[index] or collective_of_name(
+                recording.texts_of("name", here)[0] or ""
+            )
+            if elements[index] < 0 and (count := _elements(recording, call)) >= 0:
+                elements[index] = count
+                dtype[index] = recording.texts_of("dtype", here)[0] or dtype[index]
+            dtype[index] = dtype[index] or recording.texts_of("dtype", here)[0]
+            group[index] = group[index] or recording.texts_of("group", here)[0]
+        operation[index] = operation[index] or collective_of_name(names[index] or "")
+    recording.set_texts("kind", rows, ["collective"] * len(rows))
+    recording.set_texts("collective", rows, operation)
+    recording.set_texts("dtype", rows, dtype)
+    recording.set_texts("group", rows, group)
+    recording.set_numbers("elements", rows, np.array(elements))
+    nbytes = np.array([
+        count * ITEM_BYTES[text] if 0 <= count <= LARGEST_AMOUNT // 16 and text in ITEM_BYTES else UNKNOWN
+        for count, text in zip(elements, dtype, strict=True)
+    ])  # fmt: skip
+    recording.set_numbers("bytes", rows, nbytes)
+
+
+def _calls_around(row: int, parent: np.ndarray, is_call: np.ndarray) -> list[int]:
+    found = []
+    while row >= 0:
+        if is_call[row]:
+            found.append(row)
+        row = int(parent[row])
+    return found
+
+
+def _elements(recording: Recording, call: int) -> int:
+    """Return the elements a communication call moves: as it says, else by the sizes of its inputs."""
+    said = int(recording["elements"][call])
+    if said >= 0:
+        return said
+    shapes = recording.texts_of("shapes", [call])[0]
+    count = elements_of_dims(json.loads(shapes)) if shapes else None
+    return UNKNOWN if count is None else min(count, 2**62)
+
+
+def fill_types(recording: Recording, op_row: np.ndarray, device: np.ndarray) -> None:
+    """Give device rows the element type of their operator's inputs, else the one that their name shows."""
+    dtype = np.asarray(recording["dtype"])
+    rows = np.flatnonzero(device & (dtype < 0) & (op_row >= 0))
+    if len(rows):
+        recording.set_codes("dtype", rows, dtype[op_row[rows]])
+    rows = np.flatnonzero(recording.is_kind("kernel") & (recording["dtype"] < 0))
+    names, which = np.unique(recording["name"][rows], return_inverse=True)
+    found = [dtype_of_kernel(recording.text("name")[code]) for code in names.tolist()]
+    for text in sorted({text for text in found if text}):
+        members = rows[np.array([one == text for one in found], bool)[which]]
+        recording.set_texts("dtype", members, [text])
+
+
+def fill_grids(recording: Recording, launch: np.ndarray) -> None:
+    """Give device rows the grid, block and bytes that only their launching call carries.
+
+    `hipExtModuleLaunchKernel` counts its grid in work-items, all other launches in blocks;
+    the columns hold blocks.
+    """
+    linked = np.flatnonzero(launch >= 0)
+    calls = recording.is_kind("runtime")
+    for name, kinds in (("grid", ("kernel",)), ("block", ("kernel",)), ("bytes", ("memcpy", "memset"))):
+        if name not in recording.columns:
+            continue
+        column = recording.columns[name].copy()
+        missing = linked[(column[linked] < 0) & recording.is_kind(*kinds)[linked]]
+        column[missing] = column[launch[missing]]
+        column[calls] = UNKNOWN
+        recording.columns[name] = column
+    codes = [code for code, text in enumerate(recording.text("name")) if text in WORK_ITEM_LAUNCHES]
+    rows = linked[np.isin(recording["name"][launch[linked]], codes)]
+    rows = rows[(recording["grid"][rows] >= 0) & (recording["block"][rows] >= 0)]
+    if not len(rows):
+        return
+    pairs = np.stack([recording["grid"][rows], recording["block"][rows]]).astype(np.int64)
+    pairs, which = np.unique(pairs, axis=1, return_inverse=True)
+    grids, blocks = recording.text("grid"), recording.text("block")
+    for index, (grid, block) in enumerate(pairs.T.tolist()):
+        items = [int(part) for part in grids[grid].split(",")]
+        threads = [max(int(part), 1) for part in blocks[block].split(",")]
+        text = ",".join(str(-(-count // size)) for count, size in zip(items, threads, strict=True))
+        recording.set_texts("grid", rows[which.reshape(-1) == index], [text])

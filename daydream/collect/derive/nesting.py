@@ -1,0 +1,204 @@
+"""Which host row encloses which, and which call launched which device row.
+
+Rows of a thread become properly nested intervals: two rows are apart or one lies
+in the other. Profilers that round to microseconds let a child end after its parent
+by one; such a row is cut at its parent's end. Larger crossings are cut and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.collect.derive.recording import Recording, narrow
+from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
+
+STEP_MARKER = re.compile(r"^ProfilerStep#")
+LAUNCH_CALL = re.compile(r"launch|memcpy|memset|memprefetch", re.IGNORECASE)
+ROUNDING_NS = 1000
+PORTION = 1 << 14
+
+ANNOTATION, OPERATOR, RUNTIME = 0, 1, 2  # outer to inner, for rows that begin and end together
+
+
+@dataclass
+class Nesting:
+    """For each row: the enclosing row, the enclosing module row, and the duration after cutting."""
+
+    parent: np.ndarray
+    module: np.ndarray
+    duration_ns: np.ndarray
+    crossings: int
+
+
+def nest(recording: Recording) -> Nesting:
+    """Return the nesting of the host rows.
+
+    Operators, annotations and runtime calls nest in one another; `ProfilerStep#`
+    ranges take no part, as they cut through what a script does. Modules nest in modules only.
+    """
+    rows = len(recording)
+    parent = np.full(rows, UNKNOWN, np.int32)
+    module = np.broadcast_to(np.int32(UNKNOWN), rows)
+    start = recording["start_ns"]
+    end = start + recording["duration_ns"]
+
+    depth = np.full(rows, -1, np.int8)
+    for level, kind in enumerate(("annotation", "operator", "runtime")):
+        depth[recording.is_kind(kind)] = level
+    depth[recording.named(STEP_MARKER) & (depth == ANNOTATION)] = -1
+    is_module = recording.is_kind("module")
+
+    crossings = 0
+    host = np.flatnonzero(depth >= 0).astype(np.int32)
+    for members in (np.flatnonzero(is_module), host):
+        order = _outer_first(recording, members, end, depth)
+        crossings += _nest_threads(recording, order, end, depth, parent)
+    if is_module.any():
+        module = np.full(rows, UNKNOWN, np.int32)
+        _enclosing_modules(recording, host, np.flatnonzero(is_module), start, end, parent, module)
+    end -= start
+    return Nesting(parent, module, narrow(end), crossings)
+
+
+def _outer_first(recording: Recording, rows: np.ndarray, end: np.ndarray, depth: np.ndarray) -> np.ndarray:
+    """Return rows by thread and start, outer before inner.
+
+    Rows that begin and end together: by kind, then by profiler id, which is given out in order of beginning.
+    """
+    start, threads = recording["start_ns"], recording.threads
+    if (start[1:] < start[:-1]).any():
+        rows = rows[np.argsort(start[rows], kind="stable")]
+    rows = rows[np.argsort(threads[rows], kind="stable")]
+    times, lanes = start[rows], threads[rows]
+    tied = np.zeros(len(rows), bool)
+    tied[1:] = (times[1:] == times[:-1]) & (lanes[1:] == lanes[:-1])
+    tied[:-1] |= tied[1:]
+    few = rows[tied]
+    rows[tied] = few[
+        np.lexsort((few, recording["external_id"][few], depth[few], -end[few], start[few], threads[few]))
+    ]
+    return rows
+
+
+def _nest_threads(
+    recording: Recording, order: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray
+) -> int:
+    """Fill `parent` and cut `end`, for rows ordered by thread and start; return the crossings cut.
+
+    A plain loop, some 0.5 us a row: each row depends on the cuts before it. It goes in
+    portions, as lists of Python integers are large.
+    """
+    open_rows: list[int] = []  # rows that enclose the present one, and their starts, ends and kinds
+    open_starts: list[int] = []
+    open_ends: list[int] = []
+    open_levels: list[int] = []
+    lane = -1
+    crossings = 0
+    for begin in range(0, len(order), PORTION):
+        rows = order[begin : begin + PORTION]
+        parents = []
+        ends = []
+        late: list[tuple[int, int]] = []  # annotations and calls that were cut after they had been left
+        for row, at, until, level, thread in zip(
+            rows.tolist(), recording["start_ns"][rows].tolist(), end[rows].tolist(), depth[rows].tolist(),
+            recording.threads[rows].tolist(), strict=True,
+        ):  # fmt: skip
+            stop = until
+            if thread != lane:
+                lane = thread
+                open_rows, open_starts, open_ends, open_levels = [], [], [], []
+            while open_ends and open_ends[-1] <= at:
+                if open_ends[-1] == at == stop == open_starts[-1] and open_levels[-1] < level:
+                    break  # both last no time: a call of an operator, too short for the clock
+                open_rows.pop(), open_starts.pop(), open_ends.pop(), open_levels.pop()
+            while open_ends:
+                over = stop - open_ends[-1]
+                in_call = open_levels[-1] == RUNTIME and level != RUNTIME
+                if in_call or (over > ROUNDING_NS and open_levels[-1] == ANNOTATION and level != ANNOTATION):
+                    # Only calls happen in a call: it ended before, the clock could not tell. And an
+                    # annotation can be asynchronous: the operator is what the thread really did.
+                    crossings += not in_call or open_ends[-1] - at > ROUNDING_NS
+                    late.append((open_rows[-1], at))
+                    open_rows.pop(), open_starts.pop(), open_ends.pop(), open_levels.pop()
+                    continue
+                if over > 0:
+                    crossings += over > ROUNDING_NS
+                    stop = open_ends[-1]
+                break
+            parents.append(open_rows[-1] if open_rows else UNKNOWN)
+            ends.append(stop)
+            open_rows.append(row)
+            open_starts.append(at)
+            open_ends.append(stop)
+            open_levels.append(level)
+        end[rows] = ends
+        parent[rows] = parents
+        for row, at in late:
+            end[row] = at
+    return crossings
+
+
+def _enclosing_modules(
+    recording: Recording,
+    host: np.ndarray,
+    modules: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    parent: np.ndarray,
+    module: np.ndarray,
+) -> None:
+    """Fill `module`: the innermost module row of the same thread whose range holds the row's start."""
+    threads = recording.threads
+    modules = modules[np.lexsort((-end[modules], start[modules], threads[modules]))]
+    times = np.concatenate([start[modules], start[host]])
+    lanes = np.concatenate([threads[modules], threads[host]])
+    is_host = np.concatenate([np.zeros(len(modules), bool), np.ones(len(host), bool)])
+    order = np.lexsort((is_host, times, lanes))
+    seen = np.cumsum(~is_host[order])
+    last = seen[is_host[order]] - 1
+    found = np.where(last >= 0, modules[last], UNKNOWN)
+    rows = host[order[is_host[order]] - len(modules)]
+    found[(found >= 0) & (threads[found] != threads[rows])] = UNKNOWN
+    over = (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])
+    while over.any():
+        found[over] = parent[found[over]]
+        over = (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])
+    module[rows] = found
+
+
+def link_launches(recording: Recording) -> np.ndarray:
+    """Return for each device row the row of the call that launched it, else unknown.
+
+    The two share a correlation id. Where several calls do (a driver call inside a
+    runtime call), the innermost one that launches counts: the last to begin.
+    """
+    launch = np.full(len(recording), UNKNOWN, np.int32)
+    correlation = np.asarray(recording["correlation"])
+    calls = np.flatnonzero(recording.is_kind("runtime") & (correlation >= 0))
+    work = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (correlation >= 0))
+    if not len(calls) or not len(work):
+        return launch
+    launches = recording.named(LAUNCH_CALL)
+    order = np.lexsort((calls, recording["start_ns"][calls], launches[calls], correlation[calls]))
+    calls = calls[order]
+    ids = correlation[calls]
+    slot = np.searchsorted(ids, correlation[work], side="right") - 1
+    found = (slot >= 0) & (ids[slot] == correlation[work])
+    launch[work[found]] = calls[slot[found]]
+    return launch
+
+
+def nearest(flags: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """Return for each row itself or its nearest ancestor that is flagged, else unknown."""
+    found = np.empty(len(flags), np.int32)
+    found[:] = parent
+    found[flags] = np.flatnonzero(flags)
+    for begin in range(0, len(found), PORTION):
+        rows = begin + np.flatnonzero(found[begin : begin + PORTION] >= 0)
+        while len(rows := rows[~flags[found[rows]]]):
+            found[rows] = found[found[rows]]
+            rows = rows[found[rows] >= 0]
+    return found

@@ -1,0 +1,252 @@
+"""Phases: what part of a training step a row belongs to.
+
+Ranges that say it themselves come first (`Optimizer.step#`, autograd's nodes, the
+data loader), then ranges a person named (`forward`, `backward`, ...), then the order
+of things: what comes before the backward pass is forward, what comes after it and
+before the optimizer is other.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from daydream.collect.derive.nesting import STEP_MARKER, nearest
+from daydream.collect.derive.phase_evidence import autograd_threads, launched, mark_by_kernels
+from daydream.collect.derive.recording import PORTION, Recording
+from daydream.trace.schema import PHASES, UNKNOWN
+
+DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
+
+OPTIMIZER_RANGE = re.compile(r"^Optimizer\.step#")
+ZERO_GRAD_RANGE = re.compile(r"^Optimizer\.zero_grad#")
+DATA_RANGE = re.compile(r"DataLoader|^dataloader|data_?loading|^\[DALI\]", re.IGNORECASE)
+NODE_RANGE = re.compile(r"^autograd::engine::evaluate_function")
+REDUCER_RANGE = re.compile(  # also what sharding does around the backward pass, and after it
+    r"^torch(::|\.)distributed(::|\.)(ddp\.)?reducer|^FSDP::(root_)?(pre|post)_backward"
+)
+OLD_NODE = re.compile(r"^[A-Z]\w*Backward\d*$|AccumulateGrad$")  # before evaluate_function ranges, 2021
+LOSS_OPERATOR = re.compile(r"loss\b|_loss|cross_entropy|\bkl_div|nll_|Loss")
+NAMED_RANGES = (  # what people call their ranges; `## forward ##` and `Forward` alike
+    (re.compile(r"^\W*(zero_?grad)\b", re.IGNORECASE), OTHER),
+    (re.compile(r"^\W*(optimi[sz]er|opt)([ _.]?step)?\W*$", re.IGNORECASE), OPTIMIZER),
+    (re.compile(r"^\W*(backward|bwd)([ _]pass)?\W*$", re.IGNORECASE), BACKWARD),
+    (re.compile(r"^\W*(forward|fwd)([ _]pass)?\W*$", re.IGNORECASE), FORWARD),
+    (re.compile(r"^\W*loss\W*$", re.IGNORECASE), LOSS),
+    (re.compile(r"^\W*(data|load[ _]?data|data[ _]?load(ing|er)?)\W*$", re.IGNORECASE), DATA),
+)
+
+
+def find_phases(
+    recording: Recording, parent: np.ndarray, step: np.ndarray, forward_of: np.ndarray, launch: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the phase of each host row as an index into `PHASES`, and whether it is only assumed.
+
+    It is unknown on threads that do no work. `forward_of` is the forward operator of a backward
+    node, `launch` the call that launched a device row. Where nothing tells phases all work is
+    taken for forward; that is assumed, unless operators were recorded: then a backward pass
+    would have been, too.
+    """
+    operator = recording.is_kind("operator")
+    host = operator | recording.is_kind("annotation", "runtime")
+    strong = _strong_marks(recording, host)
+    holder = nearest(strong >= 0, parent)
+    phase = np.where(holder >= 0, strong[holder], UNKNOWN).astype(np.int8)
+    phase[~host] = UNKNOWN
+
+    weak = _named_marks(recording)
+    said = weak
+    if (weak >= 0).any():
+        range_row = nearest(weak >= 0, parent)
+        said = np.where(range_row >= 0, weak[range_row], weak)
+    use = host & (phase < 0) & (said >= 0) & (said != BACKWARD)
+    phase[use] = said[use]
+
+    threads = recording.threads
+    _fill_backward_threads(phase, threads, recording, host, strong)
+    mark = strong if (strong == BACKWARD).any() else _marks_of_launches(recording, launch, step, strong, said)
+    told = host & (phase < 0) & (mark >= 0)
+    phase[told] = mark[told]
+    working = np.zeros(int(threads.max(initial=0)) + 1, bool)
+    working[threads[operator | (host & (step >= 0))]] = True
+    unsaid = host & (phase < 0) & working[threads]
+    told_by_order = _fill_by_order(recording, phase, unsaid, step, mark, forward_of)
+    # A range named backward often holds the loss as well: what comes before the first node stays forward.
+    in_range = unsaid & (said == BACKWARD)
+    phase[in_range & ((phase != FORWARD) | ~(mark == BACKWARD).any())] = BACKWARD
+    assumed = unsaid & ~in_range & (not told_by_order and not operator.any())
+    _free_closures(recording, phase, holder, strong, forward_of, parent)
+
+    loss = operator & (phase == FORWARD) & recording.named(LOSS_OPERATOR)
+    phase[recording.named(STEP_MARKER)] = UNKNOWN
+    if loss.any():
+        phase[(nearest(loss, parent) >= 0) & (phase == FORWARD)] = LOSS
+    return phase, assumed
+
+
+def _strong_marks(recording: Recording, host: np.ndarray) -> np.ndarray:
+    """Return the phase that a row's own name states beyond doubt."""
+    mark = np.full(len(recording), UNKNOWN, np.int8)
+    operator, annotation = recording.is_kind("operator"), recording.is_kind("annotation")
+    mark[annotation & recording.named(DATA_RANGE)] = DATA
+    mark[host & recording.named(OPTIMIZER_RANGE)] = OPTIMIZER
+    mark[host & recording.named(ZERO_GRAD_RANGE)] = OTHER
+    mark[host & (recording.named(NODE_RANGE) | recording.named(REDUCER_RANGE))] = BACKWARD
+    mark[operator & recording.named(OLD_NODE)] = BACKWARD
+    return mark
+
+
+def _marks_of_launches(
+    recording: Recording, launch: np.ndarray, step: np.ndarray, strong: np.ndarray, said: np.ndarray
+) -> np.ndarray:
+    """Return the marks, with those that the launching thread and the kernels' names tell."""
+    mark = strong.copy()
+    calls, names = launched(recording, launch)
+    if len(calls):
+        engine = autograd_threads(recording, calls, names, said)[recording.threads]
+        mark[engine & (mark < 0) & (recording.is_kind("operator", "annotation", "runtime"))] = BACKWARD
+        mark_by_kernels(recording, calls, names, step, said, mark)
+    return mark
+
+
+def _named_marks(recording: Recording) -> np.ndarray:
+    mark = np.full(len(recording), UNKNOWN, np.int8)
+    annotation = recording.is_kind("annotation")
+    if annotation.any():
+        for pattern, phase in NAMED_RANGES:
+            mark[annotation & (mark < 0) & recording.named(pattern)] = phase
+    return mark
+
+
+def _fill_backward_threads(
+    phase: np.ndarray, threads: np.ndarray, recording: Recording, host: np.ndarray, strong: np.ndarray
+) -> None:
+    """On a thread that runs autograd nodes and no forward operators, the rest is backward as well."""
+    nodes = _count(threads, host & (strong == BACKWARD))
+    others = _count(threads, recording.is_kind("operator") & (phase != BACKWARD))
+    other_marks = _count(threads, (strong >= 0) & (strong != BACKWARD))
+    engine = (nodes > others) & (other_marks == 0)
+    phase[host & (phase < 0) & engine[threads]] = BACKWARD
+
+
+def _count(threads: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the number of flagged rows of each thread."""
+    counts = np.zeros(int(threads.max(initial=0)) + 1, np.int64)
+    for begin in range(0, len(threads), PORTION):
+        part = slice(begin, begin + PORTION)
+        counts += np.bincount(threads[part][rows[part]], minlength=len(counts))
+    return counts
+
+
+def _fill_by_order(
+    recording: Recording,
+    phase: np.ndarray,
+    unsaid: np.ndarray,
+    step: np.ndarray,
+    strong: np.ndarray,
+    forward_of: np.ndarray,
+) -> bool:
+    """Fill rows that nothing marks, from what comes before and after them in their step.
+
+    Returns whether there is anything to tell by.
+
+    Anchors are autograd nodes, optimizers, and forward operators that a node refers to.
+    Before a backward pass is forward; between two nodes is backward; after the last
+    node is other, unless a forward operator follows (gradient accumulation).
+    """
+    start = recording["start_ns"]
+    anchor = np.full(len(phase), UNKNOWN, np.int8)
+    linked = forward_of[forward_of >= 0]
+    anchor[linked[strong[linked] < 0]] = FORWARD
+    anchor[(strong == BACKWARD) | (strong == OPTIMIZER)] = strong[
+        (strong == BACKWARD) | (strong == OPTIMIZER)
+    ]
+    anchor[(phase == BACKWARD) & (anchor < 0) & recording.is_kind("operator")] = BACKWARD
+    anchors = np.flatnonzero(anchor >= 0)
+    rows = np.flatnonzero(unsaid)
+    if not len(rows) or not len(anchors):
+        phase[rows] = FORWARD
+        return bool(len(anchors))
+    anchors = anchors[np.argsort(start[anchors], kind="stable")]
+    for portion in range(0, len(rows), PORTION):
+        _fill_portion(rows[portion : portion + PORTION], phase, start, step, anchors, anchor)
+    return True
+
+
+def _fill_portion(
+    rows: np.ndarray,
+    phase: np.ndarray,
+    start: np.ndarray,
+    step: np.ndarray,
+    anchors: np.ndarray,
+    anchor: np.ndarray,
+) -> None:
+    slot = np.searchsorted(start[anchors], start[rows], side="left")
+    after = anchors[np.minimum(slot, len(anchors) - 1)]
+    before = anchors[np.maximum(slot - 1, 0)]
+    outside = step[rows] < 0
+    after_is = np.where(
+        (slot < len(anchors)) & (outside | (step[after] == step[rows])), anchor[after], UNKNOWN
+    )
+    before_is = np.where((slot > 0) & (outside | (step[before] == step[rows])), anchor[before], UNKNOWN)
+    result = np.full(len(rows), FORWARD, np.int8)
+    result[(before_is == BACKWARD) & (after_is == BACKWARD)] = BACKWARD
+    result[(before_is == BACKWARD) & ((after_is == OPTIMIZER) | (after_is < 0))] = OTHER
+    result[(before_is == OPTIMIZER) & (after_is != FORWARD) & (after_is != BACKWARD)] = OTHER
+    phase[rows] = result
+
+
+def _free_closures(
+    recording: Recording,
+    phase: np.ndarray,
+    holder: np.ndarray,
+    strong: np.ndarray,
+    forward_of: np.ndarray,
+    parent: np.ndarray,
+) -> None:
+    """An optimizer that calls a closure runs forward and backward inside its own range.
+
+    What comes before a closure's first autograd node is forward, from the first forward
+    operator on; between two nodes is backward; the rest is the optimizer's own work.
+    """
+    start = recording["start_ns"]
+    end = start + recording["duration_ns"]
+    threads = recording.threads
+    nodes = np.flatnonzero(strong == BACKWARD)
+    if not len(nodes):
+        return
+    nodes = nodes[np.argsort(start[nodes], kind="stable")]
+    forward = _outermost_operators(recording, forward_of[forward_of >= 0], parent, strong)
+    anchors = np.concatenate([nodes, forward])
+    is_node = np.arange(len(anchors)) < len(nodes)
+    order = np.lexsort((is_node, start[anchors]))
+    anchors, is_node = anchors[order], is_node[order]
+    for row in np.flatnonzero(strong == OPTIMIZER).tolist():
+        first, last = np.searchsorted(start[nodes], [start[row], end[row]])
+        if first == last:
+            continue
+        inside = np.arange(*np.searchsorted(start, [start[row], end[row]]))
+        inside = inside[(holder[inside] == row) & (threads[inside] == threads[row]) & (inside != row)]
+        begin, stop = np.searchsorted(start[anchors], [start[row], end[row]])
+        here, node_here = start[anchors[begin:stop]], is_node[begin:stop]
+        slot = np.searchsorted(here, start[inside], side="right")
+        after_node = (slot > 0) & node_here[np.maximum(slot - 1, 0)]
+        before_node = (slot < len(here)) & node_here[np.minimum(slot, len(here) - 1)]
+        own = after_node & ~before_node
+        phase[inside[~own & after_node]] = BACKWARD
+        phase[inside[~own & ~after_node]] = FORWARD
+        running = end[anchors[begin:stop]][np.maximum(slot - 1, 0)] > start[inside]
+        phase[inside[own & running]] = BACKWARD
+
+
+def _outermost_operators(
+    recording: Recording, rows: np.ndarray, parent: np.ndarray, strong: np.ndarray
+) -> np.ndarray:
+    """Return the outermost operators around some rows, each once; nothing that a phase's own range holds."""
+    operator = np.append(recording.is_kind("operator") & (strong < 0), False)
+    rows = np.unique(rows)
+    rows = rows[operator[rows]]
+    while (up := operator[parent[rows]]).any():
+        rows = np.unique(np.where(up, parent[rows], rows))
+    return rows

@@ -1,0 +1,127 @@
+"""Recording: what a profiler wrote, as columns, before anything is derived from it.
+
+An importer reads one file into a `Recording`; `derive` turns it into a `Trace`. The
+columns are those of a trace without `parent`, `op`, `phase` and `step`. `layer` may be
+there where the file itself names the layer; `dtype` where it names the element type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from daydream.trace.schema import FIELDS, UNKNOWN
+
+PORTION = 1 << 16
+
+
+@dataclass
+class Recording:
+    """Raw columns of one process in order of start, the texts behind coded columns, and metadata.
+
+    Times count from the recording's own origin; `metadata["origin_ns"]` is where that
+    lies on the profiler's clock. `metadata["notes"]` lists what was odd.
+    """
+
+    columns: dict[str, np.ndarray]
+    texts: dict[str, list[str]]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["start_ns"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return a column: integers, or codes for text; unknown throughout if absent."""
+        if name in self.columns:
+            return self.columns[name]
+        return np.broadcast_to(np.int64(FIELDS[name].null), len(self))
+
+    def text(self, name: str) -> list[str]:
+        """Return the texts a coded column points into; empty if the column is absent."""
+        return self.texts.get(name, [])
+
+    def texts_of(self, name: str, rows: Sequence[int] | np.ndarray) -> list[str | None]:
+        """Return the texts of some rows, None where unknown."""
+        texts = self.text(name)
+        return [texts[code] if code >= 0 else None for code in self[name][rows].tolist()]
+
+    def set_texts(self, name: str, rows: np.ndarray, values: Sequence[str | None]) -> None:
+        """Write texts into some rows of a coded column: one a row, or one for all."""
+        texts = list(self.text(name))
+        codes = {text: code for code, text in enumerate(texts)}
+        for value in values:
+            if value is not None and value not in codes:
+                codes[value] = len(texts)
+                texts.append(value)
+        self.texts[name] = texts
+        self.set_codes(name, rows, np.array([UNKNOWN if value is None else codes[value] for value in values]))
+
+    def set_codes(self, name: str, rows: np.ndarray, codes: np.ndarray) -> None:
+        """Write codes into some rows of a coded column."""
+        self._set(name, rows, codes, np.int8)
+
+    def set_numbers(self, name: str, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Write numbers into some rows of a column."""
+        self._set(name, rows, numbers, np.int32)
+
+    def _set(
+        self, name: str, rows: np.ndarray, values: np.ndarray, least: type[np.signedinteger[Any]]
+    ) -> None:
+        values = narrow(values, least)
+        if name not in self.columns:
+            self.columns[name] = np.full(len(self), UNKNOWN, values.dtype)
+        column = self.columns[name]
+        wide = np.result_type(column.dtype, values.dtype)
+        self.columns[name] = column = column.astype(wide)
+        column[rows] = values
+
+    def is_kind(self, *kinds: str) -> np.ndarray:
+        """Return a mask of the rows of any of these kinds."""
+        return _take(np.array([text in kinds for text in self.text("kind")], bool), self["kind"])
+
+    def named(self, pattern: re.Pattern[str]) -> np.ndarray:
+        """Return a mask of the rows whose name a pattern finds (each distinct name is tried once)."""
+        hits = [pattern.search(text) is not None for text in self.text("name")]
+        return _take(np.array(hits, bool), self["name"])
+
+    @cached_property
+    def threads(self) -> np.ndarray:
+        """A small number for each row's thread (pid and tid); device rows share one."""
+        codes: dict[tuple[int, int], int] = {}
+        threads = np.empty(len(self), np.int32)
+        for begin in range(0, len(self), PORTION):
+            pids, pid = np.unique(self["pid"][begin : begin + PORTION], return_inverse=True)
+            tids, tid = np.unique(self["tid"][begin : begin + PORTION], return_inverse=True)
+            pairs, pair = np.unique(pid * len(tids) + tid, return_inverse=True)
+            places = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
+            threads[begin : begin + PORTION] = np.array(
+                [codes.setdefault(place, len(codes)) for place in places]
+            )[pair]
+        return narrow(threads, np.int16)
+
+    def note(self, sentence: str) -> None:
+        """Add a sentence to the notes."""
+        self.metadata.setdefault("notes", []).append(sentence)
+
+
+def narrow(column: np.ndarray, least: type[np.signedinteger[Any]] = np.int32) -> np.ndarray:
+    """Return the column in the fewest bits that hold its values, but no fewer than `least`."""
+    if not len(column):
+        return column
+    low, high = int(column.min()), int(column.max())
+    for width in (np.int8, np.int16, np.int32):
+        bounds = np.iinfo(width)
+        enough = np.dtype(width).itemsize >= np.dtype(least).itemsize
+        if enough and bounds.min <= low and high <= bounds.max:
+            return column if column.dtype == width else column.astype(width)
+    return column
+
+
+def _take(flags: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return the flag of each code; False for the unknown code -1."""
+    return np.asarray(np.append(flags, False)[codes])

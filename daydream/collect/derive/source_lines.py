@@ -1,0 +1,99 @@
+"""Which function of the program called what: the innermost Python frame that is neither torch's nor Python's.
+
+Profilers write frames as `folder/file.py(12): function`, with the line at which the function begins. Of the
+path the last folder and the file are kept: a longer one may say whose machine it was.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+
+import numpy as np
+
+from daydream.trace.schema import UNKNOWN
+
+FRAME = re.compile(r"^(.+\.py)\((\d+)\): (.+)$")
+LIBRARIES = {"torch", "daydream", *sys.stdlib_module_names}
+OURSELVES = ("daydream", "collect")
+PLACES = ("site-packages", "dist-packages", "lib")  # what follows them is how a module is imported
+KEPT = 2  # parts of a path
+
+
+def is_frame(name: str) -> bool:
+    """Return whether a profiler's event of this name is a Python frame, or a call of a built-in."""
+    return name.startswith("<built-in ") or FRAME.match(name) is not None
+
+
+@cache
+def own_frame(name: str) -> str | None:
+    """Return a frame's name as it is kept: `train.py(12): step`; None if it is no one's own code."""
+    match = FRAME.match(name)
+    if match is None:
+        return None
+    parts = [part for part in re.split(r"[/\\]", match[1]) if part]
+    for place in PLACES:
+        if place in parts[:-1]:
+            parts = parts[len(parts) - parts[::-1].index(place) :]
+    if parts and re.fullmatch(r"python\d[\d.]*", parts[0]):
+        parts = parts[1:]
+    if not parts or parts[0].startswith("<") or parts[0].removesuffix(".py") in LIBRARIES:
+        return None
+    if "torch" in parts[:-1] or tuple(parts[-3:-1]) == OURSELVES:  # not installed: run from their sources
+        return None
+    return f"{'/'.join(parts[-KEPT:])}({match[2]}): {match[3]}"
+
+
+class SourceLines:
+    """Frames of a recording as they come in, and which of them calls what."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+        self._frames: list[tuple[int, int, int, int]] = []  # thread, start, -end, code
+
+    @property
+    def texts(self) -> list[str]:
+        """The names of the frames, by code."""
+        return list(self._codes)
+
+    def add(self, names: list[str], start_ns: np.ndarray, duration_ns: np.ndarray, tid: np.ndarray) -> None:
+        """Take frames in; what is not someone's own is left out."""
+        times = zip(names, start_ns.tolist(), duration_ns.tolist(), tid.tolist(), strict=True)
+        for name, start, duration, thread in times:
+            kept = own_frame(name)
+            if kept is not None and duration >= 0:
+                kept = kept.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be written
+                code = self._codes.setdefault(kept, len(self._codes))
+                self._frames.append((thread, start, -(start + duration), code))
+
+    def of(self, start_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
+        """Return the code of the innermost frame around each start on its thread, unknown where none is."""
+        found = np.full(len(start_ns), UNKNOWN, np.int32)
+        if not self._frames:
+            return found
+        thread, start, end, code = np.array(sorted(self._frames), np.int64).T
+        end, around = -end, _around(self._frames)
+        for number in np.unique(thread).tolist():
+            first, last = np.searchsorted(thread, [number, number + 1])
+            rows = np.flatnonzero(tid == number)
+            frame = first - 1 + np.searchsorted(start[first:last], start_ns[rows], side="right")
+            frame[frame < first] = UNKNOWN
+            while (over := (frame >= 0) & (end[frame] <= start_ns[rows])).any():
+                frame[over] = around[frame[over]]
+            found[rows] = np.where(frame >= 0, code[frame], UNKNOWN)
+        return found
+
+
+def _around(frames: list[tuple[int, int, int, int]]) -> np.ndarray:
+    """Return which frame, in the order of threads and starts, is around each; unknown for the outermost."""
+    around = np.full(len(frames), UNKNOWN, np.int64)
+    entered: list[int] = []
+    ordered = sorted(frames)
+    for place, (thread, start, _, _) in enumerate(ordered):
+        while entered and (ordered[entered[-1]][0] != thread or -ordered[entered[-1]][2] <= start):
+            entered.pop()
+        if entered:
+            around[place] = entered[-1]
+        entered.append(place)
+    return around

@@ -1,0 +1,1 @@
+"""Kineto JSON, as torch.profiler exports it, as a `Recording`. The only place that knows its names."""

@@ -1,0 +1,245 @@
+"""Events of a Kineto JSON file, block by block.
+
+The file is read in blocks and cut between two events of `traceEvents`, so memory
+does not grow with the file. A cut is looked for at `}, {"key":`, which cannot occur
+inside a JSON string (its quotes would be escaped), and is proved by decoding: where
+that fails (an array of objects inside an event, the end of the events), the block
+grows until it decodes, at worst to the end of the file.
+
+What is not strict JSON (NaN, text where a number belongs, bytes that are not UTF-8)
+is decoded again by slower and more patient means; an event that still makes no
+sense is counted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
+
+import msgspec
+
+from daydream.collect.importers.kineto.events import Event, ExactEvent, Header, patient_event
+from daydream.errors import TraceError
+from daydream.files.input_files import Counted, check_regular, most_unpacked
+
+BLOCK_BYTES = 1 << 20
+LARGEST_BLOCK_BYTES = 1 << 26
+GZIP_MAGIC = b"\x1f\x8b"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CUTS_TRIED = 4
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
+
+
+class EventReader:
+    """Iterate over lists of events; `header` and `unreadable` are complete when the iteration is.
+
+    `exact_times` keeps the digits of start times. Raises `TraceError` if the file is no Kineto trace.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        exact_times: bool = False,
+        block_bytes: int = BLOCK_BYTES,
+        progress: Callable[[float], None] | None = None,
+        max_unpacked: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._max_unpacked = max_unpacked
+        self.exact_times = exact_times
+        self.header = Header()
+        self.unreadable = 0
+        self._block_bytes = block_bytes
+        self._progress = progress
+        event = ExactEvent if exact_times else Event
+        self._one: msgspec.json.Decoder[Event] = msgspec.json.Decoder(event)
+        self._many: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[event])  # type: ignore[valid-type]
+        self._raws = msgspec.json.Decoder(list[msgspec.Raw])
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        try:
+            with opened(self.path, self._max_unpacked) as (file, position, size):
+                yield from self._blocks(file, position, max(size, 1))
+        except FileNotFoundError:
+            raise TraceError(f"{self.path}: no such file") from None
+        except IsADirectoryError:
+            raise TraceError(f"{self.path} is a folder") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(f"{self.path}: the gzip data is cut off or damaged ({error})") from None
+        except OSError as error:
+            raise TraceError(f"cannot read {self.path}: {error.strerror or error}") from None
+
+    def _blocks(self, file: IO[bytes], position: Callable[[], int], size: int) -> Iterator[list[Event]]:
+        buffer = file.read(self._block_bytes).removeprefix(BYTE_ORDER_MARK)
+        if not buffer.strip():
+            raise TraceError(f"{self.path} is empty; a Kineto trace (JSON) was needed")
+        if buffer.lstrip()[:1] == b"[":
+            prefix, buffer = b"", buffer.lstrip()[1:]
+        else:
+            while (key := EVENTS_KEY.search(buffer)) is None:
+                more = file.read(max(self._block_bytes, len(buffer)))
+                if not more:
+                    self._explain_no_events(buffer)
+                buffer += more
+            prefix, buffer = buffer[: key.end()], buffer[key.end() :]
+        ended = False
+        while not ended and (more := file.read(self._block_bytes)):
+            if self._progress is not None:
+                self._progress(min(position() / size, 1.0))
+            events, buffer, ended = self._cut(buffer)
+            if events:
+                yield events
+                del events
+            buffer += more
+        if ended:
+            buffer += file.read()
+        yield self._last(prefix, buffer)
+        if self._progress is not None:
+            self._progress(1.0)
+
+    def _cut(self, buffer: bytes) -> tuple[list[Event], bytes, bool]:
+        """Decode up to the last boundary that proves right.
+
+        Returns the events, what is left, and whether cutting has failed for good: behind the end of
+        the events no boundary proves right, and the rest of the file is then decoded at once.
+        """
+        cuts: list[re.Match[bytes]] = []
+        window = 1 << 15
+        while not cuts and window < 16 * len(buffer):
+            cuts = list(BETWEEN_EVENTS.finditer(buffer, max(0, len(buffer) - window)))
+            window *= 8
+        for cut in reversed(cuts[-CUTS_TRIED:]):
+            events = self._decode(b"".join((b"[", memoryview(buffer)[: cut.start() + 1], b"]")))
+            if events is not None:
+                return events, buffer[cut.end() :], False
+        return [], buffer, bool(cuts) or len(buffer) > LARGEST_BLOCK_BYTES
+
+    def _decode(self, text: bytes) -> list[Event] | None:
+        """Return the events of a JSON array, None if it is not one."""
+        try:
+            return self._many.decode(text)
+        except (msgspec.ValidationError, UnicodeDecodeError):
+            pass
+        except RecursionError:
+            return None
+        except msgspec.DecodeError:
+            if b"NaN" not in text and b"Infinity" not in text:
+                return None
+        try:
+            raws = self._raws.decode(text)
+        except UNDECODABLE:
+            try:
+                return self._patiently(json.loads(text.decode("utf-8", "replace")))
+            except (ValueError, RecursionError):
+                return None
+        events = []
+        for raw in raws:
+            try:
+                events.append(self._one.decode(raw))
+            except UNDECODABLE:
+                try:
+                    row = json.loads(bytes(raw).decode("utf-8", "replace"))
+                except (ValueError, RecursionError):
+                    row = None
+                events += self._patiently([row])
+        return events
+
+    def _patiently(self, rows: list[Any]) -> list[Event]:
+        events = []
+        for row in rows:
+            event = patient_event(row)
+            if event is None:
+                self.unreadable += 1
+            else:
+                events.append(event)
+        return events
+
+    def _last(self, prefix: bytes, buffer: bytes) -> list[Event]:
+        """Decode the end of the file: the remaining events and what stands behind them."""
+        text = prefix + buffer if prefix else b"[" + buffer
+        if not prefix:
+            events = self._decode(text)
+            if events is None:
+                self._explain_broken(text)
+            return events
+        try:
+            document = msgspec.json.decode(text, type=Document)
+            self.header = msgspec.json.decode(text, type=Header)
+            events = self._decode(bytes(document.traceEvents))
+            if events is not None:
+                return events
+        except UNDECODABLE:
+            pass
+        try:
+            whole = json.loads(text.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            self._explain_broken(text)
+        if not isinstance(whole, dict) or not isinstance(whole.get("traceEvents"), list):
+            raise TraceError(f"{self.path}: `traceEvents` is not a list; this is not a Kineto trace")
+        self.header = Header(**{name: whole.get(name) for name in Header.__struct_fields__})
+        return self._patiently(whole["traceEvents"])
+
+    def _explain_no_events(self, text: bytes) -> NoReturn:
+        try:
+            document = json.loads(text.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            self._explain_broken(text)
+        if isinstance(document, dict) and "nodes" in document:
+            raise TraceError(
+                f"{self.path} is a PyTorch execution trace (it has `nodes`), which holds no times of "
+                "device work. Give the trace that torch.profiler writes with export_chrome_trace."
+            )
+        raise TraceError(f"{self.path} is JSON without a `traceEvents` list; a Kineto trace was needed")
+
+    def _explain_broken(self, text: bytes) -> NoReturn:
+        if text.lstrip()[:1] not in (b"{", b"["):
+            raise TraceError(f"{self.path} is not JSON, SQLite or parquet; a profiler trace was needed")
+        whole = text.decode("utf-8", "replace").rstrip()
+        try:
+            json.loads(whole)
+        except RecursionError:
+            raise TraceError(f"{self.path}: the JSON is nested too deeply to be a trace") from None
+        except json.JSONDecodeError as error:
+            if error.pos >= len(whole) - 1 or "Unterminated string" in error.msg:
+                raise TraceError(
+                    f"{self.path}: the JSON ends in the middle; the file was cut off. Export it again."
+                ) from None
+            raise TraceError(
+                f"{self.path} is not valid JSON ({error.msg} near {whole[error.pos : error.pos + 20]!r}). "
+                "Export it again."
+            ) from None
+        except ValueError as error:
+            raise TraceError(f"{self.path} is not valid JSON ({error}). Export it again.") from None
+        raise TraceError(f"{self.path}: its events cannot be read as a Kineto trace")
+
+
+class Document(msgspec.Struct, gc=False):
+    """The events of a file, undecoded."""
+
+    traceEvents: msgspec.Raw  # noqa: N815 - Kineto's spelling
+
+
+@contextmanager
+def opened(path: Path, max_unpacked: int | None = None) -> Iterator[tuple[IO[bytes], Callable[[], int], int]]:
+    """Open a file for reading, unpacked if it is gzip: (file, position in the packed file, packed size)."""
+    check_regular(path)
+    with path.open("rb") as raw:
+        magic = raw.read(2)
+        raw.seek(0)
+        size = os.fstat(raw.fileno()).st_size
+        if magic == GZIP_MAGIC:
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                counted = Counted(cast("IO[bytes]", unpacked), path, most_unpacked(path, max_unpacked))
+                yield cast("IO[bytes]", counted), raw.tell, size
+        else:
+            yield raw, raw.tell, size

@@ -1,0 +1,201 @@
+"""Values of Kineto events as arrays: times to nanoseconds, ids to integers, texts to codes."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal, InvalidOperation
+from itertools import islice
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from daydream.collect.derive.recording import narrow
+from daydream.collect.importers.kineto.events import NOTHING, Args
+from daydream.trace.schema import NO_ID, UNKNOWN
+
+LARGEST_US = 9.2e15  # more does not fit 63 bits of nanoseconds
+EXACT_FLOAT_US = 2.0**43  # above this, float microseconds no longer tell nanoseconds apart
+LARGEST = 2**63 - 1
+NOT_A_TIME = Decimal("NaN")
+
+
+class NeedsDigitsError(Exception):
+    """The start times need more digits than a float holds: read them as text."""
+
+
+class Codes(dict[Any, int]):
+    """Value to code, in order of appearance; what says nothing is unknown."""
+
+    nothing: tuple[Any, ...] = (None, b"", b"null", b'""', b"[]", "")
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(self.nothing, UNKNOWN))
+
+    def __missing__(self, value: Any) -> int:
+        self[value] = code = len(self) - len(self.nothing)
+        return code
+
+    def values_in_order(self, start: int = 0) -> list[Any]:
+        """Return the values of codes `start`, `start + 1`, ..."""
+        return list(islice(self, len(self.nothing) + start, None))
+
+    def of(self, values: list[Any]) -> np.ndarray:
+        """Return the codes of values."""
+        return np.array([self[value] for value in values], np.int32)
+
+    def of_json(self, values: list[msgspec.Raw]) -> np.ndarray:
+        """Return the codes of undecoded JSON."""
+        if values.count(NOTHING) == len(values):
+            return np.full(len(values), UNKNOWN, np.int8)
+        return np.array([self[bytes(value)] for value in values], np.int32)
+
+
+class Names(Codes):
+    """Event names to codes; a name may be any JSON scalar and may be empty."""
+
+    nothing = ()
+
+    def __missing__(self, value: Any) -> int:
+        if type(value) is str:
+            return super().__missing__(value)
+        return self["" if value is None else str(value)]
+
+
+class Numbers(dict[Any, int]):
+    """Ids that are not plain integers to integers: `stream 7` to 7, `0x1f` to 31, nonsense to unknown."""
+
+    def __init__(self, null: int) -> None:
+        super().__init__()
+        self.null = null
+
+    def __missing__(self, value: Any) -> int:
+        self[value] = number = _number(value, self.null)
+        return number
+
+    def of(self, values: list[Any]) -> np.ndarray:
+        """Return integers, 32 bits wide if they fit."""
+        try:
+            column = np.array(values, np.int64)
+        except (TypeError, ValueError, OverflowError):
+            column = np.array([self[value] for value in values], np.int64)
+        return narrow(column)
+
+
+def _number(value: Any, null: int) -> int:
+    if isinstance(value, str):
+        words = value.split()
+        try:
+            value = int(words[-1], 16 if words[-1][:2].lower() == "0x" else 10)
+        except (ValueError, IndexError):
+            return null
+    if isinstance(value, float):
+        value = int(value) if math.isfinite(value) and value == int(value) else None
+    if value is None:
+        return null
+    if -LARGEST <= value <= LARGEST:
+        return int(value)
+    # A negative number printed as unsigned: a thread id keeps its sign, a counter is unknown.
+    return int(value) - 2**64 if null == NO_ID and LARGEST < value < 2**64 else null
+
+
+def start_ns(values: list[Any], *, exact: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return start times in nanoseconds and which are unreadable.
+
+    Raises `NeedsDigitsError` where float microseconds are too coarse; `exact` reads them from their digits.
+    """
+    if exact:
+        return _exact_ns(values)
+    try:
+        us = np.array(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return _exact_ns(values)
+    bad = ~(np.abs(us) <= LARGEST_US)
+    us[bad] = 0.0
+    if (np.abs(us) >= EXACT_FLOAT_US).any() and not all(type(value) is int for value in values):
+        raise NeedsDigitsError
+    # Whole and fraction apart: one float product with 1000 would round a second time.
+    whole = np.floor(us)
+    return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64), bad
+
+
+def duration_ns(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return durations in nanoseconds, 32 bits wide if they fit, and which are unreadable."""
+    try:
+        us = np.array(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        column, bad = _exact_ns(values)
+        return narrow(column), bad
+    bad = ~(np.abs(us) <= LARGEST_US)
+    us[bad] = 0.0
+    return narrow(np.rint(us * 1000).astype(np.int64)), bad
+
+
+def _exact_ns(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    result = np.zeros(len(values), np.int64)
+    bad = np.zeros(len(values), bool)
+    for row, value in enumerate(values):
+        text = bytes(value).decode("ascii", "replace").strip('"') if isinstance(value, msgspec.Raw) else value
+        try:
+            us = Decimal(str(text))
+        except InvalidOperation:
+            us = NOT_A_TIME
+        if us.is_finite() and -LARGEST_US <= us <= LARGEST_US:  # abs() would round, and may overflow
+            result[row] = int((us * 1000).to_integral_value())
+        else:
+            bad[row] = True
+    return result, bad
+
+
+def group_of(args: Args) -> bytes:
+    """Return a collective's group as JSON: its name, else its ranks."""
+    name = bytes(args.group)
+    return bytes(args.group_ranks) if name in Codes.nothing else name
+
+
+def parsed(text: Any) -> Any:
+    """Return decoded JSON, None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def plain_text(text: Any) -> str:
+    """Return a JSON string's content (anything else as it stands), without what cannot be encoded."""
+    value = parsed(text) if isinstance(text, bytes) else text
+    value = (
+        value if isinstance(value, str) else "" if value is None else json.dumps(value, separators=(",", ":"))
+    )
+    return value.encode("utf-8", "replace").decode()
+
+
+def compact_json(text: bytes) -> str:
+    """Return JSON without blanks."""
+    value = parsed(text)
+    return "" if value is None else json.dumps(value, separators=(",", ":"))
+
+
+def triple(text: bytes) -> str:
+    """Return a launch dimension `[x, y, z]` as `x,y,z`, empty if it is none."""
+    value = parsed(text)
+    if (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(size, int) and size >= 0 for size in value)
+    ):
+        return ",".join(str(int(size)) for size in value)
+    return ""
+
+
+def outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
+    """Return the order by start; of rows that begin together the longer one first."""
+    order = np.argsort(start, kind="stable")
+    times = start[order]
+    tied = np.zeros(len(order), bool)
+    tied[1:] = times[1:] == times[:-1]
+    tied[:-1] |= tied[1:]
+    rows = order[tied]
+    order[tied] = rows[np.lexsort((rows, -duration[rows].astype(np.int64), start[rows]))]
+    return order

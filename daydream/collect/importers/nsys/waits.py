@@ -1,0 +1,133 @@
+"""Which wait a synchronization row of an Nsight Systems export is, and what it waits for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from daydream.collect.derive.recording import Recording
+from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
+
+# Kineto's names of what CUPTI's types are called.
+TYPE_NAMES = {
+    "EVENT_SYNCHRONIZE": "Event Sync", "STREAM_WAIT_EVENT": "Stream Wait Event",
+    "STREAM_SYNCHRONIZE": "Stream Sync", "CONTEXT_SYNCHRONIZE": "Context Sync",
+}  # fmt: skip
+TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+# Older exports leave syncType unknown and count like this; seen with 3.17.
+DEPRECATED_TYPES = {0: "Context Sync", 1: "Event Sync", 2: "Stream Sync"}
+CALLS = (
+    (re.compile(r"EventQuery"), "Event Query"),
+    (re.compile(r"StreamQuery"), "Stream Query"),
+    (re.compile(r"StreamWaitEvent"), "Stream Wait Event"),
+    (re.compile(r"EventSynchronize"), "Event Sync"),
+    (re.compile(r"StreamSynchronize"), "Stream Sync"),
+    (re.compile(r"DeviceSynchronize|ThreadSynchronize|CtxSynchronize"), "Context Sync"),
+)
+QUERIES = ("Event Query", "Stream Query")
+EVENT_WAITS = ("Event Sync", "Stream Wait Event")
+
+
+def name_syncs(
+    recording: Recording, rows: np.ndarray, sync: Mapping[str, np.ndarray], enum: Mapping[int, str]
+) -> list[str]:
+    """Return the name of each sync row.
+
+    By its type; where that is unknown, by the call it belongs to, then by the older type,
+    then by the ids it holds. A query is recorded like a wait, but never waits: it is
+    named after its call.
+    """
+    types = dict(TYPES)
+    for code, word in enum.items():
+        for ending, name in TYPE_NAMES.items():
+            if word.endswith(ending):
+                types[code] = name
+    texts = recording.text("name")
+    says = [next((name for pattern, name in CALLS if pattern.search(text)), None) for text in texts] + [None]
+    call = _calls(recording, recording["correlation"][rows])
+    columns = (
+        np.where(call >= 0, recording["name"][call], len(texts)),
+        sync["syncType"], sync["deprecatedSyncType"], sync["eventId"], recording["stream"][rows],
+    )  # fmt: skip
+    names: list[str] = []
+    for code, kind, older, event, stream in zip(*(column.tolist() for column in columns), strict=True):
+        said = says[code]
+        by_ids = "Event Sync" if event >= 0 else "Stream Sync" if stream >= 0 else "Context Sync"
+        by_type = types.get(kind) or said or DEPRECATED_TYPES.get(older) or by_ids
+        names.append(said if said is not None and said in QUERIES else by_type)
+    return names
+
+
+def place_syncs(recording: Recording, processes: np.ndarray, contexts: np.ndarray) -> None:
+    """Give sync rows the device of their context: what the file says there is device 0 at times."""
+    context = np.stack([processes, contexts])
+    known = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (contexts >= 0))
+    rows = np.flatnonzero(recording.is_kind("sync"))
+    _, group = np.unique(context[:, np.concatenate((known, rows))], axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    device = np.full(group.max(initial=-1) + 1, UNKNOWN)
+    device[group[: len(known)]] = recording["device"][known]
+    found = device[group[len(known) :]]
+    recording.columns["device"][rows[found >= 0]] = found[found >= 0]
+
+
+def resolve_waits(
+    recording: Recording,
+    rows: np.ndarray,
+    sync: Mapping[str, np.ndarray],
+    records: Sequence[Mapping[str, np.ndarray]],
+) -> None:
+    """Fill wait_stream and wait_correlation of sync rows: the latest record of their event before them.
+
+    `records` are the blocks of the event table, with correlation ids as in the recording.
+    Waits without a record are counted in a note.
+    """
+    names = recording.text("name")
+    waits = np.isin(recording["name"][rows], [code for code, name in enumerate(names) if name in EVENT_WAITS])
+    waits &= sync["eventId"] >= 0
+    where = rows[waits]
+    stream = np.full(len(recording), UNKNOWN)
+    correlation = np.full(len(recording), UNKNOWN)
+    if len(where) and records:
+        table = {name: np.concatenate([block[name] for block in records]) for name in records[0]}
+        call = _calls(recording, table["correlationId"])
+        table = {name: column[call >= 0] for name, column in table.items()}
+        recorded_ns = recording["start_ns"][call[call >= 0]]
+        # An event is recorded again and again; newer exports number the records of an event.
+        numbered = bool((table["eventSyncId"] >= 0).any())
+        events = np.stack([
+            np.concatenate((table["correlationId"] >> 32, recording["correlation"][where] >> 32)),
+            np.concatenate((table["eventId"], sync["eventId"][waits])),
+            np.concatenate((table["eventSyncId"], sync["eventSyncId"][waits])) * numbered,
+        ])  # fmt: skip
+        group = np.unique(events, axis=1, return_inverse=True)[1].reshape(-1)
+        time_ns = np.concatenate((recorded_ns, recording["start_ns"][where]))
+        is_wait = np.arange(len(group)) >= len(recorded_ns)
+        order = np.lexsort((is_wait, time_ns, group))
+        place = np.where(is_wait[order], -1, np.arange(len(order)))
+        latest = np.maximum.accumulate(place)
+        found = (latest >= 0) & (group[order][np.maximum(latest, 0)] == group[order]) & is_wait[order]
+        record = order[latest[found]]
+        wait = where[order[found] - len(recorded_ns)]
+        stream[wait] = table["streamId"][record]
+        correlation[wait] = table["correlationId"][record]
+    if len(where):
+        recording.columns["wait_stream"], recording.columns["wait_correlation"] = stream, correlation
+    unresolved = int((correlation[where] < 0).sum())
+    if unresolved:
+        recording.note(
+            f"{unresolved:,} of {len(where):,} waits for an event have no record of the event in the file."
+        )
+
+
+def _calls(recording: Recording, correlation: np.ndarray) -> np.ndarray:
+    """Return the runtime row with each correlation id, -1 where there is none."""
+    runtime = np.flatnonzero(recording.is_kind("runtime") & (recording["correlation"] >= 0))
+    if not len(runtime):
+        return np.full(len(correlation), UNKNOWN)
+    runtime = runtime[np.argsort(recording["correlation"][runtime], kind="stable")]
+    known = recording["correlation"][runtime]
+    at = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
+    return np.where(known[at] == correlation, runtime[at], UNKNOWN)

@@ -1,0 +1,102 @@
+"""Runs at the start of every Python process of a collected run; hands over once torch has been imported.
+
+A process that never imports torch pays for one empty file and an entry in `sys.meta_path`.
+This folder is in front of PYTHONPATH for the sake of the processes that the script starts;
+it is taken off `sys.path`, so the script sees the path it would have without us, and a
+`sitecustomize` that this one hides is run in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing itself is not imported: this runs in every process
+if TYPE_CHECKING:
+    from typing import Any
+
+VARIABLE = "DAYDREAM_COLLECT"  # the folder in which the processes of a run meet
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))  # where the package daydream lies
+
+
+def _find(name: str, path: Any = None, *, but: Any = None) -> Any:
+    """Return a module's spec as the import system would find it, or None."""
+    for finder in list(sys.meta_path):
+        if finder is not but and hasattr(finder, "find_spec"):
+            spec = finder.find_spec(name, path)
+            if spec is not None:
+                return spec
+    return None
+
+
+class _AfterTorch:
+    """Finds torch where everybody finds it, and calls `daydream.collect.live.child.start` once it has run."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return torch's own spec, whose loader goes on to us; None for every other module."""
+        if name != "torch":
+            return None
+        spec = _find(name, path, but=self)
+        loader = getattr(spec, "loader", None)
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return spec
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module  # the loader is the real one again, for those who ask it for source
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _start()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _start() -> None:
+    """Start collecting. Whatever fails here must not stop the script."""
+    added = PACKAGES not in sys.path
+    if added:  # a script may run from a checkout, or in an environment that does not hold daydream
+        sys.path.append(PACKAGES)
+    try:
+        from daydream.collect.live import child
+
+        child.start(os.environ[VARIABLE])
+    except Exception:
+        import traceback
+
+        sys.stderr.write(f"daydream could not start in this process:\n{traceback.format_exc()}")
+    finally:
+        if added and PACKAGES in sys.path:
+            sys.path.remove(PACKAGES)
+
+
+def _arrived() -> bool:
+    """Leave a sign that this process was reached. False if the run is over, or was none of ours."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return False
+    try:
+        os.close(os.open(os.path.join(folder, f"{os.getpid()}.hello"), os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError:
+        return os.path.isdir(folder)  # a full disk is no reason to stay away
+    return True
+
+
+def _make_way() -> None:
+    """Run the `sitecustomize` that this one hides."""
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or os.curdir) != HERE]
+    spec = _find("sitecustomize")
+    if spec is None or getattr(spec.loader, "exec_module", None) is None:
+        return
+    module = type(sys)(spec.name)
+    module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+
+
+if _arrived():
+    sys.meta_path.insert(0, _AfterTorch())
+if __name__ == "sitecustomize":  # not where `isolated_main` runs this file in an isolated interpreter
+    _make_way()

@@ -1,0 +1,346 @@
+"""Run a training script as it is, in processes of its own, and keep the trace that they record.
+
+The script is started as always, with one folder in front of PYTHONPATH whose `sitecustomize`
+reaches every Python process below. Nothing is executed on the script's behalf, so `__main__`,
+exit codes, signals, launchers and workers are what they are without us. The processes meet in a
+temporary folder, away from the script's own files: there they leave their traces, and what they have
+to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from daydream.collect.launcher.signals import passing_on
+from daydream.collect.live.long_steps import LongSteps
+from daydream.collect.live.messages import (
+    HELLO,
+    INTERRUPTED_EARLY,
+    SETTINGS,
+    VARIABLE,
+    Reader,
+    changed_path,
+    trace_path,
+)
+from daydream.errors import OutputError
+from daydream.files.atomic import try_folder_of, write_whole
+from daydream.files.own_folders import own_folder
+
+if TYPE_CHECKING:
+    from daydream.trace.trace import Trace
+
+INJECT = Path(__file__).with_name("inject")
+ISOLATED_MAIN = INJECT / "isolated_main.py"
+WAITING = "waiting for"  # how progress begins in a process that has not trained yet
+TRAINS_ON = "the script trains on without the change; the result comes when it ends (or give --stop-after)"
+LOOK_EVERY_S = 0.25
+FEW, LOOK_AGAIN_S = 6, 5.0  # lines of a count that are all shown; seconds between the others
+SILENT_S = 10.0  # an interpreter starts in well under a second, on a slow network disk in a few
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What to record: steps to capture, after how many others, and whether the script then ends.
+
+    `change` (names, options, rounds, steps of a block) is then made for real, in turns with
+    unchanged steps. `with_stack` records which function of the script called what.
+    """
+
+    steps: int = 3
+    warmup: int = 5
+    stop_after: bool = False
+    change: dict[str, Any] | None = None
+    with_stack: bool = False
+
+
+@dataclass
+class Collected:
+    """What came of it: the script's exit code, the trace if there is one, and what went wrong.
+
+    `changed` is the trace of the steps with a change, where one was made and they were recorded.
+    """
+
+    exit_code: int
+    path: Path | None = None
+    changed: Path | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def command_line(
+    target: str, args: Sequence[str], *, module: bool = False, nproc_per_node: int | None = None
+) -> list[str]:
+    """Return how Python runs this script or module, under torch's launcher where processes are asked for."""
+    launcher = []
+    if nproc_per_node is not None:
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(nproc_per_node)]
+    return [sys.executable, *launcher, *(["-m"] if module else []), target, *args]
+
+
+def isolation_flags() -> list[str]:
+    """Return the options of our own interpreter that keep PYTHONPATH or `sitecustomize` from it."""
+    flags = sys.flags
+    if flags.isolated:
+        return ["-I", *(["-S"] if flags.no_site else [])]
+    return [*(["-E"] if flags.ignore_environment else []), *(["-S"] if flags.no_site else [])]
+
+
+def isolated(command: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return a command line whose interpreter has these options, and which reaches us nevertheless."""
+    python, *rest = command
+    return [python, *flags, str(ISOLATED_MAIN), *rest]
+
+
+def collect(
+    command: Sequence[str],
+    output: Path,
+    recording: Recording,
+    *,
+    force: bool = False,
+    say: Say = lambda _: None,
+    own_stdout: bool = False,
+    kept: bool = True,
+) -> Collected:
+    """Run a command to its end and save the trace of its training steps.
+
+    `say` gets a line for every stage. With `own_stdout` the command's output goes to
+    stderr. The name of a trace that is not `kept` is not told. Raises `OutputError` before anything is
+    run if the trace could not be written.
+    """
+    try_folder_of(output)
+    with own_folder("daydream-collect") as folder:
+        (folder / SETTINGS).write_text(
+            json.dumps({"name": output.name, "root": os.getpid(), **vars(recording)})
+        )
+        if flags := isolation_flags():
+            command = isolated(command, flags)
+            say(f"python {' '.join(flags)} hides us from the script; it is run inside a process of ours")
+        run = _Run(folder, output, recording, force=force, say=say, kept=kept)
+        code = run.follow(command, own_stdout=own_stdout)
+        return run.result(code)
+
+
+class _Run:
+    """A running command, as seen from outside."""
+
+    def __init__(
+        self, folder: Path, output: Path, recording: Recording, *, force: bool, say: Say, kept: bool
+    ) -> None:
+        self._folder, self._output, self._force, self._say = folder, output, force, say
+        self._kept = kept
+        self._result_waits = recording.change is not None and not recording.stop_after
+        self._messages = Reader(folder)
+        self._root = 0  # the process that we started
+        self._speaker: int | None = None  # the process whose progress is shown
+        self._said, self._alike, self._said_at = "", 0, 0.0
+        self._long_steps = LongSteps(say)
+        self._began: set[int] = set()
+        self._moved: set[int] = set()  # processes that came further than the start
+        self._ended: dict[int, dict[str, Any]] = {}
+        self._saved: Path | None = None
+        self._kept_once = False  # or that was tried
+        self._problems: list[str] = []
+        self._signals: list[int] = []  # that came to us
+
+    def follow(self, command: Sequence[str], *, own_stdout: bool) -> int:
+        """Run the command to its end and show what it does. Returns its exit code as a shell sees it."""
+        path = [str(INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, VARIABLE: str(self._folder), "PYTHONPATH": os.pathsep.join(path)}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        begin, warned = time.monotonic(), False
+        with passing_on(self._signals) as started:
+            child = subprocess.Popen(command, env=environment, stdout=2 if own_stdout else None)  # noqa: S603
+            started(child)
+            self._root = child.pid
+            over = threading.Event()
+
+            def wait() -> None:
+                child.wait()
+                over.set()
+
+            threading.Thread(target=wait, daemon=True).start()
+            while not over.wait(LOOK_EVERY_S):
+                self._look()
+                self._long_steps.look()
+                if not warned and time.monotonic() - begin > SILENT_S and not self._reached():
+                    warned = True
+                    self._say("nothing heard from the script's interpreter yet; is it isolated (-I, -E, -S)?")
+        self._look()
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+    def _look(self) -> None:
+        for message in self._messages.new():
+            pid = message["pid"]
+            if message["what"] == "began":
+                self._began.add(pid)
+                if self._speaker is None:
+                    self._show(f"{WAITING} training steps")
+            elif message["what"] == "compiling":
+                if self._speaker in {None, pid}:
+                    self._long_steps.compiles(bool(message["on"]))
+            elif message["what"] == "progress":
+                if not message["text"].startswith(WAITING):
+                    self._moved.add(pid)
+                    self._speaker = self._speaker or pid
+                if self._speaker in {None, pid}:
+                    self._long_steps.heard(message["text"])
+                    self._show(message["text"])
+            else:
+                self._ended[pid] = message
+        own = trace_path(self._folder, self._root, self._output.name)
+        if self._saved is None and not self._kept_once and own.exists():
+            self._kept_once = True
+            # Kept at once: the script may train for days, and be killed in the end.
+            # Where it cannot be, as on a full disk, that is tried and told again at the end.
+            with contextlib.suppress(OutputError):
+                self._keep(own)
+                self._show(f"captured, wrote {self._saved}" if self._kept else "captured")
+        elif self._saved is not None and self._result_waits and not self._ended:
+            self._result_waits = False
+            self._show(TRAINS_ON)
+
+    def _show(self, text: str) -> None:
+        """Say what is new; of a long count the first lines, and then one now and then."""
+        if text == self._said:
+            return
+        shape = re.sub(r"\d+", "0", text)
+        alike = shape == re.sub(r"\d+", "0", self._said)
+        self._said, self._alike = text, self._alike + 1 if alike else 0
+        now = time.monotonic()
+        if self._alike < FEW or now - self._said_at > LOOK_AGAIN_S:
+            self._said_at = now
+            self._say(text)
+
+    def _reached(self) -> bool:
+        return any(self._folder.glob(f"*{HELLO}"))
+
+    def result(self, code: int) -> Collected:
+        """Return what came of it, after merging the ranks' traces."""
+        if self._saved is None and (traces := self._traces(self._output.name)):
+            self._merge(traces)
+        failed = self._failures()
+        if self._saved is None and not self._folder.exists():
+            failed = [_removed(self._folder)]
+        elif self._saved is None and self._interrupted(code):
+            # Those that were killed meanwhile have nothing else to say.
+            failed = [text for text in failed if INTERRUPTED_EARLY in text][:1] or [f"{INTERRUPTED_EARLY}."]
+        elif self._saved is None and not failed:
+            failed = [self._why_nothing()]
+        return Collected(code, self._saved, self._changed(), [*self._problems, *failed])
+
+    def _traces(self, name: str) -> dict[int, Path]:
+        """Return the traces of this name that processes left, by process."""
+        found = (path for path in self._folder.glob("[0-9]*/*") if path.name == name)
+        return {int(path.parent.name): path for path in found}
+
+    def _changed(self) -> Path | None:
+        """Save the trace of the steps with a change beside the other, if there is one."""
+        traces = self._traces(changed_path(self._output).name)
+        if self._saved is None or not traces:
+            return None
+        from daydream.collect.launcher.merge import merge
+
+        merged, _ = merge(traces, self._ended, self._root)
+        target = changed_path(self._saved)
+        write_whole(target, _writing(merged), force=True)
+        return target
+
+    def _merge(self, traces: dict[int, Path]) -> None:
+        from daydream.collect.launcher.merge import merge
+
+        if len(traces) > 1:
+            self._show(f"merging the traces of {len(traces)} processes")
+        merged, notes = merge(traces, self._ended, self._root)
+        self._problems += notes
+        self._keep(merged)
+
+    def _keep(self, trace: Path | Trace) -> None:
+        target = self._output
+        while True:
+            try:
+                write_whole(target, _writing(trace), force=self._force)
+                break
+            except OutputError:
+                if self._force or not target.exists():
+                    raise
+            target = _free_name(self._output)
+        if target != self._output:
+            self._problems.append(f"{self._output} appeared while the script ran; the trace is in {target}")
+        self._saved = target
+
+    def _failures(self) -> list[str]:
+        """Return what processes say that could not save a trace, those that trained first."""
+        told = {pid: str(each["failed"]) for pid, each in self._ended.items() if each["failed"]}
+        lost = self._moved - set(self._ended)
+        if self._saved is None:  # with a trace in hand, those that never trained do not matter
+            told = {pid: text for pid, text in told.items() if pid in self._moved} or told
+            told = {self._root: told[self._root]} if told and not self._moved and self._root in told else told
+        else:
+            told = {pid: text for pid, text in told.items() if pid in self._moved}
+            lost = set()
+        texts = list(dict.fromkeys(self._named(pid, text) for pid, text in sorted(told.items())))
+        return texts + [_left(pid) for pid in sorted(lost)]
+
+    def _named(self, pid: int, text: str) -> str:
+        rank = self._ended[pid].get("rank")
+        return text if rank is None or len(self._moved) < 2 else f"rank {rank}: {text}"
+
+    def _interrupted(self, code: int) -> bool:
+        """Return whether Ctrl-C ended the script, and no process that trained says otherwise."""
+        told = {pid: str(each["failed"]) for pid, each in self._ended.items() if each["failed"]}
+        failed = any(pid in self._moved and INTERRUPTED_EARLY not in text for pid, text in told.items())
+        return not failed and (signal.SIGINT in self._signals or code == 128 + signal.SIGINT)
+
+    def _why_nothing(self) -> str:
+        if not (self._folder / f"{self._root}{HELLO}").exists():
+            return (
+                "nothing was heard from the script: its interpreter does not read PYTHONPATH or runs no "
+                "sitecustomize.\nThe options -I, -E and -S do that, and so does a disk with no space left.\n"
+                "Run the script without them."
+            )
+        if not self._began:
+            return "the script never imported torch, so there was no training step to record."
+        return _left(min(self._began))
+
+
+def _writing(trace: Path | Trace) -> Callable[[str], Any]:
+    """Return what makes a file of a trace that is in memory, or already one, perhaps on another disk."""
+    if isinstance(trace, Path):
+        return lambda temporary: shutil.copyfile(trace, temporary)
+    return lambda temporary: trace.save(temporary, force=True)
+
+
+def _removed(folder: Path) -> str:
+    return (
+        f"{folder} was removed while the script ran: there its processes leave what they record.\n"
+        "Set TMPDIR to a folder that the script leaves alone."
+    )
+
+
+def _left(pid: int) -> str:
+    return (
+        f"process {pid} ended without saving what it had captured: it was killed, crashed or called "
+        "os._exit.\nGive --stop-after, or fewer --warmup and --steps: the trace is then complete before that."
+    )
+
+
+def _free_name(path: Path) -> Path:
+    number = 2
+    while (free := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    return free

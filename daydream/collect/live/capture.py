@@ -1,0 +1,108 @@
+"""One window of the profiler with layer hooks, and the trace that its rows become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from daydream.collect.derive.build import derive
+from daydream.collect.derive.recording import Recording
+from daydream.collect.derive.steps import Ranges
+from daydream.collect.live.events import MARKER_NAME, Marker, read_events
+from daydream.collect.live.layer_hooks import LayerHooks
+from daydream.collect.live.loss import label_outside, set_loss_phase
+from daydream.collect.live.periods_of_steps import set_apart_unlike_steps
+from daydream.collect.live.run_metadata import describe_run
+from daydream.collect.live.torch_private import events_of, profiler_config, quiet_profiler, range_type
+from daydream.collect.live.warm_memory import WarmMemory
+from daydream.trace.trace import Trace
+
+STACKS = "Python's frames were recorded too: the recorded steps are slower by that, and it is not taken out."
+
+
+def prepared_profiler(*, with_stack: bool = False) -> Any:
+    """Return a profiler with the settings of every capture, prepared; it may record Python frames."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if _on_gpu():
+        activities.append(ProfilerActivity.CUDA)  # also on ROCm builds
+    make: Any = profile
+    profiler = make(
+        activities=activities, record_shapes=True, with_stack=with_stack,
+        experimental_config=profiler_config(),
+    )  # fmt: skip
+    with quiet_profiler():
+        profiler.prepare_trace()
+    return profiler
+
+
+@dataclass
+class Captured:
+    """What a window holds: the recording with the run's metadata, and its step markers."""
+
+    recording: Recording
+    markers: list[Marker]
+
+    def trace(self, ranges: tuple[Ranges, str]) -> Trace:
+        """Return the trace, with layers, phases and these steps; the recording is used up."""
+        label_outside(self.recording)
+        trace = derive(self.recording, ranges=ranges)
+        set_loss_phase(trace)
+        set_apart_unlike_steps(trace)
+        return trace
+
+
+class Capture:
+    """A profiler, prepared when it is made. It must be stopped on the thread that started it.
+
+    `with_stack` records Python's frames too, which makes the recorded steps slower.
+    `slow_to_start` tells that a device is recorded too: its side is best prepared some steps ahead.
+    """
+
+    def __init__(self, *, with_stack: bool = False) -> None:
+        self.slow_to_start = _on_gpu()
+        self._with_stack = with_stack
+        self._hooks = LayerHooks()
+        self._range = range_type()
+        self._profiler = prepared_profiler(with_stack=with_stack)
+        self._memory: WarmMemory | None = None
+
+    def start(self) -> None:
+        """Begin to record."""
+        self._memory = WarmMemory()
+        self._hooks.install()
+        self._profiler.start_trace()
+
+    def mark(self, number: int) -> None:
+        """Leave a step marker in the recording."""
+        with self._range(MARKER_NAME.format(number)):
+            pass
+
+    def abandon(self) -> None:
+        """Take the layer hooks off; for a forked child, which has no profiler of its own to stop."""
+        self._hooks.remove()
+
+    def stop(self, optimizers: list[Any]) -> Captured:
+        """End the recording, take the layer hooks off, and return what was recorded."""
+        self._hooks.remove()
+        self._profiler.stop_trace()
+        self._memory = None
+        metadata, paths = describe_run(self._hooks.roots, optimizers)
+        layers = {
+            number: path
+            for number, module in enumerate(self._hooks.modules)
+            if (path := paths.of_module.get(id(module))) is not None
+        }
+        recording, markers = read_events(events_of(self._profiler), layers)
+        recording.metadata.update(metadata)
+        if self._with_stack:
+            recording.metadata["notes"].append(STACKS)
+        return Captured(recording, markers)
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    cuda: Any = torch.cuda
+    return bool(cuda.is_available() and cuda.is_initialized())

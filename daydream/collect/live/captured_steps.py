@@ -1,0 +1,85 @@
+"""The captured steps of a recording, from the profiler's stop to the saved trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from daydream.collect.derive.quality import MOST_VARYING, far_from_usual
+from daydream.collect.derive.steps import Ranges
+from daydream.collect.live.capture import Captured, prepared_profiler
+from daydream.collect.live.interruption import HeldInterruptions
+from daydream.collect.live.periods_of_steps import DIFFERENT
+from daydream.collect.live.profiler_cost import measure_profiler_cost
+from daydream.collect.live.step_sequence import INTERRUPTED
+from daydream.text import counted
+from daydream.trace.trace import Trace
+
+SKIPPED = "its update was skipped: the gradient scaler found infinite gradients"
+
+
+@dataclass(frozen=True)
+class CapturedSteps:
+    """What the profiler recorded, the ranges of the steps in it, and the names of those without an update."""
+
+    captured: Captured
+    ranges: tuple[Ranges, str]
+    skipped: set[str]
+
+    @property
+    def count(self) -> int:
+        """How many steps have a step time: the first has none before it."""
+        return len(self.ranges[0]) - 1
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What goes with the trace."""
+        return self.captured.recording.metadata
+
+    @property
+    def apart(self) -> float:
+        """The share of the steps that took another time than the usual one, by far."""
+        ends = [end for name, _, end in self.ranges[0] if name not in self.skipped]
+        times = [end - before for before, end in pairwise(ends)]
+        return far_from_usual(times) / len(times) if times else 0.0
+
+    @property
+    def disagree(self) -> bool:
+        """Whether more of them do than on a machine at rest."""
+        return self.apart > MOST_VARYING
+
+    def or_rather(self, earlier: CapturedSteps | None) -> CapturedSteps:
+        """Return these steps or those captured earlier: all that were wanted, then those that agree."""
+        if earlier is None or (self.count, -self.apart) > (earlier.count, -earlier.apart):
+            return self
+        return earlier
+
+    def measure_cost(self, interruptions: HeldInterruptions, step_hooks_ns: int) -> None:
+        """Note what recording costs an event, in this process; where that fails, why."""
+        with interruptions as held:
+            try:
+                cost = measure_profiler_cost(prepared_profiler, stop=lambda: held.came)
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                self.metadata["notes"].append(f"What recording costs could not be measured: {error}.")
+                return
+            if cost:
+                self.metadata["profiler_cost"] = {**cost, "step_hooks_ns": step_hooks_ns}
+            elif held.came:
+                self.metadata["notes"].append(
+                    f"What recording costs was not measured: {INTERRUPTED} came before."
+                )
+
+    def save(self, output: Path, *, force: bool, wanted: int, reason: str) -> Trace:
+        """Write the trace and return it; fewer steps than `wanted` are noted with the reason."""
+        if self.count < wanted:
+            self.metadata["notes"].append(
+                f"{counted(self.count, 'step')} of {wanted} could be measured before {reason}."
+            )
+        trace = self.captured.trace(self.ranges)
+        for step in trace.metadata["steps"]:
+            if step["name"] in self.skipped and (step["covered"] or step["why_not"] == DIFFERENT):
+                step.update(covered=False, why_not=SKIPPED)
+        trace.save(output, force=force)
+        return trace

@@ -1,0 +1,193 @@
+"""What runs inside the user's process around the recording: it begins with torch and ends with the process.
+
+The recording itself is `daydream.collect.live.session`. Here is how a process ends, so that what was
+captured is saved, and how it tells the command line what it does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from daydream import hooks
+from daydream.collect.live.busy_machine import BusyMachine
+from daydream.collect.live.compilation import watch_compilations
+from daydream.collect.live.messages import SETTINGS, tell, trace_path
+from daydream.collect.live.rank import rank_and_world
+from daydream.collect.live.started_processes import leave_helpers_alone
+from daydream.collect.live.step_sequence import INTERRUPTED
+from daydream.collect.live.termination import SaveOnTermination
+from daydream.errors import DaydreamError
+
+
+def start(folder: str) -> None:
+    """Collect in this process, which has just imported torch."""
+    leave_helpers_alone(folder)
+    settings = json.loads(Path(folder, SETTINGS).read_text())
+    Child(Path(folder), settings).attach()
+
+
+class Child:
+    """A recording in this process, from the import of torch to the end of the process."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        from daydream.collect.live.session import Session
+
+        self._folder, self._name = folder, str(settings["name"])
+        self._stop_after = bool(settings["stop_after"])
+        self._pid = os.getpid()
+        self._ended = False
+        self._place = rank_and_world()
+        self._termination = SaveOnTermination(self._terminated)
+        self.session = Session(
+            self._path(), steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
+            on_fork=self._forked, on_holding=self._termination.switch,
+            alternate=_alternate(settings.get("change")), with_stack=bool(settings.get("with_stack")),
+            busy=BusyMachine(settings["root"], self._progress, self._alone),
+        )  # fmt: skip
+
+    def attach(self) -> None:
+        """Begin, and arrange for the end."""
+        self.session.install()
+        tell(self._folder, what="began")
+        watch_compilations(lambda on: tell(self._folder, what="compiling", on=on))
+        self._arrange_the_end()
+        if self._stop_after:
+            self._stop_when_done()
+
+    def end(self, reason: str) -> None:
+        """Save what was captured, once, and tell how that went. Does nothing in a forked child."""
+        if self._ended or os.getpid() != self._pid:
+            return
+        self._ended = True
+        interrupted = (sys.exc_info()[0] or getattr(sys, "last_type", None)) is KeyboardInterrupt
+        failed: str | None = None
+        try:
+            self.session.finish(INTERRUPTED if interrupted else reason)
+        except DaydreamError as error:
+            failed = str(error)
+        except KeyboardInterrupt:  # held back until everything was done
+            interrupted = True
+        except Exception:  # noqa: BLE001 - a fault of ours must not change how the script ends
+            failed = f"collecting failed in process {self._pid}:\n{traceback.format_exc()}"
+        self._locate()
+        rank, world = self._place
+        if not tell(self._folder, what="ended", failed=failed, rank=rank, world=world) and failed:
+            sys.stderr.write(f"daydream: {failed}\n")
+        if interrupted:
+            _still_interrupted()
+
+    def _progress(self, what: str, *_: Any, **__: Any) -> None:
+        if os.getpid() == self._pid:
+            self._locate()
+            tell(self._folder, what="progress", text=what, rank=self._place[0])
+
+    def _locate(self) -> None:
+        """Learn the rank while it is known: scripts take their process group down before they end."""
+        rank, world = rank_and_world()
+        self._place = (self._place[0] if rank is None else rank, self._place[1] if world is None else world)
+
+    def _alone(self) -> bool:
+        self._locate()
+        return self._place[1] in {None, 1}
+
+    def _path(self) -> Path:
+        path = trace_path(self._folder, self._pid, self._name)
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def _forked(self) -> None:
+        """Record this process too, which an earlier one forked and which trains: a rank, it seems."""
+        try:
+            self._pid, self._ended, self._place = os.getpid(), False, (None, None)
+            self.session.begin_anew(self._path())
+            tell(self._folder, what="began")
+            self._arrange_the_end()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the script
+            self._ended = True
+            tell(self._folder, what="ended", failed=f"collecting failed in a forked process: {error}")
+
+    def _arrange_the_end(self) -> None:
+        """Be called when the process ends.
+
+        Children of `multiprocessing` leave with `os._exit`, past `atexit`; they run finalizers instead.
+        A child that imported torch before its own start-up (spawn imports the main module)
+        forgets the finalizers registered until then, hence the second way.
+        """
+        from multiprocessing import util
+
+        pid = os.getpid()
+
+        def register(child: Child) -> None:
+            if os.getpid() == pid:
+                util.Finalize(None, child.end, args=("the process ended",), exitpriority=-100)
+
+        atexit.register(self.end, "the script ended")
+        register(self)
+        util.register_after_fork(self, register)
+
+    def _terminated(self, signal: str, die: Callable[[], None]) -> None:
+        def save_and_die() -> None:
+            self.end(signal)
+            die()
+
+        self.session.when_free(save_and_die)
+
+    def _stop_when_done(self) -> None:
+        """End the script behind the call that completes the recording."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def stop(*_: Any, **__: Any) -> None:
+            if os.getpid() == self._pid and self.session.done and not self._ended:
+                self.end("--stop-after")
+                raise SystemExit(0)
+
+        register_optimizer_step_post_hook(stop)
+        # A script without torch.optim is recorded by its calls of backward.
+        torch.autograd.backward = _then(torch.autograd.backward, stop)
+
+
+def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | None:
+    """Return what makes the change of `daydream confirm` in turns, once the optimizers are known."""
+    if change is None:
+        return None
+
+    def alternate(optimizers: list[Any]) -> Any:
+        from daydream.collect.live.alternating import Alternating
+
+        return Alternating(
+            lambda: hooks.ask("real_change", change["names"], change["options"], optimizers),
+            rounds=change["rounds"], steps=change["steps"],
+        )  # fmt: skip
+
+    return alternate
+
+
+def _still_interrupted() -> None:
+    """Let Python die of SIGINT, as it does after an unhandled KeyboardInterrupt.
+
+    It forgets that it was one when code is executed from text on the way out, as imports of
+    dataclasses do; code from text that is interrupted makes it remember.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")  # noqa: S102 - see above
+
+
+def _then(function: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:
+    import functools
+
+    @functools.wraps(function)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        after()
+        return result
+
+    return both

@@ -1,0 +1,74 @@
+"""What the rows of a trace cost to record: the classes they fall into, their inputs, and their heads.
+
+The head of an operator is the time from its start to the start of the first operator
+inside. Little happens there but the recording of that inner operator, so heads tell how
+dear recording was at that time and place: with caches hot or cold, in fresh memory or in
+used, at the clock the machine ran at.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from daydream.trace.trace import Trace
+
+CLASSES = ("forward", "backward", "optimizer")  # of operators
+RANGES = ("annotation", "module")  # ranges opened by Python code; each kind is a class of its own
+LONGEST_HEAD_NS = 10_000  # in a longer one the thread was interrupted
+
+
+def recorded_events(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of operators, and the class of each as a number.
+
+    What is in neither the backward pass nor the optimizer (the loss, data, what has no phase)
+    is recorded like the forward pass.
+    """
+    rows = np.flatnonzero(trace.is_kind("operator"))
+    phase = trace["phase"][rows]
+    of_class = np.zeros(len(rows), np.int64)
+    for number, name in enumerate(CLASSES):
+        of_class[phase == trace.code("phase", name)] = number
+    return rows, of_class
+
+
+def recorded_ranges(trace: Trace) -> dict[str, np.ndarray]:
+    """Return the rows of each kind of range that lies on a CPU thread."""
+    return {kind: np.flatnonzero(trace.is_kind(kind) & (trace["tid"] >= 0)) for kind in RANGES}
+
+
+def inputs_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return how many inputs were recorded with each row; the tensors of a list count one by one."""
+    counts = [_inputs(text) for text in trace.text("shapes")]
+    return np.array([*counts, 0], np.int64)[trace["shapes"][rows]]
+
+
+def heads(trace: Trace) -> dict[tuple[str, str, str], tuple[int, float]]:
+    """Return, by (class, operator, first operator inside), how many heads there are and their mean in ns."""
+    rows, of_class = recorded_events(trace)
+    operator = trace.is_kind("operator")
+    inner = operator[rows] & (trace["parent"][rows] >= 0)
+    rows, of_class = rows[inner], of_class[inner]
+    outer, first = np.unique(trace["parent"][rows], return_index=True)  # rows are in order of start
+    rows, of_class = rows[first], of_class[first]
+    kept = operator[outer]
+    rows, of_class, outer = rows[kept], of_class[kept], outer[kept]
+    start = trace["start_ns"]
+    length = np.minimum(start[rows] - start[outer], LONGEST_HEAD_NS)
+    name = np.asarray(trace["name"], np.int64)
+    size = len(trace.text("name"))
+    keys = (of_class * size + name[outer]) * size + name[rows]
+    keys, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    means = np.bincount(group.reshape(-1), weights=length, minlength=len(keys)) / np.maximum(counts, 1)
+    texts = trace.text("name")
+    return {
+        (CLASSES[key // size // size], texts[key // size % size], texts[key % size]): (count, mean)
+        for key, count, mean in zip(keys.tolist(), counts.tolist(), means.tolist(), strict=True)
+    }
+
+
+def _inputs(text: str) -> int:
+    shapes: Any = json.loads(text)
+    return sum(len(one) if one and isinstance(one[0], list) else 1 for one in shapes)

@@ -1,0 +1,224 @@
+"""Layers: a range in the recording around every module's forward call, and the modules' paths.
+
+Ranges carry a number, not a path. Paths are settled when recording is over, as a module that
+was called alone may turn out to be a part of one that is called later.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from daydream.collect.live.torch_private import range_type
+
+LAYER_RANGE = re.compile(r"^daydream::layer (\d+)$")
+RANGE_NAME = "daydream::layer {}"
+LOSS = "loss"
+# A wrapper's only child stands for the wrapper; `module` is a wrapper's word only in torch's own wrappers.
+WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "AveragedModel")
+
+
+class LayerHooks:
+    """Module hooks that can be put on and taken off; without them a module's call costs nothing more."""
+
+    def __init__(self) -> None:
+        self.modules: list[Any] = []  # by number; held while recording, so that an id stays one module's
+        self.roots: list[Any] = []  # modules that were called outside all others
+        self._names: dict[int, str] = {}  # of the ranges, by id of the module
+        self._root_ids: set[int] = set()
+        self._adding = threading.Lock()
+        self._handles: list[Any] = []
+
+    @property
+    def installed(self) -> bool:
+        """Whether the hooks are on."""
+        return bool(self._handles)
+
+    def install(self) -> None:
+        """Put the hooks on every module of the process."""
+        import torch
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        is_compiling = torch.compiler.is_compiling
+        new_range = range_type()
+        local = threading.local()
+        name_of, root_ids, add = self._names.get, self._root_ids, self._add
+
+        # A compiled model must stay one graph: both hooks begin with the question and do nothing else then.
+        def before(module: Any, _args: Any) -> None:
+            if is_compiling():
+                return
+            try:
+                stack = local.stack
+            except AttributeError:
+                stack = local.stack = []
+            name = name_of(id(module))
+            if name is None or not (stack or id(module) in root_ids):
+                name = add(module, is_root=not stack)
+            span = new_range(name)
+            span.__enter__()
+            stack.append((module, span))
+
+        def after(module: Any, _args: Any, _output: Any) -> None:
+            if is_compiling():
+                return
+            stack = getattr(local, "stack", None)
+            if not stack:
+                return
+            if stack[-1][0] is module:
+                stack.pop()[1].__exit__(None, None, None)
+                return
+            if not any(entered is module for entered, _ in stack):
+                return  # it was entered before the hooks were on
+            while stack:  # an exception left inner ones behind
+                entered, span = stack.pop()
+                span.__exit__(None, None, None)
+                if entered is module:
+                    return
+
+        self._handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _add(self, module: Any, *, is_root: bool) -> str:
+        """Note a module that was not called before, or not outermost; return the name of its range."""
+        with self._adding:
+            if id(module) not in self._names:
+                self._names[id(module)] = RANGE_NAME.format(len(self.modules))
+                self.modules.append(module)
+            if is_root and id(module) not in self._root_ids:
+                self.roots.append(module)
+                self._root_ids.add(id(module))
+            return self._names[id(module)]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where each module and parameter lives: paths by object id, and the models they were found in."""
+
+    of_module: dict[int, str]
+    of_parameter: dict[int, str]
+    owner_of_parameter: dict[int, str]
+    models: list[Any]
+
+
+def find_paths(roots: list[Any]) -> Paths:
+    """Return the path of every module under the modules that were called outermost.
+
+    A model's own path is its class name, its parts are named as in `named_modules()`, without
+    wrappers. Of several models the parts carry the model's name in front. Loss modules are `loss`.
+    A module or a parameter in two places has the first one's path.
+    """
+    from torch.nn.modules.loss import _Loss
+
+    inner = [unwrap(root) for root in roots]
+    inside = {id(root) for root in inner if _is_replica(root)}
+    for root in inner:
+        inside |= {id(module) for module in root.modules() if module is not root}
+    tops: list[Any] = []
+    for root in inner:
+        if id(root) not in inside and not any(root is top for top in tops):
+            tops.append(root)
+    losses = [top for top in tops if isinstance(top, _Loss)]
+    models = [top for top in tops if not isinstance(top, _Loss)]
+    names = _names_of(models)
+    several = sum(any(True for _ in model.parameters()) for model in models) > 1
+    of_module = {id(module): LOSS for loss in losses for module in loss.modules()}
+    of_parameter: dict[int, str] = {}
+    owner: dict[int, str] = {}
+    for model, name in zip(models, names, strict=True):
+        prefix = f"{name}." if several else ""
+        for path, module in named_modules(model):
+            full = f"{prefix}{path}" if path else name
+            of_module.setdefault(id(module), full)
+            for key, parameter in module.named_parameters(recurse=False):
+                if id(parameter) not in of_parameter:
+                    of_parameter[id(parameter)] = f"{prefix}{path}.{key}" if path else f"{prefix}{key}"
+                    owner[id(parameter)] = full
+    _find_replicas(roots, inner, of_module)
+    for outermost, root in zip(roots, inner, strict=True):
+        wrapper = outermost
+        while wrapper is not root:
+            of_module[id(wrapper)] = of_module[id(root)]
+            wrapper = _wrapped(wrapper)
+    return Paths(of_module, of_parameter, owner, models)
+
+
+def _is_replica(module: Any) -> bool:
+    return bool(getattr(module, "_is_replica", False))
+
+
+def _find_replicas(roots: list[Any], inner: list[Any], of_module: dict[int, str]) -> None:
+    """Give the copies of a model that DataParallel makes for every call the paths of the model."""
+    originals = [
+        part for root, part in zip(roots, inner, strict=True) if type(root).__name__ == "DataParallel"
+    ]
+    for replica in (root for root in inner if _is_replica(root)):
+        for original in originals:
+            if type(original) is type(replica):
+                paths = dict(named_modules(original))
+                for path, module in named_modules(replica):
+                    if path in paths and id(paths[path]) in of_module:
+                        of_module.setdefault(id(module), of_module[id(paths[path])])
+
+
+def unwrap(module: Any) -> Any:
+    """Return the module inside DistributedDataParallel, torch.compile and their like."""
+    while (child := _wrapped(module)) is not None:
+        module = child
+    return module
+
+
+def named_modules(module: Any, path: str = "", seen: set[int] | None = None) -> list[tuple[str, Any]]:
+    """Return (path, module) for a module and all below it, wrappers' names left out of the paths.
+
+    Unlike `named_modules()` of torch, which names a wrapper and what it wraps, both have one path.
+    """
+    seen = set() if seen is None else seen
+    if id(module) in seen:
+        return []
+    seen.add(id(module))
+    found = [(path, module)]
+    wrapped = _wrapped(module)
+    for name, child in module.named_children():
+        below = path if child is wrapped else f"{path}.{name}" if path else name
+        found += named_modules(child, below, seen)
+    return found
+
+
+def _wrapped(module: Any) -> Any:
+    children = dict(module.named_children())
+    for name in WRAPPED:
+        if name in children:
+            return children[name]
+    if type(module).__name__ in WRAPPERS and type(module).__module__.startswith("torch."):
+        return children.get("module")
+    return None
+
+
+def _names_of(models: list[Any]) -> list[str]:
+    """Return the models' class names; several of one class are told apart by a number."""
+    given = [_class_of(model).__name__ for model in models]
+    names = []
+    for index, name in enumerate(given):
+        earlier = given[:index].count(name)
+        names.append(f"{name}_{earlier + 1}" if earlier else name)
+    return names
+
+
+def _class_of(model: Any) -> type:
+    """Return a model's class; what `fully_shard` puts in its place derives from it."""
+    for base in type(model).__mro__:
+        if "FSDPModule" not in [each.__name__ for each in base.__mro__]:
+            return base
+    return type(model)

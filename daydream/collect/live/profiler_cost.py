@@ -1,0 +1,307 @@
+"""What recording costs per event: the profiler's and the layer hooks' own time, measured in this process.
+
+Small training steps of our own run with recording off and on in turns, within one
+profiler of the same settings as the capture's. The difference of their times, divided by
+the events recorded, is the cost; it is taken apart by forward, backward and optimizer,
+as they differ by a factor of two. Profiling is switched for the calling thread alone.
+
+It runs on a thread of its own: gradient mode, autocast, default device, dispatch modes
+and anomaly checks of the script's thread are not ours to see or to restore there. That
+thread computes alone, as waiting for other threads would only blur the times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.derive.build import derive
+from daydream.collect.live.calibration_programs import (
+    IDLE,
+    Program,
+    annotation,
+    identities,
+    joined,
+    nothing,
+    programs,
+)
+from daydream.collect.live.event_cost import (
+    CLASSES,
+    RANGES,
+    heads,
+    inputs_of,
+    recorded_events,
+    recorded_ranges,
+)
+from daydream.collect.live.events import MARKER_NAME, read_events
+from daydream.collect.live.layer_hooks import LayerHooks
+from daydream.collect.live.torch_private import (
+    compute_alone,
+    events_of,
+    range_type,
+    recording_switch,
+    without_global_hooks,
+)
+from daydream.collect.live.warm_memory import WarmMemory
+from daydream.trace.trace import Trace
+
+MOST_SECONDS = 0.6  # of measuring; reading what was recorded takes as much again
+MOST_ROUNDS, FEWEST_ROUNDS = 15, 4
+REPEATS = 20  # calls of a single operator in a row
+TENSORS, MODULES = 32, 32
+HEADS_KEPT = 10  # fewer heads of a kind say little
+VIEWS = ("aten::t", "aten::transpose")  # they do nothing but call the operator inside
+READ_EVERY = 4  # rounds of which one is read: the others are like it, and reading takes time
+
+Times = dict[str, list[int]]  # by class, one a round
+
+
+def measure_profiler_cost(
+    make_profiler: Callable[[], Any],
+    *,
+    seconds: float = MOST_SECONDS,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Return the cost per recorded event in ns, as a document for a trace's metadata.
+
+    `make_profiler` makes a profiler with the settings of the capture. Empty where this torch
+    cannot switch recording on and off, and where `stop`, asked now and then, says to break off.
+    Takes about twice `seconds`; the calling thread waits.
+    """
+    switch = recording_switch()
+    if switch is None:
+        return {}
+    found: list[dict[str, Any]] = []
+    failed: list[BaseException] = []
+    over, left = threading.Event(), threading.Event()
+
+    def work() -> None:
+        try:
+            compute_alone()
+            with without_global_hooks():
+                calibration = _Calibration(switch, seconds, lambda: left.is_set() or stop())
+                found.append(calibration.run(make_profiler))
+        except BaseException as error:  # noqa: BLE001 - raised again below, on the thread that asked
+            failed.append(error)
+        finally:
+            over.set()
+
+    thread = threading.Thread(target=work, name="daydream calibration")
+    thread.start()
+    try:
+        over.wait()  # an interrupted `join` would take the thread for ended
+    finally:
+        left.set()
+        _outlast(over)
+        thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def _outlast(over: threading.Event) -> None:
+    """Wait whatever comes: torch aborts a process that ends while another thread is at work in it."""
+    while not over.is_set():
+        with contextlib.suppress(BaseException):  # the first one is on its way already
+            over.wait()
+
+
+class _Calibration:
+    """Runs the programs in turns, and divides."""
+
+    def __init__(self, switch: Callable[[bool], None], seconds: float, stop: Callable[[], bool]) -> None:
+        self._switch, self._seconds, self._stop = switch, seconds, stop
+        self._range = range_type()
+        self._hooks = LayerHooks()
+        self._windows: list[tuple[int, int]] = []  # program and number of a marker pair
+
+    def run(self, make_profiler: Callable[[], Any]) -> dict[str, Any]:
+        """Return the document, an empty one if it was broken off."""
+        import torch
+
+        steps = programs()
+        calls = {"module": identities(MODULES), "annotation": annotation()}
+        calls |= {"one": joined(1), "many": joined(TENSORS), "nothing": nothing()}
+        off: list[Times] = [_no_times() for _ in steps]
+        on: list[Times] = [_no_times() for _ in steps]
+        singles: dict[str, list[int]] = {name: [] for name in calls}
+        control: list[float] = []
+        for step in steps:
+            for _ in range(2):
+                _run(step)
+        profiler = make_profiler()
+        memory = WarmMemory()
+        profiler.start_trace()
+        try:
+            began, rounds = time.perf_counter(), 0
+            while rounds < FEWEST_ROUNDS or (
+                rounds < MOST_ROUNDS and time.perf_counter() - began < self._seconds
+            ):
+                for number, step in enumerate(steps):
+                    if self._stop():
+                        return {}
+                    self._turn(number, step, off[number], on[number], rounds, control)
+                for name, call in calls.items():
+                    work = steps[-1] if name in RANGES else None
+                    singles[name].append(self._single(call, work, rounds))
+                rounds += 1
+        finally:
+            self._switch(True)
+            self._hooks.remove()
+            profiler.stop_trace()
+        del memory
+        trace, markers = self._read(events_of(profiler))
+        costs = {name: max(median(values), 0) for name, values in singles.items()}
+        costs["module"] /= MODULES + 1  # the one that holds them is called too
+        input_ns = max(costs["many"] - costs["one"], 0) / (TENSORS - 1)
+        inside, before = _where(trace)
+        return {
+            "event_ns": self._per_event(trace, markers, off, on, {"input": input_ns, **costs}),
+            "input_ns": round(input_ns, 1),
+            **{f"{kind}_ns": round(costs[kind], 1) for kind in RANGES},
+            "inside_ns": round(inside, 1),
+            "before_share": round(before, 3),
+            "heads": [
+                [*key, count, round(mean, 1)]
+                for key, (count, mean) in heads(trace).items() if count >= HEADS_KEPT
+            ],
+            "rounds": rounds,
+            "control": round(median(control), 4),
+            "versions": {"torch": str(torch.__version__)},
+        }  # fmt: skip
+
+    def _turn(
+        self, number: int, step: Program, off: Times, on: Times, rounds: int, control: list[float]
+    ) -> None:
+        """Run a program without and with recording, every other time in the other order.
+
+        What it takes is as in the script: with layer hooks where it is recorded.
+        """
+        read = rounds % READ_EVERY == 0
+        for recording in (False, True) if rounds % 2 else (True, False):
+            self._set(recording=recording)
+            _run(step)
+            mark = len(self._windows)
+            if recording and read:
+                self._windows.append((number, mark))
+                with self._range(MARKER_NAME.format(2 * mark)):
+                    pass
+            times = _run(step)
+            if recording and read:
+                with self._range(MARKER_NAME.format(2 * mark + 1)):
+                    pass
+            for name, ns in times.items():
+                (on if recording else off)[name].append(ns)
+            if not recording:
+                control.append(sum(_run(step).values()) / sum(times.values()))
+
+    def _set(self, *, recording: bool) -> None:
+        """Record from now on, with layer hooks, or do not."""
+        self._switch(recording)
+        if recording and not self._hooks.installed:
+            self._hooks.install()
+        elif not recording:
+            self._hooks.remove()
+
+    def _single(self, call: Callable[[], Any], work: Program | None, rounds: int) -> int:
+        """Return how much longer a call takes when it is recorded, in ns.
+
+        With `work` it is called once, right behind that work, as in a training step: ranges are
+        opened by Python, and what they cost depends on what ran before.
+        """
+        taken = {}
+        repeats = REPEATS if work is None else 1
+        for recording in (False, True) if rounds % 2 else (True, False):
+            self._set(recording=recording)
+            if work is None:
+                call()
+            else:
+                _run(work)
+            begin = time.perf_counter_ns()
+            for _ in range(repeats):
+                call()
+            taken[recording] = time.perf_counter_ns() - begin
+        return (taken[True] - taken[False]) // repeats
+
+    def _read(self, events: list[Any]) -> tuple[Trace, dict[int, int]]:
+        """Return a trace of the rounds that are read, and the times of the markers."""
+        stops = [event.start_ns() for event in events if event.name().startswith("daydream::marker")]
+        kept = list(events)
+        if stops:
+            windows = np.array(sorted(stops), np.int64).reshape(-1, 2)
+            starts = np.array([event.start_ns() for event in events], np.int64)
+            at = np.searchsorted(windows[:, 0], starts, side="right") - 1
+            inside = (at >= 0) & (starts <= windows[np.maximum(at, 0), 1])
+            named = [event.name() == IDLE for event in events]
+            kept = [event for event, keep, also in zip(events, inside, named, strict=True) if keep or also]
+        recording, markers = read_events(kept, dict.fromkeys(range(len(self._hooks.modules)), "calibration"))
+        times = dict(markers)
+        last = int(recording["start_ns"].max(initial=0)) + 1
+        return derive(recording, ranges=([("calibration", 0, last)], "markers")), times
+
+    def _per_event(
+        self,
+        trace: Trace,
+        markers: dict[int, int],
+        off: list[Times],
+        on: list[Times],
+        known: Mapping[str, float],
+    ) -> dict[str, float]:
+        """Return the cost of an operator by class, without its inputs and without that of ranges."""
+        rows, of_class = recorded_events(trace)
+        start = trace["start_ns"]
+        inputs = inputs_of(trace, rows)
+        ranges = recorded_ranges(trace)
+        cost, events = dict.fromkeys(CLASSES, 0.0), dict.fromkeys(CLASSES, 0)
+        for number, mark in self._windows[: len(off)]:
+            window = markers[2 * mark], markers[2 * mark + 1]
+            within = (start >= window[0]) & (start <= window[1])
+            for which, name in enumerate(CLASSES):
+                mine = within[rows] & (of_class == which)
+                longer = [a - b for a, b in zip(on[number][name], off[number][name], strict=True)]
+                cost[name] += median(longer) - known["input"] * inputs[mine].sum()
+                events[name] += int(mine.sum())
+            cost["forward"] -= known["module"] * within[ranges["module"]].sum()
+            cost["optimizer"] -= known["annotation"]  # around its step; the other one is not timed
+        return {name: round(max(float(cost[name]), 0.0) / max(events[name], 1), 1) for name in CLASSES}
+
+
+def _where(trace: Trace) -> tuple[float, float]:
+    """Return how much of an event's cost is in its own duration, in ns, and which part of the rest before it.
+
+    An operator that does nothing shows the first; views, which do nothing but call another, the second.
+    """
+    names = np.array([*trace.text("name"), ""], object)[trace["name"]]
+    idle = trace["duration_ns"][names == IDLE]
+    inside = float(np.median(idle)) if len(idle) else 0.0
+    start = np.asarray(trace["start_ns"], np.int64)
+    end = start + trace["duration_ns"]
+    parent = np.asarray(trace["parent"], np.int64)
+    inner = np.flatnonzero(parent >= 0)
+    inner = inner[np.isin(names[parent[inner]], VIEWS)]
+    before = float(np.median(start[inner] - start[parent[inner]])) if len(inner) else 1.0
+    after = float(np.median(end[parent[inner]] - end[inner])) if len(inner) else 0.0
+    return inside, before / max(before + after, 1.0)
+
+
+def _no_times() -> Times:
+    return {name: [] for name in CLASSES}
+
+
+def _run(step: Program) -> dict[str, int]:
+    """Run a step and return the time of its parts."""
+    step.optimizer.zero_grad()
+    times = [time.perf_counter_ns()]
+    loss = step.forward()
+    times.append(time.perf_counter_ns())
+    loss.backward()
+    times.append(time.perf_counter_ns())
+    step.optimizer.step()
+    times.append(time.perf_counter_ns())
+    return dict(zip(CLASSES, np.diff(times).tolist(), strict=True))

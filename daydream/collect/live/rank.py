@@ -1,0 +1,19 @@
+"""Which rank of how many this process is."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def rank_and_world() -> tuple[int | None, int | None]:
+    """Return this process's rank and the number of ranks: torch's, else the launcher's, else unknown."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    return _number("RANK"), _number("WORLD_SIZE")
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None

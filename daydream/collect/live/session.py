@@ -1,0 +1,370 @@
+"""One recording inside a training process: waits, warms up, captures steps, times more without a profiler.
+
+    waiting ──warm-up steps──▶ capturing ──steps + 1──▶ timing ──20 steps──▶ done
+       ▲                           │                      └─ blocks with a change and without ─▶ done
+       └───────────────────────────┘ a profiler of the script starts: give way
+
+Everything happens in the hooks of `step_hooks`, on the thread that trains: a profiler must
+be started and stopped on the same thread. One step more than asked for is captured, as the
+first has no step before it and so no step time. The unprofiled steps come after the
+capture, so that a script that ends early still leaves a trace.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from daydream.collect.live.alternating import Alternating
+from daydream.collect.live.busy_machine import BusyMachine
+from daydream.collect.live.capture import Capture
+from daydream.collect.live.captured_steps import CapturedSteps
+from daydream.collect.live.changed_window import ChangedWindow
+from daydream.collect.live.free_steps import FreeSteps
+from daydream.collect.live.hook_times import HookTimes
+from daydream.collect.live.interruption import HeldInterruptions
+from daydream.collect.live.messages import changed_path
+from daydream.collect.live.own_profilers import OwnProfilers
+from daydream.collect.live.step_hooks import BACKWARD, StepHooks
+from daydream.collect.live.step_sequence import StepSequence, why_nothing
+from daydream.errors import DaydreamError
+from daydream.files.atomic import refuse_to_replace
+from daydream.text import counted
+from daydream.trace.trace import Trace
+
+WAITING, CAPTURING, TIMING, DONE = range(4)
+AHEAD = 2  # steps between a profiler's preparation and its start: a GPU's takes long to start up
+MOST = 3  # times as many steps as asked for are captured at most, where updates are skipped
+
+
+class Session:
+    """Records `steps` training steps of this process after `warmup`, and saves a trace at `output`.
+
+    Call `install()` once torch is imported and `finish()` when the process ends. `on_progress`
+    gets a sentence now and then. `on_fork` is called at the steps of a forked child, which records
+    nothing until `begin_anew`; `on_holding` when there begins to be something to lose, and when there
+    no longer is. With `alternate`, called with the optimizers, blocks of steps with a real change
+    follow. `with_stack` records Python frames too. Where `busy` says so, steps are captured once more.
+    Raises `OutputError` if `output` exists and `force` is not given.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        *,
+        steps: int = 3,
+        warmup: int = 5,
+        force: bool = False,
+        on_progress: Callable[[str], None] | None = None,
+        on_fork: Callable[[], None] | None = None,
+        on_holding: Callable[[bool], None] | None = None,
+        unprofiled: int = 20,
+        alternate: Callable[[list[Any]], Alternating] | None = None,
+        with_stack: bool = False,
+        busy: BusyMachine | None = None,
+    ) -> None:
+        for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
+            if value < least:
+                raise DaydreamError(f"{name} is {value}; it must be at least {least}")
+        self._output, self._force = Path(output), force
+        refuse_to_replace(self._output, force=force)
+        self._steps, self._warmup, self._unprofiled = steps, warmup, unprofiled
+        self._tell = on_progress or (lambda _: None)
+        self._on_fork = on_fork or (lambda: None)
+        self._on_holding = on_holding or (lambda _: None)
+        self._alternate, self._with_stack = alternate, with_stack
+        self._installed = False
+        self._interruptions = HeldInterruptions()
+        self._step_hooks = StepHooks(self._on_marker)
+        self._own_profilers = OwnProfilers(self._give_way)
+        self._busy = busy or BusyMachine()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.trace: Trace | None = None
+        self._pid = os.getpid()
+        self._state = WAITING
+        self._finished = False
+        self._sequence = StepSequence()
+        self._began = 0  # position of the marker at which the capture began
+        self._capture: Capture | None = None
+        self._in_hook = False
+        self._afterwards: Callable[[], None] | None = None
+        self._own_profilers.forget()
+        self._captured: CapturedSteps | None = None
+        self._anchor: int | None = None  # what ended the captured steps
+        self._free: FreeSteps | None = None
+        self._first_step = 1  # number of the first captured step
+        self._failure: BaseException | None = None
+        self._hook_times = HookTimes()
+        self._busy.begin()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do: the trace is saved, or there is none to save."""
+        return self._state == DONE
+
+    def install(self) -> None:
+        """Begin to watch the script's steps. Does nothing the second time."""
+        if self._installed:
+            return
+        self._installed = True
+        self._pid = os.getpid()
+        self._own_profilers.watch()
+        self._step_hooks.install()
+        self._tell("waiting for training steps")
+
+    def begin_anew(self, output: Path) -> None:
+        """Record this forked child, whose hooks are copies of its parent's, to another file."""
+        if self._capture is not None:
+            self._capture.abandon()
+        self._output = Path(output)
+        self._step_hooks.forget()
+        self._reset()
+        self._tell("waiting for training steps")
+
+    def when_free(self, function: Callable[[], None]) -> None:
+        """Call a function now, or behind the hook that is running: a signal comes at any moment."""
+        if self._in_hook:
+            self._afterwards = function
+        else:
+            function()
+
+    def finish(self, reason: str) -> None:
+        """Save what was captured. Does nothing the second time, and in a forked child.
+
+        Raises `DaydreamError` if no step was captured, `OutputError` if the trace cannot be written,
+        also where that happened earlier, between two steps of the script.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._interruptions:
+            if not self._in_hook:
+                self._step_hooks.remove()
+            if self._finished:
+                failure, self._failure = self._failure, None
+                if failure is not None:
+                    raise failure
+                return
+            self._finished = True
+            try:
+                if self._state == CAPTURING:
+                    self._stop_capture()
+                if self._captured is None:
+                    sequence, profiled = self._sequence, self._own_profilers.seen
+                    raise DaydreamError(why_nothing(sequence, self._warmup, reason, profiled=profiled))
+                self._save(self._captured, reason)
+            finally:
+                self._take_down()
+
+    # Steps ---------------------------------------------------------------------------------------
+
+    def _on_marker(self, which: int, skipped: bool) -> None:  # noqa: FBT001 - as StepHooks calls it
+        """Go on after an optimizer step or a backward pass; a fault of ours must not stop the script."""
+        if self._finished or self._own_profilers.ours_starts or _is_loader_worker():
+            return
+        if os.getpid() != self._pid:
+            self._on_fork()
+            if os.getpid() != self._pid:
+                return
+        self._in_hook = True
+        began, state = time.perf_counter_ns(), self._state
+        try:
+            self._proceed(which, skipped=skipped)
+            if state == self._state:
+                self._hook_times.add(state, which, time.perf_counter_ns() - began)
+        except Exception as error:  # noqa: BLE001 - kept, and raised by `finish`
+            self._failure = error
+            self._finished = True
+            self._take_down()
+        finally:
+            self._in_hook = False
+            afterwards, self._afterwards = self._afterwards, None
+            if afterwards is not None:
+                afterwards()
+
+    def _proceed(self, which: int, *, skipped: bool) -> None:
+        sequence = self._sequence
+        if not sequence.wants(which):
+            return
+        if which != BACKWARD and sequence.by_backward:
+            self._start_again()
+            sequence = self._sequence
+        if self._state == TIMING:
+            self._time(which, skipped=skipped)
+            return
+        ends_step = sequence.add(which, skipped=skipped)
+        if self._state == CAPTURING:
+            self._mark()
+        if not ends_step:
+            return
+        if self._state == WAITING:
+            self._wait(which)
+        elif self._state == CAPTURING:
+            taken, all_taken = sequence.taken_since(self._began)
+            if taken > self._steps or all_taken > MOST * self._steps:
+                self._stop_capture()
+                if self._captured is not None and self._busy.repeats(self._captured):
+                    self._state = WAITING
+                else:
+                    self._begin_timing()
+            else:
+                self._tell_capturing(taken)
+
+    def _wait(self, which: int) -> None:
+        sequence = self._sequence
+        sequence.forget_the_past()
+        if sequence.steps == 1:
+            self._busy.look()
+        ready = sequence.may_capture(which, self._warmup) and sequence.steps >= self._warmup
+        if self._own_profilers.any_runs:
+            if ready:
+                self._tell("waiting: the script's own profiler is running")
+            return
+        prepared = self._capture is not None
+        if not prepared and sequence.steps >= self._warmup - AHEAD:
+            self._capture = self._as_ours(lambda: Capture(with_stack=self._with_stack))
+        if ready and self._capture is not None and (prepared or not self._capture.slow_to_start):
+            self._start_capture(self._capture)
+        else:
+            self._tell(f"warming up: step {min(sequence.steps, self._warmup)} of {self._warmup}")
+
+    def _tell_capturing(self, taken: int) -> None:
+        if taken < 1:
+            self._tell("capturing: the step before the first")
+        else:
+            self._tell(f"capturing: step {taken} of {self._steps}")
+
+    # Capture -------------------------------------------------------------------------------------
+
+    def _as_ours(self, function: Callable[[], Any]) -> Any:
+        """Call a function whose profiler is not one of the script's, and which Ctrl-C does not break off."""
+        with self._interruptions, self._own_profilers.not_theirs():
+            return function()
+
+    def _start_capture(self, capture: Capture) -> None:
+        self._busy.before_capture()
+        self._as_ours(capture.start)
+        self._state = CAPTURING
+        self._on_holding(True)
+        self._began = len(self._sequence.markers) - 1
+        self._first_step = self._sequence.steps + 1
+        self._mark()
+        self._tell_capturing(0)
+
+    def _mark(self) -> None:
+        if self._capture is not None:
+            self._capture.mark(len(self._sequence.markers) - 1)
+
+    def _stop_capture(self) -> None:
+        """End the capture, and keep it if it holds a whole step."""
+        capture, self._capture = self._capture, None
+        self._state = TIMING
+        if capture is None:
+            return
+        with self._interruptions:
+            captured = self._as_ours(lambda: capture.stop(self._step_hooks.optimizers))
+            self._anchor = self._sequence.anchor
+            ranges, skipped = self._sequence.ranges(
+                captured.markers, self._first_step, self._step_hooks.optimizers
+            )
+            if len(captured.recording) and ranges[0]:
+                self._captured = CapturedSteps(captured, ranges, skipped).or_rather(self._captured)
+
+    def _begin_timing(self) -> None:
+        if self._captured is None or not self._unprofiled:
+            self.finish("the end")
+            return
+        self._free = FreeSteps(
+            self._unprofiled,
+            None if self._alternate is None else self._begin_alternating,
+            self._measure_cost,
+            self._record_changed,
+        )
+        self._tell(f"timing {counted(self._unprofiled, 'step')} without the profiler")
+
+    def _begin_alternating(self) -> Alternating:
+        assert self._alternate is not None  # noqa: S101 - asked for only then
+        self._tell("timing blocks of steps with and without the change")
+        return self._alternate(self._step_hooks.optimizers)
+
+    def _record_changed(self, blocks: Alternating) -> ChangedWindow:
+        self._tell("recording steps with the change")
+        return ChangedWindow(
+            blocks.change, changed_path(self._output), steps=self._steps,
+            optimizers=self._step_hooks.optimizers, as_ours=self._as_ours,
+        )  # fmt: skip
+
+    def _time(self, which: int, *, skipped: bool) -> None:
+        if self._free is None:
+            return
+        if skipped or len(self._own_profilers):  # the script's own profiler would be timed too
+            self._free.leave_out()
+        if which == self._anchor:
+            self._sequence.steps += 1
+            if self._free.end_step():
+                self.finish("the end")
+
+    def _measure_cost(self) -> None:
+        captured = self._captured
+        if captured is None:
+            return
+        self._tell("measuring what recording costs")
+        hooks_ns = self._hook_times.more_in(CAPTURING, than=TIMING, once_a_step=self._anchor or 0)
+        self._as_ours(lambda: captured.measure_cost(self._interruptions, hooks_ns))
+
+    def _start_again(self) -> None:
+        """Forget the backward passes that were taken for steps: an optimizer steps after all."""
+        if self._state == CAPTURING:
+            self._stop_capture()
+        self._captured = None
+        self._free = None
+        self._state = WAITING
+        self._on_holding(False)
+        self._sequence = StepSequence()
+
+    def _give_way(self) -> None:
+        """End what a profiler of the script, about to start, would spoil."""
+        if self._state == WAITING:
+            self._capture = None  # only prepared: theirs replaces it
+        if self._state == CAPTURING:
+            self._stop_capture()
+            if self._captured is not None and self._captured.count >= self._steps:
+                self._begin_timing()
+                return
+            self._state = WAITING
+            self._tell("the script's own profiler started; capturing again when it has stopped")
+
+    # The end -------------------------------------------------------------------------------------
+
+    def _save(self, captured: CapturedSteps, reason: str) -> None:
+        self._tell("writing")
+        self._captured = None
+        if self._free is not None:
+            captured.metadata.update(self._free.document())
+        asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
+        captured.metadata["notes"] += self._busy.notes()
+        captured.metadata.update(source=self._output.name, collected={**asked, "ran": self._sequence.steps})
+        self.trace = captured.save(self._output, force=self._force, wanted=self._steps, reason=reason)
+
+    def _take_down(self) -> None:
+        """Leave the process as it was."""
+        self._state = DONE
+        if self._free is not None:
+            self._free.close()
+        self._step_hooks.disable()
+        self._capture = None
+        self._own_profilers.unwatch()
+        self._step_hooks.forget()
+        self._on_holding(False)
+
+
+def _is_loader_worker() -> bool:
+    """Return whether this process loads data for another: what it computes is no training."""
+    import torch
+
+    data: Any = torch.utils.data
+    return data.get_worker_info() is not None

@@ -1,0 +1,50 @@
+"""`daydream.load`: a trace from any file that daydream reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from daydream.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from daydream.parallel.engines import Engine
+
+
+def load(
+    *sources: str | os.PathLike[str],
+    step_marker: str | None = None,
+    steps: str | None = None,
+    ranks: Sequence[int] | None = None,
+    progress: Callable[[str, float], None] | None = None,
+    engine: str | Engine = "local",
+    max_unpacked: int | None = None,
+) -> Trace:
+    """Return a trace from a parquet file, or from anything `daydream import` accepts.
+
+    `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`, ...
+    `max_unpacked` is to how many bytes a packed file may unpack; 64 GB and 200 times its size if not given.
+
+    Raises `TraceError` if a file is not a usable trace.
+    """
+    chosen = any(choice is not None for choice in (step_marker, steps, ranks))
+    if len(sources) == 1 and not chosen and _is_parquet(sources[0]):
+        return Trace.load(sources[0], max_unpacked=max_unpacked)
+    from daydream.collect.importers import import_trace
+
+    return import_trace(
+        sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=progress, engine=engine,
+        max_unpacked=max_unpacked,
+    )  # fmt: skip
+
+
+def _is_parquet(path: str | os.PathLike[str]) -> bool:
+    if not Path(path).is_file():  # a pipe would be waited for
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError:
+        return False

@@ -1,0 +1,212 @@
+"""Durations when every task's work is multiplied: another batch size or sequence length.
+
+On a GPU, work below one wave of blocks grows into the idle units first, and the fixed
+cost of a kernel stays. On a CPU, a call's time is `overhead + work / rate`: the
+overhead stays. It is the line through the smallest and the largest calls of the same
+operator in the trace, where those differ enough. Else it is what the call takes longer
+than its work would at the best rate of the trace, at least what the trace's tiny calls
+take and at most what its dearest tiny calls take; a recurrent layer has an overhead for each
+of its time steps, so no such limit. What an element-wise operator takes longer than it would at
+the rate of the slowest functions is overhead in any case, unless it is large: libraries that
+generate code look it up with each call.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.costs.device.retime import Retimed, retime
+from daydream.costs.kernels import work
+from daydream.costs.workload.calls import calls_of
+from daydream.costs.workload.operator import MATRIX_FAMILIES
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+
+TINY_BYTES = 16 * 1024  # moved in well under a microsecond
+TINY_FLOP = 32 * 1024
+WIDE_ENOUGH = 4.0  # largest over smallest work of an operator, for a line through them
+DEAREST = 0.9  # quantile of tiny calls' times that an overhead may reach
+BEST = 0.95  # quantile of rates, of the usual times of calls
+# Of element-wise operators, GB/s: exp and the derivative of gelu, the slowest that are vectorized, reach 9.7
+# and 14 on one thread of an x86 server (torch 2.13.0, float32, 1 MB each way); random numbers are slower.
+# Results larger than malloc's usual threshold come on fresh pages: their time is one of size.
+LEAST_RATE = 8.0
+SMALL_BYTES = 256 * 1024
+RANDOM = re.compile(r"bernoulli|normal|uniform|random|exponential|multinomial|dropout|poisson")
+PACKED = 3.0  # times that an operand is moved which is packed first: read, written, read
+USUAL_OVERHEAD_NS = 5_000.0  # of an operator call, where the trace holds no tiny one
+SHORT_NS = 20_000  # calls of unknown work below this are taken for overhead
+NO_WORK = re.compile(
+    r"^aten::(empty|empty_like|empty_strided|new_empty|view|_unsafe_view|reshape|transpose|t|permute|expand|"
+    r"expand_as|as_strided_?|unsqueeze|squeeze|select|slice|narrow|split\w*|chunk|unbind|detach_?|alias|"
+    r"resolve_\w+|resize_|result_type|item|_local_scalar_dense|is_nonzero|set_|view_as|flatten|lift_fresh|"
+    r"to|_reshape_alias|data_ptr|movedim|broadcast_\w+|is_same_size|record_stream)$|^autograd::engine::|"
+    r"^(detach_?|torch::autograd::AccumulateGrad)$|Backward\d*$|^(Optimizer|nn\.Module|ProfilerStep|enumerate)"
+)
+
+
+def scaled_time(
+    graph: Graph, selection: Selection, work_factor: float | np.ndarray, *, weights: np.ndarray | None = None
+) -> Retimed:
+    """Return durations when the work of each task is multiplied by a factor, one for all or one a task.
+
+    `weights` are the bytes of a product's operand that stays, one a task: a CPU's library reads it, packs it
+    and reads it packed, however many rows are multiplied with it.
+    Device tasks go by `retime`. CPU tasks keep their overhead; those that only call
+    others, make views or allocate keep their time. The coverage names `cpu line` (overhead
+    from the operator's own calls of several sizes), `cpu overhead` (from the trace's tiny
+    calls) and `unchanged`.
+    """
+    selection.need("tasks to scale")
+    factor = np.broadcast_to(np.asarray(work_factor, np.float64), len(selection))
+    old = selection.duration_ns
+    new = old.astype(np.int64)
+    on_cpu = graph.columns["kind"][selection.ids] == 0
+    models = np.full(len(old), "unchanged", dtype=object)
+    device = np.flatnonzero(~on_cpu)
+    if len(device):
+        part = Selection(graph, selection.ids[device], selection.words)
+        retimed = retime(graph, part, flop_factor=factor[device], bytes_factor=factor[device])
+        new[device] = retimed.duration_ns
+        models[device] = retimed.model
+    host = np.flatnonzero(on_cpu)
+    if len(host):
+        part = Selection(graph, selection.ids[host], selection.words)
+        overhead, model = cpu_overheads(graph, part)
+        if weights is not None:
+            rate = _call_table(graph, _recorded(graph)).rate
+            moved = PACKED * weights[host] / rate if rate else 0.0
+            overhead = np.minimum(overhead + moved, old[host])
+        body = np.maximum(old[host] - overhead, 0)
+        new[host] = np.rint(old[host] + body * (factor[host] - 1)).astype(np.int64)
+        models[host] = model
+    return Retimed(new, models, old)
+
+
+def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.ndarray]:
+    """Return, for CPU tasks, the time that does not grow with their work, and the model it comes from."""
+    old = selection.duration_ns.astype(np.float64)
+    overhead = old.copy()
+    model = np.full(len(old), "unchanged", dtype=object)
+    trace = graph.trace
+    rows = graph.columns["row"][selection.ids]
+    if trace is None or not len(trace):
+        return overhead, model
+    table = _call_table(graph, _recorded(graph))
+    place = np.full(len(trace), -1, np.int64)
+    place[table.row] = np.arange(len(table.row))
+    at = np.where(rows >= 0, place[np.maximum(rows, 0)], -1)
+    known = at >= 0
+    # A call's overhead is spread over its pieces by their time.
+    part = np.zeros(len(old))
+    part[known] = np.minimum(table.overhead_ns[at[known]] / np.maximum(table.time_ns[at[known]], 1.0), 1.0)
+    overhead[known] = old[known] * part[known]
+    model[known] = np.where(table.fitted[at[known]], "cpu line", "cpu overhead")
+    names = selection.name
+    launches = calls_of(trace).launches_work | calls_of(trace).wraps
+    for index in np.flatnonzero(~known & (rows >= 0) & (old > SHORT_NS)).tolist():
+        if not launches[rows[index]] and not NO_WORK.search(names[index] or ""):
+            overhead[index] = min(old[index], table.typical_ns)
+            model[index] = "cpu overhead"
+    return overhead, model
+
+
+def tiny_call_ns(graph: Graph) -> float:
+    """Return what an operator call with next to no work takes on the CPU, ns: the median of the trace's."""
+    return _call_table(graph, _recorded(graph)).typical_ns if graph.trace else USUAL_OVERHEAD_NS
+
+
+def _recorded(graph: Graph) -> Selection:
+    """Return the recorded CPU tasks; repetitions by edits tell nothing more of their calls."""
+    host = graph.select(kind="cpu").ids
+    return Selection(graph, host[(graph.columns["row"][host] >= 0) & (graph.columns["repeat"][host] == 0)])
+
+
+@dataclass(frozen=True)
+class _Table:
+    row: np.ndarray
+    time_ns: np.ndarray
+    overhead_ns: np.ndarray
+    fitted: np.ndarray
+    typical_ns: float
+    rate: float  # bytes a ns, of the best calls that are no products; 0 if there are none
+
+
+def _call_table(graph: Graph, host: Selection) -> _Table:
+    """Return every CPU operator call of known work with its time and overhead."""
+    trace = graph.trace
+    assert trace is not None  # noqa: S101 - for the type checker
+    task_rows = graph.columns["row"][host.ids]
+    task_work = work(graph, host)
+    known = task_work.call >= 0
+    known &= (task_work.flop >= 0) | (task_work.nbytes >= 0)
+    rows, which = np.unique(task_rows[known], return_inverse=True)
+    count = len(rows)
+    time = np.bincount(which, host.duration_ns[known].astype(np.float64), count)
+    flop = np.bincount(which, np.maximum(task_work.flop[known], 0).astype(np.float64), count)
+    nbytes = np.bincount(which, np.maximum(task_work.nbytes[known], 0).astype(np.float64), count)
+    first = np.full(count, -1, np.int64)
+    first[which[::-1]] = np.flatnonzero(known)[::-1]
+    matrix = np.isin(task_work.family[first].astype(str), MATRIX_FAMILIES) if count else np.empty(0, bool)
+    amount = np.where(matrix & (flop > 0), flop, np.maximum(nbytes, flop))
+    tiny = (nbytes <= TINY_BYTES) & (flop <= TINY_FLOP)
+    typical = float(np.median(time[tiny])) if tiny.any() else USUAL_OVERHEAD_NS
+    dearest = float(np.quantile(time[tiny], DEAREST)) if tiny.any() else USUAL_OVERHEAD_NS
+    recurrent = matrix & (task_work.family[first].astype(str) == "recurrent") if count else matrix
+    limit = np.where(recurrent, time, dearest)
+    usual = _usual(np.asarray(trace["name"], np.int64)[rows], amount, time)
+    usual = np.maximum(usual - typical, usual / 2)  # a call's rate is that of its work
+    # A recurrent layer goes by the products outside such layers, its own time where there are none.
+    needed, rates = time.copy(), {}
+    for kind, members, judges in (("products", matrix, matrix & ~recurrent), ("bytes", ~matrix, ~matrix)):
+        rates[kind] = _best_rate(amount[judges], usual[judges])
+        if rates[kind]:
+            needed[members] = amount[members] / rates[kind]
+    above = np.maximum(time - needed, typical)
+    overhead = np.minimum(time, np.minimum(above, limit))
+    names = np.asarray(trace["name"], np.int64)[rows]
+    slow = np.array([bool(RANDOM.search(text)) for text in trace.text("name")] or [False])[names]
+    vectorized = (task_work.family[first].astype(str) == "element-wise") & ~slow & (nbytes <= SMALL_BYTES)
+    overhead = np.where(vectorized, np.maximum(overhead, time - nbytes / LEAST_RATE), overhead)
+    fitted = np.zeros(count, bool)
+    for name in np.unique(names).tolist():
+        members = np.flatnonzero(names == name)
+        found = _intercept(amount[members], time[members])
+        if found is not None:
+            overhead[members] = min(found, float(time[members].min()))
+            fitted[members] = True
+    return _Table(rows, time, overhead, fitted, typical, rates["bytes"])
+
+
+def _usual(name: np.ndarray, amount: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Return for each call the median time of those with its name and work.
+
+    Single calls are timed too short, above all where the cost of recording was taken out of them.
+    """
+    _, alike = np.unique(np.stack([name, amount]), axis=1, return_inverse=True)
+    order = np.argsort(alike.reshape(-1), kind="stable")
+    bounds = np.flatnonzero(np.append(True, np.diff(alike.reshape(-1)[order]) != 0))
+    usual = np.empty_like(time)
+    for members in np.split(order, bounds[1:]) if len(order) else []:
+        usual[members] = np.median(time[members])
+    return usual
+
+
+def _best_rate(amount: np.ndarray, time: np.ndarray) -> float:
+    """Return the best rate of some calls, work a ns; 0 if there are none with any work."""
+    there = (amount > 0) & (time > 0)
+    return float(np.quantile(amount[there] / time[there], BEST)) if there.any() else 0.0
+
+
+def _intercept(amount: np.ndarray, time: np.ndarray) -> float | None:
+    """Return the time at no work, by the smallest and the largest calls; None if they are too alike."""
+    sizes = np.unique(amount[amount > 0])
+    if len(sizes) < 2 or sizes[-1] < WIDE_ENOUGH * sizes[0]:
+        return None
+    least, most = (float(np.median(time[amount == size])) for size in (sizes[0], sizes[-1]))
+    if most <= least:
+        return least
+    return max(least - sizes[0] * (most - least) / (sizes[-1] - sizes[0]), 0.0)

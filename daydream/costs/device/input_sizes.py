@@ -1,0 +1,245 @@
+"""Input sizes: with which batch and sequence length a trace was recorded, and times at another size.
+
+Sizes are read from the shapes of calls whose layout is known: convolutions, attention,
+embeddings, linear layers, norms. The size that most calls have counts; where two are equally often
+seen, nobody can tell which one is meant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.costs.device.call_scaling import scaled_time
+from daydream.costs.device.retime import Retimed, measured_first, retime
+from daydream.costs.kernels import work
+from daydream.costs.resize.growth import growth_of, resized_shapes
+from daydream.costs.resize.operands import is_feature
+from daydream.costs.resize.prior_resizes import SCALAR_BYTES
+from daydream.costs.workload.calls import Calls, calls_of
+from daydream.costs.workload.operator import MATRIX_FAMILIES, bare_name
+from daydream.costs.workload.shapes import Argument, Shape, parse_shapes
+from daydream.costs.workload.tiles import CONVOLUTIONS
+from daydream.errors import NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+
+BATCH_FIRST = {
+    "conv1d", "conv2d", "conv3d", "convolution", "cudnn_convolution", "miopen_convolution", "batch_norm",
+    "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "group_norm",
+}  # fmt: skip
+BY_TOKEN = {
+    "linear": 0,
+    "addmm": 1,
+    "layer_norm": 0,
+    "native_layer_norm": 0,
+}  # and which argument is no parameter
+# Their tensors are batch x length x heads x width; those of other attention batch x heads x length x width.
+LENGTH_SECOND = ("_flash_attention", "_efficient_attention")
+MOST = 0.5  # of the time of work that grows: where less has shapes, they do not tell the answer
+
+
+def recorded_batch(graph: Graph) -> int | None:
+    """Return the batch size of the trace, as most calls show it; None where no shape tells it.
+
+    Raises `NotApplicableError` if as many calls show another one, or if most layers do not hold it: the first
+    convolutions may work on patches or frames, several a sample.
+    """
+    sure, likely, perhaps = Counter[int](), Counter[int](), Counter[int]()
+    leading = Counter[Shape]()
+    for name, arguments, times in _calls(graph):
+        first = _tensor(arguments, 0)
+        if name in BATCH_FIRST or "attention" in name:
+            sure.update({size: times for size in first[:1] if len(first) > (3 if "attention" in name else 2)})
+        elif name == "embedding" and len(_tensor(arguments, 1)) == 2:
+            sure[_tensor(arguments, 1)[0]] += times
+        elif name in BY_TOKEN and len(given := _tensor(arguments, BY_TOKEN[name])) > 1:
+            # A third dimension may stand first, where sequences do; a second one may be batch and sequence.
+            (likely if len(given) > 2 else perhaps)[given[0]] += times
+            leading[given[:-1]] += times * (len(given) > 2 and given[0] > 1)
+    size = _most(sure or likely or perhaps, "batch size")
+    without = sum(times for sizes, times in leading.items() if size and all(each % size for each in sizes))
+    if without > leading.total() / 2:
+        raise NotApplicableError(
+            f"the trace's shapes disagree: some calls show a batch of {size:,}, most layers do not.\n"
+            "       Where those are patches or frames, several a sample, give the batch by --recorded."
+        )
+    return size
+
+
+def recorded_length(graph: Graph) -> int | None:
+    """Return the sequence length of the trace, as most calls show it; None where no shape tells it.
+
+    Raises `NotApplicableError` if as many calls show another one.
+    """
+    sure, perhaps = Counter[int](), Counter[int]()
+    for name, arguments, times in _calls(graph):
+        first = _tensor(arguments, 0)
+        if "attention" in name and len(first) == 4:
+            sure[first[1 if name.startswith(LENGTH_SECOND) else 2]] += times
+        elif name in ("softmax", "_softmax") and len(first) > 2 and first[-1] == first[-2]:
+            sure[first[-1]] += times
+        elif name == "embedding" and len(_tensor(arguments, 1)) == 2:
+            sure[_tensor(arguments, 1)[1]] += times
+        elif name == "linear" and len(first) == 3:
+            perhaps[first[1]] += times
+    return _most(sure or perhaps, "sequence length")
+
+
+def only_grids_tell(graph: Graph) -> bool:
+    """Tell whether no shapes were recorded, but kernels of training, whose grids then tell how work grows.
+
+    Of inference they do not: a product may take as long as reading its weights takes, whatever the rows.
+    """
+    shapes = graph.trace is not None and bool(calls_of(graph.trace).amounts)
+    training = (
+        len(graph.select(phase=("backward", "optimizer"))) > 0
+    )  # not every trace tells the two passes apart
+    return not shapes and training and len(graph.select(kind="kernel")) > 0
+
+
+def is_feature_size(graph: Graph, size: int) -> bool:
+    """Tell whether a size is also that of features or of a head, see `is_feature`."""
+    return graph.trace is not None and is_feature(calls_of(graph.trace), size)
+
+
+def is_channel_size(graph: Graph, size: int) -> bool:
+    """Tell whether convolutions have channels of a size: these stand before the length, not behind it."""
+    return any(
+        name in CONVOLUTIONS and size in _tensor(arguments, 0)[1:2] for name, arguments, _ in _calls(graph)
+    )
+
+
+def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: bool = False) -> Retimed:
+    """Return the durations of kernels or CPU tasks when a size of the input goes from `old` to `new`.
+
+    Work goes with the recorded shapes (see `resized_work`); that of calls without a
+    formula in proportion to the size. Copies go with their bytes, single numbers stay. Times
+    that the graph's table holds at the new shapes come first.
+    """
+    growth = growth_of(graph, tasks, old, new, every=every)
+    flop, nbytes, known = growth.flop, growth.nbytes, growth.known
+    shapes = {} if graph.times is None else resized_shapes(graph, tasks, flop, old, new, every=every)
+    flop, nbytes = (np.where(known, factor, new / old) for factor in (flop, nbytes))
+    if (tasks.kind == "cpu").all():
+        scaled = scaled_time(
+            graph, tasks, np.where(flop != 1, flop, nbytes), weights=_weights(graph, tasks, flop, nbytes)
+        )
+        return measured_first(graph, tasks, scaled, shapes=shapes)
+    number = (tasks.bytes >= 0) & (tasks.bytes <= SCALAR_BYTES) & (tasks.kind != "kernel")
+    return retime(
+        graph,
+        tasks,
+        flop_factor=np.where(number, 1, flop),
+        bytes_factor=np.where(number, 1, nbytes),
+        grid_factor=np.where(known, growth.results, np.nan),
+        shapes=shapes,
+    )
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Parts of some tasks' time: that grow as their shapes say, in proportion to the size, not at all."""
+
+    by_shapes: float
+    in_proportion: float
+    stays: float
+
+    def words(self) -> str:
+        """Return a clause that says which part goes by what."""
+        if not self.by_shapes:
+            return "in proportion, as no shapes tell more"
+        if round(self.by_shapes, 2) == 1:
+            return "by the recorded shapes"
+        others = [
+            f"{part:.0%} {what}"
+            for part, what in ((self.in_proportion, "in proportion"), (self.stays, "stays"))
+            if part >= 0.005
+        ]
+        return f"by the recorded shapes for {self.by_shapes:.0%} of the time ({', '.join(others)})"
+
+
+def shares_of_growth(tasks: Selection, retimed: Retimed, by_shapes: np.ndarray | None = None) -> Shares:
+    """Return how much of the tasks' time before the change goes by shapes (a mask), in proportion, or stays.
+
+    On a CPU what only calls others, makes views or allocates stays.
+    """
+    time = retimed.before_ns.astype(np.float64)
+    total = max(time.sum(), 1.0)
+    known = np.zeros(len(tasks), bool) if by_shapes is None else by_shapes
+    stays = (retimed.model == "unchanged") & ~known
+    return Shares(*(float(time[mask].sum() / total) for mask in (known, ~known & ~stays, stays)))
+
+
+def need_shapes(graph: Graph, shares: Shares) -> None:
+    """Say, or raise `NotApplicableError`, where most of the work that grows has no shapes.
+
+    Inference may read its weights whatever the size: in proportion would promise a gain that is not there.
+    In training, where activations and gradients take most of the traffic, it is a bound.
+    """
+    grows = shares.by_shapes + shares.in_proportion
+    if not grows or shares.by_shapes >= MOST * grows:
+        return
+    part = shares.in_proportion / grows
+    if not len(graph.select(phase="backward")):
+        raise NotApplicableError(
+            f"no shapes tell how {part:.0%} of the work would grow, and without a backward pass most of it "
+            "may be on weights, which stay.\n"
+            "       Record it with record_shapes=True, and without replayed CUDA graphs."
+        )
+    graph.note(
+        f"No shapes tell how {part:.0%} of the work would grow: it is taken to grow in proportion. What is "
+        "done with parameters alone stays, so a larger size takes at most that long, a smaller one at least."
+    )
+
+
+def _weights(graph: Graph, tasks: Selection, flop: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+    """Return the bytes of each product's operand that stays: the bytes grow by so much less than the FLOP."""
+    task_work = work(graph, tasks)
+    family = task_work.family.astype(str)  # a recurrent layer has an overhead for each time step instead
+    product = np.isin(family, MATRIX_FAMILIES) & (family != "recurrent") & (flop != 1)
+    part = np.where(product, (flop - nbytes) / np.where(product, flop - 1, 1), 0.0)
+    return np.asarray(np.clip(part, 0.0, 1.0) * np.maximum(task_work.nbytes, 0))
+
+
+def need_size(size: int | None, what: str) -> int:
+    """Return a size that was found, or raise `NotApplicableError` saying how to give it."""
+    if size is None:
+        raise NotApplicableError(
+            f"the trace's shapes do not tell its {what}.\n"
+            "       Give it by --recorded; shapes must have been recorded, or grids of training."
+        )
+    return size
+
+
+def _calls(graph: Graph) -> Iterable[tuple[str, list[Argument], int]]:
+    if graph.trace is None:
+        return
+    calls: Calls = calls_of(graph.trace)
+    times = np.bincount(calls.which[calls.which >= 0], minlength=len(calls.keys))
+    for (name, shapes, _), count in zip(calls.keys, times.tolist(), strict=True):
+        yield bare_name(name), parse_shapes(shapes) or [], count
+
+
+def _tensor(arguments: list[Argument], place: int) -> Shape:
+    part = arguments[place] if place < len(arguments) else ()
+    return part if isinstance(part, tuple) else ()
+
+
+def _most(votes: Counter[int], what: str) -> int | None:
+    """Return the size with most votes, None if there are none; raise `NotApplicableError` if several have.
+
+    A size of 1 may be that of a tensor which is the same for all, so any other one goes before it.
+    """
+    most = max(votes.values(), default=0)
+    sizes = sorted(size for size, count in votes.items() if count == most)
+    sizes = [size for size in sizes if size > 1] or sizes
+    if len(sizes) > 1:
+        raise NotApplicableError(
+            f"the trace's shapes do not tell its {what}: as many calls show {sizes[0]:,} as {sizes[1]:,}.\n"
+            "       Give it by --recorded."
+        )
+    return sizes[0] if sizes else None

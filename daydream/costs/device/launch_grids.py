@@ -1,0 +1,199 @@
+"""How work without recorded shapes grows with the tokens of a sequence, read off the grids of its kernels.
+
+An element-wise kernel of torch has a block for so many elements of its result (`passes.py`). Three kinds of
+tensors can be told apart by them:
+
+- Parameters: as large as those that the optimizer's element-wise kernels update, and as many a step (or twice
+  as many, forward and backward). Work on them alone, as copies of gradients into place, stays.
+- Attention scores: between two batched products over all heads of all samples, `heads` x length x length.
+  They grow as the square, with those products, softmax and fused attention. So the length is read, too.
+- All else in the passes holds tokens, once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from math import ceil, isqrt
+
+import numpy as np
+
+from daydream.costs.device.retime import retime
+from daydream.costs.device.roofline import is_matrix_kernel
+from daydream.costs.kernels import grid_blocks
+from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block
+from daydream.costs.workload.tiles import named_tile
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+
+GEMM = re.compile(r"gemm|cutlass|nvjet|^Cijk", re.IGNORECASE)
+CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit_gemm|winograd", re.IGNORECASE)
+FUSED_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
+REDUCTION = re.compile(r"softmax|(?<!splitK)reduce_kernel", re.IGNORECASE)
+# ATen's PersistentSoftmax.cuh: 4 warps a block, of a row or two (up to 2**7); SoftMax.cu: a block a row.
+WARP_SOFTMAX = re.compile(r"softmax_warp_\w+<.*?, (?:\(int\))?(\d+), ")
+BLOCK_SOFTMAX = re.compile(r"cunn_SoftMax\w+<")
+WARPS, SHORT_ROW = 4, 7
+SPLIT_SUM = re.compile(r"split_?K_?reduce|reduce_?split_?K", re.IGNORECASE)
+MOST = 0.5  # of the kernels between products of as many heads: scores are all of one length
+LEAST_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Growth:
+    """By which power of the length each task's work grows, and by which its blocks; NaN where as the work."""
+
+    work: np.ndarray
+    blocks: np.ndarray
+    length: int | None  # read off the grids of scores
+
+
+def growth_by_grids(graph: Graph, tasks: Selection, recorded: int | None = None) -> Growth:
+    """Return how the work of tasks grows with the length, 1 for each that nothing tells more of.
+
+    `recorded` is the length, where it is known; else it is the one that most scores show.
+    """
+    kernels = _Kernels(tasks)
+    heads, length = kernels.attention(recorded)
+    work = np.ones(len(tasks), np.int64)
+    work[kernels.on_parameters(_Kernels(graph.select(kind="kernel", phase="optimizer")))] = 0
+    work[kernels.fused] = 2
+    if length is not None:
+        work[kernels.within_attention(heads, length)] = 2
+    blocks = np.where(kernels.weight_gradient & (work == 1), 0.0, np.nan)
+    return Growth(work, blocks, length)
+
+
+def grown_time(
+    tasks: Selection, growth: Growth, factor: float, *, squares: bool = True
+) -> tuple[np.ndarray, str]:
+    """Return durations in ns with `factor` times the tokens, and a sentence that tells what grows.
+
+    Without `squares` there are so many more samples, whose sequences are as long as before.
+    """
+    power = growth.work if squares else np.minimum(growth.work, 1)
+    amount, blocks = factor ** power.astype(np.float64), factor**growth.blocks
+    retimed = retime(tasks.graph, tasks, flop_factor=amount, bytes_factor=amount, grid_factor=blocks)
+    before = retimed.before_ns
+    once, squared, stays = (before[power == each].sum() / max(before.sum(), 1) for each in (1, 2, 0))
+    attention = f"{squared:.0%} as the square (attention), " if squares else ""
+    said = (
+        f"Shapes were not recorded: by the grids of its kernels {once:.0%} of the time grows in proportion, "
+        f"{attention}{stays:.0%} is work on parameters and stays."
+    )
+    return retimed.duration_ns, said
+
+
+class _Kernels:
+    """Kernels in the order of their streams, with what their names and grids tell."""
+
+    def __init__(self, tasks: Selection) -> None:
+        names = [name or "" for name in tasks.name.tolist()]
+        known = {name: elements_a_block(name) for name in set(names)}
+        blocks = grid_blocks(tasks.graph, tasks)
+        self.block = np.array([known[name] for name in names], np.int64)
+        self.most = np.where((self.block > 0) & (blocks > 0), blocks * self.block, -1)
+        self.product = is_matrix_kernel(tasks.name)
+        self.names, self.blocks = names, blocks
+        # The third size of other grids, of convolutions and layout changes, is no batch of products.
+        batched = _fits(names, GEMM) & ~_fits(names, CONVOLUTION)
+        self.batch = np.where(self.product & batched, _deep(tasks), 1)
+        self.fused = _fits(names, FUSED_ATTENTION)
+        self.reduces = _fits(names, REDUCTION)
+        self.steps = max(len(np.unique(tasks.step)), 1)
+        lane = tasks.graph.columns["lane"][tasks.ids]
+        self.order = np.lexsort((tasks.graph.columns["order"][tasks.ids], lane))
+        split = _fits(names, SPLIT_SUM)[self.order]
+        self.batch[self.order[:-1][split[1:]]] = 1  # its third size is the parts of its sum
+        self.weight_gradient = _fits(names, re.compile(WEIGHT_GRADIENT)) & (self.batch == 1)
+
+    def counts(self) -> dict[tuple[str, int], float]:
+        """Return how many kernels a step have a name and work on so many elements, of more than one block."""
+        large = np.flatnonzero(self.most > self.block).tolist()
+        found = Counter((self.names[place], int(self.most[place])) for place in large)
+        return {key: count / self.steps for key, count in found.items()}
+
+    def on_parameters(self, update: _Kernels) -> np.ndarray:
+        """Mask of the kernels that work on each parameter of a size once or twice a step."""
+        tensors: dict[int, float] = {}
+        for (_, size), count in update.counts().items():  # every kind of kernel sees each at least once
+            tensors[size] = min(count, tensors.get(size, count))
+        alike = {key for key, count in self.counts().items() if count / tensors.get(key[1], np.inf) in (1, 2)}
+        return np.array([key in alike for key in zip(self.names, self.most.tolist(), strict=True)], bool)
+
+    def runs(self) -> list[np.ndarray]:
+        """Return the kernels from each batched product to the next of the same batch, with sums between."""
+        found = []
+        products = np.flatnonzero(self.product[self.order])
+        for first, last in zip(products[:-1].tolist(), products[1:].tolist(), strict=True):
+            run = self.order[first : last + 1]
+            alike = self.batch[run[0]] == self.batch[run[-1]] > 1
+            if alike and self.reduces[run].any():
+                found.append(run)
+        return found
+
+    def attention(self, recorded: int | None) -> tuple[set[int], int | None]:
+        """Return the batches of products with scores between them, and the length; None without any."""
+        votes = Counter[tuple[int, int]]()
+        for run in self.runs():
+            heads = int(self.batch[run[0]])
+            sides = [self._side(place, heads, recorded) for place in run[1:-1].tolist()]
+            votes.update((heads, side) for side in sides if side and self._is_square(run[0], side))
+        if not votes:
+            return set(), None
+        best, length = max(votes, key=lambda key: votes[key])  # of as many, the first seen
+        if votes[best, length] < MOST * sum(count for (heads, _), count in votes.items() if heads == best):
+            return set(), None
+        return {heads for heads, side in votes if side == length}, length
+
+    def _is_square(self, product: int, side: int) -> bool:
+        """Tell whether a product's results may be squares of this side, by its tiles."""
+        tile = named_tile(self.names[product])
+        if tile is None:
+            return True
+        tiles = ceil(side / tile[0]) * ceil(side / tile[1])
+        # Libraries fold grids, and round them up where they do.
+        return bool(tiles <= self.blocks[product] // self.batch[product] < 2 * tiles)
+
+    def _side(self, place: int, heads: int, recorded: int | None) -> int | None:
+        """Return the side of the squares that a kernel works on, one a head; None where they are none."""
+        most, block = int(self.most[place]), int(self.block[place])
+        side = isqrt(most // heads) if most > block else 0
+        if not side or heads * side * side <= most - block:
+            side = self._softmax_rows(place) // heads
+        return side if side >= LEAST_LENGTH and recorded in (None, side) else None
+
+    def _softmax_rows(self, place: int) -> int:
+        """Return the rows of a softmax: torch's has a block a row, for short rows a warp for one or two."""
+        warp = WARP_SOFTMAX.search(self.names[place])
+        if warp:
+            return int(self.blocks[place]) * WARPS * (2 if int(warp[1]) <= SHORT_ROW else 1)
+        return int(self.blocks[place]) if BLOCK_SOFTMAX.search(self.names[place]) else 0
+
+    def within_attention(self, heads: set[int], length: int) -> np.ndarray:
+        """Mask of batched products over these heads and what works on scores."""
+        mask = np.isin(self.batch, [*heads]) & self.product
+        for run in self.runs():
+            mine = int(self.batch[run[0]])
+            if mine in heads and self._is_square(run[0], length):
+                mask[run] |= np.array(
+                    [self._side(place, mine, length) is not None or self.reduces[place] for place in run]
+                )
+        return mask
+
+
+def _deep(tasks: Selection) -> np.ndarray:
+    """Return the third size of each grid: the batch of a product, or the parts that its sum is split into."""
+    trace = tasks.graph.trace
+    texts = trace.text("grid") if trace is not None else []
+    rows = tasks.graph.columns["row"][tasks.ids]
+    if trace is None or not texts:
+        return np.ones(len(rows), np.int64)
+    depth = np.array([*(int(text.split(",")[-1]) for text in texts), 1], np.int64)
+    return depth[np.where(rows >= 0, trace["grid"][np.maximum(rows, 0)], -1)]
+
+
+def _fits(names: list[str], pattern: re.Pattern[str]) -> np.ndarray:
+    known = {name: bool(pattern.search(name)) for name in set(names)}
+    return np.array([known[name] for name in names], bool)

@@ -1,0 +1,158 @@
+"""New durations of kernels after a change of element type, device or work, and the models behind them.
+
+Models, the first that can answer for a task: `table` (times that the user measured),
+`roofline`, `ratio` (work unknown, kind of kernel known), and, where the GPU is unknown,
+`paper`: the constants of Daydream (ATC 2020, section 5.1), 3 for matrix kernels and 2
+for all others that go from 32 to 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.costs.device.measured import Asked, NewShapes, from_table, need_times_of, types_of
+from daydream.costs.device.roofline import HALF, PAPER, Change, is_matrix_kernel, is_tf32_kernel
+from daydream.costs.device.table import KernelTable
+from daydream.costs.devices import Device, find_device
+from daydream.costs.kernels import work
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+from daydream.trace.valid import LONGEST_NS
+
+
+@dataclass(frozen=True)
+class Retimed:
+    """Predicted durations in ns, an entry a task, the model behind each, and the durations before."""
+
+    duration_ns: np.ndarray
+    model: np.ndarray
+    before_ns: np.ndarray
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        """How much of the old time each model answered for, in ns."""
+        names = self.model.astype(str)
+        return {name: int(self.before_ns[names == name].sum()) for name in np.unique(names).tolist()}
+
+    def words(self) -> str:
+        """Return a sentence that says which model was used for how much of the time."""
+        total = max(sum(self.coverage.values()), 1)
+        parts = [
+            f"{name} {nanoseconds / total:.0%}"
+            for name, nanoseconds in sorted(self.coverage.items(), key=lambda pair: -pair[1])
+            if nanoseconds >= total / 200  # what rounds to 0 % is left out
+        ]
+        return f"Times by model, as shares of the time before: {', '.join(parts) or 'none'}."
+
+
+def retime(
+    graph: Graph,
+    selection: Selection,
+    *,
+    dtype: str | None = None,
+    device: str | Device | None = None,
+    flop_factor: float | np.ndarray = 1.0,
+    bytes_factor: float | np.ndarray = 1.0,
+    grid_factor: float | np.ndarray = np.nan,
+    table: KernelTable | None = None,
+    shapes: NewShapes | None = None,
+    model: str = "auto",
+) -> Retimed:
+    """Return what the kernels would take in another element type, on another device, with other work.
+
+    `dtype` is torch's name of a type, or `tf32`: 32-bit data, products in TF32. It changes
+    floating-point kernels only. `device` is a name of the table of GPUs. The factors
+    multiply FLOP and bytes, one for all or one a task; `grid_factor` multiplies the blocks, NaN where
+    they grow with the work, as those of a product that sums over more do not. `shapes` are those of
+    the changed calls (`resized_shapes`), for a table of measured times: the one given, or the graph's
+    own. With `model="paper"` the constants of the paper are used throughout.
+
+    Raises `NotApplicableError` if a peak rate is needed and unknown, `NoMatchError` if
+    nothing is selected.
+    """
+    selection.need("kernels to give a new time")
+    old = selection.duration_ns.astype(np.float64)
+    if model == "paper":
+        return _by_paper(selection, dtype, old)
+    target = find_device(device) if isinstance(device, str) else device
+    change = Change(
+        graph,
+        selection,
+        dtype=dtype,
+        target=target,
+        flop_factor=flop_factor,
+        bytes_factor=bytes_factor,
+        grid_factor=grid_factor,
+    )
+    new, used = change.predict()
+    table = graph.times if table is None else table
+    if table is not None:
+        if change.other_device and target is not None:
+            need_times_of(table, target.name)
+        typed = "tf32" if dtype == "tf32" else change.new_dtypes
+        asked = Asked(
+            dtype=np.where(change.typed, typed, types_of(selection)),
+            touched=change.touched,
+            resized=(change.flop_factor != 1) | (~change.typed & (change.bytes_factor != 1)),
+            shapes=shapes or {},
+            other_device=change.other_device,
+        )
+        measured, known = from_table(graph, selection, table, change.work, asked)
+        new[known], used[known] = measured[known], "table"
+    return Retimed(_whole(new), used, old)
+
+
+def sped_up(before_ns: np.ndarray, by: np.ndarray, model: str | np.ndarray) -> Retimed:
+    """Return durations divided by a factor each. Raises `GraphError` if that is longer than is simulated."""
+    with np.errstate(over="ignore"):
+        new = _whole(before_ns / by)
+    return Retimed(new, np.broadcast_to(np.asarray(model, dtype=object), new.shape), before_ns)
+
+
+def _whole(new_ns: np.ndarray) -> np.ndarray:
+    if not (new_ns <= LONGEST_NS).all():
+        raise GraphError("with these values a task takes longer than 104 days, which is not simulated")
+    return np.rint(new_ns).astype(np.int64)
+
+
+def measured_first(
+    graph: Graph,
+    selection: Selection,
+    retimed: Retimed,
+    *,
+    dtype: str | None = None,
+    shapes: NewShapes | None = None,
+) -> Retimed:
+    """Return the graph's measured times of a change where its table has them, else those given.
+
+    The selection has its durations before the change still.
+    """
+    if graph.times is None:
+        return retimed
+    types = types_of(selection)
+    asked = Asked(
+        dtype=types if dtype is None else np.full(len(types), dtype, dtype=object),
+        touched=retimed.model != "unchanged",
+        resized=np.full(len(types), dtype is None),
+        shapes=shapes or {},
+    )
+    new, known = from_table(graph, selection, graph.times, work(graph, selection), asked)
+    return Retimed(
+        np.where(known, np.rint(new), retimed.duration_ns).astype(np.int64),
+        np.where(known, "table", retimed.model),
+        retimed.before_ns,
+    )
+
+
+def _by_paper(selection: Selection, dtype: str | None, old: np.ndarray) -> Retimed:
+    if dtype not in HALF:
+        raise NotApplicableError(
+            "the paper's constants say what 16-bit types give; choose float16 or bfloat16"
+        )
+    names = selection.name
+    wide = (selection.dtype == "float32") & ~is_tf32_kernel(names)
+    by = np.where(wide, np.where(is_matrix_kernel(names), *PAPER), 1.0)
+    return sped_up(old, by, np.where(wide, "paper", "unchanged"))

@@ -1,0 +1,316 @@
+"""The roofline: kernels' times after a change of element type, device or work.
+
+A kernel's time above the fixed cost of any kernel is
+`max(FLOP / (peak x ec), bytes / (bandwidth x em))`. The efficiency of the resource that
+binds now is the kernel's own. That of the other one, where the change makes it bind, is
+what good kernels of this trace reach on it. Where the work is unknown, the time goes
+with peak rates (matrix kernels) or with bytes and bandwidth (all others).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from daydream.costs.device.occupancy import Grids
+from daydream.costs.device.peaks import UNDER_LOAD, reachable, reachable_when_full
+from daydream.costs.devices import Device, device_of
+from daydream.costs.kernels import (
+    TF32_KERNEL,
+    floor_ns,
+    formats_of,
+    peaks,
+    work,
+)
+from daydream.costs.workload.calls import MATRIX_KERNEL
+from daydream.costs.workload.operator import itemsize
+from daydream.errors import NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+
+PAPER = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
+HALF = ("float16", "bfloat16")
+IN_FULL = ("float32", "float64", "float32_matrix")  # vector units, and matrix units of full precision
+ON_MATRIX_UNITS = ("float16", "bfloat16", "tf32", "float8", "int8")
+# Matrix units are harder to keep busy than vector units: what a kernel keeps of its share of the peak
+# when it moves there. Large 16-bit products of the public trace `h100_qwen_0.5b_inference` reach 0.62 to
+# 0.69 of the peak, large 32-bit ones on vector units 0.75 to 0.95; on a T4 (`t4_mlp_amp`, a development pair)
+# five of both sorts keep 0.70. Units that are no more than twice as fast (GeForce cards since Ampere) ask
+# for no more data than a kernel of half the bytes has.
+KEPT_ON_MATRIX_UNITS, AS_EASY_TO_FEED = 0.75, 2.2
+# Products on matrix units start and end slowly (loading the first tiles, writing the last): of the smallest
+# kernels' time. In `h100_bert_small_inference` and `h100_vit_inference` none takes less than 5.8 us, the
+# smallest kernels 1.6 and 2.2.
+FIXED_OF_PRODUCTS = 2.5
+ABOVE_PEAK = 1.1  # of vector units: a product this fast does not run there
+
+
+def is_matrix_kernel(names: np.ndarray) -> np.ndarray:
+    """Mask of the names of matrix libraries' kernels."""
+    return names_fit(names, MATRIX_KERNEL.search)
+
+
+def is_tf32_kernel(names: np.ndarray) -> np.ndarray:
+    """Mask of the names of kernels that multiply in TF32."""
+    return names_fit(names, TF32_KERNEL.search)
+
+
+def runs_in_tf32(graph: Graph, tasks: Selection) -> np.ndarray:
+    """Mask of 32-bit products that tensor cores multiply in TF32 already: by name, else by their rate.
+
+    `nvjet` is a library of kernels for tensor cores alone. A product that is faster than the vector units'
+    peak runs elsewhere; a convolution may be for another reason (Winograd's needs fewer FLOP).
+    """
+    wide = np.asarray(tasks.dtype == "float32")
+    named = is_tf32_kernel(tasks.name) | names_fit(tasks.name, lambda name: "nvjet" in name)
+    device = device_or_none(graph)
+    if device is None or "tf32" not in device.tflops or "float32_matrix" in device.tflops:
+        return wide & named
+    amounts = work(graph, tasks)
+    rate = amounts.flop / np.maximum(tasks.duration_ns, 1)
+    fast = (amounts.family == "matmul") & (rate > ABOVE_PEAK * device.peak("float32"))
+    return wide & (named | fast)
+
+
+def device_or_none(graph: Graph) -> Device | None:
+    """Return the device of the graph's kernels, None if its peaks are unknown."""
+    try:
+        return device_of(graph)
+    except NotApplicableError:
+        return None
+
+
+class Change:
+    """Kernels, what changes for them, and what is known of them. All arrays have an entry a kernel."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        selection: Selection,
+        *,
+        dtype: str | None,
+        target: Device | None,
+        flop_factor: float | np.ndarray,
+        bytes_factor: float | np.ndarray,
+        grid_factor: float | np.ndarray = np.nan,
+    ) -> None:
+        self.graph, self.selection, self.dtype = graph, selection, dtype
+        self.names, self.dtypes = selection.name, selection.dtype
+        self.old = selection.duration_ns.astype(np.float64)
+        self.work = work(graph, selection)
+        self.matrix = self.work.is_matrix | is_matrix_kernel(self.names)
+        self.tf32 = runs_in_tf32(graph, selection)
+        self.source = device_or_none(graph)
+        self.target = target or self.source
+        self.other_device = target is not None and target != self.source
+        if self.source is None and self.other_device:
+            device_of(graph)  # raises, and says why
+        floating = np.array([str(one).startswith(("float", "bfloat")) for one in self.dtypes.tolist()], bool)
+        self.typed = floating & (dtype is not None)
+        if dtype == "tf32":  # only products change
+            self.typed &= self.matrix & ~self.tf32
+        to_type = "float32" if dtype == "tf32" else dtype or ""
+        self.new_dtypes = np.where(self.typed, to_type, self.dtypes)
+        size, new_size = (
+            np.array([itemsize(one) or 1 for one in types.tolist()], np.float64)
+            for types in (self.dtypes, self.new_dtypes)
+        )
+        self.narrower = np.where(self.typed, new_size / size, 1.0)
+        self.flop_factor = np.broadcast_to(np.asarray(flop_factor, np.float64), len(self.old))
+        self.bytes_factor = np.asarray(bytes_factor, np.float64) * self.narrower
+        self.grid_factor = np.broadcast_to(np.asarray(grid_factor, np.float64), len(self.old))
+        self.touched = self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
+        self.floor = np.minimum(floor_ns(graph), self.old)
+        self.body = self.old - self.floor
+
+    def predict(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return new durations, and the model behind each: roofline, ratio, paper or unchanged."""
+        if self.source is None or self.target is None:
+            new, used = self._by_constants()
+        else:
+            new, used = self._by_peaks(self.source, self.target)
+        used[~self.touched] = "unchanged"
+        less = (self.flop_factor <= 1) & (self.bytes_factor <= 1) & ~self.typed & (not self.other_device)
+        new = np.where(less, np.minimum(new, self.old), new)  # less work never takes longer
+        new = np.where(self._more(), np.maximum(new, self.old), new)  # nor does more take less
+        return np.where(self.touched, new, self.old), used
+
+    def _by_peaks(self, source: Device, target: Device) -> tuple[np.ndarray, np.ndarray]:
+        formats = formats_of(self.dtypes, self.names, self.matrix, source)
+        if "tf32" in source.tflops:
+            formats[self.tf32 & self.matrix] = "tf32"
+        new_formats = self._new_formats(target)
+        rate, new_rate = peaks(formats, source), peaks(new_formats, target)
+        of_peak, of_bandwidth = _sustained(source, target)
+        new_rate = new_rate * np.where(np.isin(new_formats.astype(str), UNDER_LOAD), of_peak, 1.0)
+        new_bandwidth = target.bandwidth * of_bandwidth
+
+        flop_ns = np.nan_to_num(np.where(self.work.flop > 0, self.work.flop / rate, 0.0))
+        bytes_ns = np.where(self.work.nbytes > 0, self.work.nbytes / source.bandwidth, 0.0)
+        slower = np.nan_to_num(rate / new_rate, nan=1.0)
+        new_flop_ns = flop_ns * self.flop_factor * slower
+        new_bytes_ns = bytes_ns * self.bytes_factor * source.bandwidth / new_bandwidth
+        steps_up = np.isin(formats.astype(str), IN_FULL)
+        steps_up &= np.isin(new_formats.astype(str), ON_MATRIX_UNITS)
+        fixed = np.minimum(FIXED_OF_PRODUCTS * floor_ns(self.graph), self.old / 2)
+        self.floor = np.where(steps_up, np.maximum(fixed, self.floor), self.floor)
+        self.body = self.old - self.floor
+        kept = np.where(steps_up & (slower * AS_EASY_TO_FEED < 1), KEPT_ON_MATRIX_UNITS, 1.0)
+        now = np.maximum(flop_ns, bytes_ns)
+        own = now / np.maximum(self.body, 1e-3)  # a kernel at the floor has no body
+        compute, memory = self._efficiencies(flop_ns, bytes_ns, own)
+        # Algorithms that need fewer FLOP (Winograd) stay behind on the vector units.
+        compute = np.where(steps_up, np.minimum(compute, 1.0) * kept, compute)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = np.fmax(
+                np.where(new_flop_ns > 0, new_flop_ns / compute, 0.0),
+                np.where(new_bytes_ns > 0, new_bytes_ns / memory, 0.0),
+            )
+        known = now > 0
+        at_peak = np.maximum(new_flop_ns, new_bytes_ns) / np.maximum(1.0, now / np.maximum(self.old, 1.0))
+
+        grids = self._grids(source)
+        room = self._idle_units(source, target) if grids is None else self._idle_units_taken(grids)
+        floor = self._new_floor(source, target)
+        streaming = self.bytes_factor * source.bandwidth / new_bandwidth
+        arithmetic = self.flop_factor * slower / kept
+        ratio = floor + self.body * np.where(self.matrix, arithmetic, streaming) * room
+        terms = terms * room
+        if grids is not None:
+            limit = reachable_when_full(self.graph, self.selection, self.matrix, grids.full, source)
+            beside = self._beside(grids, limit, (flop_ns, bytes_ns), (new_flop_ns, new_bytes_ns))
+            terms = np.where(known & self._more() & (grids.resident > 1), beside, terms)
+        new = np.where(known, np.maximum(floor + terms, at_peak), ratio)
+        over_link: np.ndarray = names_fit(self.names, _crosses_link)
+        over_link &= self.work.family == "transfer"
+        new = np.where(over_link, self.old * self.bytes_factor * source.pcie / target.pcie, new)
+        return new, np.where(known & ~over_link, "roofline", "ratio").astype(object)
+
+    def _efficiencies(
+        self, flop_ns: np.ndarray, bytes_ns: np.ndarray, own: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the parts of peak arithmetic and of bandwidth that each kernel will reach."""
+        body = np.maximum(self.body, 1e-3)
+        by_flop = flop_ns >= bytes_ns
+        compute = np.where(by_flop, own, np.maximum(flop_ns / body, self._reachable(own, by_flop)))
+        memory = np.where(by_flop, np.maximum(bytes_ns / body, self._reachable(own, ~by_flop)), own)
+        return compute, memory
+
+    def _reachable(self, own: np.ndarray, where: np.ndarray) -> float:
+        """Return the efficiency that good kernels of this trace reach on the resource that binds them."""
+        return reachable(own, self.old, where, floor_ns(self.graph))
+
+    def _new_formats(self, target: Device) -> np.ndarray:
+        """Return the formats after the change; raises if the device has no units for one."""
+        new = formats_of(self.new_dtypes, self.names, self.matrix, target)
+        chosen = self.typed & self.matrix
+        if self.dtype == "tf32":
+            new[chosen] = "tf32"
+        elif self.dtype == "float32":  # what TF32 kernels become when products must be exact
+            new[chosen] = target.matrix_format("float32")
+        for number_format in sorted({one for one in new[chosen].tolist() if one is not None}):
+            target.peak(number_format)
+        return new
+
+    def _more(self) -> np.ndarray:
+        """Mask of the kernels whose work may have grown, and nothing else changed."""
+        grown: np.ndarray = (self.flop_factor >= 1) & (self.bytes_factor >= 1) & ~self.typed
+        return grown & (not self.other_device)
+
+    def _grids(self, source: Device) -> Grids | None:
+        """Return the kernels' blocks: where a grid is small, a kernel grows by less than its work.
+
+        None on another device, and where no work changes.
+        """
+        resized = (self.flop_factor != 1) | (self.bytes_factor != self.narrower)
+        if self.other_device or not resized.any():
+            return None
+        return Grids(self.graph, self.selection, self.work, self.matrix, source)
+
+    def _idle_units_taken(self, grids: Grids) -> np.ndarray:
+        """Return what kernels take because their new blocks find idle units, as a part of their time."""
+        return grids.filled(1.0) / grids.filled(self._more_blocks(grids))
+
+    def _idle_units(self, source: Device, target: Device) -> np.ndarray | float:
+        """Return what kernels take because they leave another part of the units idle there.
+
+        A grid of fewer blocks than units has the rates of the units that it runs on: a GPU of fewer
+        and stronger ones serves it better than its peaks say. Kernels bring the same blocks, attention too:
+        one for some queries of a head. For products and convolutions libraries choose tiles that fill
+        the other device as well, and a kernel of so many blocks for every unit was made for the device.
+        """
+        if not self.other_device:
+            return 1.0
+        grids = Grids(self.graph, self.selection, self.work, self.matrix, source)
+        part = grids.busy(1.0) / grids.busy_elsewhere(target.units)
+        keeps = (~self.matrix | (self.work.family == "attention")) & (grids.blocks % grids.units != 0)
+        return np.where(keeps, part, 1.0)
+
+    def _more_blocks(self, grids: Grids) -> np.ndarray:
+        return grids.growth(self.flop_factor, self.bytes_factor / self.narrower, self.grid_factor)
+
+    def _beside(
+        self,
+        grids: Grids,
+        reachable: tuple[np.ndarray, np.ndarray],
+        now: tuple[np.ndarray, np.ndarray],
+        after: tuple[np.ndarray, np.ndarray],
+    ) -> np.ndarray:
+        """Return what kernels of more work take above the floor, ns, where units hold several blocks.
+
+        New blocks run beside those that are there, each as long as now, while the device has places.
+        So they take no longer, until a resource gives what it does to good kernels, or to this one
+        already. `now` and `after` are arithmetic and traffic at peak, ns.
+        """
+        blocks = self._more_blocks(grids)
+        waves = grids.filled(1.0, resident=True) / grids.filled(blocks, resident=True)
+        found = self.body * grids.work(self.flop_factor, self.bytes_factor) * waves
+        # Arithmetic is each unit's own, and the last wave leaves some idle; memory is there for all.
+        for share, old_ns, new_ns, used in zip(
+            reachable, now, after, (grids.filled, grids.busy), strict=True
+        ):
+            already = old_ns / (np.maximum(self.body, 1e-3) * used(1.0))
+            found = np.maximum(found, new_ns / np.maximum(share, already) / used(blocks))
+        return found
+
+    def _new_floor(self, source: Device, target: Device) -> np.ndarray:
+        """Return the fixed cost after the change: the target's where both are known, else the same."""
+        if not self.other_device or source.floor_ns is None or target.floor_ns is None:
+            return self.floor
+        return self.floor * (target.floor_ns / max(floor_ns(self.graph), 1.0))
+
+    def _by_constants(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return durations where the GPU is unknown: the paper's constants, and factors above the floor."""
+        factor = np.where(self.matrix, self.flop_factor, self.bytes_factor / self.narrower)
+        new = self.floor + self.body * factor
+        half = (
+            self.typed & (self.dtypes == "float32") & np.isin(self.new_dtypes.astype(str), HALF) & ~self.tf32
+        )
+        new = np.where(half, new / np.where(self.matrix, *PAPER), new)
+        return new, np.where(half, "paper", "ratio").astype(object)
+
+
+def _sustained(source: Device, target: Device) -> tuple[float, float]:
+    """Return by how much better the target holds its peaks under load; 1 where not known of both."""
+    if source == target or source.sustained is None or target.sustained is None:
+        return 1.0, 1.0
+    (matrix, memory), (new_matrix, new_memory) = source.sustained, target.sustained
+    return new_matrix / matrix, new_memory / memory
+
+
+def _crosses_link(name: str | None) -> bool:
+    return any(word in (name or "") for word in ("HtoD", "DtoH", "HostToDevice", "DeviceToHost"))
+
+
+def names_fit(names: np.ndarray, search: Callable[[str], object]) -> np.ndarray:
+    """Mask of the names that fit; each distinct one is looked at once, as kernels are many and names few."""
+    listed = names.tolist()
+    known = {name: _fits(search, name) for name in set(listed)}
+    return np.array([known[name] for name in listed], bool)
+
+
+@lru_cache(maxsize=1 << 16)
+def _fits(search: Callable[[str], object], name: str | None) -> bool:
+    return bool(name and search(name))

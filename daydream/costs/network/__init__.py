@@ -1,0 +1,1 @@
+"""Networks: clusters, what collectives take on them, and fitting both to measurements."""

@@ -1,0 +1,146 @@
+"""Clusters by name (`dgx-a100:4`, four nodes), and those described in a file.
+
+Bandwidths are what NCCL reckons with, not what is printed on the box. Inside a node: the links of
+a GPU times NCCL's figure for one link in one direction (SM60_NVLINK_BW 18.0, SM70 20.0, SM80 20.0, SM90
+20.6, SM100 40.1, PCI_BW 12.0 for gen 3 x16, twice that a generation; src/graph/topo.h), for AMD RCCL's
+(GFX94X_XGMI_WIDTH 48.0). Out of a node: its network cards times NET_BW, 12.0 for each 100 Gbit/s
+(same file). Steps: hwLat of the ring with the Simple protocol (src/graph/tuning.cc): NVLink 3.4 us, PCI
+5.7 us, network 14.0 us.
+Links and cards of the machines are those of the makers' data sheets.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.collectives import Link
+from daydream.errors import DaydreamError
+from daydream.files.input_files import check_regular
+
+NVLINK_NS, PCI_NS, NETWORK_NS = 3_400, 5_700, 14_000
+NET_BW = 12.0  # GB/s for 100 Gbit/s
+SUFFIXES = (".toml", ".json")
+
+# name: GPUs, GB/s between them, ns of a step inside, Gbit/s out of a node, what it is
+MACHINES: dict[str, tuple[int, float, int, float, str]] = {
+    "dgx-p100": (8, 4 * 18.0, NVLINK_NS, 400, "4 NVLinks a GPU, 4 cards of 100 Gbit/s"),
+    "dgx-v100": (8, 6 * 20.0, NVLINK_NS, 400, "6 NVLinks a GPU, 4 cards of 100 Gbit/s"),
+    "dgx-2": (16, 6 * 20.0, NVLINK_NS, 800, "6 NVLinks a GPU through NVSwitch, 8 cards of 100 Gbit/s"),
+    "dgx-a100": (8, 12 * 20.0, NVLINK_NS, 1600, "12 NVLinks a GPU through NVSwitch, 8 cards of 200 Gbit/s"),
+    "dgx-h100": (8, 18 * 20.6, NVLINK_NS, 3200, "18 NVLinks a GPU through NVSwitch, 8 cards of 400 Gbit/s"),
+    "dgx-b200": (8, 18 * 40.1, NVLINK_NS, 3200, "18 NVLinks a GPU through NVSwitch, 8 cards of 400 Gbit/s"),
+    "mi300x": (8, 7 * 48.0, NVLINK_NS, 3200, "7 Infinity Fabric links a GPU, 8 cards of 400 Gbit/s"),
+    "p3": (8, 6 * 20.0, NVLINK_NS, 25, "p3.16xlarge: V100 with 6 NVLinks, 25 Gbit/s"),
+    "p3dn": (8, 6 * 20.0, NVLINK_NS, 100, "p3dn.24xlarge: V100 with 6 NVLinks, 100 Gbit/s"),
+    "p4d": (8, 12 * 20.0, NVLINK_NS, 400, "p4d.24xlarge: A100 with 12 NVLinks, 400 Gbit/s"),
+    "p5": (8, 18 * 20.6, NVLINK_NS, 3200, "p5.48xlarge: H100 with 18 NVLinks, 3200 Gbit/s"),
+    "pcie3": (8, 12.0, PCI_NS, 100, "GPUs on PCIe gen 3 x16, one card of 100 Gbit/s"),
+    "pcie4": (8, 24.0, PCI_NS, 200, "GPUs on PCIe gen 4 x16, one card of 200 Gbit/s"),
+    "pcie5": (8, 48.0, PCI_NS, 400, "GPUs on PCIe gen 5 x16, one card of 400 Gbit/s"),
+}
+
+
+def cluster(text: str) -> Cluster:
+    """Return a cluster by name (`dgx-a100`, `dgx-a100:4`) or from a file (`lab.toml`, `lab.json:2`).
+
+    What follows the colon is the number of nodes. Raises `DaydreamError` for an unknown name or a
+    file that describes no cluster.
+    """
+    name, _, count = text.rpartition(":") if ":" in text else (text, "", "")
+    if count and not count.isdigit():
+        name, count = text, ""  # a drive letter, or a name with a colon
+    if name.endswith(SUFFIXES):
+        found = read_cluster(name)
+    elif name in MACHINES:
+        gpus, bandwidth, step_ns, gbits, what = MACHINES[name]
+        source = f"by NCCL's own figures for the description ({what}), not measured"
+        found = Cluster(
+            name, 1, gpus, Link(bandwidth, step_ns), Link(gbits / 100 * NET_BW, NETWORK_NS), source
+        )
+    else:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, MACHINES, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise DaydreamError(
+            f"unknown cluster {name!r}.{hint} Known are {', '.join(MACHINES)}; one's own is described in a "
+            "file ending in .toml or .json."
+        )
+    return replace(found, nodes=int(count), nodes_given=True) if count else found
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """Return the cluster a file describes.
+
+    Keys: `gpus_per_node`, `nodes` (1 if absent), `name`, and the tables `intra` (a GPU to its peers)
+    and `inter` (a whole node), each with `bandwidth_gb_per_s` and `latency_us`; `inter` may be absent
+    where there is one node. Raises `DaydreamError` with what is missing.
+    """
+    path = Path(path)
+    try:
+        check_regular(path)
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DaydreamError(f"cannot read the cluster file {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise DaydreamError(f"{path} is not text; a cluster file is TOML or JSON") from None
+    try:
+        content = json.loads(text) if path.suffix == ".json" else _toml(text)
+    except ValueError as error:  # both decoders' errors
+        raise DaydreamError(f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(content, dict):
+        raise DaydreamError(f"{path} holds no table; a cluster file has gpus_per_node, intra and inter")
+    known = {"name", "nodes", "gpus_per_node", "intra", "inter"}
+    if unknown := sorted(set(content) - known):
+        raise DaydreamError(
+            f"{path} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}"
+        )
+    nodes = _number(content, "nodes", path, 1)
+    gpus = _number(content, "gpus_per_node", path)
+    if nodes != int(nodes) or gpus != int(gpus):
+        raise DaydreamError(f"{path}: nodes and gpus_per_node are whole numbers")
+    intra = _link(content, "intra", path)
+    inter = _link(content, "inter", path) if "inter" in content or nodes > 1 else intra
+    name = str(content.get("name", path.stem))
+    return Cluster(
+        name, int(nodes), int(gpus), intra, inter, f"by the description in {path.name}, not measured",
+        nodes_given="nodes" in content,
+    )  # fmt: skip
+
+
+def _toml(text: str) -> Any:
+    for module in ("tomllib", "tomli"):  # tomllib came with Python 3.11; tomli is the same before
+        try:
+            return import_module(module).loads(text)
+        except ModuleNotFoundError:
+            continue
+    raise DaydreamError("reading TOML needs Python 3.11 or `pip install tomli`; or write the file as JSON")
+
+
+def _link(content: dict[str, Any], key: str, path: Path) -> Link:
+    table = content.get(key)
+    if not isinstance(table, dict):
+        raise DaydreamError(
+            f"{path} has no table {key!r}; give it bandwidth_gb_per_s and latency_us, "
+            + ("of a GPU to its peers" if key == "intra" else "of a whole node to the others")
+        )
+    known = {"bandwidth_gb_per_s", "latency_us"}
+    if unknown := sorted(set(table) - known):
+        raise DaydreamError(f"{path}: {key} has the unknown key {unknown[0]!r}; known are {', '.join(known)}")
+    default = NVLINK_NS if key == "intra" else NETWORK_NS
+    latency_us = _number(table, "latency_us", path, default / 1e3)
+    return Link(_number(table, "bandwidth_gb_per_s", path), latency_us * 1e3)
+
+
+def _number(table: dict[str, Any], key: str, path: Path, default: float | None = None) -> float:
+    value = table.get(key, default)
+    if value is None:
+        raise DaydreamError(f"{path} does not say {key}; a number is needed")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DaydreamError(f"{path}: {key} is {value!r}; a number is needed")
+    return value

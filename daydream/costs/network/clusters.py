@@ -1,0 +1,219 @@
+"""Clusters: GPUs in nodes, what joins them, and what a collective takes on them.
+
+A `Cluster` is one that people name (`dgx-a100:4` is four nodes), one described in a small file
+(`cluster_names`), or either of these fitted to measurements (`calibration`); it says which in
+`source`. Of the algorithms and protocols that NCCL has for a collective it takes the one that is
+fastest by these models, as NCCL itself chooses by models of this form.
+
+What a step costs is split as in NCCL's tuning model (src/graph/tuning.cc, versions 2.8 to 2.19): a
+fixed cost of the protocol, a latency for every step, and the bytes over the bandwidth of the
+slowest link in the ring. `Simple` sends bare data and synchronizes for each chunk. `LL` sends a flag
+with every word and needs no synchronization: a fraction of the latency for a fraction of the
+bandwidth. (LL128 is left out: by NCCL's own figures it would beat Simple up to several MB, but
+measured all-reduces of A100s take longer than its model says.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil, log2
+from typing import TYPE_CHECKING
+
+from daydream.costs.network.collectives import (
+    Link,
+    chain_broadcast_ns,
+    direct_all_to_all_ns,
+    hierarchical_all_reduce_ns,
+    hierarchical_all_to_all_ns,
+    ring_reduce_scatter_ns,
+)
+from daydream.errors import DaydreamError, GraphError
+from daydream.text import counted
+
+if TYPE_CHECKING:
+    from daydream.costs.network.fitting import StepCurve
+
+RINGS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # rounds of n-1 steps
+CHAINS = ("broadcast", "reduce")
+ROOTED = ("gather", "scatter")
+POINT_TO_POINT = ("send_recv", "send", "recv")
+COLLECTIVES = (*RINGS, *CHAINS, *ROOTED, "all_to_all", *POINT_TO_POINT, "barrier")
+BARRIER_BYTES = 4  # NCCL has no barrier; torch reduces one element
+TREE_BANDWIDTH = 0.9  # of a ring's; NCCL's tuning.cc
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How data is passed on: a fixed cost, and its share of a link's latency and bandwidth.
+
+    The last of a ring's steps only takes data over. It overlaps with its transfer but for the last
+    slice of the chunk; `tail` is that slice's share of the chunk.
+    """
+
+    name: str
+    base_ns: float
+    latency: float
+    bandwidth: float
+    tail: float
+
+
+PROTOCOLS = (
+    # baseLat of the ring; a chunk is passed in two slices (ALLREDUCE_CHUNKSTEPS / SLICESTEPS).
+    Protocol("Simple", 8_400, 1.0, 1.0, 0.5),
+    # hwLat of LL over that of Simple is 0.18 for NVLink, PCI and network alike; llMaxBws over the
+    # ring bandwidth of the same machine is 39 / 120 for V100, 87.7 / 240 for A100, 141 / 371 for H100.
+    Protocol("LL", 6_600, 0.18, 0.35, 0.0),
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal GPUs. `intra.bandwidth` is a GPU's to its peers, `inter.bandwidth` a whole node's.
+
+    `source` is a sentence on where the figures come from, for the notes of a result. `nodes_given` says
+    that the number of nodes was given: there are no more.
+    """
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    intra: Link
+    inter: Link
+    source: str
+    curve: StepCurve | None = field(default=None, compare=False)
+    nodes_given: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.gpus_per_node < 1:
+            raise DaydreamError(
+                f"cluster {self.name!r} was given {self.nodes} nodes of {self.gpus_per_node} GPUs; "
+                "a whole number of 1 or more is needed"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs."""
+        return self.nodes * self.gpus_per_node
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """Return the same machines, another number of them."""
+        return replace(self, nodes=nodes)
+
+    def holding(self, world_size: int) -> Cluster:
+        """Return this cluster, with more nodes if it has not enough for so many GPUs.
+
+        Raises `GraphError` if it has not, and the number of nodes was given.
+        """
+        if self.nodes_given and world_size > self.world_size:
+            raise GraphError(
+                f"{world_size:,} workers do not fit: cluster {self.name!r} was given "
+                f"{counted(self.nodes, 'node')} of {counted(self.gpus_per_node, 'GPU')}. Give it "
+                f"{ceil(world_size / self.gpus_per_node):,} nodes, or no number for as many as are needed."
+            )
+        return self.with_nodes(max(self.nodes, ceil(world_size / self.gpus_per_node)))
+
+    def scaled(self, *, bandwidth: float = 1.0, latency: float = 1.0) -> Cluster:
+        """Return this cluster with all its links' bandwidths and latencies multiplied."""
+        return replace(
+            self, intra=self.intra.scaled(bandwidth, latency), inter=self.inter.scaled(bandwidth, latency),
+            curve=None if self.curve is None else self.curve.scaled(bandwidth, latency),
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        """Return one sentence: size, bandwidths, and where the figures come from."""
+        beyond = f", {self.inter.bandwidth:.4g} GB/s out of a node" if self.nodes > 1 else ""
+        return (
+            f"Collectives are those of {self.name}, {counted(self.nodes, 'node')} of "
+            f"{counted(self.gpus_per_node, 'GPU')}: {self.intra.bandwidth:.4g} GB/s between the GPUs of a "
+            f"node{beyond}; {self.source}."
+        )
+
+    def time_ns(
+        self, collective: str, nbytes: float, world_size: int | None = None, *, per_node: int | None = None
+    ) -> int:
+        """Return how long a collective takes when all members are there.
+
+        `nbytes` as in `collectives.py`. `world_size` is the size of the group, all GPUs if
+        not given; `per_node` how many of its members share a node, as many as fit if not given. A group
+        with fewer members in a node than the node has GPUs leaves the others their share of the way out.
+        """
+        members = self.world_size if world_size is None else world_size
+        together = min(members, self.gpus_per_node) if per_node is None else per_node
+        self._check(collective, nbytes, members, together)
+        if members == 1:
+            return 0
+        if collective == "barrier":
+            collective, nbytes = "all_reduce", BARRIER_BYTES
+        nodes = ceil(members / together)
+        if collective in RINGS and nodes == 1 and self.curve is not None:
+            return round(self.curve.time_ns(RINGS[collective], nbytes, members))
+        return round(self.modelled_ns(collective, nbytes, members, together))
+
+    def modelled_ns(self, collective: str, nbytes: float, members: int, per_node: int) -> float:
+        """Return the time by the formulas alone, of the fastest protocol and algorithm."""
+        return min(self._protocol_ns(collective, nbytes, members, per_node, way) for way in PROTOCOLS)
+
+    def all_reduce_ns(self, nbytes: float, world_size: int | None = None) -> int:
+        """Return how long an all-reduce takes."""
+        return self.time_ns("all_reduce", nbytes, world_size)
+
+    def hierarchical_all_reduce_ns(self, nbytes: float, world_size: int | None = None) -> int:
+        """Return how long an all-reduce takes that goes inside the nodes, across them, and back inside."""
+        members = self.world_size if world_size is None else world_size
+        together = min(members, self.gpus_per_node)
+        self._check("all_reduce", nbytes, members, together)
+        stages = (together > 1) * 2 + (members > together)
+        times = hierarchical_all_reduce_ns(
+            nbytes, together, ceil(members / together), self.intra, self._way_out(together)
+        )
+        return round(times + stages * PROTOCOLS[0].base_ns)
+
+    def _way_out(self, per_node: int) -> Link:
+        """Return the link out of a node for a group with so many members in it."""
+        return self.inter.scaled(bandwidth=min(per_node / self.gpus_per_node, 1.0))
+
+    def _protocol_ns(
+        self, collective: str, nbytes: float, members: int, together: int, way: Protocol
+    ) -> float:
+        nodes = ceil(members / together)
+        intra = self.intra.scaled(way.bandwidth, way.latency)
+        inter = self._way_out(together).scaled(way.bandwidth, way.latency)
+        slowest = min([intra.bandwidth] * (together > 1) + [inter.bandwidth] * (nodes > 1))
+        whole = Link(slowest)
+        if collective in POINT_TO_POINT:
+            return way.base_ns + chain_broadcast_ns(nbytes, 2, intra if nodes == 1 else inter)
+        if collective == "all_to_all":
+            return way.base_ns + hierarchical_all_to_all_ns(nbytes, together, nodes, intra, inter)
+        hops = nodes - 1  # steps of a round that leave a node
+        if collective in CHAINS:
+            latency = (members - 1 - hops) * intra.latency_ns + hops * inter.latency_ns
+            return way.base_ns + latency + chain_broadcast_ns(nbytes, members, whole)
+        if collective in ROOTED:
+            last = intra if nodes == 1 else inter
+            return way.base_ns + last.latency_ns + direct_all_to_all_ns(nbytes, members, whole)
+        rounds = RINGS[collective]
+        latency = rounds * hops * inter.latency_ns
+        latency += (rounds * (members - 1 - hops) + 1) * intra.latency_ns
+        moved = rounds * ring_reduce_scatter_ns(nbytes, members, whole)
+        ring = way.base_ns + latency + moved + way.tail * nbytes / members / slowest
+        if collective != "all_reduce" or nodes == 1:
+            return ring
+        depth = (together - 1) * intra.latency_ns + ceil(log2(nodes)) * inter.latency_ns
+        return min(ring, way.base_ns + 2 * depth + 2 * nbytes / (TREE_BANDWIDTH * slowest))
+
+    def _check(self, collective: str, nbytes: float, members: int, together: int) -> None:
+        if collective not in COLLECTIVES:
+            raise DaydreamError(
+                f"no cost is known for the collective {collective!r}; known are {', '.join(COLLECTIVES)}"
+            )
+        if nbytes < 0 or members < 1 or not 1 <= together <= self.gpus_per_node:
+            raise DaydreamError(
+                f"a collective of {nbytes:g} bytes among {members} GPUs, {together} in a node of "
+                f"{self.gpus_per_node}, makes no sense"
+            )
+        if ceil(members / together) > self.nodes:
+            raise DaydreamError(
+                f"cluster {self.name!r} has {counted(self.nodes, 'node')} of "
+                f"{counted(self.gpus_per_node, 'GPU')}; {members} GPUs do not fit. "
+                f"Name more nodes, as in {self.name}:{ceil(members / together)}."
+            )

@@ -1,0 +1,125 @@
+"""What workers exchange gradients over: a cluster, or one bandwidth for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daydream.costs.devices import device_of
+from daydream.costs.network.cluster_names import cluster as named
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.collectives import (
+    Link,
+    bytes_of_message,
+    ring_all_gather_ns,
+    ring_all_reduce_ns,
+    ring_reduce_scatter_ns,
+)
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.graph import Graph
+
+RINGS = {
+    "all_reduce": ring_all_reduce_ns,
+    "reduce_scatter": ring_reduce_scatter_ns,
+    "all_gather": ring_all_gather_ns,
+}
+# Machines (`cluster_names.MACHINES`) that a board of the table of devices stands in, by its form factor:
+# modules on the makers' own baseboards (NVIDIA's DGX-1, DGX A100, H100, H200 and B200 data sheets; H200 has
+# the links of H100, MI325X those of MI300X: AMD Instinct platform data sheets), cards on the generation
+# of PCIe that their data sheets state. NVLink bridges join two cards only, and a ring of more goes over PCIe.
+# What stands in one-off machines (MI250, GH200) is left out.
+MACHINE_OF = {
+    "P100 SXM2": "dgx-p100",
+    "V100 SXM2": "dgx-v100",
+    "A100 SXM 40GB": "dgx-a100",
+    "A100 SXM 80GB": "dgx-a100",
+    "H100 SXM": "dgx-h100",
+    "H200": "dgx-h100",
+    "B200": "dgx-b200",
+    "MI300X": "mi300x",
+    "MI325X": "mi300x",
+    **dict.fromkeys(
+        ("P100 PCIe", "Quadro GP100", "V100 PCIe", "V100S PCIe", "T4", "RTX 2080 Ti"), "pcie3"
+    ),
+    **dict.fromkeys(
+        ("A100 PCIe 40GB", "A100 PCIe 80GB", "A10G", "A10", "A40", "RTX A6000", "RTX 3090 Ti", "RTX 3090",
+         "RTX 3080", "RTX 3070 Ti", "RTX 3070", "RTX 4090", "RTX 4080", "RTX 6000 Ada", "L40S", "L40", "L4",
+         "MI100", "MI210"), "pcie4"
+    ),
+    **dict.fromkeys(("H100 PCIe", "H100 NVL"), "pcie5"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Network:
+    """Workers and what joins them: a `cluster`, or a `link` that every step of a ring goes over."""
+
+    workers: int
+    cluster: Cluster | None
+    link: Link | None
+
+    def time_ns(self, collective: str, input_bytes: float) -> int:
+        """Return how long a collective of all workers takes; bytes are those a worker puts in."""
+        nbytes = bytes_of_message(collective, round(input_bytes), self.workers)
+        if self.cluster is not None:
+            return self.cluster.time_ns(collective, nbytes, self.workers)
+        assert self.link is not None  # noqa: S101 - one of the two is there
+        return round(RINGS[collective](nbytes, self.workers, self.link))
+
+    def send_ns(self, nbytes: float, sender: int, receiver: int) -> int:
+        """Return how long a message takes between two of the workers, which fill the nodes in their order."""
+        if self.cluster is not None:
+            near = sender // self.cluster.gpus_per_node == receiver // self.cluster.gpus_per_node
+            return self.cluster.time_ns("send_recv", nbytes, 2, per_node=2 if near else 1)
+        assert self.link is not None  # noqa: S101 - one of the two is there
+        return round(nbytes / self.link.bandwidth + self.link.latency_ns)
+
+    def describe(self) -> str:
+        """Return one sentence on where the times come from."""
+        if self.cluster is not None:
+            return self.cluster.describe()
+        assert self.link is not None  # noqa: S101 - one of the two is there
+        return (
+            f"Collectives are rings of {self.workers} workers, each with {self.link.bandwidth:.4g} GB/s to "
+            f"the next and {self.link.latency_ns / 1e3:.4g} us a step, as given."
+        )
+
+
+def network_of(
+    graph: Graph, workers: int, *, cluster: str | None, bandwidth: float | None, latency_us: float = 0.0
+) -> Network:
+    """Return the network that the options of an optimization mean.
+
+    A `bandwidth` in GB/s (with `latency_us` a step) is that of each worker to the next in a ring;
+    else the `cluster` of this name, by default machines of the trace's GPU, with as many nodes as
+    the workers need. Raises `NotApplicableError` if neither is given nor known.
+    """
+    if bandwidth is not None and cluster is not None:
+        raise GraphError("cluster and bandwidth were both given; a network is one of the two")
+    if bandwidth is not None:
+        if bandwidth <= 0 or latency_us < 0:
+            raise GraphError(
+                f"bandwidth must be above 0 and latency_us 0 or more, not {bandwidth:g} and {latency_us:g}"
+            )
+        return Network(workers, None, Link(bandwidth, latency_us * 1e3))
+    if latency_us:
+        raise GraphError("latency_us goes with bandwidth; a cluster has its own latencies")
+    return Network(workers, named(cluster or machine_of(graph)).holding(workers), None)
+
+
+def machine_of(graph: Graph) -> str:
+    """Return the name of the cluster that the trace's GPU stands in as a rule.
+
+    Raises `NotApplicableError` if the GPU is unknown, or no machine is usual for it.
+    """
+    try:
+        device = device_of(graph)
+    except NotApplicableError:
+        raise NotApplicableError(
+            "which network the workers have is not known; give --cluster or --bandwidth in GB/s"
+        ) from None
+    if device.name not in MACHINE_OF:
+        raise NotApplicableError(
+            f"which network joins the workers of a {device.name} is not known: no machine is usual for it; "
+            "give --cluster or --bandwidth in GB/s"
+        )
+    return MACHINE_OF[device.name]

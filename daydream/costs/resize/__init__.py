@@ -1,0 +1,1 @@
+"""Work and times when a size of the input changes: batch, sequence length."""

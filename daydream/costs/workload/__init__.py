@@ -1,0 +1,1 @@
+"""Work of operator calls: FLOP, bytes and family, from names, shapes and counters."""

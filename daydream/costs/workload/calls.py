@@ -1,0 +1,301 @@
+"""Operator calls of a trace: the work of each, which tasks do it, and in what shares.
+
+Device work belongs to the innermost operator around its launch that has a formula.
+Where an operator only calls another of its kind (`linear` -> `addmm`), the inner one
+does the work. A call's work goes to its main kernels in proportion to their time:
+kernels with a matrix library's name where the operator is matrix work, else the
+kernels of the name that takes longest. The others (layout changes, split-K sums) are
+helpers of unknown work. Kernels without a launch in the trace get the work of kernels
+of the same name and grid, where those agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from daydream.costs.workload.amount import Amount
+from daydream.costs.workload.hints import hints_of
+from daydream.costs.workload.operator import (
+    MATRIX_FAMILIES,
+    has_formula,
+    itemsize,
+    operator_work,
+)
+from daydream.costs.workload.shapes import Shape
+from daydream.graph.query.numbering import distinct_rows
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.trace import Trace
+
+MATRIX_KERNEL = re.compile(
+    r"gemm|gemv|conv|cudnn|cutlass|xmma|wgrad|dgrad|fprop|winograd|flash|fmha|attn|nvjet|^Cijk|igemm|miopen\w*conv|"
+    r"scudnn|(?<!ga)mma|rnn|LSTM|GRU|fft|dot_kernel|ck_tile|ck::|matmul|fused_moe|attention",  # not GammaBeta
+    re.IGNORECASE,
+)
+NOT_MAIN = re.compile(
+    r"offsets|nchwTo|nhwcTo|scalePacked|SubTensorOp|transpose|splitK_?reduce|reduce_?splitK|elementwise|elemWise|fill|"
+    r"batched_transpose|PackTensor|bn_fw|bn_bw|^triton_(poi|red|per)_",
+    re.IGNORECASE,
+)
+
+# What else a call of a family may be made of: the slow path of `_foreach_add_` is `add_` for each tensor.
+DONE_BY = {
+    "attention": ("matmul",),
+    "recurrent": ("matmul",),
+    "convolution": ("matmul",),
+    "optimizer": ("element-wise",),
+    "normalization": ("element-wise", "reduction"),
+    "pooling": ("reduction",),
+}
+
+_known: WeakKeyDictionary[Trace, Calls] = WeakKeyDictionary()
+
+
+def calls_of(trace: Trace) -> Calls:
+    """Return the operator calls of a trace, worked out once."""
+    if trace not in _known:
+        _known[trace] = Calls(trace)
+    return _known[trace]
+
+
+@dataclass
+class Calls:
+    """Arrays by row of the trace; `amounts` holds each distinct work once, `which` points into it."""
+
+    trace: Trace
+
+    def __post_init__(self) -> None:
+        self.amounts: list[Amount] = []
+        self.keys: list[tuple[str, str, Shape | None]] = []  # operator, shapes and hint of each amount
+        self.which = np.full(len(self.trace), UNKNOWN, np.int64)
+        self.rows = np.flatnonzero(self.trace.is_kind("operator", "annotation"))
+        self._work_out()
+
+    def _work_out(self) -> None:
+        """Set `which` for every operator row with a formula, each distinct call once."""
+        trace = self.trace
+        names = trace.text("name")
+        told = np.array([has_formula(name) or name.startswith("triton_") for name in names] + [False])
+        rows = self.rows[told[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
+        if not len(rows):
+            return
+        hints, hint_of = hints_of(trace, self.rows, rows)
+        keys = np.stack([trace["name"][rows], trace["shapes"][rows], hint_of]).astype(np.int64)
+        first, inverse = distinct_rows(keys)
+        places = []
+        for name, shapes, hint in keys[:, first].T.tolist():
+            key = (names[name], trace.text("shapes")[shapes], hints[hint] if hint >= 0 else None)
+            amount = operator_work(*key)
+            places.append(len(self.amounts) if amount is not None else UNKNOWN)
+            if amount is not None:
+                self.amounts.append(amount)
+                self.keys.append(key)
+        self.which[rows] = np.array(places, np.int64)[inverse]
+
+    # by distinct work -------------------------------------------------------------------------
+
+    @cached_property
+    def flop(self) -> np.ndarray:
+        """FLOP of each distinct work, -1 for unknown."""
+        return _numbers([amount.flop for amount in self.amounts])
+
+    @cached_property
+    def elements(self) -> np.ndarray:
+        """Elements moved by each distinct work, -1 for unknown."""
+        return _numbers([amount.elements for amount in self.amounts])
+
+    @cached_property
+    def extra_bytes(self) -> np.ndarray:
+        """Bytes of other types moved by each distinct work."""
+        return _numbers([amount.extra_bytes for amount in self.amounts])
+
+    @cached_property
+    def families(self) -> np.ndarray:
+        """Family of each distinct work, and None at the end for unknown."""
+        return np.array([*(amount.family for amount in self.amounts), None], dtype=object)
+
+    # by row -----------------------------------------------------------------------------------
+
+    @cached_property
+    def wraps(self) -> np.ndarray:
+        """Mask of rows that only call others of their kind, which do the work.
+
+        What only writes (a buffer filled with zeros) does not do the work of a call that calculates.
+        """
+        wraps = np.zeros(len(self.trace), bool)
+        parent = np.asarray(self.trace["parent"], np.int64)
+        family = self.families[self.which]
+        flop = np.append(self.flop, UNKNOWN)[self.which]
+        for kind in {amount.family for amount in self.amounts}:
+            doing = {kind, *DONE_BY.get(kind, ())}
+            inner = np.isin(self.which, _places(self.families, doing))
+            calculates = _above(parent, np.flatnonzero(inner & (flop != 0)))
+            wraps |= (family == kind) & np.where(flop == 0, _above(parent, np.flatnonzero(inner)), calculates)
+        return wraps
+
+    @cached_property
+    def owner(self) -> np.ndarray:
+        """By row of device work: the operator row whose work it does, -1 for none."""
+        trace = self.trace
+        parent = np.asarray(trace["parent"], np.int64)
+        owner = np.full(len(trace), UNKNOWN, np.int64)
+        device = np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset"))
+        up = parent[device]
+        while (up >= 0).any():
+            here = np.maximum(up, 0)
+            hit = (up >= 0) & (self.which[here] >= 0)
+            owner[device[hit]] = up[hit]
+            up = np.where((up >= 0) & ~hit, parent[here], UNKNOWN)
+        return owner
+
+    @cached_property
+    def share(self) -> np.ndarray:
+        """By row of device work: the part of its call's work that it does; 0 for helpers."""
+        trace = self.trace
+        share = np.zeros(len(trace))
+        rows = np.flatnonzero((self.owner >= 0) & trace.is_kind("kernel"))
+        rows = rows[~self.wraps[self.owner[rows]]]
+        if not len(rows):
+            return share
+        names = trace.text("name")
+        matrix = np.array([bool(MATRIX_KERNEL.search(n) and not NOT_MAIN.search(n)) for n in names] + [False])
+        is_matrix_call = np.isin(self.which, _places(self.families, set(MATRIX_FAMILIES)))[self.owner[rows]]
+        by_library = is_matrix_call & matrix[trace["name"][rows]]
+        group = np.where(by_library, len(names), trace["name"][rows])  # all matrix kernels of a call together
+        duration = np.maximum(np.asarray(trace["duration_ns"], np.float64)[rows], 1.0)
+        pairs = np.stack([self.owner[rows], group])
+        found, which = distinct_rows(pairs)
+        keys = pairs[:, found]
+        total = np.bincount(which, duration)
+        rank = total + np.where(keys[1] == len(names), 1e18, 0.0)
+        first = np.lexsort([-rank, keys[0]])
+        _, at = np.unique(keys[0][first], return_index=True)
+        main = np.zeros(keys.shape[1], bool)
+        main[first[at]] = True
+        share[rows] = np.where(main[which], duration / total[which], 0.0)
+        return share
+
+    @cached_property
+    def launches_work(self) -> np.ndarray:
+        """Mask of host rows under which device work was launched: their own work is done there."""
+        trace = self.trace
+        parent = np.asarray(trace["parent"], np.int64)
+        return _above(parent, np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset", "collective")))
+
+    def work_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return FLOP, bytes (-1 for unknown), family and owner of rows, device or operator."""
+        trace = self.trace
+        is_device = trace.is_kind("kernel", "memcpy", "memset", "collective")[rows]
+        cpu_call = ~is_device & ~self.wraps[rows] & ~self.launches_work[rows] & (self.which[rows] >= 0)
+        owner = np.where(is_device, self.owner[rows], np.where(cpu_call, rows, UNKNOWN))
+        share = np.where(is_device, self.share[rows], 1.0)
+        which = np.where((owner >= 0) & (share > 0), self.which[np.maximum(owner, 0)], UNKNOWN)
+        flop, nbytes = self._scaled(which, share, rows, owner)
+        orphan = np.flatnonzero(is_device & (owner < 0) & trace.is_kind("kernel")[rows])
+        if len(orphan):
+            flop[orphan], nbytes[orphan], which[orphan] = self._like_twins(rows[orphan])
+        return flop, nbytes, self.families[which], owner
+
+    def which_of_tasks(self, rows: np.ndarray) -> np.ndarray:
+        """Return the distinct work that each row is part of, helpers included; -1 for none."""
+        trace = self.trace
+        is_device = trace.is_kind("kernel", "memcpy", "memset", "collective")[rows]
+        owner = np.where(is_device, self.owner[rows], rows)
+        own = np.where(owner >= 0, self.which[np.maximum(owner, 0)], UNKNOWN)
+        own[~is_device & (self.launches_work[rows] | self.wraps[rows])] = UNKNOWN
+        orphan = np.flatnonzero(is_device & (owner < 0) & trace.is_kind("kernel")[rows])
+        if len(orphan):
+            own[orphan] = self._like_twins(rows[orphan])[2]
+        return own
+
+    def _scaled(
+        self, which: np.ndarray, share: np.ndarray, rows: np.ndarray, owner: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if not self.amounts:
+            unknown = np.full(len(rows), UNKNOWN, np.int64)
+            return unknown, unknown.copy()
+        trace = self.trace
+        at = np.maximum(which, 0)
+        known = which >= 0
+        sizes = np.array([itemsize(text) or UNKNOWN for text in trace.text("dtype")] + [UNKNOWN])
+        size = sizes[trace["dtype"][np.maximum(owner, 0)]]
+        size = np.where((owner >= 0) & (size > 0), size, sizes[trace["dtype"][rows]])
+        flop = np.where(known & (self.flop[at] >= 0), np.rint(self.flop[at] * share), UNKNOWN)
+        moved = self.elements[at]
+        can = known & (moved >= 0) & ((size > 0) | (moved == 0))
+        nbytes = np.where(can, np.rint((moved * np.maximum(size, 0) + self.extra_bytes[at]) * share), UNKNOWN)
+        return flop.astype(np.int64), nbytes.astype(np.int64)
+
+    def _like_twins(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the work of kernels without a launch, from kernels of the same name and grid that agree.
+
+        Where no grid was recorded, from all kernels of the name, if those agree.
+        """
+        found = np.full((3, len(rows)), UNKNOWN, np.int64)
+        grid = np.asarray(self.trace["grid"])[rows] >= 0
+        for mine, (keys, table), identity in (
+            (np.flatnonzero(grid), self._twins_by_grid, self._name_and_grid),
+            (np.flatnonzero(~grid), self._twins_by_name, self._name),
+        ):
+            if len(keys) and len(mine):
+                wanted = identity(rows[mine])
+                place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+                hit = keys[place] == wanted
+                found[:, mine[hit]] = table[:, place[hit]]
+        return found[0], found[1], found[2]
+
+    @cached_property
+    def _twins_by_grid(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._twins(self._name_and_grid)
+
+    @cached_property
+    def _twins_by_name(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._twins(self._name)
+
+    def _twins(self, identity: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the identities whose kernels all do the same work, sorted, and that work."""
+        trace = self.trace
+        rows = np.flatnonzero((self.owner >= 0) & (self.share > 0) & trace.is_kind("kernel"))
+        if not len(rows):
+            return np.empty(0, np.int64), np.empty((3, 0), np.int64)
+        which = self.which[self.owner[rows]]
+        flop, nbytes = self._scaled(which, self.share[rows], rows, self.owner[rows])
+        keys, inverse = np.unique(identity(rows), return_inverse=True)
+        work = np.stack([flop, nbytes, which])
+        same = np.ones(len(keys), bool)
+        first = np.full(len(keys), -1, np.int64)
+        first[inverse[::-1]] = np.arange(len(rows))[::-1]
+        for column in work[:2]:
+            same[np.unique(inverse[column != column[first[inverse]]])] = False
+        return keys[same], work[:, first[same]]
+
+    def _name(self, rows: np.ndarray) -> np.ndarray:
+        return np.asarray(self.trace["name"], np.int64)[rows]
+
+    def _name_and_grid(self, rows: np.ndarray) -> np.ndarray:
+        grids = len(self.trace.text("grid")) + 1
+        return self._name(rows) * grids + np.asarray(self.trace["grid"], np.int64)[rows]
+
+
+def _above(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Mask of the rows around any of these."""
+    above = np.zeros(len(parent), bool)
+    up = parent[rows]
+    while len(up := np.unique(up[up >= 0])):
+        up = up[~above[up]]
+        above[up] = True
+        up = parent[up]
+    return above
+
+
+def _places(families: np.ndarray, wanted: set[str]) -> np.ndarray:
+    return np.flatnonzero([family in wanted for family in families[:-1].tolist()])
+
+
+def _numbers(values: list[int | None]) -> np.ndarray:
+    return np.array([UNKNOWN if value is None else value for value in values], np.int64)

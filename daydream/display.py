@@ -1,0 +1,25 @@
+"""How the nouns show themselves in a notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daydream import hooks
+
+
+class Shown:
+    """Something that a notebook draws as HTML tables."""
+
+    def _repr_html_(self) -> str:
+        return str(hooks.ask("html", self))
+
+
+class Drawn(Shown):
+    """Something that there is a figure of, too."""
+
+    def plot(self, **options: Any) -> Any:
+        """Return a `matplotlib.figure.Figure`; a step's timeline takes `step`, a number.
+
+        Raises `DaydreamError` if matplotlib is not installed: it comes with `daydream[notebook]`.
+        """
+        return hooks.ask("figure", self, **options)

@@ -1,0 +1,151 @@
+"""Matching: which tasks fit the words of a selection, and what to say when none does."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.graph.query.calls import call_rows
+from daydream.graph.query.columns import coded, is_text, lanes_named, read_column
+from daydream.graph.query.device import device_work
+from daydream.graph.tables import KINDS
+from daydream.trace.schema import PHASES
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+
+BY_GLOB = ("layer",)
+BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
+WANTED_LAYERS = re.compile(r"""\blayer=('[^']*'|"[^"]*"|\([^)]*\)|\[[^]]*\])""")  # as `matching` says it
+GLOB = re.compile(r"[*?[]")
+MOST_LAYERS = 6  # that a message lists
+
+
+def matching(graph: Graph, ids: np.ndarray, where: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
+    """Return a mask of the tasks that match every word, and the words as said in messages."""
+    mask = np.ones(len(ids), bool)
+    said = []
+    for name, wanted in where.items():
+        if wanted is None:
+            continue
+        said.append(f"{name}={wanted!r}")
+        mask &= _matches(graph, ids, name, wanted)
+    return mask, said
+
+
+def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarray:
+    if name == "on":
+        if wanted not in ("cpu", "gpu"):
+            raise GraphError(f"on={wanted!r}; choose cpu or gpu")
+        on_device = device_work(graph)[ids]
+        return on_device if wanted == "gpu" else ~on_device
+    options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
+    if name == "within":
+        return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
+    if not is_text(name):
+        values = read_column(graph, name, ids)
+        return values == options[0] if len(options) == 1 else np.isin(values, options)
+    _known(name, options)
+    if name == "lane":
+        return np.isin(
+            graph.columns["lane"][ids], [n for option in options for n in lanes_named(graph, option)]
+        )
+    codes, texts = coded(graph, name, ids)
+    hits = np.zeros(len(texts) + 1, bool)  # the last one stands for unknown, -1
+    patterns = tuple(options)
+    hits[[code for code, text in enumerate(texts) if _fits(name, text, patterns)]] = True
+    found: np.ndarray = hits[codes]
+    return found
+
+
+@lru_cache(maxsize=1 << 16)  # optimizations look for the same names again and again
+def _fits(name: str, text: str, options: tuple[str, ...]) -> bool:
+    if name in BY_REGEX:
+        try:
+            return any(re.search(option, text) for option in options)
+        except re.error as error:
+            raise GraphError(f"{name}: not a regular expression ({error})") from None
+    if name in BY_GLOB:
+        return any(fnmatch.fnmatchcase(text, option) for option in options)
+    return text in options
+
+
+def _known(name: str, options: Iterable[Any]) -> None:
+    if not all(isinstance(option, str) for option in options):
+        raise GraphError(f"{name} is matched by text, not by {options!r}")
+    vocabulary = {"kind": KINDS, "phase": PHASES}.get(name)
+    if vocabulary:
+        for option in options:
+            if option not in vocabulary:
+                near = difflib.get_close_matches(option, vocabulary, 1)
+                hint = f". Did you mean {near[0]!r}?" if near else ""
+                raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}{hint}")
+
+
+def no_match(graph: Graph, words: str) -> str:
+    """Return what to say when nothing matched: what is missing from the trace, and what to do."""
+    lines = [f"no task matched {words or 'the selection'}."]
+    columns = graph.columns
+    if "phase=" in words and not (columns["phase"][graph.alive] >= 0).any():
+        lines.append(
+            "This trace has no phases: it has no optimizer or autograd ranges. Select by name or op."
+        )
+    if "layer=" in words:
+        lines += _layers_meant(graph, words)
+    if ("kernel" in words or "gpu" in words) and not device_work(graph)[graph.alive].any():
+        lines.append("This trace holds no device work; it was recorded on the CPU only.")
+    return "\n       ".join(lines)
+
+
+def _layers_meant(graph: Graph, words: str) -> list[str]:
+    """Return what to say of layers that were looked for, where the trace has none of them."""
+    used = np.unique(graph.columns["layer"][graph.alive])
+    layers = [graph.texts["layer"][code] for code in used.tolist() if code >= 0]
+    if not layers:
+        return ["This trace has no layers. Record it with `daydream collect`, or select by name or op."]
+    said = []
+    for typed in WANTED_LAYERS.findall(words):
+        found = ast.literal_eval(typed)
+        for wanted in [found] if isinstance(found, str) else found:
+            if not fnmatch.filter(layers, wanted):
+                near = nearest_layers(wanted, layers)
+                hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+                said.append(f"No layer matches {wanted!r}.{hint}")
+    if said:
+        more = f" and {len(layers) - MOST_LAYERS:,} more" if len(layers) > MOST_LAYERS else ""
+        said.append(f"Layers are {', '.join(layers[:MOST_LAYERS])}{more}.")
+    return said
+
+
+def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
+    """Return patterns (or paths) like the one that was `wanted` which some of the layers match.
+
+    The first part of the path that no layer has is spelled as the nearest one that layers have there.
+    """
+    parts = wanted.split(".")
+    for place, part in enumerate(parts):
+        before = ".".join(parts[:place])
+        here = sorted({
+            layer.split(".")[place] for layer in layers
+            if layer.count(".") >= place and fnmatch.fnmatchcase(".".join(layer.split(".")[:place]), before)
+        })  # fmt: skip
+        if fnmatch.filter(here, part):
+            continue
+        plain = GLOB.sub("", part)
+        spelled = [
+            ".".join([*parts[:place], each + ("*" if part.endswith("*") else ""), *parts[place + 1 :]])
+            for each in difflib.get_close_matches(plain, here, 3, 0.7)
+        ]
+        matched = [pattern for pattern in spelled if fnmatch.filter(layers, pattern)]
+        if matched:
+            return matched[:2]
+        break
+    return difflib.get_close_matches(GLOB.sub("", wanted).strip("."), layers, 3)

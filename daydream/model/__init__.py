@@ -1,0 +1,1 @@
+"""What model a trace is of: blocks, attention, parameters, gradients, optimizers, compiled code."""

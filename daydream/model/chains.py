@@ -1,0 +1,309 @@
+"""Chains of operator calls that belong to one logical operation, and their fusion into one kernel each.
+
+A chain is found in program order: every call gets a letter by its operator's name, and a
+regular expression over the letters says which calls are one operation. The backward
+nodes of a chain are found by the sequence numbers that autograd gives both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from daydream.costs.device.bandwidth import memory_bandwidth
+from daydream.costs.device.call_scaling import NO_WORK
+from daydream.costs.kernels import floor_ns, work
+from daydream.costs.workload.forward_calls import innermost_makers, nodes
+from daydream.costs.workload.operator import itemsize
+from daydream.errors import NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.graph.groups import Groups
+from daydream.graph.query.calls import call_rows, instances
+from daydream.graph.query.device import unrecorded_launches
+from daydream.graph.query.numbering import distinct_rows
+from daydream.graph.query.shapes import product, shapes_in
+from daydream.graph.selection import Selection
+from daydream.model.chain_bounds import can_fuse
+
+REDUCTIONS = ("reduction", "softmax", "normalization")
+OTHER = "."  # letter of work that no word names
+BETWEEN = "\n"  # no pattern matches across lanes and steps
+
+
+def work_tasks(graph: Graph) -> Selection:
+    """Return the tasks that do the work: device work, or without any the CPU's.
+
+    Raises `NotApplicableError` where the trace records no operators.
+    """
+    if graph.trace is None or not graph.trace.is_kind("operator").any():
+        raise NotApplicableError(
+            "this trace records no operators, so which kernels belong together is not known"
+        )
+    if unrecorded_launches(graph):
+        raise NotApplicableError("calls of this trace launched device work that was not recorded")
+    device = graph.select(on="gpu")
+    return device if len(device) else graph.select(kind="cpu")
+
+
+def find_chains(
+    graph: Graph,
+    words: Mapping[str, str],
+    pattern: str,
+    *,
+    unseen: Selection | None = None,
+    one_kernel: bool = True,
+) -> Groups:
+    """Return the work of forward calls that follow each other on a lane as a pattern says, a group a chain.
+
+    `words` gives a letter for operators whose names match a regular expression (the first
+    that matches; of nested calls the outermost that has one), `pattern` is a regular
+    expression over the letters. Work of no word parts a chain, but for `unseen` tasks, and on
+    the CPU views, allocations and calls that only call others. Forward passes that a
+    checkpoint runs again count too. A chain holds two calls at least and, as `one_kernel`, nothing that
+    one cannot do (`daydream.model.chain_bounds`).
+    """
+    tasks = _forward(graph, work_tasks(graph))
+    tasks = tasks.of(tasks.ids[np.argsort(_lane_and_step(tasks), kind="stable")], tasks.words, ordered=True)
+    letters, call = _letters(tasks, words)
+    hidden = letters == ""
+    if unseen is not None:
+        hidden |= np.isin(tasks.ids, unseen.ids)
+    seen = np.flatnonzero(~hidden)
+    place = _lane_and_step(tasks)[seen]
+    if not len(seen):
+        return Groups(tasks, np.full(len(tasks), -1), [])
+    moved = np.append(True, place[1:] != place[:-1])
+    starts = moved | np.append(True, (call[seen][1:] != call[seen][:-1]) | (call[seen][1:] < 0))
+    at = np.cumsum(starts.astype(np.int64) + moved) - 1  # a separator stands before each lane and step
+    text = [
+        BETWEEN + letter if first else letter
+        for first, letter in zip(moved[starts].tolist(), letters[seen][starts].tolist(), strict=True)
+    ]
+    of_letter = np.full(int(at[-1]) + 1, -1)
+    matches = [match.span() for match in re.finditer(pattern, "".join(text)) if len(match.group()) > 1]
+    for number, (first, last) in enumerate(matches):
+        of_letter[first:last] = number
+    chain = np.full(len(tasks), -1)
+    chain[seen] = of_letter[at]
+    if (tasks.kind == "cpu").all():  # views between two calls of a chain go with it
+        before = _last_known(chain, seen)
+        behind = _last_known(chain[::-1], np.sort(len(tasks) - 1 - seen))[::-1]
+        chain = np.where(hidden & (before == behind), before, chain)
+    chains = Groups(tasks, chain, list(range(len(matches))))
+    return can_fuse(chains) if one_kernel else chains
+
+
+def backward_of(chains: Groups) -> Groups:
+    """Return the work of the autograd nodes of each chain's calls, a group a chain that has any.
+
+    The key of a group is that of its chain. Empty where the trace has no sequence numbers.
+    """
+    graph = chains.tasks.graph
+    trace = graph.trace
+    assert trace is not None  # noqa: S101 - chains are found in a trace
+    rank, sequence = np.asarray(trace["rank"], np.int64), np.asarray(trace["sequence"], np.int64)
+    parent = np.asarray(trace["parent"], np.int64)
+    is_node = _is_node(graph)
+    number = np.repeat(np.arange(len(chains)), chains.sizes)
+    chain_of: dict[tuple[int, int], int] = {}
+    up = graph.columns["row"][chains.by_group.ids].astype(np.int64)
+    while (climbing := (up >= 0) & ~is_node[up]).any():  # a node around it is not its own: it recomputes
+        known = np.flatnonzero(climbing & (sequence[up] >= 0))
+        keys = zip(rank[up[known]].tolist(), sequence[up[known]].tolist(), strict=True)
+        chain_of.update(zip(keys, number[known].tolist(), strict=True))
+        up = np.where(climbing, parent[up], -1)
+    tasks = work_tasks(graph)
+    node = _innermost(graph, tasks.ids)
+    there = np.flatnonzero((node >= 0) & is_node[node])
+    keys = zip(rank[node[there]].tolist(), sequence[node[there]].tolist(), strict=True)
+    found = np.full(len(tasks), -1)
+    found[there] = [chain_of.get(key, -1) for key in keys]
+    return Groups(tasks, found, chains.keys)
+
+
+def one_pass_ns(graph: Graph, chains: Groups, tensors: int) -> np.ndarray:
+    """Return the time of each chain as one kernel that moves so many of its largest tensor, ns.
+
+    The first is read in the type of the chain's first call, the others are in that of its
+    last. Bytes go at the bandwidth that the trace's own streaming work reaches, or the chain's own
+    reductions if these are slower (a sum over few rows), behind the fixed cost of a kernel. Where
+    sizes are unknown, and on a CPU at least (its arithmetic stays), a chain takes as long as
+    its longest call; never more than all of them together.
+    """
+    parts = chains.by_group
+    together = chains.total("duration_ns")
+    if not len(chains):
+        return together
+    on_cpu = bool((parts.kind == "cpu").all())
+    starts = np.append(0, np.cumsum(chains.sizes))[:-1]
+    longest = _longest_call(chains) if on_cpu else np.maximum.reduceat(parts.duration_ns, starts)
+    rate = memory_bandwidth(graph, "cpu" if on_cpu else "gpu")
+    largest = np.maximum.reduceat(_largest_input(parts), starts)
+    widths = [np.array([itemsize(name) or 0 for name in ends.dtype.tolist()]) for ends in _typed_ends(chains)]
+    nbytes = largest * (widths[0] + (tensors - 1) * widths[1])
+    known = (largest > 0) & (widths[0] > 0) & (widths[1] > 0)
+    if rate is None:
+        return np.minimum(longest, together)
+    floor = 0.0 if on_cpu else floor_ns(graph)
+    streamed = floor + nbytes / np.minimum(rate, _reduction_rate(parts, starts, floor))
+    time = np.where(known, np.maximum(streamed, longest if on_cpu else 0), longest)
+    return np.minimum(time, together)
+
+
+def fuse_chains(chains: Groups, name: str, duration_ns: np.ndarray) -> Selection:
+    """Put one kernel, or on a CPU one operator, in the place of each chain; return them.
+
+    The first call stays with its launch; the others go with theirs and with their CPU time.
+    """
+    first, behind = chains.first(), chains.last().gap_ns
+    on_cpu = (first.kind == "cpu").all()
+    remove_with_operators(chains.tasks - first)
+    first.set(name=name, duration_ns=duration_ns)
+    return first.set(gap_ns=behind) if on_cpu else first
+
+
+def remove_with_operators(tasks: Selection) -> None:
+    """Remove work with its launches and the CPU time of operators that do nothing else."""
+    graph = tasks.graph
+    if (tasks.kind == "cpu").all():
+        tasks.remove()
+        return
+    has_operators = graph.trace is not None and bool(graph.trace.is_kind("operator").any())
+    operators = tasks.operators() if has_operators else tasks.launches()
+    tasks.remove()
+    left = (operators & graph.select(kind="cpu")) - graph.select(on="gpu").launches()
+    if len(left):
+        left.remove()
+
+
+def fuse_passes(chains: Groups, name: str, *, forward: int, backward: int) -> str:
+    """Fuse each chain, and the backward nodes of its calls, to one kernel each; return a sentence on it.
+
+    `forward` and `backward` say how many tensors these read or write.
+    """
+    graph = chains.tasks.graph
+    nodes = can_fuse(backward_of(chains))
+    count, before = len(chains.tasks) + len(nodes.tasks), chains.total("duration_ns").sum()
+    before += nodes.total("duration_ns").sum()
+    after = fuse_chains(chains, name, one_pass_ns(graph, chains, forward)).total("duration_ns")
+    if len(nodes):
+        after += fuse_chains(nodes, f"{name} backward", one_pass_ns(graph, nodes, backward)).total(
+            "duration_ns"
+        )
+    said = (
+        f"{count:,} tasks of {before / 1e6:,.3f} ms become {len(chains):,} forward, {len(nodes):,} backward "
+        f"of {after / 1e6:,.3f} ms."
+    )
+    if (chains.tasks.kind == "cpu").all():
+        said += (
+            " On a CPU that is the least they can take: the longest of their parts, which compute as much."
+        )
+    if not len(nodes) and len(graph.select(phase="backward")):
+        said += " Which backward work is theirs is not known (no sequence numbers), so it stays."
+    return said
+
+
+def _forward(graph: Graph, tasks: Selection) -> Selection:
+    """Return the work of neither the optimizer nor autograd nodes; what a checkpoint runs again is in."""
+    rest = tasks - tasks.where(phase=("optimizer", "data"))
+    row = _innermost(graph, rest.ids)
+    return rest.of(rest.ids[(row < 0) | ~_is_node(graph)[row]], rest.words)
+
+
+def _innermost(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return the innermost row around each task that is an autograd node or makes one, -1 for none."""
+    trace = graph.trace
+    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    return innermost_makers(trace, graph.columns["row"][ids])
+
+
+def _is_node(graph: Graph) -> np.ndarray:
+    """Return a mask of the rows of autograd nodes; the last entry is no row."""
+    trace = graph.trace
+    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    return np.append(nodes(trace), False)
+
+
+def _lane_and_step(tasks: Selection) -> np.ndarray:
+    columns = tasks.graph.columns
+    lane, step = columns["lane"][tasks.ids].astype(np.int64), columns["step"][tasks.ids].astype(np.int64)
+    return lane * (int(step.max(initial=0)) + 2) + step + 1
+
+
+def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the letter of each task ("" for what does no work), and the number of its call, -1 for none."""
+    graph, trace = tasks.graph, tasks.graph.trace
+    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    union = "|".join(f"(?:{pattern})" for pattern in words.values())
+    rows, call = call_rows(graph, tasks.ids, union), instances(graph, tasks.ids, union)
+    texts = trace.text("name")
+    letter = [next((key for key, value in words.items() if re.search(value, text)), OTHER) for text in texts]
+    found = np.array([*letter, OTHER])[np.where(rows >= 0, trace["name"][np.maximum(rows, 0)], -1)]
+    found[tasks.kind == "memcpy"] = OTHER  # no cast
+    works, around = _works(graph)
+    own = np.where(rows >= 0, around[rows], works[graph.columns["row"][tasks.ids]])
+    return np.where((tasks.kind == "cpu") & ~own, "", found), call
+
+
+def _works(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Return masks of the operator rows that do work of their own, and of those that it is done in.
+
+    Their last entry is no row.
+    """
+    trace = graph.trace
+    assert trace is not None  # noqa: S101 - checked where the tasks were chosen
+    texts = [not NO_WORK.search(text) for text in trace.text("name")]
+    working = trace.is_kind("operator") & np.array([*texts, False])[trace["name"]]
+    parent = np.asarray(trace["parent"], np.int64)
+    above = np.zeros(len(trace), bool)
+    up = parent[working]
+    while len(up := np.unique(up[up >= 0])):
+        up = up[~above[up]]
+        above[up] = True
+        up = parent[up]
+    return np.append(working & ~above, False), np.append(working | above, False)
+
+
+def _last_known(chain: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Return for each place the chain of the last seen task up to it, -1 for none."""
+    at = np.searchsorted(seen, np.arange(len(chain)), side="right") - 1
+    return np.where(at >= 0, chain[seen[np.maximum(at, 0)]], -1) if len(seen) else np.full(len(chain), -1)
+
+
+def _longest_call(chains: Groups) -> np.ndarray:
+    """Return the time of the longest operator call of each chain; its inner calls are their own."""
+    parts = chains.by_group
+    number = np.repeat(np.arange(len(chains)), chains.sizes)
+    first, which = distinct_rows([number, parts.call])
+    time = np.bincount(which, parts.duration_ns, len(first))
+    longest = np.zeros(len(chains))
+    np.maximum.at(longest, number[first], time)
+    return longest
+
+
+def _reduction_rate(parts: Selection, starts: np.ndarray, floor: float) -> np.ndarray:
+    """Return bytes/ns that the reductions of each chain reach together, infinite where it has none."""
+    amounts = work(parts.graph, parts)
+    reduces = np.isin(amounts.family.astype(str), REDUCTIONS) & (amounts.nbytes > 0)
+    body = np.where(reduces, np.maximum(parts.duration_ns - floor, 0), 0)
+    time = np.add.reduceat(body, starts)
+    nbytes = np.add.reduceat(np.where(reduces, amounts.nbytes, 0), starts)
+    return np.where(time > 0, nbytes / np.maximum(time, 1e-9), np.inf)
+
+
+def _largest_input(parts: Selection) -> np.ndarray:
+    """Return the elements of the largest input of each task's call, -1 where unknown."""
+    texts, which = np.unique(parts.shapes.astype(str), return_inverse=True)
+    sizes = [max(map(product, shapes_in(text)), default=-1) for text in texts.tolist()]
+    return np.array(sizes, np.int64)[which.reshape(-1)]
+
+
+def _typed_ends(chains: Groups) -> tuple[Selection, Selection]:
+    """Return the first and the last task of known element type of each chain, else its first and last."""
+    parts = chains.by_group
+    typed = chains.span(parts.where(lambda tasks: tasks.dtype != None))  # noqa: E711 - an array of texts
+    if len(typed) != len(chains):
+        return chains.first(), chains.last()
+    return typed.first(), typed.last()

@@ -1,0 +1,200 @@
+"""Compiled code on a CPU: what goes when the calls of a model's forward and backward pass are compiled.
+
+A compiler keeps the calls of matrix libraries and makes one loop of what lies between two of
+them. Operator dispatch, views, autograd's nodes (with its walks over them) and the module's Python
+go; what comes is fixed costs of compiled code, which small models feel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.costs.device.call_scaling import cpu_overheads
+from daydream.costs.device.fusion import bytes_left
+from daydream.costs.kernels import work
+from daydream.costs.workload.calls import calls_of
+from daydream.costs.workload.operator import MATRIX_FAMILIES, bare_name, itemsize
+from daydream.graph.graph import Graph
+from daydream.graph.groups import Groups
+from daydream.graph.query.numbering import distinct_rows
+from daydream.graph.selection import Selection
+from daydream.model.autograd_walks import NODE, graph_walks
+from daydream.model.captured import DISPATCH_NS
+from daydream.model.compiled_masks import masks_ns
+from daydream.model.optimizers import ACCUMULATE, update_of
+
+
+@dataclass(frozen=True)
+class FixedCosts:
+    """Time of compiled code beside its calculation, ns: a call of it, a parameter it uses.
+
+    A call checks the guards, passes through the wrappers of the ahead-of-time compiler and is one autograd
+    node; each parameter has guards, and its gradient a buffer of its own.
+    """
+
+    call_ns: int
+    parameter_ns: int
+
+
+# Fitted to 1 to 40 modules of one parameter of 8 elements, and to 1 to 24 products of 8 x 8 with and
+# without a ReLU behind each, against the same modules uncompiled; torch 2.13.0 on an x86 server CPU at
+# one thread. None of these is a model of the ledger.
+FORWARD = FixedCosts(51_500, 2_000)
+BACKWARD = FixedCosts(47_500, 2_300)
+LIBRARY_CALL_NS = 1_700  # more than the operator itself: called from Python, its output allocated there
+FUSED_LOOP_NS = 1_000
+# Of autograd's walks over its graph, a node: before a backward pass and behind it (autograd_walks.py).
+WALK_NS = (150, 250)
+# Operators that a compiler takes apart; what does the work is within.
+COMPOSITE = {
+    "linear", "matmul", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "scaled_dot_product_attention",
+}  # fmt: skip
+RECURRENT = r"^aten::(lstm|gru|rnn_tanh|rnn_relu)$"
+
+
+def compile_calls(graph: Graph) -> str:
+    """Compile the forward and backward calls of a CPU trace; return a sentence on what became of them.
+
+    Raises `NotApplicableError` where nothing is left to compile.
+    """
+    cpu = graph.select(kind="cpu")
+    tasks = cpu.where(phase=("forward", "backward"))
+    tasks.need("operators in the forward or backward pass")
+    accumulate = tasks.where(within=ACCUMULATE)  # runs behind the compiled backward pass, as before
+    compiled = tasks - accumulate - tasks.where(layer="loss") - _left_alone(graph, tasks)
+    compiled = compiled - _beside_recurrent(compiled)
+    if not len(compiled):
+        graph.does_not_apply(
+            "Dynamo does not trace torch's recurrent layers (LSTM, GRU, RNN): a forward call that calls one "
+            "runs uncompiled, and here no other is left"
+        )
+    parameters = max(update_of(graph).tensors, 0)
+    pattern = _library_calls(graph)
+    library = compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
+    others = cpu - compiled - accumulate
+    _shorten_walks(graph, compiled)
+    before, loops = len(compiled.group_by("call")), 0
+    masks = masks_ns(compiled, library)
+    for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
+        region = compiled.where(phase=phase)
+        if len(region):
+            whole = fixed.call_ns + fixed.parameter_ns * parameters
+            loops += _compile(region, library & region, pattern, others, masks, whole)
+    calls = len(library.group_by(within=pattern)) if pattern else 0
+    steps = max(len(cpu.group_by("step")), 1)
+    return (
+        f"{before / steps:,.0f} operator calls a step become {calls / steps:,.0f} calls of matrix libraries "
+        f"and {loops / steps:,.0f} fused loops; a compiled call has fixed costs of "
+        f"{FORWARD.call_ns / 1e3:.0f} us forward and {BACKWARD.call_ns / 1e3:.0f} us backward, and of "
+        f"{(FORWARD.parameter_ns + BACKWARD.parameter_ns) / 1e3:.1f} us for each of {parameters} parameters "
+        "(measured with torch 2.13 on an x86 server CPU). Of a step with a profiler more goes, as fewer "
+        "calls are recorded: go by the unprofiled one."
+    )
+
+
+def _left_alone(graph: Graph, tasks: Selection) -> Selection:
+    """Return what no compiler takes away: waits, long calls of unknown work, and what pauses follow.
+
+    Dispatch and Python between two operators take microseconds; what takes over a millisecond calculates,
+    waits or reads a file, and compiled code does so, too.
+    """
+    unknown = work(graph, tasks).family == None  # noqa: E711 - an array
+    long = (tasks.duration_ns > DISPATCH_NS) & unknown
+    return tasks.of(tasks.ids[long | (tasks.gap_ns > DISPATCH_NS)], tasks.words) | tasks.waiting()
+
+
+def _compile(
+    region: Selection,
+    library: Selection,
+    pattern: str,
+    others: Selection,
+    masks: np.ndarray,
+    fixed_ns: int,
+) -> int:
+    """Put library calls and fused loops in the place of a pass, with its fixed costs; return the loops."""
+    graph = region.graph
+    runs = region.stretches(others, on_lane=True)
+    ends = runs.last().gap_ns
+    loops = (region - library).stretches(others | library, on_lane=True)
+    number = np.repeat(np.arange(len(loops)), loops.sizes)
+    bodies = fused_bodies_ns(graph, loops) + np.bincount(number, masks[loops.by_group.ids], len(loops))
+    works = bodies > 0
+    kept, gone = loops.where(works), loops.where(~works)
+    graph.insert_before(runs.first(), "guards and wrappers", duration_ns=fixed_ns // 2)
+    graph.insert_after(runs.last(), "wrappers", duration_ns=fixed_ns - fixed_ns // 2, gap_ns=ends)
+    if len(library):
+        library.set(gap_ns=0)
+        begins = library.group_by(within=pattern).first()
+        begins.set(duration_ns=begins.duration_ns + LIBRARY_CALL_NS)
+    if len(kept):
+        first = kept.first()
+        rest = kept.tasks - first
+        first.set(name="fused loop", duration_ns=FUSED_LOOP_NS + bodies[works], gap_ns=0)
+        if len(rest):
+            rest.remove()
+    if len(gone):
+        gone.tasks.remove()
+    return len(kept)
+
+
+def _shorten_walks(graph: Graph, compiled: Selection) -> None:
+    """Take the compiled nodes out of autograd's walks; the one in their place is in the fixed costs."""
+    walks = graph_walks(graph)
+    nodes = compiled.where(name=NODE)
+    if len(walks) and len(nodes):
+        behind = walks.phase == "backward"
+        a_pass = len(nodes.group_by("call")) / behind.sum()
+        walk_ns = a_pass * np.where(behind, WALK_NS[1], WALK_NS[0])
+        walks.set(gap_ns=np.maximum(walks.gap_ns - walk_ns, 0))
+
+
+def fused_bodies_ns(graph: Graph, loops: Groups) -> np.ndarray:
+    """Return the time of each group's work as one loop, without overheads and traffic between its calls."""
+    tasks = loops.by_group
+    number = np.repeat(np.arange(len(loops)), loops.sizes)
+    amounts = work(graph, tasks)
+    overhead, _ = cpu_overheads(graph, tasks)
+    body = np.where(amounts.family != None, tasks.duration_ns - overhead, 0.0)  # noqa: E711 - an array
+    known = np.flatnonzero((amounts.call >= 0) & (amounts.nbytes > 0))
+    first, which = distinct_rows([number[known], amounts.call[known]])  # a call may be cut into pieces
+    nbytes = np.bincount(which, amounts.nbytes[known], len(first))
+    at = known[first]
+    widths = np.array([itemsize(dtype) or 0 for dtype in tasks.dtype[at].tolist()], np.int64)
+    left = bytes_left(number[at], nbytes, tasks.input_elements[at] * widths, len(loops))
+    return np.bincount(number, np.maximum(body, 0), len(loops)) * left
+
+
+def _library_calls(graph: Graph) -> str:
+    """Return a pattern of the operators of this trace that stay calls of a matrix library, "" for none."""
+    trace = graph.trace
+    assert trace is not None  # noqa: S101 - what is compiled was recorded
+    calls = calls_of(trace)
+    matrix = np.isin(calls.families[calls.which].astype(str), MATRIX_FAMILIES)
+    names = {trace.text("name")[code] for code in np.unique(trace["name"][matrix]).tolist()}
+    stay = sorted(name for name in names if bare_name(name) not in COMPOSITE)
+    return "^(" + "|".join(stay) + ")$" if stay else ""
+
+
+def _beside_recurrent(tasks: Selection) -> Selection:
+    """Return the tasks of modules that call a recurrent layer themselves: Dynamo leaves these calls alone.
+
+    With the layer goes what the module does itself and its other children. Everything where
+    no layers are recorded.
+    """
+    recurrent = tasks.where(within=RECURRENT)
+    if not len(recurrent):
+        return recurrent
+    callers = {_caller(layer) for layer in recurrent.layer.tolist()}
+    if None in callers:
+        return tasks
+    layers, which = np.unique(tasks.layer.astype(str), return_inverse=True)
+    beside = np.array([_caller(layer) in callers or layer in callers for layer in layers.tolist()], bool)
+    return tasks.of(tasks.ids[beside[which]], tasks.words)
+
+
+def _caller(layer: str | None) -> str | None:
+    """Return the module that holds a layer, "" for the model itself; None where no layer is known."""
+    return None if layer is None else layer.rpartition(".")[0]

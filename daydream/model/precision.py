@@ -1,0 +1,234 @@
+"""Mixed precision: what runs in 16 bits already, what a device gains, autocast's casts, gradient scaling."""
+
+from __future__ import annotations
+
+import re
+from math import ceil
+
+import numpy as np
+
+from daydream.costs.device.bandwidth import memory_bandwidth
+from daydream.costs.device.roofline import is_matrix_kernel, names_fit
+from daydream.costs.kernels import floor_ns, work
+from daydream.costs.passes import value_ns
+from daydream.costs.workload.calls import NOT_MAIN
+from daydream.costs.workload.operator import bare_name
+from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.errors import NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.graph.groups import Groups
+from daydream.graph.selection import Selection
+from daydream.model.optimizers import RULES, Update, update_of
+from daydream.text import counted
+
+NARROW = ("float16", "bfloat16")
+NARROWER = re.compile(r"float[48]_")
+HELPER = re.compile(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
+PRODUCT_NODE = r"(Addmm|Mm|Linear|Convolution|Conv\w*)Backward\d*$"
+# Places of input, weight and bias among the arguments; products of two activations (bmm) have no weight.
+ARGUMENTS = {
+    "addmm": (1, 2, 0), "mm": (0, 1, None), "linear": (0, 1, 2),
+    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution", "miopen_convolution",
+                     "convolution_overrideable"), (0, 1, 2)),
+}  # fmt: skip
+# One launch of a foreach kernel holds so many tensors and elements (blocks x chunk) of one list:
+# ATen/native/cuda/MultiTensorApply.cuh, depth 1.
+TENSORS_A_LAUNCH, ELEMENTS_A_LAUNCH = 110, 320 * 65_536
+# Python and dispatch of `scale`, `step` and `update` of a GradScaler, less the unscaling operator and an
+# empty `step()`: 4 to 160 tensors, torch 2.13.0 on an x86 server CPU at one thread; the fit is within 2 %.
+SCALER_CALL_NS, SCALER_TENSOR_NS = 29_700, 690
+# Of the bandwidth of streaming work: torch's kernel that widens (`unrolled_elementwise_kernel`) loads no
+# vectors, the one that narrows does: 22.9 us against 14.8 on a T4 (`t4_mlp_amp`, a development pair).
+TO_32_REACHES = 0.63
+STREAMING = ("element-wise", "copy")
+STREAMING_KERNEL = r"(?i)elementwise"
+
+
+def main_type(graph: Graph, kernels: Selection) -> tuple[str | None, float, str]:
+    """Return the element type of most of the time, its share, and of what: of matrix kernels, if any."""
+    matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+    judged, what = (matrix, "matrix kernels") if len(matrix) else (kernels, "kernels")
+    types = judged.group_by("dtype")
+    if not len(types):
+        return None, 0.0, what
+    time = types.total("duration_ns")
+    return types.keys[int(time.argmax())], float(time.max() / max(time.sum(), 1)), what
+
+
+def refuse_narrow(graph: Graph, kernels: Selection) -> None:
+    """Raise `NotApplicableError` if most time of the matrix kernels (else of all) is in 16 bits or fewer.
+
+    Kernels of 8 or 4 bits beside those that change stay as they are, with a note.
+    """
+    dtype, share, what = main_type(graph, kernels)
+    if dtype in NARROW:
+        raise NotApplicableError(f"the {what} run in 16 bits already: {share:.0%} of their time in {dtype}")
+    if NARROWER.match(dtype or ""):
+        raise NotApplicableError(
+            f"the {what} run in fewer than 16 bits already: {share:.0%} of their time in {dtype}"
+        )
+    narrower = kernels.where(lambda tasks: names_fit(tasks.dtype, NARROWER.match))
+    if len(narrower):
+        total = narrower.total("duration_ns") / 1e6
+        graph.note(
+            f"Left as they are: {counted(len(narrower), 'kernel')} of 8 or 4 bits, {total:,.4g} ms in all."
+        )
+
+
+def tasks_in_matrix_units(graph: Graph, tasks: Selection) -> np.ndarray:
+    """Return a mask of products, convolutions, attention and recurrent layers, by shapes, else by name.
+
+    Libraries of convolutions name their layout changes, sums of parts and batch normalizations alike.
+    """
+    amounts = work(graph, tasks)
+    helpers = names_fit(tasks.name, HELPER.search)
+    found: np.ndarray = (amounts.flop > 0) & amounts.is_matrix | is_matrix_kernel(tasks.name) & ~helpers
+    return found
+
+
+def streaming_ns(graph: Graph, nbytes: np.ndarray) -> np.ndarray:
+    """Return the time of kernels that stream so many bytes: fixed cost, and the trace's own bandwidth.
+
+    Raises `NotApplicableError` if neither the trace nor the table of devices tells a bandwidth.
+    """
+    rate = memory_bandwidth(graph)
+    if rate is None:
+        raise NotApplicableError(
+            "the bandwidth of this device is not known: the trace has no shapes of streaming kernels, "
+            "and the GPU is not in the table"
+        )
+    return np.asarray(floor_ns(graph) + nbytes / rate)
+
+
+def operands(tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the elements of input, weight and bias of products and convolutions; -1 where there is none.
+
+    Of other calls the first is the first tensor, the others are -1.
+    """
+    known: dict[tuple[str | None, str | None], tuple[int, int, int]] = {}
+    found = []
+    for op, text in zip(tasks.op.tolist(), tasks.shapes.tolist(), strict=True):
+        if (op, text) not in known:
+            known[op, text] = _operands(bare_name(op or ""), text)
+        found.append(known[op, text])
+    table = np.array(found, np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _operands(op: str, text: str | None) -> tuple[int, int, int]:
+    arguments = parse_shapes(text) or []
+    if op not in ARGUMENTS:
+        return next((elements(one) for one in arguments if elements(one)), -1), -1, -1
+    sizes = [
+        (elements(arguments[place]) or -1) if place is not None and place < len(arguments) else -1
+        for place in ARGUMENTS[op]
+    ]
+    return sizes[0], sizes[1], sizes[2]
+
+
+def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
+    """Return the kernels beside which a parameter or its gradient is cast, and the elements; -1 if unknown.
+
+    Forward the first kernel of each call with a weight, for the weight and for the bias if there is one.
+    Backward the first kernel of the node that belongs to such a call: the k-th call of a step to the
+    k-th node from the end, or the mean size where their numbers differ. Without shapes each has
+    its share of the parameters that the optimizer updates.
+    """
+    calls = matrix.where(phase=("forward", "loss")).where(
+        lambda tasks: np.array([bare_name(op or "") in ARGUMENTS for op in tasks.op.tolist()], bool)
+    )
+    first = calls.group_by("call").first() if len(calls) else calls
+    _, weight, bias = operands(first)
+    parameters, steps = update_of(matrix.graph).elements, len(np.unique(first.step))
+    if not (weight > 0).any() and parameters > 0 and len(first):
+        weight = np.full(len(first), parameters * steps // len(first))
+    nodes = matrix.where(phase="backward").group_by("step", within=PRODUCT_NODE).first()
+    ids, sizes = [first.ids], [weight]
+    if len(nodes):
+        by_step = np.lexsort((np.arange(len(first)), first.step))
+        turned = np.lexsort((-np.arange(len(nodes)), nodes.step))
+        same = np.array_equal(first.step[by_step], nodes.step[turned])
+        mean = int(weight[weight > 0].mean()) if (weight > 0).any() else -1
+        ids.append(nodes.ids[turned])
+        sizes.append(weight[by_step] if same else np.full(len(nodes), mean))
+        if same:
+            ids.append(nodes.ids[turned][bias[by_step] > 0])
+            sizes.append(bias[by_step][bias[by_step] > 0])
+    ids.append(first.ids[bias > 0])
+    sizes.append(bias[bias > 0])
+    return matrix.of(np.concatenate(ids), "weights", ordered=True), np.concatenate(sizes)
+
+
+def time_beside(kernels: Selection, to_16: np.ndarray, matrix: Selection) -> np.ndarray:
+    """Return what the 32-bit kernel at each border takes, in ns: that before a cast to 16 bits, else itself.
+
+    0 where that is no kernel of 32-bit work that streams: at the start of a step, or a product.
+    """
+    own, product = kernels.duration_ns, np.isin(kernels.ids, matrix.ids)
+    previous = np.append(0, np.where(product, 0, own)[:-1])
+    previous[np.append(True, kernels.step[1:] != kernels.step[:-1])] = 0
+    return np.where(to_16, previous, own)
+
+
+def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray, to_32: np.ndarray) -> np.ndarray:
+    """Return the time of casts between 32 and 16 bits of so many elements: 6 B each, slower `to_32`.
+
+    Where the size is unknown (-1): three quarters of what the 32-bit kernel beside it takes above the
+    fixed cost of a kernel, as that moves 8 B an element or more.
+    """
+    floor = floor_ns(graph)
+    by_neighbour = floor + 0.75 * np.maximum(instead - floor, 0)
+    if not (sizes >= 0).any():
+        return np.asarray(by_neighbour)
+    moved = 6 * np.maximum(sizes, 0) / np.where(to_32, TO_32_REACHES, 1.0)
+    return np.where(sizes >= 0, streaming_ns(graph, moved), by_neighbour)
+
+
+def dispatch_ns(graph: Graph) -> int:
+    """Return the CPU time of an element-wise operator call besides its launch, as this trace's own take.
+
+    The mean over calls of the forward pass, without what lies between operators; 0 where no operators
+    are recorded. (In a public trace of autocast, `a100_particle_transformer_forward_batch8`, 27 us; its
+    casts take 28 us.)
+    """
+    kernels = graph.select(kind="kernel", phase="forward")
+    family = work(graph, kernels).family.astype(str)
+    streaming = graph.tasks(kernels.ids[np.isin(family, STREAMING)]) | kernels.where(name=STREAMING_KERNEL)
+    if not len(streaming.where(op=r".")):
+        return 0
+    cpu = streaming.operators()
+    launched = cpu.launched()
+    if not len(launched):
+        return 0
+    return int((cpu - launched.launches()).duration_ns.sum() // len(launched))
+
+
+def unscale_ns(graph: Graph, updates: Groups, update: Update) -> tuple[np.ndarray, int, str]:
+    """Return the time of unscaling a step's gradients, a value a step, in how many launches, and a sentence.
+
+    Each gradient is read, multiplied, checked and written: twice its width. Where the number of parameters is
+    unknown, by the update's own kernels, which move so many values a parameter.
+    """
+    if update.elements >= 0:
+        nbytes = 2 * update.width * update.elements
+        launches = max(ceil(update.tensors / TENSORS_A_LAUNCH), ceil(update.elements / ELEMENTS_A_LAUNCH), 1)
+        time = np.full(len(updates), float(streaming_ns(graph, np.array([nbytes]))[0]))
+        said = f"Unscaling moves {nbytes / 1e6:,.1f} MB: {update.elements:,} gradients, {update.where}."
+        return time + (launches - 1) * floor_ns(graph), launches, said
+    each = value_ns(updates.tasks)
+    if each is not None:
+        said = (
+            "Unscaling takes as long as the update's multi-tensor kernels take for the two values it moves."
+        )
+        return np.full(len(updates), 2 * each), 1, said
+    rule = RULES.get(update.kind or "")
+    if rule is None:
+        raise NotApplicableError(
+            "how many gradients there are is not known: record shapes, or use `daydream collect`"
+        )
+    share = 2 / rule.values
+    said = (
+        f"Unscaling takes {share:.0%} of the update's kernels, as it moves 2 of the {rule.values} values a "
+        "parameter: the number of parameters is not recorded."
+    )
+    return updates.total("duration_ns") * share, 1, said

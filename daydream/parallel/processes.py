@@ -1,0 +1,96 @@
+"""The engine of processes: workers of this machine, which end with this process and never see Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from daydream.errors import DaydreamError
+from daydream.parallel.engines import DIED, Answers, Engine
+from daydream.parallel.freed_memory import keep_freed_memory
+from daydream.parallel.worker import _MADE, work
+
+_FILES: list[str] = []
+
+
+def _begin(path: str) -> None:
+    """Begin a worker process: note where its state lies, and end with the parent however that ends."""
+    import multiprocessing
+
+    keep_freed_memory()
+    _FILES[:] = [path]
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work_begun(items: Sequence[Any]) -> list[Any]:
+    [path] = _FILES
+    return work(path, b"" if path in _MADE else Path(path).read_bytes(), items)
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes that are started meanwhile never see Ctrl-C: this one does, afterwards, and ends them."""
+    came: list[int] = []
+    masks = hasattr(signal, "pthread_sigmask")
+    main = threading.current_thread() is threading.main_thread()
+    if masks:  # what is started inherits it
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # of itself it would begin below, and lift the mask
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if main:  # another thread of this process (of numpy's library, say) may still take the signal
+        handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if came:
+            raise KeyboardInterrupt
+
+
+def on_processes(_engine: Engine, count: int, packed: bytes, batches: Sequence[Sequence[Any]]) -> Answers:
+    """Yield the answers to each batch, in their order."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    from daydream.files.own_folders import own_folder
+
+    # Not by fork: it copies locks that other threads (of Arrow, of a progress line) hold.
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    with own_folder("daydream") as folder:
+        path = folder / "shared"
+        path.write_bytes(packed)
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(str(path),))
+        done = False
+        try:
+            with without_interrupts():
+                futures = [pool.submit(_work_begun, items) for items in batches]
+            for future in futures:
+                yield future.result()
+            done = True
+        except BrokenProcessPool:
+            raise DaydreamError(DIED) from None
+        finally:
+            pool.shutdown(wait=done, cancel_futures=True)
+            started = set(multiprocessing.active_children()) - before
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.join()

@@ -1,0 +1,1 @@
+"""Answers: replay, prediction, ranking, sweeps, scale-out, comparison, each with how far to trust it."""

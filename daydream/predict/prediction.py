@@ -1,0 +1,381 @@
+"""Comparison: a training step before and after a change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.display import Drawn
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.graph.lint import problems
+from daydream.predict.affected import Edits, Touched
+from daydream.predict.bottleneck import bound_by, waited_for_ns, why_unmoved
+from daydream.predict.contention_option import MEASURED, Choice, choose
+from daydream.predict.contention_option import Option as ContentionOption
+from daydream.predict.replay import Replay
+from daydream.predict.replayed_work import LeftOut, left_in_replays
+from daydream.predict.uncertainty import Uncertainty, most_ns, uncertainty_of
+from daydream.simulate.pinned import held_text
+from daydream.simulate.steady import SETTLED, Settled, need_steps, settle
+from daydream.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the other tells nothing
+
+
+@dataclass(repr=False)
+class Comparison(Drawn):
+    """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
+
+    `speedup = replayed / predicted`, so that a bias common to both cancels. Both are means over the covered
+    steps, what a run pays for, once these have settled: where the recorded window had not, `replayed_ns` is
+    what the untouched graph settles to. `predicted_ns` is None where the range tells nothing.
+    """
+
+    optimization: str
+    options: Mapping[str, Any]
+    replay: Replay
+    graph: Graph
+    after: Settled
+    changed: int
+    inserted: int
+    removed: int
+    edit: Callable[[Graph], object] | None = None  # makes the change in another copy of the graph
+    contention: Choice | None = None  # of kernels and transfers; None where there are no transfers
+    recorded: Replay | None = None  # the replay of the recording, where `replay` is of a graph made of it
+    bias: float | None = None  # how far that graph's step is from the step that was measured so
+
+    def __repr__(self) -> str:
+        if self.predicted_ns is None:
+            return f"<Comparison {self.optimization}: cannot be predicted, because {self.reason}>"
+        return (
+            f"<Comparison {self.optimization}: replayed {self.replayed_ns / 1e6:,.3f} ms, "
+            f"predicted {self.predicted_ns / 1e6:,.3f} ms, {self.speedup:.2f}x>"
+        )
+
+    @property
+    def measured_ns(self) -> int:
+        """Mean measured step."""
+        return self.replay.measured_ns
+
+    @property
+    def replayed_ns(self) -> int:
+        """The untouched graph's settled step, the mean over the covered ones."""
+        return self.replay.settled.step_ns
+
+    @property
+    def replay_error(self) -> float:
+        """Relative error of the replay of the recorded steps, signed."""
+        return self.replay.error
+
+    @cached_property
+    def simulated_ns(self) -> int:
+        """The changed graph's settled step, the mean over the covered ones, whatever it is worth."""
+        return self.step_of(self.after)
+
+    @property
+    def predicted_ns(self) -> int | None:
+        """The step after the change; None if it cannot be predicted from this trace, see `reason`."""
+        return self.simulated_ns if self.reason is None else None
+
+    @property
+    def typical_predicted_ns(self) -> int | None:
+        """Median step after the change; None if it cannot be predicted."""
+        return self.after.typical_ns if self.reason is None else None
+
+    @cached_property
+    def reason(self) -> str | None:
+        """Why the step after the change cannot be predicted from this trace; None if it can.
+
+        It cannot where the range reaches from next to nothing to the step as it is, or beyond. How steps vary
+        does not count: it is common to both sides.
+        """
+        if self._tells(most_ns(self)) or self._tells(self.uncertainty.of_the_change_ns):
+            return None
+        return self.uncertainty.reason(self)
+
+    def _tells(self, half_width_ns: float) -> bool:
+        low, high = self.simulated_ns - half_width_ns, self.simulated_ns + half_width_ns
+        return low > NOTHING * self.replayed_ns or high < AS_NOW * self.replayed_ns
+
+    def step_of(self, settled: Settled) -> int:
+        """Return the mean step of a changed graph that has settled, over the steps that both have."""
+        before, after = self.replay.settled.step_times(), settled.step_times()
+        both = [step for step in before if step in after]
+        work = sum(before[step] for step in both)
+        if not work:  # nothing is left of any step, or nothing was there
+            return round(fmean(after.values())) if after else 0
+        return round(self.replayed_ns * sum(after[step] for step in both) / work)
+
+    @property
+    def speedup(self) -> float | None:
+        """Return replayed / predicted, infinite if nothing is left; None if it cannot be predicted."""
+        if self.predicted_ns is None:
+            return None
+        return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
+
+    @cached_property
+    def edits(self) -> Edits:
+        """What the change did, task by task."""
+        return Edits(self.replay.graph, self.graph)
+
+    @cached_property
+    def touched(self) -> Touched:
+        """What the change touches of a step."""
+        return self.edits.touched(self.simulated_ns - self.replayed_ns)
+
+    @cached_property
+    def waited_for_ns(self) -> Mapping[str, int]:
+        """What the predicted step waits for (GPU, CPU, copies, communication, other causes), in ns."""
+        return waited_for_ns(self.after)
+
+    @cached_property
+    def bound(self) -> tuple[str, float]:
+        """What most of the predicted step waits for (GPU, CPU, copies, communication), and its share."""
+        return bound_by(self)
+
+    @cached_property
+    def left_out(self) -> LeftOut | None:
+        """What the change leaves as it is because replays of CUDA graphs run it; None if that is little."""
+        return left_in_replays(self)
+
+    @property
+    def held(self) -> str | None:
+        """How much of the step is held to recorded starts, so that no change moves it; None if little is."""
+        return held_text(self.replay.held_ns, self.replayed_ns)
+
+    @cached_property
+    def uncertainty(self) -> Uncertainty:
+        """How far the step after the change may be from the predicted one, by cause."""
+        return uncertainty_of(self)
+
+    @property
+    def predicted_low_ns(self) -> int | None:
+        """Lower end of the range; None if the step cannot be predicted."""
+        if self.predicted_ns is None:
+            return None
+        return max(round(self.predicted_ns - self.uncertainty.total_ns), 0)
+
+    @property
+    def predicted_high_ns(self) -> int | None:
+        """Upper end of the range; None if the step cannot be predicted."""
+        return None if self.predicted_ns is None else round(self.predicted_ns + self.uncertainty.total_ns)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The predicted timeline."""
+        return self.after.timeline
+
+    @cached_property
+    def unprofiled(self) -> Comparison | None:
+        """The same change without the profiler's cost; None if that is not known.
+
+        `predicted_ns` of it is the prediction for a run without a profiler.
+        """
+        return self._again(
+            self.replay.unprofiled if self.edit is not None else None, self.replay.unprofiled_error
+        )
+
+    @cached_property
+    def anchored(self) -> Comparison | None:
+        """The same change in unprofiled steps that take as long as measured; see `Replay.anchored`."""
+        return self._again(self.replay.anchored if self.edit is not None else None)
+
+    def _again(self, before: Replay | None, bias: float | None = None) -> Comparison | None:
+        if before is None or self.edit is None:
+            return None
+        changed = before.graph.copy()
+        self.edit(changed)
+        again = compare(
+            before, changed, optimization=self.optimization, options=self.options,
+            contention=self.contention or MEASURED,
+        )  # fmt: skip
+        return replace(again, recorded=self.replay, bias=bias)
+
+    @property
+    def unprofiled_predicted_ns(self) -> int | None:
+        """The settled step after the change, without the profiler's cost."""
+        return None if self.unprofiled is None or self.reason else self.unprofiled.simulated_ns
+
+    @property
+    def unprofiled_anchored_ns(self) -> int | None:
+        """The measured unprofiled step times what the change leaves of the anchored one: its bias cancels."""
+        measured, anchored = self.replay.unprofiled_measured_ns, self.anchored
+        if measured is None or anchored is None or not anchored.replayed_ns:
+            return None
+        return None if self.reason else round(measured * anchored.simulated_ns / anchored.replayed_ns)
+
+    def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+        """Return where a step's time goes, before and after; means over the steps, as the headline is."""
+        before, after = self.replay.settled, self.after
+        return (
+            before.timeline.breakdown(before.copy, *before.step_times()),
+            after.timeline.breakdown(after.copy, *after.step_times()),
+        )
+
+    def shown_steps(self) -> tuple[int, int]:
+        """Return the step that a picture of one shows, before and after: the same one where both have it.
+
+        It is the one that is nearest to the headline's two times.
+        """
+        before, after = self.replay.settled.step_times(), self.after.step_times()
+        both = [step for step in before if before[step] and after.get(step) is not None]
+        if not both:
+            return self.replay.settled.typical()[0], self.after.typical()[0]
+
+        def apart(step: int) -> int:
+            return abs(before[step] - self.replayed_ns) + abs(after[step] - self.simulated_ns)
+
+        chosen = min(both, key=apart)
+        return chosen, chosen
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return where a step's time goes, before and after in ns: a row per cause and per phase."""
+        import pandas as pd
+
+        before, after = self.breakdowns()
+        rows = [
+            (key.removeprefix("by_"), name, before[key].get(name, 0), after[key].get(name, 0))
+            for key in ("by_cause", "by_phase")
+            for name in {**before[key], **after[key]}
+        ]
+        frame = pd.DataFrame(rows, columns=["by", "part", "before_ns", "after_ns"]).set_index(["by", "part"])
+        return frame.assign(change_ns=frame["after_ns"] - frame["before_ns"])
+
+    def notes(self) -> list[str]:
+        """Return what a reader should know before trusting the figures."""
+        said = list(self.replay.notes)
+        said += [note for note in self.graph.facts.notes if note not in said]
+        if self.left_out is not None:
+            said.append(str(self.left_out))
+        if self.contention is not None:
+            said.append(self.contention.note())
+        if not self.after.timeline.overlaps_settled:
+            said.append(
+                "Which kernels run beside transfers had not settled after simulating it again and again; "
+                "the last of these simulations is shown."
+            )
+        if not self.after.settled:
+            said.append(
+                "The predicted step had not settled after repeating the window; its last pass is shown."
+            )
+        if self._unsettled:
+            said.append(
+                f"The recorded window had not settled: its mean step replays in "
+                f"{self.replay.replayed_ns / 1e6:,.5g} ms, further ones would take "
+                f"{self.replayed_ns / 1e6:,.5g} ms."
+            )
+        unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
+        if unmoved is not None:
+            said.append(unmoved)
+        if len(self.replay.steps) == 1:
+            said.append("Only one step is covered: the range knows nothing of how steps vary.")
+        return said
+
+    @property
+    def _unsettled(self) -> bool:
+        """Whether the step that the recording settles to differs from the recorded one, as it is shown."""
+        return abs(self.replay.replayed_ns - self.replayed_ns) > SETTLED * self.replayed_ns
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `whatif --json` prints."""
+        before, after = self.breakdowns()
+        replayed, predicted = self.replay.settled.step_times(), self.after.step_times()
+        steps = self.graph.steps
+        return {
+            "optimization": self.optimization,
+            "options": dict(self.options),
+            "measured_ns": self.measured_ns,
+            "replayed_ns": self.replayed_ns,
+            "replay_error": self.replay_error,
+            "predicted_ns": self.predicted_ns,
+            "predicted_low_ns": self.predicted_low_ns,
+            "predicted_high_ns": self.predicted_high_ns,
+            "typical_measured_ns": self.replay.typical_measured_ns,
+            "typical_replayed_ns": self.replay.settled.typical_ns,
+            "typical_predicted_ns": self.typical_predicted_ns,
+            "reason": self.reason,
+            "uncertainty_ns": self.uncertainty.to_json(),
+            "speedup": self.speedup if self.predicted_ns else None,
+            "held_ns": self.replay.held_ns,
+            "left_in_replays_ns": None if self.left_out is None else round(self.left_out.replayed_ns),
+            "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
+            "unprofiled_replayed_ns": None if self.unprofiled is None else self.unprofiled.replayed_ns,
+            "unprofiled_predicted_ns": self.unprofiled_predicted_ns,
+            "unprofiled_anchored_ns": self.unprofiled_anchored_ns,
+            "steps": [
+                {
+                    "name": steps[step]["name"],
+                    "rank": steps[step].get("rank", 0),
+                    "replayed_ns": replayed[step],
+                    "predicted_ns": predicted.get(step) if self.reason is None else None,
+                }
+                for step in replayed
+            ],
+            "before": before,
+            "after": after,
+            "changed": self.changed,
+            "inserted": self.inserted,
+            "removed": self.removed,
+            "contention": None if self.contention is None else self.contention.to_json(),
+            "notes": self.notes(),
+        }
+
+
+def compare(
+    before: Replay,
+    graph: Graph,
+    *,
+    optimization: str,
+    options: Mapping[str, Any] | None = None,
+    edit: Callable[[Graph], object] | None = None,
+    contention: ContentionOption | Choice = MEASURED,
+) -> Comparison:
+    """Return the comparison of a replay with a changed copy of its graph.
+
+    `edit` makes the same change in another copy; with it the unprofiled step is predicted too.
+    `contention` says how kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one
+    or two factors.
+
+    Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
+    """
+    wrong = problems(graph, cycles=False)
+    if wrong:
+        raise GraphError(f"{optimization} left a broken graph: " + " ".join(wrong))
+    old = before.graph
+    size = old.size
+    kept = old.alive & graph.alive[:size]
+    differs = np.zeros(size, bool)
+    for name in ("duration_ns", "gap_ns", "latency_ns", "lane"):
+        differs |= old.columns[name] != graph.columns[name][:size]
+    changed, inserted = int((differs & kept).sum()), int(graph.alive[size:].sum())
+    removed = int((old.alive & ~graph.alive[:size]).sum())
+    if not (changed or inserted or removed or graph.edits > old.edits):
+        raise NotApplicableError(f"{optimization} found nothing to change in this trace")
+    need_steps(graph)
+    chosen = choose(contention, old, graph)
+    slowed = None if chosen is None else chosen.between(old, graph)
+    try:
+        after = settle(graph, passes=before.settled.passes, contention=slowed)
+    except GraphError as error:  # a cycle, or a lane whose key cannot be read
+        raise GraphError(f"{optimization} left a broken graph: {error}.") from None
+    return Comparison(
+        optimization=optimization,
+        options=options or {},
+        replay=before,
+        graph=graph,
+        after=after,
+        changed=changed,
+        inserted=inserted,
+        removed=removed,
+        edit=edit,
+        contention=chosen,
+    )

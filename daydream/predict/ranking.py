@@ -1,0 +1,350 @@
+"""Ranking: what every optimization that applies to a trace would save, and what decides after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from daydream.display import Drawn
+from daydream.errors import DaydreamError
+from daydream.explanation.bound import bound_now
+from daydream.graph.graph import Graph
+from daydream.predict.prediction import Comparison, compare
+from daydream.predict.replay import Replay, as_replay
+from daydream.predict.sensitivity import Curve, curves
+from daydream.transforms import stages
+from daydream.transforms.compose import apply, in_order, parse
+from daydream.transforms.registry import Optimization, describe, find, names
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+
+    from daydream.trace.trace import Trace
+
+NEEDS = {
+    stages.HARDWARE: "other hardware",
+    stages.WORK: "other work",
+    stages.PARALLEL: "more GPUs",
+}  # what else it takes than a change of code
+Named = str | Optimization | Callable[..., None]
+OF_JOBS = "it asks about jobs of several processes, and this is one by itself; `whatif` answers it"
+SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What one optimization, or a pair of them, would give.
+
+    `bound` is what most of the predicted step then waits for (GPU, CPU, copies,
+    communication), `bound_share` its part of the step. `needs` says what else it takes:
+    other hardware, or that other work is done. `code` is the line of a training script that
+    makes the change, if one does. The range is None where it was not asked for.
+    """
+
+    name: str
+    summary: str
+    needs: str | None
+    replayed_ns: int
+    predicted_ns: int | None
+    predicted_low_ns: int | None
+    predicted_high_ns: int | None
+    bound: str
+    bound_share: float
+    changed: int
+    inserted: int
+    removed: int
+    notes: tuple[str, ...] = ()
+    reason: str | None = None  # why it cannot be predicted
+    code: str | None = None
+
+    @property
+    def saving_ns(self) -> int:
+        """How much shorter the step gets; negative if it gets longer, 0 if that cannot be predicted."""
+        return 0 if self.predicted_ns is None else self.replayed_ns - self.predicted_ns
+
+    @property
+    def speedup(self) -> float | None:
+        """Return replayed / predicted, infinite if nothing is left; None if it cannot be predicted."""
+        if self.predicted_ns is None:
+            return None
+        return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the step stays as it was, but for less than anyone would notice."""
+        return self.predicted_ns is not None and abs(self.saving_ns) <= SMALLEST * self.replayed_ns
+
+    @property
+    def place(self) -> tuple[float, str]:
+        """What to sort by: what saves most comes first, what cannot be predicted last."""
+        return float("inf") if self.predicted_ns is None else self.predicted_ns, self.name
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as `rank --json` prints it."""
+        return {
+            "optimization": self.name,
+            "summary": self.summary,
+            "needs": self.needs,
+            "code": self.code,
+            "predicted_ns": self.predicted_ns,
+            "predicted_low_ns": self.predicted_low_ns,
+            "predicted_high_ns": self.predicted_high_ns,
+            "saving_ns": None if self.predicted_ns is None else self.saving_ns,
+            "speedup": self.speedup,
+            "reason": self.reason,
+            "bound": self.bound,
+            "bound_share": self.bound_share,
+            "changed": self.changed,
+            "inserted": self.inserted,
+            "removed": self.removed,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(repr=False)
+class Ranking(Drawn):
+    """Optimizations by what they save, most first; the same for pairs; and what was left out, and why.
+
+    `curves` tell how the step depends on each part of the work; see `daydream.predict.sensitivity`.
+    """
+
+    replay: Replay
+    replayed_ns: int
+    bound: str
+    bound_share: float
+    optimizations: list[Ranked]
+    pairs: list[Ranked]
+    left_out: dict[str, str]
+    curves: list[Curve] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        best = self.optimizations[0] if self.optimizations else None
+        first = f", {best.name} first ({best.speedup:.2f}x)" if best and best.speedup else ""
+        return f"<Ranking of {len(self.optimizations)} optimizations{first}>"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row per optimization and pair, in this order."""
+        import pandas as pd
+
+        rows = [each.to_json() for each in (*self.optimizations, *self.pairs)]
+        columns = [
+            "optimization",
+            "predicted_ns",
+            "saving_ns",
+            "speedup",
+            "bound",
+            "bound_share",
+            "needs",
+            "summary",
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def notes(self) -> list[str]:
+        """Return what a reader should know before trusting the figures."""
+        return list(self.replay.notes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `rank --json` prints, without the trace's name."""
+        return {
+            "measured_ns": self.replay.measured_ns,
+            "replayed_ns": self.replayed_ns,
+            "replay_error": self.replay.error,
+            "bound": self.bound,
+            "bound_share": self.bound_share,
+            "optimizations": [each.to_json() for each in self.optimizations],
+            "pairs": [each.to_json() for each in self.pairs],
+            "left_out": [{"optimization": name, "reason": reason} for name, reason in self.left_out.items()],
+            "curves": [curve.to_json() for curve in self.curves],
+            "notes": self.notes(),
+        }
+
+
+def rank(
+    source: Replay | Graph | Trace | str | os.PathLike[str],
+    optimizations: Sequence[Named] | None = None,
+    *,
+    pairs: int = 3,
+    with_curves: bool = True,
+    with_ranges: bool = True,
+    progress: Callable[[str, float], None] | None = None,
+) -> Ranking:
+    """Return what each optimization would save, most first: all there are, or the ones given.
+
+    Options are at their defaults. Those that do not apply are listed with the reason, and so
+    is one that fails. The best are tried in pairs as well, one more than `pairs`, which are kept.
+    Ranges take about a third of the time.
+    Raises `GraphError` if the trace covers no step.
+    """
+    say = progress or (lambda _what, _share: None)
+    before = as_replay(source)
+    chosen: Sequence[Named] = names() if optimizations is None else optimizations
+    left_out: dict[str, str] = {}
+    found: list[tuple[Ranked, Optimization]] = []
+    edited: dict[str, Graph] = {}
+    for number, each in enumerate(chosen):
+        name = _name(each)
+        say(f"predicting {name}", number / len(chosen))
+        parsed, result = _tried(
+            [each], before, edited, with_ranges=with_ranges, only_apt=optimizations is None
+        )
+        if isinstance(result, Ranked):
+            found.append((result, parsed[0]))
+            found.sort(key=lambda pair: pair[0].place)
+            best = {optimization.name for _, optimization in found[: pairs + 1]}
+            edited = {name: graph for name, graph in edited.items() if name in best}
+        else:
+            left_out[name] = result
+
+    found, same = _without_twins(found)
+    left_out |= same
+    together: list[Ranked] = []
+    for number, couple in enumerate(_couples(found) if pairs > 0 else []):
+        if len(together) > pairs or number >= 4 * pairs:
+            break
+        name = "+".join(each.name for each in couple)
+        say(f"predicting {name}", -1.0)
+        _, result = _tried(couple, before, edited, with_ranges=with_ranges)
+        if isinstance(result, Ranked):
+            together.append(result)
+        else:
+            left_out[name] = result
+    together.sort(key=lambda ranked: ranked.place)
+    say("drawing curves", -1.0)
+    now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
+    bound, share = bound_now(before)
+    return Ranking(
+        replay=before,
+        replayed_ns=now.replayed_ns,
+        bound=bound,
+        bound_share=share,
+        optimizations=[ranked for ranked, _ in found],
+        pairs=together[:pairs],
+        left_out=left_out,
+        curves=curves(before) if with_curves else [],
+    )
+
+
+def _without_twins(
+    found: Sequence[tuple[Ranked, Optimization]],
+) -> tuple[list[tuple[Ranked, Optimization]], dict[str, str]]:
+    """Return what is left if of two that are the same change here one goes, and the reasons for those gone.
+
+    The same are two that exclude each other, edit as many tasks and give the same step. The one with
+    fewer notes stays, then the first by name.
+    """
+    kept: list[tuple[Ranked, Optimization]] = []
+    same: dict[str, str] = {}
+    for ranked, optimization in sorted(found, key=lambda pair: (len(pair[0].notes), pair[0].name)):
+        twin = next((name for name, other in _figures(kept, optimization) if other == _figure(ranked)), None)
+        if twin is None:
+            kept.append((ranked, optimization))
+        else:
+            same[ranked.name] = f"the same change as {twin} in this trace"
+    return [pair for pair in found if pair in kept], same
+
+
+def _figures(
+    found: Sequence[tuple[Ranked, Optimization]], excluded: Optimization
+) -> list[tuple[str, tuple[int | None, ...]]]:
+    """Return the figures of those that cannot be combined with an optimization."""
+    return [
+        (ranked.name, _figure(ranked))
+        for ranked, each in found
+        if each.name in excluded.excludes or excluded.name in each.excludes
+    ]
+
+
+def _figure(ranked: Ranked) -> tuple[int | None, ...]:
+    return ranked.predicted_ns, ranked.changed, ranked.inserted, ranked.removed
+
+
+def _couples(found: Sequence[tuple[Ranked, Optimization]]) -> list[tuple[Optimization, Optimization]]:
+    """Return the pairs worth trying, those first that save most together if they do not touch each other."""
+    worth = [
+        (ranked.saving_ns, optimization)
+        for ranked, optimization in found
+        if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != NEEDS[stages.HARDWARE]
+    ]
+    couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
+    return [(one, other) for (_, one), (_, other) in couples]
+
+
+def _name(each: Named) -> str:
+    if isinstance(each, str):
+        return each
+    return each.name if isinstance(each, Optimization) else describe(each).name
+
+
+def _tried(
+    chosen: Sequence[Named],
+    before: Replay,
+    edited: dict[str, Graph],
+    *,
+    with_ranges: bool,
+    only_apt: bool = True,
+) -> tuple[list[Optimization], Ranked | str]:
+    """Return the optimizations, and what they would give together or the reason why they give nothing.
+
+    With `only_apt` what asks about jobs of several processes gives nothing for a process by itself.
+    `edited` holds graphs by the one optimization that was applied to them; a new one is put in.
+    """
+    parsed: list[Optimization] = []
+    try:
+        parsed = parse([find(each) if isinstance(each, str) else each for each in chosen])
+        if only_apt and _alone(before) and any(each.of_jobs for each in parsed):
+            return parsed, OF_JOBS
+        needed = [option.flag for each in parsed for option in each.options if option.required]
+        if needed:
+            return parsed, f"needs {' and '.join(needed)}"
+        return parsed, _predicted(parsed, before, edited, with_ranges=with_ranges)
+    except DaydreamError as error:
+        return parsed, " ".join(str(error).split())
+    except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
+        return parsed, f"it failed: {type(error).__name__}: {error}"
+
+
+def _alone(before: Replay) -> bool:
+    """Tell whether a trace is of a process that trains by itself."""
+    metadata = {} if before.graph.trace is None else before.graph.trace.metadata
+    return metadata.get("world_size", 1) <= 1 and not len(before.graph.select(kind="collective"))
+
+
+def _predicted(
+    parsed: Sequence[Optimization], before: Replay, edited: dict[str, Graph], *, with_ranges: bool
+) -> Ranked:
+    first, *others = in_order(parsed)
+    start = edited.get(first.name) if others else None
+    changed = (before.graph if start is None else start).copy()
+    apply(parsed if start is None else others, changed, {})
+    comparison = compare(before, changed, optimization="+".join(each.name for each in parsed))
+    ranked = _ranked(parsed, comparison, with_ranges=with_ranges)
+    if not others:
+        edited[first.name] = changed
+    return ranked
+
+
+def _ranked(parsed: Sequence[Optimization], comparison: Comparison, *, with_ranges: bool) -> Ranked:
+    bound, share = comparison.bound
+    known = set(comparison.replay.notes)
+    needs = [NEEDS[each.stage] for each in parsed if each.stage in NEEDS]
+    return Ranked(
+        name=comparison.optimization,
+        summary=parsed[0].summary if len(parsed) == 1 else "",
+        needs=needs[0] if needs else None,
+        replayed_ns=comparison.replayed_ns,
+        predicted_ns=comparison.predicted_ns,
+        predicted_low_ns=comparison.predicted_low_ns if with_ranges else None,
+        predicted_high_ns=comparison.predicted_high_ns if with_ranges else None,
+        bound=bound,
+        bound_share=share,
+        changed=comparison.changed,
+        inserted=comparison.inserted,
+        removed=comparison.removed,
+        notes=tuple(note for note in comparison.notes() if note not in known),
+        reason=comparison.reason,
+        code="; ".join(each.code for each in parsed) if all(each.code for each in parsed) else None,
+    )

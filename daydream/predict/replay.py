@@ -1,0 +1,362 @@
+"""Replay: the untouched graph simulated and held against what was measured."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.quality import unrest
+from daydream.costs.device.measured import give_table
+from daydream.costs.device.table import KernelTable
+from daydream.display import Drawn
+from daydream.errors import GraphError
+from daydream.graph.build import build
+from daydream.graph.graph import Graph
+from daydream.graph.lower import lower
+from daydream.graph.unprofiled import can_be_corrected, without_profiler
+from daydream.predict.recorded_time import recorded_time
+from daydream.simulate.pinned import held_ns
+from daydream.simulate.steady import Settled, settle
+from daydream.simulate.timeline import Timeline
+from daydream.text import counted
+from daydream.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Source = Trace | str | os.PathLike[str]
+
+
+APART = 0.05  # typical and mean step: further apart both are said
+DOUBTFUL = 0.005  # of the measured steps: less CPU time that may be a wait is not worth a word
+
+
+def _relative(replayed: int, measured: int) -> float:
+    if measured:
+        return replayed / measured - 1
+    return 0.0 if replayed == measured else float("inf")
+
+
+@dataclass
+class StepReplay:
+    """One covered step: measured and replayed, in ns."""
+
+    name: str
+    rank: int
+    measured_ns: int
+    replayed_ns: int
+
+    @property
+    def error(self) -> float:
+        """Return replayed / measured - 1."""
+        return _relative(self.replayed_ns, self.measured_ns)
+
+
+@dataclass(repr=False)
+class Replay(Drawn):
+    """How well the untouched graph reproduces the recording.
+
+    Headline figures are means over the covered steps, what a run pays for; `typical_*` are their medians.
+    """
+
+    graph: Graph
+    settled: Settled
+    steps: list[StepReplay]
+    start_error_ns: dict[str, int]
+    said: list[str] = field(default_factory=list)  # of the recording and its graph
+    as_recorded: bool = True  # not without the cost of recording
+
+    def __repr__(self) -> str:
+        return (
+            f"<Replay of {len(self.steps)} steps: measured {self.measured_ns / 1e6:,.3f} ms, "
+            f"replayed {self.replayed_ns / 1e6:,.3f} ms ({self.error:+.2%})>"
+        )
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulated timeline, window repeated where there is one."""
+        return self.settled.timeline
+
+    def breakdown(self) -> dict[str, dict[str, int]]:
+        """Return where a step's time goes, `by_phase` and `by_cause`, in ns; the mean over the steps."""
+        return self.timeline.breakdown(self.settled.copy, *self.settled.step_times())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row per covered step: measured and replayed, in ns, and the relative error."""
+        import pandas as pd
+
+        columns = ["step", "rank", "measured_ns", "replayed_ns", "error"]
+        rows = [(each.name, each.rank, each.measured_ns, each.replayed_ns, each.error) for each in self.steps]
+        return pd.DataFrame(rows, columns=columns)
+
+    @property
+    def measured_ns(self) -> int:
+        """Mean measured time of the covered steps."""
+        return round(fmean(step.measured_ns for step in self.steps))
+
+    @property
+    def typical_measured_ns(self) -> int:
+        """Median measured time of the covered steps."""
+        return round(median(step.measured_ns for step in self.steps))
+
+    @property
+    def replayed_ns(self) -> int:
+        """Mean replayed time of the covered steps, as recorded."""
+        return round(fmean(step.replayed_ns for step in self.steps))
+
+    @property
+    def typical_replayed_ns(self) -> int:
+        """Median replayed time of the covered steps, as recorded."""
+        return round(median(step.replayed_ns for step in self.steps))
+
+    @property
+    def steps_differ(self) -> bool:
+        """Whether the typical step is so far from the mean that both should be said."""
+        return abs(self.typical_measured_ns - self.measured_ns) > APART * self.measured_ns
+
+    @property
+    def error(self) -> float:
+        """Relative error of the mean step, signed."""
+        return _relative(self.replayed_ns, self.measured_ns)
+
+    @property
+    def max_error(self) -> float:
+        """Largest relative error of a covered step, unsigned."""
+        return max(abs(step.error) for step in self.steps)
+
+    @cached_property
+    def held_ns(self) -> int:
+        """How long a step waits for starts that are held as recorded, in ns on its chain of causes."""
+        return held_ns(self.settled)
+
+    @cached_property
+    def unrest(self) -> str | None:
+        """Why the recording seems not to have been made at rest, and what to do; None if it does."""
+        trace = self.graph.trace if self.as_recorded else None
+        return None if trace is None else unrest(trace, self.unprofiled_replayed_ns)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader should know before trusting the figures, a sentence each."""
+        return [*self.said, *filter(None, [self.unrest])]
+
+    @cached_property
+    def unprofiled(self) -> Replay | None:
+        """The replay without the profiler's cost; None if the trace does not say what recording cost."""
+        if not can_be_corrected(self.graph):
+            return None
+        return replace(replay_graph(without_profiler(self.graph)), as_recorded=False)
+
+    @cached_property
+    def anchored(self) -> Replay | None:
+        """The unprofiled replay with CPU work scaled to meet the measured step; None if that is unknown.
+
+        What the correction misses is taken to lie in all CPU costs alike: what a change adds in
+        absolute terms (a transfer, a kernel) then stands beside steps of the right length.
+        """
+        without, measured = self.unprofiled, self.unprofiled_measured_ns
+        if without is None or measured is None or not without.settled.step_ns:
+            return None
+        graph = without.graph.copy()
+        cpu = graph.select(kind="cpu")
+        if len(cpu):
+            cpu.scale(measured / without.settled.step_ns, gaps=True)
+        return replace(replay_graph(graph), as_recorded=False)
+
+    @property
+    def unprofiled_replayed_ns(self) -> int | None:
+        """The settled step without the profiler's cost: made without looking at the measured one."""
+        return None if self.unprofiled is None else self.unprofiled.settled.step_ns
+
+    @property
+    def unprofiled_measured_ns(self) -> int | None:
+        """Mean of the steps that were timed without a profiler; None if the trace holds none."""
+        times = self.graph.trace.metadata.get("unprofiled_step_ns") if self.graph.trace else None
+        return round(fmean(times)) if times else None
+
+    @property
+    def unprofiled_error(self) -> float | None:
+        """Relative error of the unprofiled step, signed; None where either side of it is not known."""
+        replayed, measured = self.unprofiled_replayed_ns, self.unprofiled_measured_ns
+        return None if replayed is None or measured is None else _relative(replayed, measured)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `replay --json` prints, without the trace's name."""
+        graph, facts = self.graph, self.graph.facts
+        kernels = int((graph.columns["kind"][graph.alive] == 1).sum())
+        return {
+            "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
+            "steps": [
+                {
+                    "name": step.name,
+                    "rank": step.rank,
+                    "measured_ns": step.measured_ns,
+                    "replayed_ns": step.replayed_ns,
+                    "error": step.error,
+                }
+                for step in self.steps
+            ],
+            "measured_ns": self.measured_ns,
+            "replayed_ns": self.replayed_ns,
+            "typical_measured_ns": self.typical_measured_ns,
+            "typical_replayed_ns": self.typical_replayed_ns,
+            "error": self.error,
+            "max_error": self.max_error,
+            "unprofiled_measured_ns": self.unprofiled_measured_ns,
+            "unprofiled_replayed_ns": self.unprofiled_replayed_ns,
+            "unprofiled_error": self.unprofiled_error,
+            "start_error_ns": self.start_error_ns,
+            "tasks": len(graph),
+            "edges": len(lower(graph).plan.edge_src),
+            "kernels": kernels,
+            "kernels_linked": kernels - facts.unlaunched_kernels,
+            "kernels_orphaned": facts.unlaunched_kernels,
+            "event_waits": dict(facts.event_waits),
+            "queue_depth": facts.queue_depth,
+            "collectives": collectives(self),
+            "notes": self.notes,
+        }
+
+
+def as_trace(source: Source) -> Trace:
+    """Return the trace that a source is, or that its file holds."""
+    if isinstance(source, Trace):
+        return source
+    from daydream.collect.load import load  # no importer is needed for a trace in memory
+
+    return load(source)
+
+
+def as_replay(source: Source | Graph | Replay) -> Replay:
+    """Return the replay that a source is, or the one made of it."""
+    return source if isinstance(source, Replay) else replay(source)
+
+
+def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None) -> Replay:
+    """Return the untouched simulation of a trace, held against what was measured.
+
+    `table` holds measured times of kernels or operators, or is the file of them (`daydream calibrate`
+    writes one): predictions from this replay use them where they can.
+    """
+    if not isinstance(source, Graph):
+        source = build(as_trace(source))
+    elif table is not None:
+        source = source.copy()
+    give_table(source, table)
+    return replay_graph(source)
+
+
+def replay_graph(graph: Graph) -> Replay:
+    """Return how an untouched graph's simulation compares with the recording.
+
+    Raises `GraphError` if the trace covers no step.
+    """
+    settled = settle(graph)
+    times = settled.first_pass()
+    steps = [
+        StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), times[number])
+        for number, info in enumerate(graph.steps)
+        if info.get("covered") and number in times
+    ]
+    if not any(step.replayed_ns or not step.measured_ns for step in steps):
+        raise GraphError(
+            "none of the steps of this trace holds any work; name another marker with --step-marker"
+        )
+    return Replay(graph, settled, steps, _start_error(graph, settled.timeline), notes(graph, settled))
+
+
+def notes(graph: Graph, settled: Settled) -> list[str]:
+    """Return what a reader should know before trusting the figures, a sentence each."""
+    facts = graph.facts
+    said = [*(graph.trace.metadata.get("notes", []) if graph.trace else []), *facts.notes]
+    time = recorded_time(graph.trace) if graph.trace is not None else None
+    said += filter(None, [time.note() if time is not None else None])
+    if graph.trace is not None and _whole_microseconds(graph.trace):
+        said.append("Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.")
+    unresolved = facts.event_waits["unresolved"]
+    if unresolved:
+        total = sum(facts.event_waits.values())
+        said.append(
+            f"{unresolved:,} of {counted(total, 'stream wait')} could not be resolved; "
+            "their order is not kept."
+        )
+    if facts.unresolved_syncs:
+        calls = counted(facts.unresolved_syncs, "synchronizing call")
+        said.append(f"What {calls} waited for could not be found; they are kept as plain calls.")
+    if facts.unexplained:
+        tasks = counted(facts.unexplained, "device task")
+        said.append(
+            f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in all; "
+            "the delay is kept as it was."
+        )
+    measured = sum(step.get("measured_ns") or 0 for step in graph.steps)
+    if facts.doubtful_ns > DOUBTFUL * measured:
+        pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
+        said.append(
+            f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in all, may be waits for what ended just before: "
+            "the recording does not tell. They are kept as they are, and ranges hold both cases."
+        )
+    ranks = {step.get("rank", 0) for step in graph.steps}
+    if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):
+        said.append(
+            "The steps of these ranks are simulated as recorded, not repeated until they settle: which of "
+            "them belong together is not known, or not all ranks have a step that can be judged."
+        )
+    if not settled.settled:
+        said.append("Step times had not settled after repeating the window; the last pass is shown.")
+    return said
+
+
+def collectives(result: Replay) -> list[dict[str, Any]]:
+    """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
+    graph, timeline = result.graph, result.timeline
+    first = timeline.copy == 0
+    measured_work = graph.columns["row"][timeline.task] >= 0
+    chosen = np.flatnonzero((graph.columns["kind"][timeline.task] == 4) & first & measured_work)
+    if not len(chosen):
+        return []
+    tasks = timeline.task[chosen]
+    ranks = graph.column("rank", tasks)
+    trace_start, trace_duration = graph.column("start_ns", tasks), graph.column("measured_duration_ns", tasks)
+    measured = trace_start + trace_duration
+    name, sizes = graph.column("name", tasks), graph.column("bytes", tasks)
+    place = dict(zip(graph.columns["row"][tasks].tolist(), range(len(tasks)), strict=True))
+    met = [] if graph.trace is None else find_meetings(graph.trace).rows
+    groups = [[place[row] for row in rows.tolist() if row in place] for rows in met]
+    alone = set(range(len(tasks))).difference(*groups)
+    groups = [group for group in groups if group] + [[one] for one in sorted(alone)]
+    groups.sort(key=lambda group: int(measured[group].max()))
+    rows = []
+    for index, at in enumerate(groups):
+        rows.append(
+            {
+                "index": index,
+                "name": str(name[at[0]]),
+                "bytes": int(sizes[at[0]]) if sizes[at[0]] >= 0 else None,
+                "ranks": [int(rank) for rank in ranks[at]],
+                "measured_end_spread_ns": int(np.ptp(measured[at])),
+                "replayed_end_spread_ns": int(np.ptp(timeline.end_ns[chosen[at]])),
+            }
+        )
+    return rows
+
+
+def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:
+    """Return the median and 95th percentile of how far kernels start from where they were recorded, in ns."""
+    measured = graph.columns["measured_start_ns"][timeline.task]
+    kernels = (graph.columns["kind"][timeline.task] == 1) & (timeline.copy == 0) & (measured >= 0)
+    if not kernels.any():
+        kernels = (timeline.copy == 0) & (measured >= 0)
+    off = np.abs(timeline.start_ns[kernels] - measured[kernels])
+    return {"p50": round(float(np.percentile(off, 50))), "p95": round(float(np.percentile(off, 95)))}
+
+
+def _whole_microseconds(trace: Trace) -> bool:
+    starts = trace["start_ns"][:1000]
+    return bool(len(starts) and not (starts % 1000).any() and not (trace["duration_ns"][:1000] % 1000).any())

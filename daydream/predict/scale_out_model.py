@@ -1,0 +1,267 @@
+"""One trace on any number of workers: the step of each, and where its time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from daydream.costs.network.networks import Network, network_of
+from daydream.costs.network.world_size import Message, RecordedCollectives, times
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.graph import Graph
+from daydream.predict.bottleneck import waited_for_ns
+from daydream.predict.contention_option import MEASURED, Choice, Option
+from daydream.predict.prediction import Comparison, compare
+from daydream.predict.replay import Replay
+from daydream.simulate.ranks.many_ranks import COLLECTIVE, job
+from daydream.simulate.steady import SETTLED
+from daydream.transforms.compose import apply, parse
+from daydream.transforms.registry import find
+
+OVERHEAD, WAITING = "copies and launches", "slower workers"
+ENDLESS = 1e9  # times the bandwidth: what a collective still takes is latency
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A step of so many workers, and where the time beyond that of one goes, in ns.
+
+    `overhead_ns` is what exchanging gradients costs where nothing has to be transferred (copies into
+    buckets, launches), `exposed_ns` the transfers that nothing hides, `waiting_ns` what slower workers
+    add. `communication_ns` are all transfers of a step, hidden or not. `bound` is the largest part of
+    the step (the worker's own on GPU, CPU or copies, or one of those above), `bound_share` its share;
+    `lost_to` the largest of those above, transfers being bandwidth or latency.
+    """
+
+    workers: int
+    nodes: int | None
+    step_ns: int
+    throughput: float
+    efficiency: float
+    communication_ns: int
+    overhead_ns: int
+    exposed_ns: int
+    waiting_ns: int
+    bound: str
+    bound_share: float
+    lost_to: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `scaling --json` prints it."""
+        return dict(vars(self))
+
+
+class Model:
+    """One trace on any number of workers."""
+
+    def __init__(
+        self,
+        before: Replay,
+        options: dict[str, Any],
+        jitter: float,
+        straggler: float,
+        seed: int,
+        contention: Option = MEASURED,
+    ) -> None:
+        self.before = before
+        self.contention = contention
+        self.chosen: Choice | None = None
+        self.jitter, self.straggler, self.seed = jitter, straggler, seed
+        self.way = _Recorded(before, options) if _has_collectives(before.graph) else _Ddp(before, options)
+        several = len({lane.rank for lane in before.graph.lanes}) > 1
+        if several and (jitter or straggler > 1):
+            raise NotApplicableError(
+                "the trace holds several ranks, which wait for each other as recorded; "
+                "jitter and a straggler are for the trace of one"
+            )
+        untouched = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
+        alone = untouched if self.way.recorded == 1 else self._compared(self.way.graph(1)[0])
+        self.alone_ns = alone.simulated_ns
+        self.own = _own_parts(alone)
+        self.described = ""
+        self.said: list[str] = []
+        self._silent_ns: int | None = None
+
+    def row(self, workers: int) -> Scaled:
+        """Return what so many workers would do."""
+        if workers == 1:
+            share = self.own[_most(self.own)] / max(sum(self.own.values()), 1)
+            return Scaled(1, None, self.alone_ns, 1.0, 1.0, 0, 0, 0, 0, _most(self.own), share, None)
+        graph, network = self.way.graph(workers)
+        after = self._compared(graph)
+        step_ns = self._no_less(after.simulated_ns, self.alone_ns)
+        silent_ns = self._no_less(self._silent(graph), self.alone_ns)
+        exposed_ns, waiting_ns = max(step_ns - silent_ns, 0), self._waiting(after, workers)
+        self.described, self.chosen = network.describe(), after.contention or self.chosen
+        said = [network.describe(), *after.notes(), *self.way.notes]
+        self.said = [note for note in dict.fromkeys(said) if note not in self.before.notes]
+        whole = step_ns + waiting_ns
+        latency = _latency_share(network, self.way.messages(graph))
+        lost = {
+            OVERHEAD: float(silent_ns - self.alone_ns),
+            "network latency": exposed_ns * latency,
+            _bottleneck(network): exposed_ns * (1 - latency),
+            WAITING: float(waiting_ns),
+        }
+        own = self.alone_ns / max(sum(self.own.values()), 1)
+        parts = {**{what: ns * own for what, ns in self.own.items()}, **lost}
+        return Scaled(
+            workers=workers,
+            nodes=None if network.cluster is None else network.cluster.nodes,
+            step_ns=whole,
+            throughput=workers * self.alone_ns / whole if whole else float("inf"),
+            efficiency=self.alone_ns / whole if whole else 1.0,
+            communication_ns=_transfers_ns(graph, self.way.transfers(graph)),
+            overhead_ns=silent_ns - self.alone_ns,
+            exposed_ns=exposed_ns,
+            waiting_ns=waiting_ns,
+            bound=_most(parts),
+            bound_share=parts[_most(parts)] / max(sum(parts.values()), 1),
+            lost_to=_most(lost) if any(lost.values()) else None,
+        )
+
+    def _compared(self, graph: Graph) -> Comparison:
+        if graph is self.before.graph:
+            return Comparison("", {}, self.before, graph, self.before.settled, 0, 0, 0)
+        return compare(self.before, graph, optimization="scaling", contention=self.contention)
+
+    def _no_less(self, ns: int, least: int) -> int:
+        """Return a step that has more to do than another, without what is only settling to 0.1 %."""
+        return max(ns, least) if ns >= (1 - 2 * SETTLED) * least else ns
+
+    def _silent(self, graph: Graph) -> int:
+        """Return the step if transfers took no time, which is the same for any number of workers."""
+        if self._silent_ns is None:
+            silent = graph.copy()
+            silent.tasks(self.way.transfers(graph)).set(duration_ns=0)
+            self._silent_ns = self._compared(silent).simulated_ns
+        return self._silent_ns
+
+    def _waiting(self, after: Comparison, workers: int) -> int:
+        """Return what a step takes longer because some of the workers do."""
+        if not self.jitter and self.straggler == 1:
+            return 0
+        slow = {0: self.straggler} if self.straggler > 1 else {}
+        found = job(
+            after.graph, workers, jitter=self.jitter, stragglers=slow, seed=self.seed,
+            settled_copy=after.after.copy,
+            contention=None if after.contention is None else after.contention.between(
+                self.before.graph, after.graph
+            ),
+        )  # fmt: skip
+        return max(round(after.simulated_ns * (found.slowdown - 1)), 0)
+
+
+class _Ddp:
+    """The trace of a worker without others: gradients are exchanged as `ddp` does it."""
+
+    recorded = 1
+
+    def __init__(self, before: Replay, options: dict[str, Any]) -> None:
+        self.before = before
+        self.ddp = parse(find("ddp"))
+        self.given = options
+        self.options: dict[str, Any] = dict(options)
+        self.notes: list[str] = []
+
+    def graph(self, workers: int) -> tuple[Graph, Network]:
+        """Return the graph of one of so many workers, and what joins them."""
+        graph = self.before.graph.copy()
+        used = apply(self.ddp, graph, {**self.given, "workers": workers})
+        self.options = {name: value for name, value in used.items() if name != "workers"}
+        network = network_of(
+            graph,
+            workers,
+            cluster=used["cluster"],
+            bandwidth=used["bandwidth"],
+            latency_us=used["latency_us"],
+        )
+        return graph, network
+
+    def transfers(self, graph: Graph) -> np.ndarray:
+        """Return the collectives of all workers, as task ids."""
+        return graph.select(kind="collective").ids
+
+    def messages(self, graph: Graph) -> list[Message]:
+        """Return operation and bytes of each transfer."""
+        sizes = graph.column("bytes", self.transfers(graph)).tolist()
+        return [("all_reduce", nbytes) for nbytes in sizes]
+
+
+class _Recorded:
+    """The trace of one or more of several workers: what they exchanged is resized."""
+
+    def __init__(self, before: Replay, options: dict[str, Any]) -> None:
+        wrong = [name for name, value in options.items() if name != "cluster" and value is not None]
+        if wrong:
+            raise GraphError(f"{wrong[0]} has no meaning for a trace that has its collectives already")
+        self.before = before
+        self.options = {"cluster": options.get("cluster")}
+        self.collectives = RecordedCollectives(before.graph, self.options["cluster"])
+        self.recorded = self.collectives.workers
+        self.notes = self.collectives.notes
+
+    def graph(self, workers: int) -> tuple[Graph, Network]:
+        """Return the graph of one of so many workers, and what joins them."""
+        cluster = self.collectives.cluster.holding(workers)
+        if workers == self.recorded:
+            return self.before.graph, Network(workers, cluster, None)
+        graph = self.before.graph.copy()
+        if workers == 1:
+            graph.tasks(self.collectives.all).set(duration_ns=0)
+        else:
+            self.collectives.resize(graph, workers)
+        return graph, Network(workers, cluster, None)
+
+    def transfers(self, graph: Graph) -> np.ndarray:  # noqa: ARG002 - the same in every copy
+        """Return the collectives of all workers, as task ids."""
+        return self.collectives.all
+
+    def messages(self, graph: Graph) -> list[Message]:  # noqa: ARG002 - the same in every copy
+        """Return operation and bytes of each transfer that is known."""
+        return self.collectives.messages
+
+
+def _has_collectives(graph: Graph) -> bool:
+    return bool((graph.columns["kind"][graph.alive] == COLLECTIVE).any())
+
+
+def _transfers_ns(graph: Graph, transfers: np.ndarray) -> int:
+    """Return the time of a worker's collectives in a step, in the mean of the covered ones."""
+    covered = [number for number, step in enumerate(graph.steps) if step.get("covered")]
+    inside = np.isin(graph.columns["step"][transfers], covered)
+    return round(int(graph.columns["duration_ns"][transfers[inside]].sum()) / len(covered))
+
+
+def _own_parts(after: Comparison) -> dict[str, float]:
+    """Return what a step of one worker waits for, in ns, by the chain of causes behind it."""
+    parts = waited_for_ns(after.after)
+    return dict(parts) if parts else {"nothing": 0}
+
+
+def _most(parts: dict[str, float]) -> str:
+    return max(parts, key=lambda what: parts[what])
+
+
+def _latency_share(network: Network, messages: Sequence[Message]) -> float:
+    """Return what part of the transfers would be left if the network's bandwidth had no end."""
+    if network.cluster is not None:
+        whole = sum(times(network.cluster, messages, network.workers))
+        left = sum(times(network.cluster.scaled(bandwidth=ENDLESS), messages, network.workers))
+    else:
+        assert network.link is not None  # noqa: S101 - one of the two is there
+        endless = replace(network, link=network.link.scaled(bandwidth=ENDLESS))
+        whole = sum(network.time_ns(*message) for message in messages)
+        left = sum(endless.time_ns(*message) for message in messages)
+    return min(left / whole, 1.0) if whole else 1.0
+
+
+def _bottleneck(network: Network) -> str:
+    if network.cluster is None:
+        return "bandwidth"
+    beyond = network.workers > network.cluster.gpus_per_node
+    slower = network.cluster.inter.bandwidth < network.cluster.intra.bandwidth
+    return "inter-node bandwidth" if beyond and slower else "intra-node bandwidth"

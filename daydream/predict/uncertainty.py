@@ -1,0 +1,248 @@
+"""Uncertainty: how far the step after a change may be from the predicted one, and from which causes.
+
+Five causes, each a half-width at 90 %, in ns of the predicted step; they are taken to be
+independent, so the range is the root of the sum of their squares:
+
+- *variation*: steps that do the same work differ, and their mean is known only so well. A standard
+  error: more steps make it smaller. What a change takes away (a loader that is hidden) varies no more, and
+  work that it moves from a step into the next is none: of the steps before and after those count that
+  vary less.
+- *replay*: the untouched simulation misses the recorded steps by so much. That further steps would take
+  longer than those (a queue that fills) is no miss.
+- *model*: the change is simulated once more with all that it touches longer by the error that
+  predictions of this sort of time were found to have (`MODEL_ERROR`): what stays hidden behind other
+  work does not count. A model that says itself how far its times may be off (`Selection.doubt`) widens
+  this where that is more.
+- *rerun*: the change is seen in another run than the recorded one, and the same work takes another time in
+  each (`ANOTHER_RUN`). In a CPU's recordings it is part of the model's errors, which were measured so.
+- *unknown*: delays without a known cause, CPU time that may be a wait, device work that was not recorded or
+  that a change cannot reach (inside replays of CUDA graphs, held to a recorded start), and stream waits
+  that could not be resolved. What they do after the change is not known; at most they eat up what it
+  moves.
+
+A change that touches nothing has the first two and the rerun only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import hypot, isfinite, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daydream.graph.query.device import device_work
+from daydream.simulate.steady import settle
+
+if TYPE_CHECKING:
+    from daydream.graph.tables import Facts
+    from daydream.predict.affected import Touched
+    from daydream.predict.prediction import Comparison
+
+# Errors over touched time, by sort, that hold 90 % of the ledger's predictions, rounded up: `python
+# validation/ranges.py` fits them. These are of processes that gave freed memory back at times, as a
+# user's does (`validation/` at revision 2ddd0fd); those of today need less, as docs/accuracy.md shows.
+# `kernels` is from traces of the same models on two GPUs and at two batch sizes, `transfers` from an
+# emulated link, the others from small models on a CPU.
+MODEL_ERROR: Mapping[str, float] = {
+    "moved": 0.14, "copied": 0.08, "computed": 0.22, "kernels": 0.20, "transfers": 0.08,
+}  # fmt: skip
+# Half-widths at 90 % of how far the same work is from itself in another run, by what the step waits for;
+# rounded up. From public recordings with and without a change, by what the change leaves alone: kernels
+# of a ViT and of a 3D U-Net on A100s, 0.0 to 1.7 % apart over four pairs of runs; launches of a GPT on an
+# A10, 3 % over one pair. Some of these judge: docs/accuracy.md tells how many intervals hold without it.
+# Runs of a few cold passes are further apart (a MoE's forward pass, repeated: 11 to 32 %) and not covered.
+ANOTHER_RUN: Mapping[str, float] = {"device": 0.02, "CPU": 0.05}
+TWO_SIDED_90 = 1.645  # of the normal distribution
+STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)  # with 1 to 9 degrees of freedom
+LEAST_SAID = 0.0005  # of a step
+OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Half-widths of a prediction's 90 % range, in ns, by cause."""
+
+    variation: float
+    replay: float
+    model: float
+    unknown: float
+    rerun: float = 0.0
+
+    @property
+    def total_ns(self) -> float:
+        """The half-width of the range."""
+        return hypot(self.variation, self.replay, self.model, self.unknown, self.rerun)
+
+    @property
+    def of_the_change_ns(self) -> float:
+        """The half-width without how steps and runs vary: what is uncertain about before against after."""
+        return hypot(self.replay, self.model, self.unknown)
+
+    def to_json(self) -> dict[str, int | None]:
+        """Return each cause's half-width in whole ns, None where it has no bound."""
+        known = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: round(value) if isfinite(value) else None for name, value in known.items()}
+
+    def words(self, step_ns: int) -> str:
+        """Return the causes as shares of a step, those that matter most first; empty if none does."""
+        said = {
+            "cost models": self.model,
+            "step-to-step variation": self.variation,
+            "replay error": self.replay,
+            "unknown causes": self.unknown,
+            "another run": self.rerun,
+        }
+        shares = {words: ns / step_ns for words, ns in said.items()} if step_ns else {}
+        there = [words for words in shares if shares[words] >= LEAST_SAID]
+        there.sort(key=lambda words: -shares[words])
+        return ", ".join(f"{words} {100 * shares[words]:.1f} %" for words in there)
+
+    def reason(self, comparison: Comparison) -> str:
+        """Return in words what keeps the step from being predicted: the largest of the causes."""
+        step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
+        parts = {"replay": self.replay, "model": self.model, "unknown": self.unknown}
+        most = max(parts, key=lambda name: parts[name])
+        share = f"{parts[most] / step_ns:.0%} of the step"
+        if most == "model":
+            touched = comparison.touched.together / step_ns
+            return (
+                f"the change touches {touched:.0%} of the step, and what that takes then is known to within "
+                f"{share} only"
+            )
+        if most == "replay":
+            return f"the untouched replay misses the recording by {share}"
+        what = {
+            "delays without a known cause": facts.unexplained_ns,
+            "device work that was not recorded": facts.untraced_ns,
+            "CPU time that may be a wait": facts.doubtful_ns,
+        }
+        return f"{max(what, key=lambda words: what[words])} may carry it by {share}"
+
+
+def uncertainty_of(comparison: Comparison) -> Uncertainty:
+    """Return how far the step after a change may be from the predicted one."""
+    return _uncertainty(comparison, _exposed_ns(comparison), _another_run_ns(comparison))
+
+
+def most_ns(comparison: Comparison) -> float:
+    """Return at least `Uncertainty.of_the_change_ns`, without simulating anything."""
+    return _uncertainty(comparison, model_ns(comparison.touched)).of_the_change_ns
+
+
+def _uncertainty(comparison: Comparison, model: float, rerun: float = 0.0) -> Uncertainty:
+    recorded, step_ns = comparison.recorded or comparison.replay, comparison.simulated_ns
+    facts, touched = comparison.replay.graph.facts, comparison.touched
+    measured = sum(step.measured_ns for step in recorded.steps)
+    unknown = unknown_ns(facts, measured, comparison.replayed_ns, touched, _side_by_side_ns(comparison))
+    return Uncertainty(
+        variation=_variation(comparison) * step_ns,
+        replay=max(abs(recorded.error), abs(comparison.bias or 0.0)) * step_ns,
+        model=model,
+        unknown=unknown + _out_of_reach_ns(comparison),
+        rerun=rerun,
+    )
+
+
+def _out_of_reach_ns(comparison: Comparison) -> float:
+    """Return how far what the change cannot reach may carry the step: work in replays, recorded starts."""
+    left, held = comparison.left_out, comparison.replay.held_ns
+    out = 0.0 if left is None else left.unknown_ns
+    if comparison.held is not None:
+        out += min(held, comparison.touched.together)
+    return float(min(out, comparison.replayed_ns))
+
+
+def _another_run_ns(comparison: Comparison) -> float:
+    """Return how far another run of the changed program may be from this one, by what its step waits for."""
+    if not device_work(comparison.graph)[comparison.graph.alive].any():
+        return 0.0
+    waits = dict(comparison.waited_for_ns)
+    cpu = waits.pop("CPU", 0)
+    scale = comparison.simulated_ns / max(cpu + sum(waits.values()), 1)
+    return scale * hypot(ANOTHER_RUN["CPU"] * cpu, ANOTHER_RUN["device"] * sum(waits.values()))
+
+
+def _variation(comparison: Comparison) -> float:
+    """Return the relative half-width of the mean of the recorded steps, or of those after the change."""
+    graph = comparison.replay.graph
+    measured = {
+        number: int(step["measured_ns"]) for number, step in enumerate(graph.steps) if step.get("covered")
+    }
+    steps = graph.columns["step"][graph.alive]
+    tasks = np.bincount(steps[steps >= 0], minlength=len(graph.steps))
+    return min(variation(_kinds(times, tasks)) for times in (measured, comparison.after.step_times()))
+
+
+def _kinds(times: Mapping[int, int], tasks: np.ndarray) -> list[list[int]]:
+    """Return the times of steps, those together that do the same work: about as many tasks."""
+    kinds: list[list[int]] = []
+    least = -1.0
+    for step in sorted(times, key=lambda step: int(tasks[step])):
+        if not kinds or tasks[step] > (1 + OTHER_WORK) * least:
+            kinds.append([])
+            least = float(tasks[step])
+        kinds[-1].append(times[step])
+    return kinds
+
+
+def _exposed_ns(comparison: Comparison) -> float:
+    """Return how much longer the step is if all that is touched takes longer by the models' errors."""
+    touched = comparison.touched
+    waits = MODEL_ERROR["moved"] * touched.waits
+    if touched.together == touched.waits:
+        return waits
+    longer = comparison.edits.longer(touched, MODEL_ERROR)
+    choice = comparison.contention
+    slowed = None if choice is None else choice.between(comparison.replay.graph, longer)
+    passes = comparison.after.passes - (slowed is not None)  # that one is simulated behind them anyway
+    settled = settle(longer, passes=passes, contention=slowed)
+    return hypot(max(comparison.step_of(settled) - comparison.simulated_ns, 0), waits)
+
+
+def variation(kinds: Sequence[Sequence[int]]) -> float:
+    """Return the relative half-width at 90 % of the mean of steps of some kinds; 0 for single ones."""
+    times = np.concatenate([np.asarray(kind, np.float64) for kind in kinds]) if kinds else np.empty(0)
+    freedom = len(times) - len(kinds)
+    if freedom < 1 or times.mean() <= 0:  # steps of a damaged recording may cancel
+        return 0.0
+    student = STUDENT_90[freedom - 1] if freedom <= len(STUDENT_90) else TWO_SIDED_90 * (1 + 1.15 / freedom)
+    within = sum(float(np.square(kind - np.mean(kind)).sum()) for kind in map(np.asarray, kinds))
+    return float(student * sqrt(within / freedom) / sqrt(len(times)) / times.mean())
+
+
+def model_ns(touched: Touched, errors: Mapping[str, float] = MODEL_ERROR) -> float:
+    """Return the half-width that the models' errors make where nothing hides them."""
+    return hypot(*touched.errors_ns(errors))
+
+
+def unknown_ns(
+    facts: Facts, recorded_ns: int, step_ns: int, touched: Touched, side_by_side_ns: float
+) -> float:
+    """Return how far what has no known cause may carry the step, at most what the change touches.
+
+    `recorded_ns` are all steps that the facts are about. An unresolved wait is an order that the
+    simulation does not keep: it counts with its part of all waits of what streams do side by side, which is
+    all that another order could put one behind the other.
+    """
+    together = touched.together
+    delays = facts.unexplained_ns + facts.untraced_ns + facts.doubtful_ns
+    share = min(delays / recorded_ns, 1.0) if recorded_ns else 0.0
+    waits = sum(facts.event_waits.values())
+    unresolved = facts.event_waits["unresolved"] / waits if waits else 0.0
+    return min(share * step_ns, together) + unresolved * min(together, step_ns, side_by_side_ns)
+
+
+def _side_by_side_ns(comparison: Comparison) -> float:
+    """Return how long streams work that are not the busiest one of their rank, per step."""
+    graph = comparison.replay.graph
+    steps = [number for number, step in enumerate(graph.steps) if step.get("covered")]
+    chosen = graph.alive & (graph.columns["kind"] > 0) & np.isin(graph.columns["step"], steps)
+    busy = np.bincount(
+        graph.columns["lane"][chosen], graph.columns["duration_ns"][chosen], minlength=len(graph.lanes)
+    )
+    busiest: dict[int, float] = {}
+    for lane, ns in zip(graph.lanes, busy.tolist(), strict=True):
+        busiest[lane.rank] = max(busiest.get(lane.rank, 0.0), ns)
+    return float(busy.sum() - sum(busiest.values())) / max(len(steps), 1)

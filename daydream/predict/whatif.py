@@ -1,0 +1,46 @@
+"""`daydream.whatif`: what a change would give, from a trace, a graph or a replay of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from daydream.costs.device.measured import give_table
+from daydream.costs.device.table import KernelTable
+from daydream.graph.graph import Graph
+from daydream.predict.contention_option import MEASURED
+from daydream.predict.contention_option import Option as ContentionOption
+from daydream.predict.prediction import Comparison, compare
+from daydream.predict.replay import Replay, Source, as_replay
+from daydream.transforms.compose import apply, parse
+
+
+def whatif(
+    source: Source | Graph | Replay,
+    optimization: str | Callable[..., None] | Sequence[Any],
+    *,
+    table: KernelTable | str | os.PathLike[str] | None = None,
+    contention: ContentionOption = MEASURED,
+    **options: Any,
+) -> Comparison:
+    """Return what a change would give: a name, `"a+b"`, the path of a file, or a function of a graph.
+
+    A replay given as the source is used again, so that many questions cost one replay. `table` is as in
+    `replay`; an optimization's own option of that name is given as `<optimization>.table`. `contention` says
+    how kernels and transfers that overlap slow each other: `"measured"` (as far as the trace tells), `"off"`,
+    a factor for kernels, or two, for kernels and for transfers.
+    """
+    before = as_replay(source)
+    optimizations = parse(optimization)
+    if table is not None and not isinstance(table, KernelTable):
+        table = KernelTable.load(table)
+
+    def edit(graph: Graph) -> dict[str, Any]:
+        give_table(graph, table)
+        return apply(optimizations, graph, options)
+
+    changed = before.graph.copy()
+    used = edit(changed)
+    name = "+".join(each.name for each in optimizations)
+    return compare(before, changed, optimization=name, options=used, edit=edit, contention=contention)

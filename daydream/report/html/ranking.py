@@ -1,0 +1,68 @@
+"""Ranked what-ifs in the HTML report: what each optimization that applies would save."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daydream.report.html.elements import Cell, Html, Named, Number, element, facts, joined, sortable, table
+from daydream.report.html.sections import Figures
+from daydream.report.text.numbers import count
+from daydream.report.text.ranking import bound_text, effective, times_faster, unpredictable, without_gain
+
+if TYPE_CHECKING:
+    from daydream.predict.ranking import Ranked, Ranking
+
+HELP = (
+    "Every optimization that applies, with its options at their defaults, each simulated alone. Then: what "
+    "most of the step waits for after it. Needs: what it takes besides code."
+)
+
+
+def whatifs(ranking: Ranking) -> Html:
+    """Return a table of what saves time, and what was tried or left out beside it."""
+    shown = effective(ranking)
+    figures = Figures(ranking.replayed_ns)
+    rows = [_row(each, figures) for each in shown]
+    head = [f"what if, {figures.unit}", "predicted", "90 % interval", "saves", "speed-up", "then", "needs"]
+    if not any(each.needs for each in shown):
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    what = "what-ifs" if len(rows) != 1 else "what-if"
+    nothing = element("p", "None would make the step shorter.")
+    return joined(
+        element("p", f"Now {bound_text(ranking.bound, ranking.bound_share)}.", class_="help"),
+        sortable("ranked", head, rows, what=what) if rows else nothing,
+        facts(
+            [
+                *((name, ", ".join(names)) for name, names in without_gain(ranking)),
+                *((f"{name} cannot be predicted", reason) for name, reason in unpredictable(ranking)),
+            ]
+        ),
+        _left_out(ranking),
+    )
+
+
+def _row(each: Ranked, figures: Figures) -> list[Cell]:
+    return [
+        Named(each.name, each.summary.replace("`", "")),
+        figures.time(each.predicted_ns or 0),  # those without a prediction stand below
+        _interval(each, figures),
+        figures.time(each.saving_ns, bar=True),
+        Number(times_faster(each), (each.speedup or 0.0) if each.predicted_ns else 0.0),
+        bound_text(each.bound, each.bound_share),
+        each.needs or "",
+    ]
+
+
+def _interval(each: Ranked, figures: Figures) -> Cell:
+    low, high = each.predicted_low_ns, each.predicted_high_ns
+    if low is None or high is None:
+        return ""
+    return Number(f"{figures.time(low).text} to {figures.time(high).text}", low)
+
+
+def _left_out(ranking: Ranking) -> Html:
+    if not ranking.left_out:
+        return Html()
+    rows = [[name, reason] for name, reason in ranking.left_out.items()]
+    title = f"{count(len(rows), 'other')}, and why they say nothing here"
+    return element("details", element("summary", title), table(["left out", "why"], rows))

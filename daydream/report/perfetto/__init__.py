@@ -1,0 +1,1 @@
+"""Timelines for https://ui.perfetto.dev: measured, replayed and predicted."""

@@ -1,0 +1,76 @@
+"""Counters of a timeline file: launches in flight on each stream, and how many streams are busy.
+
+Memory is not among them: traces do not hold when it is allocated and freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daydream.graph.query.coverage import Coverage
+from daydream.graph.query.device import device_work
+from daydream.report.perfetto.events import counter
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.simulate.timeline import Timeline
+
+IN_FLIGHT, BUSY = "in flight", "streams busy"
+
+
+def measured_counters(process: int, graph: Graph, origin: int) -> Iterator[str]:
+    """Return the counters of what was recorded."""
+    start = graph.columns["measured_start_ns"]
+    tasks = np.flatnonzero(device_work(graph) & graph.alive & (graph.columns["row"] >= 0) & (start >= 0))
+    launch = graph.columns["launch"][tasks]
+    launched = np.where(launch >= 0, start[launch], start[tasks])
+    yield from _counters(process, graph, tasks, start[tasks], launched, origin)
+
+
+def simulated_counters(process: int, timeline: Timeline, origin: int) -> Iterator[str]:
+    """Return the counters of a timeline's first pass."""
+    graph = timeline.graph
+    first = np.flatnonzero(timeline.copy == 0)
+    start = np.full(graph.size, -1, np.int64)
+    start[timeline.task[first]] = timeline.start_ns[first]
+    tasks = timeline.task[first][device_work(graph)[timeline.task[first]]]
+    launch = graph.columns["launch"][tasks]
+    launched = np.where((launch >= 0) & (start[launch] >= 0), start[launch], start[tasks])
+    yield from _counters(process, graph, tasks, start[tasks], launched, origin)
+
+
+def _counters(
+    process: int,
+    graph: Graph,
+    tasks: np.ndarray,
+    start: np.ndarray,
+    launched: np.ndarray,
+    origin: int,
+) -> Iterator[str]:
+    """Return the counters of device tasks; what has no launch in the trace counts from its own start."""
+    lane = graph.columns["lane"][tasks]
+    end = start + graph.columns["duration_ns"][tasks]
+    begins, closes = [], []
+    for number in np.unique(lane).tolist():
+        mine = lane == number
+        name = f"{IN_FLIGHT}: {graph.lanes[number].name}"
+        yield from _steps(process, name, np.minimum(launched[mine], start[mine]), end[mine], origin)
+        busy = Coverage(start[mine], end[mine])
+        begins.append(busy.start_ns)
+        closes.append(busy.end_ns)
+    if begins:
+        yield from _steps(process, BUSY, np.concatenate(begins), np.concatenate(closes), origin)
+
+
+def _steps(process: int, name: str, begin: np.ndarray, end: np.ndarray, origin: int) -> Iterator[str]:
+    """Return how many intervals are open, wherever that changes."""
+    times = np.concatenate([begin, end])
+    change = np.concatenate([np.ones(len(begin), np.int64), np.full(len(end), -1, np.int64)])
+    at, place = np.unique(times, return_inverse=True)
+    level = np.cumsum(np.bincount(place.reshape(-1), weights=change).astype(np.int64))
+    differs = np.append(True, level[1:] != level[:-1])[: len(level)]
+    for ts, value in zip((at[differs] - origin).tolist(), level[differs].tolist(), strict=True):
+        yield counter(process, ts, name, value)

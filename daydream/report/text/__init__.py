@@ -1,0 +1,1 @@
+"""Results as text, a screen each; on a terminal the same blocks by rich."""

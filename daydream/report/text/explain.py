@@ -1,0 +1,274 @@
+"""An explanation as text: `daydream explain`. Sentences, each figure beside what it was read from."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
+from daydream.explanation.causes import UNTRACED_DEVICE
+from daydream.report.text.explain_costs import avoidable_costs, sentence
+from daydream.report.text.layout import (
+    Figures,
+    Screen,
+    Table,
+    Words,
+    notes,
+    printable,
+    section,
+    shortened,
+)
+from daydream.report.text.numbers import count, listed, number, percent, replayed_text, scale, time_text
+
+if TYPE_CHECKING:
+    from daydream.explanation import Asked, Explanation, Share
+    from daydream.explanation.reached import Reached
+
+SMALLEST = 0.002  # of the step: causes below it are summed up
+LABEL = 34
+LEAST_PART = 8  # of a name beside its figure
+PATH, SOURCE = 50, 90
+PARTS = 2
+AVOIDABLE = "what could be avoided, each simulated (add --trace to the command)"
+IDLE = "costs whose removal would gain next to nothing, or that no what-if removes"
+HALF = 0.5
+MANY = 10
+WORTH_A_WORD = 0.05  # of the critical path
+# Work that has to be done somehow: a what-if removes a part of it, and one that does not apply says nothing.
+IN_PART = (
+    "launch-bound CPU", "CPU operators", "memory-bound kernels", "small-kernel chains", "optimizer",
+    "32-bit kernels",
+)  # fmt: skip
+MORE = 1.2  # a what-if that saves so many times what its cause costs removes other work too
+
+
+def explain_text(explanation: Explanation) -> Screen:
+    """Return what bounds the step, its causes, what goes on beside them, and what could be avoided."""
+    return Screen([
+        Figures(_headline(explanation)),
+        "",
+        Words(verdict(explanation), "", ""),
+        "",
+        _causes(explanation),
+        *section("beside the critical path", beside(explanation)),
+        *avoidable_costs(explanation),
+        *notes(explanation.notes()),
+    ])  # fmt: skip
+
+
+def explain_json(explanation: Explanation) -> dict[str, Any]:
+    """Return the object `explain --json` prints: the figures, and the sentences that tell them."""
+    found = explanation.to_json()
+    for entry, cost in zip(found["avoidable"], explanation.avoidable, strict=True):
+        entry["sentence"] = sentence(cost)
+    return {"verdict": verdict(explanation), **found, "beside": beside(explanation)}
+
+
+def verdict(explanation: Explanation) -> str:
+    """Return what bounds the step, in one sentence."""
+    step = explanation.replayed_ns
+    if explanation.without_device is None:
+        what = f", and all of {time_text(step)} is work of CPU threads"
+        if explanation.bound == "communication":
+            what = f". {_by_communication(explanation)}"
+        return f"CPU only: nothing is launched to a device{what}."
+    without_cpu = _predicted(explanation.without_cpu)
+    without_device = _predicted(explanation.without_device)
+    still = "still " if (explanation.without_cpu.saving_ns or 0) < SMALLEST * step else ""
+    floor = f"without any CPU cost the step would {still}take {without_cpu} of {time_text(step)}"
+    if explanation.bound == UNRECORDED:
+        missing = explanation.share("untraced device work") + explanation.share("before the recording")
+        return f"What bounds the step cannot be told: {percent(missing)} of it is work that was not recorded."
+    said = {
+        "GPU": _bound_by_gpu, "communication": _bound_by_transfers, "copies": _bound_by_transfers,
+        TURNS: _in_turns, BOTH: _by_both,
+    }  # fmt: skip
+    return said.get(explanation.bound, _bound_by_cpu)(explanation, without_device, floor)
+
+
+def _bound_by_gpu(explanation: Explanation, _without_device: str, floor: str) -> str:
+    told = queue_wait(explanation) or _beside_communication(explanation) or _beside_cpu(explanation)
+    return f"GPU-bound; {told + ', and ' if told else ''}{floor}."
+
+
+def _bound_by_transfers(explanation: Explanation, _without_device: str, floor: str) -> str:
+    share = percent(explanation.group_share(explanation.bound))
+    what = f"Bound by {explanation.bound}, {share} of the critical path"
+    if explanation.bound == "communication":
+        what = _by_communication(explanation)
+    return f"{what}; {floor}."
+
+
+def _in_turns(explanation: Explanation, without_device: str, _floor: str) -> str:
+    alone = _each_alone(explanation, without_device)
+    return f"CPU and device take turns: {alone}{_waiting(explanation)}."
+
+
+def _by_both(explanation: Explanation, without_device: str, _floor: str) -> str:
+    alone, share = _each_alone(explanation, without_device), percent(explanation.group_share("CPU"))
+    return f"Bound by CPU and device alike: {alone}; the critical path runs {share} on the CPU."
+
+
+def _each_alone(explanation: Explanation, without_device: str) -> str:
+    return (
+        f"with no CPU cost at all the step would take {_predicted(explanation.without_cpu)}, with an "
+        f"infinitely fast device {without_device}, and now it takes {time_text(explanation.replayed_ns)}"
+    )
+
+
+def _by_communication(explanation: Explanation) -> str:
+    share, none = percent(explanation.group_share("communication")), explanation.without_communication
+    said = f"Bound by communication, {share} of the critical path"
+    return said if none is None else f"{said}: without it the step would take {_predicted(none)}"
+
+
+def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> str:
+    step = time_text(explanation.replayed_ns)
+    infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
+    busy = f"the device is busy {percent(explanation.busy_share or 0)} of the time"
+    if explanation.group_share("CPU") < HALF:  # on the critical path the device has taken over in part
+        return f"CPU-bound, and the device waits for it again and again: {infinite}; {floor}."
+    mine = [each for each in explanation.causes if each.group == "CPU"]
+    mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
+    said = [f"{each.cause} is {percent(each.share)}" for each in mine]
+    by = f"{listed(said)} of the critical path"
+    what = "Bound by data loading" if explanation.bound == "data loading" else "CPU-bound"
+    return f"{what}: {by}; {infinite}, and {busy}."
+
+
+def _beside_communication(explanation: Explanation) -> str:
+    """Return that other work takes nearly as long as the communication that is most of the critical path."""
+    share, without = explanation.group_share("communication"), explanation.without_communication
+    if share < HALF or without is None:
+        return ""
+    return (
+        f"communication is {percent(share)} of the critical path, but beside it runs work that would "
+        f"still take {_predicted(without)}"
+    )
+
+
+def _beside_cpu(explanation: Explanation) -> str:
+    """Return that the device has work beside the CPU that is most of the critical path."""
+    share = explanation.group_share("CPU")
+    if share < HALF:
+        return ""
+    return (
+        f"the critical path runs {percent(share)} on the CPU, but beside it the device has work that takes "
+        "nearly as long"
+    )
+
+
+def queue_wait(explanation: Explanation) -> str:
+    """Return that most of the time in launch calls is queue wait, if it is; else an empty text."""
+    launching = explanation.launching
+    if launching is None or launching.queue_wait_ns < HALF * max(launching.total_ns, 1):
+        return ""
+    waited, total = time_text(launching.queue_wait_ns), time_text(launching.total_ns)
+    return f"most of the time in launch calls ({waited} of {total} a step) is queue wait"
+
+
+def beside(explanation: Explanation) -> list[str]:
+    """Return what goes on beside the critical path, a sentence each."""
+    said = []
+    launching = explanation.launching
+    if explanation.busy_share is not None:
+        missing = explanation.share(UNTRACED_DEVICE)
+        more = (
+            f" with recorded work, and {percent(missing)} with work that was not recorded" if missing else ""
+        )
+        said.append(f"The device is busy {percent(explanation.busy_share)} of the step{more}.")
+    if launching is not None:
+        number_of = count(round(launching.calls), "launch call")
+        calls = f"Launching takes {time_text(launching.total_ns)} in {number_of} a step"
+        if launching.queue_wait_ns:
+            depth = explanation.graph.facts.queue_depth
+            calls += f", {time_text(launching.queue_wait_ns)} of it waiting for room in the launch queue"
+            calls += f" ({count(depth, 'launch', 'launches')} deep)" if depth else ""
+        said.append(f"{calls}.")
+    if explanation.sync_wait_ns:
+        said.append(f"CPU calls stand {time_text(explanation.sync_wait_ns)} a step waiting for device work.")
+    return [
+        *said, *map(_reached, explanation.reached), *_convolutions(explanation), *_communication(explanation)
+    ]  # fmt: skip
+
+
+def _convolutions(explanation: Explanation) -> list[str]:
+    if not explanation.general_convolutions_ns:
+        return []
+    takes = time_text(explanation.general_convolutions_ns)
+    said = f"Convolutions take {takes} in cuDNN's general algorithms; `torch.backends.cudnn.benchmark = True`"
+    return [f"{said} lets it measure which is fastest. What that gives cannot be told from a trace."]
+
+
+def _reached(kernels: Reached) -> str:
+    """Return what kernels reach of the device's peak: what is far below it may be done better."""
+    rate = "bandwidth" if kernels.of == "memory" else "arithmetic"
+    name = shortened(printable(kernels.name), LABEL)
+    return f"{name} takes {time_text(kernels.ns)} at {percent(kernels.share)} of the device's peak {rate}."
+
+
+def _headline(explanation: Explanation) -> str:
+    replay, after = explanation.replay, explanation.after
+    if after is None:
+        times = f"measured {time_text(replay.measured_ns)}   {replayed_text(replay, explanation.replayed_ns)}"
+        return f"step time   {times}"
+    error = percent(replay.error, signed=True)
+    times = f"replayed {time_text(after.replayed_ns)}   simulated {time_text(after.simulated_ns)}"
+    name = shortened(printable(after.optimization), LABEL)
+    return f"step time   {times} after {name} (replay error {error})"
+
+
+def _causes(explanation: Explanation) -> Table:
+    unit, size, _ = scale(explanation.step_ns)
+    large = [each for each in explanation.causes if abs(each.share) >= SMALLEST]
+    rest = [each for each in explanation.causes if each not in large]
+    steps = len(explanation.steps)
+    rows = [["critical path of a step" if steps == 1 else f"critical path, mean of {steps}", unit, "share"]]
+    rows += [[each.cause, number(each.ns / size), percent(each.share)] for each in large]
+    if rest:
+        ns = sum(each.ns for each in rest)
+        rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
+    parts = [partial(_parts, each, size) for each in large]
+    return Table(rows, rest=[lambda _: "mostly", *parts, *[lambda _: ""] * bool(rest)])
+
+
+def _parts(share: Share, size: int, room: int) -> str:
+    """Return the largest part of a cause and, if it fits, another that is nearly as large."""
+    large = [part for part in share.largest[:PARTS] if part.ns >= HALF * share.largest[0].ns]
+    told = []
+    for part in large:
+        figure = number(part.ns / size)
+        width = max(min(LABEL, room - len(figure) - 1), LEAST_PART)
+        told.append(f"{shortened(printable(part.name), width)} {figure}")
+    return ", ".join(told) if len(", ".join(told)) <= room else told[0]
+
+
+def _communication(explanation: Explanation) -> list[str]:
+    found, without = explanation.communication, explanation.without_communication
+    if found is None:
+        return []
+    total = f"Collectives run {time_text(found.total_ns)} a step"
+    if found.exposed_ns <= SMALLEST * explanation.step_ns:
+        total += ", all of it hidden: "
+    else:
+        total += f", {time_text(found.exposed_ns)} of it on the critical path; "
+    hiding = [
+        f"{time_text(ns)} run beside {name}"
+        for name, ns in found.behind[:2]
+        if ns > SMALLEST * found.total_ns
+    ]
+    said = (total + listed(hiding)).rstrip(" :;") + "."
+    if without is not None and without.predicted_ns is not None:
+        as_now = abs(without.saving_ns or 0) < SMALLEST * explanation.step_ns
+        said += f" Without them the step would take {_predicted(without)}{', as now' * as_now}."
+    return [said]
+
+
+def _waiting(explanation: Explanation) -> str:
+    if not explanation.sync_wait_ns:
+        return ""
+    return f", {time_text(explanation.sync_wait_ns)} of which CPU calls stand waiting for the device"
+
+
+def _predicted(asked: Asked) -> str:
+    return "an unknown time" if asked.predicted_ns is None else time_text(asked.predicted_ns)

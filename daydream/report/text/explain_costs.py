@@ -1,0 +1,155 @@
+"""What could be avoided, as text: a sentence for each cost, the command that removes it, the line of code."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from daydream.report.text.layout import MARGIN, Block, Title, Words, printable, section, shortened, tail
+from daydream.report.text.numbers import listed, speedup, time_text
+
+if TYPE_CHECKING:
+    from daydream.explanation import Asked, Avoidable, Explanation
+
+MOST = 5  # avoidable costs
+MOST_IDLE = 3  # costs whose removal would gain nothing
+LABEL = 34
+PATH, SOURCE = 50, 90
+AVOIDABLE = "what could be avoided, each simulated (add --trace to the command)"
+IDLE = "costs whose removal would gain next to nothing, or that no what-if removes"
+HALF = 0.5
+MANY = 10
+# Work that has to be done somehow: a what-if removes a part of it, and one that does not apply says nothing.
+IN_PART = (
+    "launch-bound CPU", "CPU operators", "memory-bound kernels", "other kernels", "small-kernel chains",
+    "optimizer", "32-bit kernels",
+)  # fmt: skip
+MORE = 1.2  # a what-if that saves so many times what its cause costs removes other work too
+# What to do where no what-if does it.
+ADVICE = {
+    "idle gap": "see what this thread does there",
+    "other copies": "keep on the device what is needed there again",
+    "exposed communication": "a faster network, or less to send",
+    "work between batches": "let workers do it: DataLoader(dataset, num_workers=4, collate_fn=prepare)",
+}
+
+
+def sentence(cost: Avoidable) -> str:
+    """Return an avoidable cost in a sentence."""
+    takes, where = time_text(cost.cost_ns), _where(cost)
+    one = cost.count == 1
+    calls = f"{cost.count:,.3g} call{'' if one else 's'} a step"
+    many = f"{cost.count:,.3g} a step" if cost.count < MANY else f"{round(cost.count):,} a step"
+    told = {
+        "synchronization": f"{calls} of {_label(cost)} wait{'s' * one} {takes} for the device{where}",
+        "data loading": f"The step waits {takes} for its data{_most(cost)}",
+        "exposed communication": f"Communication takes {takes} on the critical path{_most(cost)}",
+        "stragglers": f"Other ranks are waited for: the critical path runs {takes} on them{_most(cost)}",
+        "copies to the device": f"Copies to the device hold up the kernels' stream for {takes}{where}",
+        "other copies": f"Copies hold up the kernels' stream for {takes}{_most(cost)}",
+        "launch-bound CPU": f"Operators, launches and the time between them take {takes}{_most(cost)}",
+        "CPU operators": f"Operators of the model and the time between them take {takes}{_most(cost)}",
+        "small-kernel chains": f"Small kernels and pauses between kernels ({many}) take {takes}{_most(cost)}",
+        "memory-bound kernels": f"Kernels bound by memory ({many}) take {takes}{_most(cost)}",
+        "optimizer": f"The optimizer takes {takes} of the critical path{_most(cost)}",
+        "other kernels": f"Kernels not known to be bound by memory ({many}) take {takes}{_most(cost)}",
+        "work between batches": f"The program's own work between batches takes {takes}{_most(cost)}",
+        "32-bit kernels": f"Kernels in 32 bits ({many}) take {takes}{_most(cost)}",
+        "idle gap": f"Nothing is recorded for {takes} a step behind {_label(cost)}{where}",
+    }
+    if cost.sort.startswith("blocking copies"):
+        direction = cost.sort.removeprefix("blocking copies ")
+        return f"{calls} of {_label(cost)} block{'s' * one} {takes}, copying {direction}{where}."
+    return f"{told[cost.sort]}."
+
+
+def command(asked: Asked) -> str:
+    """Return the words to type, without the trace."""
+    return " ".join(shlex.quote(word) for word in asked.command)
+
+
+def avoidable_costs(explanation: Explanation) -> list[Block]:
+    """Return the costs worth a change, each with what to type and to write, and some that gain nothing."""
+    step = explanation.replayed_ns
+    worth = explanation.worth_it[:MOST]
+    blocks: list[Block] = ["", Title(AVOIDABLE)] if worth else []
+    for place, cost in enumerate(worth, 1):
+        head = f"{MARGIN}{place}. "
+        hanging = " " * len(head)
+        blocks.append(Words(sentence(cost), head, hanging))
+        told = cost.best or cost.limit
+        if told is None or told.predicted_ns is None:
+            continue
+        saved = f"{time_text(cost.saving_ns)}, {speedup(step, told.predicted_ns)}"
+        if cost.saving_ns > MORE * cost.cost_ns:
+            saved += "; it removes other work as well"
+        elif cost.saving_ns < HALF * cost.cost_ns and cost.sort not in IN_PART:
+            saved += "; what runs beside it takes over"
+        if cost.best is None:
+            blocks.append(Words(f"its absence would save {saved}{_advice(cost)}", hanging, hanging + MARGIN))
+            continue
+        blocks.append(Words(f"{command(told)}   saves {saved}{_others(cost)}", hanging, hanging + MARGIN))
+        if told.code:
+            blocks.append(Words(f"in code: {told.code}", hanging, hanging + MARGIN))
+    idle = [
+        cost
+        for cost in explanation.avoidable
+        if cost not in explanation.worth_it
+        and (cost.best or cost.limit or cost.answers)
+        and (cost.best is not None or cost.sort not in IN_PART)
+    ]
+    said = [f"{sentence(cost)} {_why_not(explanation, cost)}" for cost in idle[:MOST_IDLE]]
+    return [*blocks, *section(IDLE, said)]
+
+
+def _why_not(explanation: Explanation, cost: Avoidable) -> str:
+    best = cost.best
+    if best is None and cost.limit is not None:
+        return f"Its absence would save {_gain(explanation, cost)}."
+    if best is None:
+        reasons = list(dict.fromkeys(f"{each.name}: {each.refused}" for each in cost.answers))
+        return f"{listed(reasons)}."
+    if cost.saving_ns < 0:
+        return f"`{command(best)}` would make the step {time_text(-cost.saving_ns)} longer."
+    return f"`{command(best)}` saves {_gain(explanation, cost)}."
+
+
+def _gain(explanation: Explanation, cost: Avoidable) -> str:
+    gain = f"only {time_text(cost.saving_ns)}" if cost.saving_ns > 0 else "nothing"
+    busy = {"GPU": "device", "CPU": "CPU", "data loading": "loader"}.get(explanation.bound)
+    reason = f": the {busy} has work meanwhile" if busy and cost.saving_ns < HALF * cost.cost_ns else ""
+    return f"{gain}{reason}"
+
+
+def _advice(cost: Avoidable) -> str:
+    advice = ADVICE.get(cost.sort)
+    return f"; {advice}" if advice else ""
+
+
+def _others(cost: Avoidable) -> str:
+    others = [
+        f"{each.name} {time_text(each.saving_ns)}"
+        for each in cost.answers[1:] if each.saving_ns is not None and each.saving_ns > 0
+    ]  # fmt: skip
+    return f"   (or {listed(others)})" if others else ""
+
+
+def _label(cost: Avoidable) -> str:
+    return shortened(printable(cost.place.label or "a call without a name"), 2 * LABEL)
+
+
+def _most(cost: Avoidable) -> str:
+    """Return where the largest part of a cost lies."""
+    if cost.place.label is None:
+        return ""
+    part = "most of it" if cost.place.share > HALF else time_text(cost.place.share * cost.cost_ns) + " of it"
+    return f", {part} in {_label(cost)}{_where(cost)}"
+
+
+def _where(cost: Avoidable) -> str:
+    """Return layer, phase and source line of a cost, as far as they are known."""
+    place = cost.place
+    parts = [f"layer {tail(printable(place.layer), PATH)}"] if place.layer else []
+    parts += [place.phase] if place.phase and place.phase != "other" else []
+    parts += [tail(printable(place.source), SOURCE)] if place.source else []
+    return f" ({', '.join(parts)})" if parts else ""

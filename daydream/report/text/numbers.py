@@ -1,0 +1,75 @@
+"""Figures as people read them: times with their unit, shares, ratios, counts. ASCII only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daydream.predict.replay import Replay
+
+UNITS = (("ms", 1_000_000), ("us", 1_000))
+
+
+def time_text(ns: float) -> str:
+    """Return a time with four digits or so and its unit: `222.4 ms`, `7.00 us`."""
+    unit, size = UNITS[0] if abs(ns) >= 1e6 else UNITS[1]
+    return f"{number(ns / size)} {unit}"
+
+
+def number(value: float) -> str:
+    """Return a figure with four digits or so and thousands separators."""
+    if not value:
+        return "0"
+    digits = 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
+    return f"{value:,.{digits}f}"
+
+
+def time_or_unknown(ns: float | None) -> str:
+    """Return a time as `time_text` does, `unknown` for None."""
+    return "unknown" if ns is None else time_text(ns)
+
+
+def replayed_text(replay: Replay, settled_ns: float) -> str:
+    """Return what the recorded steps replay in, with the error, and further ones where they differ."""
+    told, settled = time_text(replay.replayed_ns), time_text(settled_ns)
+    after = "" if told == settled else f", settled {settled}"
+    return f"replayed {told} (error {percent(replay.error, signed=True)}){after}"
+
+
+def range_text(low_ns: float, high_ns: float) -> str:
+    """Return a range with its unit once: `120.1 to 130.3 ms`."""
+    unit, size = UNITS[0] if abs(high_ns) >= 1e6 else UNITS[1]
+    return f"{number(low_ns / size)} to {number(high_ns / size)} {unit}"
+
+
+def percent(share: float, *, signed: bool = False) -> str:
+    """Return a share in percent: `0.70 %`, `12.3 %`."""
+    value = 100 * share
+    digits = 2 if abs(value) < 10 else 1
+    if abs(value) < 0.5 * 10**-digits:
+        return f"{0:.{digits}f} %"
+    return f"{value:{'+' if signed else ''},.{digits}f} %"
+
+
+def scale(step_ns: float) -> tuple[str, int, int]:
+    """Return the unit of a table about a step, its size in ns, and how many digits its times get."""
+    unit, size = UNITS[0] if step_ns >= 1e6 else UNITS[1]
+    return unit, size, 1 if step_ns >= 100 * size else 2 if step_ns >= 10 * size else 3
+
+
+def speedup(before_ns: float, after_ns: float | None) -> str:
+    """Return how many times faster, that nothing is left, or that it is unknown."""
+    if after_ns is None:
+        return "unknown"
+    return f"{before_ns / after_ns:,.2f}x" if after_ns else "nothing is left of the step"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun: `1 step`, `2,000 steps`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Return a list in words: `a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -1,0 +1,274 @@
+"""Overview: what a trace holds, and whether that is enough for a replay and for what-ifs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.graph.query.coverage import Coverage
+from daydream.graph.query.device import device_work
+from daydream.predict.recorded_time import recorded_time
+from daydream.trace.schema import DEVICE_KINDS, PHASES
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph, Lane
+    from daydream.predict.replay import Replay
+    from daydream.trace.trace import Trace
+
+GOOD_REPLAY = 0.01  # largest error of a step that leaves a prediction to be trusted
+FAIR_REPLAY = 0.03
+ENOUGH_KNOWN = 0.9  # share of the time whose phase (or layer, or type) must be known to select by it
+SOME_KNOWN = 0.1
+MUCH_UNEXPLAINED = 0.02  # of the recorded steps
+RESTLESS = "steps were held up while they were recorded, see the note"
+MISSING = {  # what to say where hardly anything is known
+    "phase": "nothing tells them (no ranges, autograd thread or kernel names): all is taken for forward",
+    "layer": "no layers are known: profile with_stack=True and with_modules=True",
+    "dtype": "no types are known: profile with record_shapes=True",
+}
+
+
+@dataclass
+class Overview:
+    """A trace, its graph, and its replay or the reason why there is none."""
+
+    trace: Trace
+    graph: Graph
+    replay: Replay | None
+    why_no_replay: str = ""
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps as the trace names them."""
+        return list(self.trace.metadata.get("steps", []))
+
+    @property
+    def covered(self) -> list[dict[str, Any]]:
+        """The steps that can be judged."""
+        return [step for step in self.steps if step.get("covered")]
+
+    @property
+    def on_device(self) -> bool:
+        """Whether any device work was recorded; collectives on CPU threads (gloo) are none."""
+        return bool(device_work(self.graph)[self.graph.alive].any())
+
+    @property
+    def device_tasks(self) -> int:
+        """How many tasks a device runs."""
+        return sum(stream["tasks"] for stream in self.streams() if not stream["on_host"])
+
+    @cached_property
+    def work(self) -> np.ndarray:
+        """The tasks that shares are taken of: kernels of covered steps, or CPU tasks where there are none."""
+        columns = self.graph.columns
+        tasks = columns["kind"] == (1 if self.has_kernels else 0)
+        covered = [number for number, step in enumerate(self.graph.steps) if step.get("covered")]
+        inside = tasks & np.isin(columns["step"], covered)
+        return np.flatnonzero(inside if inside.any() else tasks)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the trace holds kernels."""
+        return bool((self.graph.columns["kind"] == 1).any())
+
+    @property
+    def time_of(self) -> str:
+        """What shares are taken of, in words."""
+        return "kernel time" if self.has_kernels else "CPU time"
+
+    def known(self) -> dict[str, float]:
+        """Return the share of the work's time with a known phase, layer, op and type.
+
+        A phase is known by evidence only: a range, the thread that launches, a kernel's name.
+        """
+        columns, tasks = self.graph.columns, self.work
+        time = columns["duration_ns"][tasks].astype(np.float64)
+        whole = float(time.sum()) or 1.0
+        shares = {}
+        for name in ("phase", "layer", "op"):
+            shares[name] = float(time[columns[name][tasks] >= 0].sum()) / whole
+        shares["phase"] *= 1 - float(self.trace.metadata.get("phases_assumed", 0.0))
+        rows = np.maximum(columns["row"][tasks], 0)
+        typed = np.asarray(self.trace["dtype"])[rows] >= 0 if len(self.trace) else np.zeros(len(tasks), bool)
+        shares["dtype"] = float(time[typed].sum()) / whole
+        return shares
+
+    def phase_shares(self) -> dict[str, float]:
+        """Return the share of each phase in the work's time."""
+        columns, tasks = self.graph.columns, self.work
+        time = np.bincount(
+            columns["phase"][tasks].astype(np.int64) + 1, columns["duration_ns"][tasks], len(PHASES) + 1
+        )
+        whole = float(time.sum()) or 1.0
+        return {name: float(ns) / whole for name, ns in zip(PHASES, time[1:], strict=True) if ns}
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Return every stream with its tasks and how long they took; gloo's lanes on the host too."""
+        columns = self.graph.columns
+        rows = []
+        for number, lane in enumerate(self.graph.lanes):
+            if lane.on_device:
+                tasks = columns["lane"] == number
+                rows.append({
+                    "name": lane.name, "rank": self._rank(lane), "device": lane.device,
+                    "on_host": lane.host, "tasks": int(tasks.sum()),
+                    "busy_ns": int(columns["duration_ns"][tasks].sum()),
+                })  # fmt: skip
+        return rows
+
+    def busy(self) -> float | None:
+        """Return the share of the covered steps in which the device worked, the mean over ranks."""
+        columns, lanes = self.graph.columns, self.graph.lanes
+
+        def on_gpu(lane: Lane) -> bool:
+            return lane.on_device and not lane.host
+
+        shares = []
+        for rank in sorted({step.get("rank", 0) for step in self.covered}):
+            mine = [step for step in self.covered if step.get("rank", 0) == rank]
+            end = max(int(step["completion_ns"]) for step in mine)
+            begin = min(int(step["completion_ns"]) - int(step["measured_ns"]) for step in mine)
+            here = [n for n, lane in enumerate(lanes) if on_gpu(lane) and self._rank(lane) == rank]
+            tasks = np.isin(columns["lane"], here) & (columns["measured_start_ns"] >= 0)
+            start = columns["measured_start_ns"][tasks]
+            if len(start) and end > begin:
+                ends = np.clip(start + columns["duration_ns"][tasks], begin, end)
+                shares.append(Coverage(np.clip(start, begin, end), ends).before_ns[-1] / (end - begin))
+        return float(np.mean(shares)) if shares else None
+
+    def _rank(self, lane: Lane) -> int:
+        """Return a lane's rank; the rows of a trace of one rank do not carry it."""
+        return lane.rank if lane.rank >= 0 else int(self.trace.metadata.get("rank", 0))
+
+    def verdicts(self) -> dict[str, tuple[str, str]]:
+        """Return for replay, what-ifs and selections by phase, layer and type: yes, partly or no, and why."""
+        known = self.known()
+        verdicts = {"replay": self._replay_verdict(), "what-if": self._whatif_verdict()}
+        for name, why in MISSING.items():
+            share = known[name]
+            answer = "yes" if share >= ENOUGH_KNOWN else "partly" if share >= SOME_KNOWN else "no"
+            said = f"known for {100 * share:.0f} % of the {self.time_of}" if share >= SOME_KNOWN else why
+            verdicts[f"by {name}"] = (answer, said)
+        return verdicts
+
+    def _replay_verdict(self) -> tuple[str, str]:
+        if self.replay is None:
+            return "no", self.why_no_replay
+        worst = self.replay.max_error
+        for answer, limit in (("yes", GOOD_REPLAY), ("partly", FAIR_REPLAY)):
+            if worst <= limit:
+                return answer, f"every step replays within {100 * limit:.0f} %"
+        return "no", f"a step replays {100 * worst:.1f} % off"
+
+    def _whatif_verdict(self) -> tuple[str, str]:
+        if self.replay is None:
+            return "no", self.why_no_replay
+        answer, _ = self._replay_verdict()
+        doubts = [] if answer == "yes" else ["the replay is off"]
+        if self.replay.unrest is not None:
+            doubts.append(RESTLESS)
+        facts = self.graph.facts
+        recorded = sum(step.measured_ns for step in self.replay.steps)
+        if facts.unexplained_ns > MUCH_UNEXPLAINED * recorded:
+            doubts.append(f"{facts.unexplained_ns / 1e6:,.1f} ms of delays on the device have no known cause")
+        if facts.untraced_ns > MUCH_UNEXPLAINED * recorded:
+            doubts.append(f"{facts.untraced_ns / 1e6:,.1f} ms of device work was not recorded")
+        unresolved, waits = facts.event_waits["unresolved"], sum(facts.event_waits.values())
+        if unresolved > (1 - ENOUGH_KNOWN) * waits:
+            doubts.append(f"{unresolved:,} of {waits:,} stream waits are unresolved")
+        if len(self.replay.steps) == 1:
+            doubts.append("only one step is covered, so how steps vary is not known")
+        if not doubts:
+            return answer, "the causes of waits are known"
+        return ("partly" if answer == "yes" else answer), "; ".join(doubts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `info --json` prints, without the trace's name."""
+        trace, metadata, facts = self.trace, self.trace.metadata, self.graph.facts
+        replay = self.replay
+        busy = self.busy()
+        return {
+            "source": metadata.get("source"),
+            "vendor": metadata.get("vendor"),
+            "devices": metadata.get("devices", []),
+            "versions": metadata.get("versions", {}),
+            "ranks": sorted({step.get("rank", 0) for step in self.steps}),
+            "world_size": metadata.get("world_size"),
+            "rows": len(trace),
+            "rows_by_kind": rows_by_kind(trace),
+            "span_ns": span_ns(trace),
+            "threads": sum(not lane.on_device for lane in self.graph.lanes),
+            "streams": self.streams(),
+            "device_busy": busy,
+            "step_source": metadata.get("step_source"),
+            "steps": [
+                {key: step.get(key) for key in ("name", "rank", "measured_ns", "covered", "why_not")}
+                for step in self.steps
+            ],
+            "covered": len(self.covered),
+            "recorded_time": time.to_json() if (time := recorded_time(trace)) is not None else None,
+            "phases_assumed": float(metadata.get("phases_assumed", 0.0)),
+            "known": self.known(),
+            "phases": self.phase_shares(),
+            "device_rows": self.device_tasks,
+            "orphans": facts.orphans,
+            "event_waits": dict(facts.event_waits),
+            "unresolved_syncs": facts.unresolved_syncs,
+            "sync_rows": rows_by_kind(trace).get("sync", 0),
+            "queue_depth": facts.queue_depth,
+            "replay": None if replay is None else {
+                "measured_ns": replay.measured_ns, "replayed_ns": replay.replayed_ns,
+                "error": replay.error, "max_error": replay.max_error,
+            },
+            "verdicts": {
+                name: {"answer": answer, "why": why} for name, (answer, why) in self.verdicts().items()
+            },
+            "notes": self.notes(),
+        }  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """Return what was odd about the recording and its graph."""
+        if self.replay is not None:
+            return list(self.replay.notes)
+        return [*self.trace.metadata.get("notes", []), *self.graph.facts.notes]
+
+
+def overview(trace: Trace) -> Overview:
+    """Return the overview of a trace; its graph is built and, if it covers a step, replayed."""
+    from daydream.graph.build import build
+    from daydream.predict.replay import replay_graph
+
+    graph = build(trace)
+    try:
+        return Overview(trace, graph, replay_graph(graph))
+    except GraphError as error:
+        return Overview(trace, graph, None, str(error))
+
+
+def rows_by_kind(trace: Trace) -> dict[str, int]:
+    """Return the number of rows of each kind that occurs, host kinds first."""
+    kinds = trace.text("kind")
+    counts = np.bincount(np.asarray(trace["kind"], np.int64), minlength=len(kinds)).tolist()
+    found = {kind: number for kind, number in zip(kinds, counts, strict=True) if number}
+    order = ("operator", "annotation", "module", "runtime", *DEVICE_KINDS, "sync")
+    return {kind: found[kind] for kind in order if kind in found}
+
+
+def span_ns(trace: Trace) -> int:
+    """Return the time from the first row's start to the last row's end."""
+    if not len(trace):
+        return 0
+    start = np.asarray(trace["start_ns"], np.int64)
+    return int((start + trace["duration_ns"]).max() - start.min())
+
+
+def step_spread(steps: Sequence[dict[str, Any]]) -> tuple[int, int, int]:
+    """Return the least, median and greatest measured time of some steps, in ns."""
+    times = [int(step["measured_ns"]) for step in steps]
+    return min(times), round(median(times)), max(times)

@@ -1,0 +1,162 @@
+"""The overview of a trace as text: `daydream info`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from daydream.predict.recorded_time import recorded_time
+from daydream.report.text.collected import collected_facts
+from daydream.report.text.layout import Facts, Screen, Title, notes, printable, shortened
+from daydream.report.text.numbers import count, listed, percent, range_text, time_text
+from daydream.report.text.overview import rows_by_kind, span_ns, step_spread
+
+if TYPE_CHECKING:
+    from daydream.report.text.overview import Overview
+
+MOST_STREAMS = 6
+MOST_REASONS = 3
+LEAST_SHOWN = 0.0005
+QUESTIONS = {
+    "replay": "replay",
+    "what-if": "what-ifs",
+    "by phase": "  by phase",
+    "by layer": "  by layer",
+    "by dtype": "  by dtype",
+}
+
+
+def info_text(overview: Overview) -> Screen:
+    """Return what a trace holds, a screen of it, and whether that is good enough."""
+    found = Facts([
+        ("recorded", _recorded(overview)),
+        ("device", _device(overview)),
+        *_software(overview),
+        *collected_facts(overview.trace),
+        ("rows", _rows(overview)),
+        ("lanes", _lanes(overview)),
+        ("steps", _steps(overview)),
+        ("launches", _launches(overview)),
+        ("waits", _waits(overview)),
+        ("phases", _phases(overview)),
+    ])  # fmt: skip
+    verdicts = overview.verdicts()
+    answers = []
+    for name, question in QUESTIONS.items():
+        answer, why = verdicts[name]
+        answers.append((question, f"{answer}: {why}"))
+    enough = Facts(answers, answers=True)
+    return Screen([found, "", Title("good enough for"), enough, *notes(overview.notes())])
+
+
+def _recorded(overview: Overview) -> str:
+    metadata = overview.trace.metadata
+    ranks = sorted({step.get("rank", 0) for step in overview.steps}) or [0]
+    text = f"{printable(str(metadata.get('source', 'unknown')))}, {time_text(span_ns(overview.trace))}"
+    world = metadata.get("world_size")
+    names = listed([str(rank) for rank in ranks]) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"
+    text += f", {'rank' if len(ranks) == 1 else 'ranks'} {names}"
+    return text + (f" of {world}" if world and world > ranks[-1] else "")
+
+
+def _device(overview: Overview) -> str:
+    devices: list[dict[str, Any]] = overview.trace.metadata.get("devices", [])
+    if not overview.on_device:
+        return "no device work was recorded: CPU only"
+    used = sorted({stream["device"] for stream in overview.streams()})
+    by_id = {device.get("id"): printable(str(device.get("name") or "")) for device in devices}
+    names = dict.fromkeys(by_id.get(number) or "" for number in used)
+    known = [name for name in names if name] or list(dict.fromkeys(name for name in by_id.values() if name))
+    text = listed(known) or f"unnamed {overview.trace.metadata.get('vendor', '')} device".replace("  ", " ")
+    text += f", {'device' if len(used) == 1 else 'devices'} {listed([str(number) for number in used])}"
+    if len(devices) > len(used):
+        text += f" of {len(devices)}"
+    busy = overview.busy()
+    return text + (f", busy {100 * busy:.0f} % of the covered steps" if busy is not None else "")
+
+
+def _software(overview: Overview) -> list[tuple[str, str]]:
+    versions: dict[str, Any] = overview.trace.metadata.get("versions", {})
+    said = [
+        f"{name.removesuffix('_version').replace('_', ' ')} {printable(str(value))}"
+        for name, value in versions.items()
+    ]
+    return [("software", ", ".join(said))] if said else []
+
+
+def _rows(overview: Overview) -> str:
+    found = [f"{kind} {number:,}" for kind, number in rows_by_kind(overview.trace).items()]
+    return f"{len(overview.trace):,}: {', '.join(found)}"
+
+
+def _lanes(overview: Overview) -> str:
+    threads = sum(not lane.on_device for lane in overview.graph.lanes)
+    text = count(threads, "CPU thread")
+    streams = sorted(overview.streams(), key=lambda stream: -stream["busy_ns"])
+    if streams:
+        shown = [
+            f"{stream['name']} ({count(stream['tasks'], 'task')}, {time_text(stream['busy_ns'])})"
+            for stream in streams[:MOST_STREAMS]
+        ]
+        more = len(streams) - len(shown)
+        text += f"; {', '.join(shown)}" + (f" and {more} more" if more else "")
+    return text
+
+
+def _steps(overview: Overview) -> str:
+    steps, covered = overview.steps, overview.covered
+    source = printable(str(overview.trace.metadata.get("step_source", "unknown")))
+    time = recorded_time(overview.trace)
+    share = f" ({100 * time.covered:.0f} % of the recording)" if time is not None and covered else ""
+    text = f"{len(steps):,}, {len(covered):,} covered{share}, from {source}"
+    if covered:
+        least, middle, most = step_spread(covered)
+        text += f"\nmeasured {time_text(middle)}"
+        if len(covered) > 1:
+            text += f" in the median, {range_text(least, most)}"
+    reasons: dict[str, list[str]] = {}
+    for step in steps:
+        if not step.get("covered"):
+            reasons.setdefault(str(step.get("why_not")), []).append(str(step["name"]))
+    for reason, names in list(reasons.items())[:MOST_REASONS]:
+        who = shortened(printable(names[0]), 40) if len(names) == 1 else f"{len(names)} steps"
+        text += f"\n{who} not covered: {printable(reason)}"
+    return text
+
+
+def _launches(overview: Overview) -> str:
+    total = overview.device_tasks
+    if not total:
+        return "none: no device work"
+    facts_ = overview.graph.facts
+    text = f"{total - facts_.orphans:,} of {total:,} device tasks have their launch"
+    if facts_.queue_depth is not None:
+        text += f"; launch queue {facts_.queue_depth:,} deep"
+        text += " (learned)" if facts_.queue_learned else " (assumed, never full)"
+    return text
+
+
+def _waits(overview: Overview) -> str:
+    found = overview.graph.facts
+    waits = found.event_waits
+    parts = []
+    if sum(waits.values()):
+        how = [f"{number:,} {name}" for name, number in waits.items() if number]
+        parts.append(f"{count(sum(waits.values()), 'stream wait')} ({', '.join(how)})")
+    else:
+        parts.append("no stream waits")
+    calls = len(set(overview.graph.syncs["task"].tolist()))
+    parts.append(f"{count(calls, 'blocking call')} resolved, {found.unresolved_syncs:,} not")
+    rows = rows_by_kind(overview.trace).get("sync", 0)
+    parts.append(count(rows, "synchronization row") if rows else "no synchronization rows")
+    return ", ".join(parts)
+
+
+def _phases(overview: Overview) -> str:
+    shares = overview.phase_shares()
+    if not shares:
+        return "none known"
+    shares["unknown"] = 1 - sum(shares.values())
+    parts = [f"{name} {percent(share)}" for name, share in shares.items() if share >= LEAST_SHOWN]
+    assumed = float(overview.trace.metadata.get("phases_assumed", 0.0))
+    guess = f" ({percent(assumed)} only taken for forward)" if assumed >= LEAST_SHOWN else ""
+    return f"of the {overview.time_of} {', '.join(parts)}{guess}"

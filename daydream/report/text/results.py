@@ -1,0 +1,256 @@
+"""Results as text, a screen each: replay, what-if, an import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from daydream.report.text.breakdown import breakdown_rows, breakdown_table, moved_bound
+from daydream.report.text.layout import (
+    MARGIN,
+    Block,
+    Facts,
+    Figures,
+    Screen,
+    Table,
+    Words,
+    notes,
+    printable,
+    shortened,
+)
+from daydream.report.text.numbers import (
+    count,
+    listed,
+    percent,
+    range_text,
+    replayed_text,
+    scale,
+    speedup,
+    time_text,
+)
+
+if TYPE_CHECKING:
+    from daydream.predict.prediction import Comparison
+    from daydream.predict.replay import Replay, StepReplay
+    from daydream.trace.trace import Trace
+
+MOST_STEPS = 12
+WORST_STEPS = 5
+STEP_WIDTH = 40
+HANGING = MARGIN + " " * len("step time   ")
+
+
+def replay_text(replay: Replay) -> Screen:
+    """Return the replay's error, per step too, and what the graph was made of."""
+    said = replay.to_json()
+    return Screen([
+        *map(Figures, [replay_headline(replay), *typical_replay(replay), *unprofiled_replay(replay)]),
+        "",
+        *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
+        "",
+        Facts(graph_facts(replay, said)),
+        *notes(replay.notes),
+    ])  # fmt: skip
+
+
+def whatif_text(comparison: Comparison) -> Screen:
+    """Return measured, replayed and predicted step time, and where the time goes before and after."""
+    from daydream.explanation.parts import parts_of_change  # which replays and imports do without
+
+    options = [
+        f"{name.replace('_', '-')} {printable(str(value))}"
+        for name, value in comparison.options.items() if value is not None
+    ]  # fmt: skip
+    before, after = parts_of_change(comparison)
+    return Screen([
+        Words(", ".join(options), f"{printable(comparison.optimization)}   ", MARGIN * 2),
+        Figures(whatif_headline(comparison)),
+        Words(likely_text(comparison), HANGING, HANGING),
+        *map(Figures, [*typical_prediction(comparison), *unprofiled_prediction(comparison)]),
+        "",
+        breakdown_table(breakdown_rows(before, after)),
+        *map(Words, filter(None, [moved_bound(before, after)])),
+        "",
+        MARGIN + edits_text(comparison),
+        *notes(comparison.notes()),
+    ])  # fmt: skip
+
+
+def whatif_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the object `whatif --json` prints: the figures, and what the text tells of the step's time."""
+    from daydream.explanation.parts import parts_of_change
+    from daydream.transforms.registry import code_of
+
+    found = comparison.to_json() | {"code": code_of(comparison.optimization)}
+    for side, parts in zip(("before", "after"), parts_of_change(comparison), strict=True):
+        more = {"by_bound": "by_cause", "by_layer": "by_layer", "beside": "beside"}
+        found[side] |= {name: parts[key] for name, key in more.items()}
+    return found
+
+
+def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> Screen:
+    """Return what an import found."""
+    metadata = trace.metadata
+    steps = metadata.get("steps", [])
+    covered = sum(bool(step.get("covered")) for step in steps)
+    found = [f"{kind} {number:,}" for kind, number in rows_by_kind.items()]
+    source = printable(str(metadata.get("step_source", "")))
+    found_out = Facts([
+        ("read", printable(str(metadata.get("source", "")))),
+        ("rows", f"{len(trace):,}: {', '.join(found)}"),
+        ("steps", f"{len(steps):,}, {covered:,} covered, from {source}"),
+    ])  # fmt: skip
+    return Screen([found_out, *notes(metadata.get("notes", []))])
+
+
+def _steps(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[Block]:
+    """Return a row for each step, or for the worst ones where there are many."""
+    rows = step_rows(steps, several_ranks=several_ranks)
+    if len(rows) - 1 == len(steps):
+        return [Table(rows)]
+    return [Table(rows), f"{MARGIN}the {len(rows) - 1} worst of {len(steps)} steps; --json has them all"]
+
+
+def step_rows(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[list[str]]:
+    """Return a head and a row for each step, or for the worst ones where there are many."""
+    shown = list(steps)
+    if len(steps) > MOST_STEPS:
+        shown = sorted(steps, key=lambda step: -abs(step.error))[:WORST_STEPS]
+    longest = max(step.measured_ns for step in steps)
+    unit, size, digits = scale(longest)
+    digits = 1 if longest >= 100 * size else 3  # two replays that differ little should look different
+    rows = [["step", f"measured, {unit}", f"replayed, {unit}", "error"]]
+    for step in shown:
+        name = shortened(printable(step.name), STEP_WIDTH)
+        rows.append([
+            f"rank {step.rank} {name}" if several_ranks else name,
+            f"{step.measured_ns / size:,.{digits}f}",
+            f"{step.replayed_ns / size:,.{digits}f}",
+            percent(step.error, signed=True),
+        ])  # fmt: skip
+    return rows
+
+
+def graph_facts(replay: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (name, text) for what the graph was made of; `said` is the replay's JSON object."""
+    off = said["start_error_ns"]
+    rows = [
+        (
+            "kernel starts" if said["kernels"] else "task starts",
+            f"off by {time_text(off['p50'])} in the median, {time_text(off['p95'])} at the 95th percentile",
+        ),
+        ("tasks", f"{said['tasks']:,} on {count(len(replay.graph.lanes), 'lane')}, {said['edges']:,} edges"),
+    ]
+    if said["kernels"]:
+        rows.append(("kernels", f"{said['kernels']:,}, {said['kernels_linked']:,} with their launch"))
+    waits = said["event_waits"]
+    if sum(waits.values()):
+        rows.append(("stream waits", ", ".join(f"{number:,} {how}" for how, number in waits.items())))
+    if said["queue_depth"] is not None:
+        learned = replay.graph.facts.queue_learned
+        why = "learned from the trace" if learned else "assumed: it never runs full in this trace"
+        rows.append(("launch queue", f"{said['queue_depth']:,} launches deep ({why})"))
+    collectives = said["collectives"]
+    if collectives:
+        rows.append(("collectives", _collectives(collectives)))
+    return rows
+
+
+def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
+    text = f"{len(collectives):,}"
+    if len(collectives[0]["ranks"]) > 1:
+        measured = max(each["measured_end_spread_ns"] for each in collectives)
+        replayed = max(each["replayed_end_spread_ns"] for each in collectives)
+        text += (
+            f" on {len(collectives[0]['ranks'])} ranks, whose ends lie at most {time_text(measured)} apart "
+            f"as measured, {time_text(replayed)} as replayed"
+        )
+    return text
+
+
+def replay_headline(replay: Replay) -> str:
+    """Return the measured and the replayed step with their difference."""
+    error = f"error {percent(replay.error, signed=True)}, worst step {percent(replay.max_error)}"
+    replayed = f"replayed {time_text(replay.replayed_ns)} ({error})"
+    return f"step time   measured {time_text(replay.measured_ns)}   {replayed}"
+
+
+def whatif_headline(comparison: Comparison) -> str:
+    """Return the measured, the replayed and the predicted step, and the speedup."""
+    parts = [
+        f"step time   measured {time_text(comparison.measured_ns)}",
+        replayed_text(comparison.replay, comparison.replayed_ns),
+    ]
+    if comparison.predicted_ns is not None:
+        parts.append(f"predicted {time_text(comparison.predicted_ns)}")
+        parts.append(speedup(comparison.replayed_ns, comparison.predicted_ns))
+    return "   ".join(parts)
+
+
+def typical_replay(replay: Replay) -> list[str]:
+    """Return the line about the median step, if the mean is not near it."""
+    if not replay.steps_differ:
+        return []
+    measured, replayed = time_text(replay.typical_measured_ns), time_text(replay.typical_replayed_ns)
+    return [f"median step   measured {measured}   replayed {replayed}"]
+
+
+def typical_prediction(comparison: Comparison) -> list[str]:
+    """Return the line about the median step before and after, if the mean is not near it."""
+    after, before = comparison.typical_predicted_ns, comparison.replay.settled.typical_ns
+    if after is None or not comparison.replay.steps_differ:
+        return []
+    measured = time_text(comparison.replay.typical_measured_ns)
+    parts = [f"measured {measured}", f"replayed {time_text(before)}", f"predicted {time_text(after)}"]
+    return ["   ".join(["median step", *parts, speedup(before, after)])]
+
+
+def unprofiled_replay(replay: Replay) -> list[str]:
+    """Return the line about the step without a profiler, if the trace knows anything of it."""
+    measured, replayed = replay.unprofiled_measured_ns, replay.unprofiled_replayed_ns
+    parts = [f"measured {time_text(measured)}"] if measured is not None else []
+    if replayed is not None:
+        error = replay.unprofiled_error
+        told = "" if error is None else f" (error {percent(error, signed=True)})"
+        parts.append(f"replayed {time_text(replayed)}{told}, the cost of recording taken out")
+    return [f"unprofiled  {'   '.join(parts)}"] if parts else []
+
+
+def unprofiled_prediction(comparison: Comparison) -> list[str]:
+    """Return the line about the step without a profiler, if it is predicted."""
+    without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
+    if without is None or comparison.unprofiled_predicted_ns is None:
+        return []
+    replayed, predicted = time_text(without.replayed_ns), time_text(comparison.unprofiled_predicted_ns)
+    line = f"unprofiled  replayed {replayed}   predicted {predicted}"
+    if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
+        measured = time_text(comparison.replay.unprofiled_measured_ns)
+        line += f"   anchored to the measured {measured}: {time_text(anchored)}"
+    return [line]
+
+
+def likely_text(comparison: Comparison) -> str:
+    """Return the range of the prediction, and what it is made of; or why there is no prediction.
+
+    With it how much of the step no change can move, where that is much.
+    """
+    low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
+    held = "" if comparison.held is None else f". {comparison.held}"
+    if low is None or high is None:
+        return f"cannot be predicted from this trace, because {printable(comparison.reason or '')}{held}"
+    causes = comparison.uncertainty.words(comparison.simulated_ns)
+    return f"90 % interval {range_text(low, high)}" + (f" ({causes})" if causes else "") + held
+
+
+def edits_text(comparison: Comparison) -> str:
+    """Return how many tasks were changed, inserted and removed."""
+    parts = [
+        f"{number:,} {what}"
+        for number, what in (
+            (comparison.changed, "changed"),
+            (comparison.inserted, "inserted"),
+            (comparison.removed, "removed"),
+        )
+        if number
+    ]
+    return f"of {comparison.replay.graph.alive.sum():,} tasks {listed(parts) if parts else 'none changed'}"

@@ -1,0 +1,69 @@
+"""How a trace scales, as text and as a table for notebooks: `daydream scaling`."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+from daydream.report.text.layout import MARGIN, Screen, Table, Words, notes
+from daydream.report.text.numbers import UNITS, count, percent, time_text
+
+if TYPE_CHECKING:
+    from daydream.predict.scale_out import Scaling
+    from daydream.predict.scale_out_model import Scaled
+
+LOSS = "bound by, lost to"  # the head of the last column
+STEP = 3  # the column of the step's time
+
+
+def scaling_text(scaling: Scaling) -> Screen:
+    """Return a line on the one worker that was recorded, and a row for each number of workers."""
+    error = percent(scaling.replay.error, signed=True)
+    headline = [
+        f"step time   measured {time_text(scaling.replay.measured_ns)}",
+        f"replayed {time_text(scaling.replay.replayed_ns)} (error {error})",
+        *([f"recorded with {count(scaling.recorded, 'worker')}"] if scaling.recorded > 1 else []),
+    ]
+    waits = scaling.waits
+    said = (
+        "overhead: what exchanging gradients costs besides transfers. exposed: transfers that nothing hides."
+    )
+    if scaling.contention is not None and scaling.contention.slows:
+        said = said.removesuffix(".") + ", and what they slow kernels beside them."
+    if waits:
+        said += " waiting: for workers that are slower."
+    rows = _rows(scaling)
+    table = Table(rows, words=[LOSS], spare=range(STEP + 1, len(rows[0]) - 1))
+    return Screen([MARGIN + "   ".join(headline), "", table, "", Words(said), *notes(scaling.notes())])
+
+
+def scaling_html(scaling: Scaling) -> str:
+    """Return the table for notebooks."""
+    head, *rows = _rows(scaling)
+    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _rows(scaling: Scaling) -> list[list[str]]:
+    unit, size = UNITS[0] if scaling.alone_ns >= 1e6 else UNITS[1]
+    digits = 1 if scaling.alone_ns >= 100 * size else 2 if scaling.alone_ns >= 10 * size else 3
+    names = ["overhead", "exposed", *(["waiting"] if scaling.waits else [])]
+
+    def times(row: Scaled) -> list[str]:
+        shown = [row.step_ns, row.overhead_ns, row.exposed_ns, *([row.waiting_ns] if scaling.waits else [])]
+        return [f"{ns / size:,.{digits}f}" for ns in shown]
+
+    head = ["workers", "throughput", "efficiency", f"step, {unit}", *names, LOSS]
+    rows = [
+        [
+            f"{row.workers:>7,}",
+            f"{row.throughput:,.2f}x",
+            percent(row.efficiency),
+            *times(row),
+            # If a loss is what bounds a step, it is the largest one too.
+            row.bound if row.lost_to in {row.bound, None} else f"{row.bound}, {row.lost_to}",
+        ]
+        for row in scaling.rows
+    ]
+    return [head, *rows]

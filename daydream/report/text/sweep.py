@@ -1,0 +1,159 @@
+"""A sweep as text: `daydream sweep`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from daydream.report.text.layout import (
+    MARGIN,
+    Block,
+    Screen,
+    Table,
+    Title,
+    Words,
+    notes,
+    printable,
+    shortened,
+)
+from daydream.report.text.numbers import UNITS, count, number, percent, speedup, time_text
+
+if TYPE_CHECKING:
+    from daydream.predict.sweep import Sweep
+    from daydream.predict.sweep_worker import Answered, Refused
+
+NAME_WIDTH = 34
+MOST_TRACES = 8
+MOST_REASONS = 6
+MOST_NAMED = 4  # scenarios that one reason names
+
+
+def sweep_text(sweep: Sweep, *, top: int) -> Screen:
+    """Return how the traces replay, the best scenarios, and what was left out."""
+    blocks: list[Block] = [*(MARGIN + line for line in _headlines(sweep)), ""]
+    if sweep.scenarios:
+        rows = scenario_rows(sweep, sweep.scenarios[:top])
+        last = len(rows[0]) - 1
+        blocks.append(Table(rows, spare=[last, last - 2]))  # notes, then the range
+        more = len(sweep.scenarios) - top
+        if more > 0:
+            blocks.append(f"{MARGIN}{count(more, 'more scenario')}: --top {len(sweep.scenarios)}, or -o FILE")
+    else:
+        blocks.append(f"{MARGIN}no scenario could be answered")
+    unknown = [each for each in sweep.scenarios if each.reason]
+    if unknown:
+        others = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
+        said = f"{_words(_labels(sweep, unknown[0]))}{others}: {printable(unknown[0].reason or '')}"
+        blocks += ["", Words(said, f"{MARGIN}cannot be predicted: ", 2 * MARGIN)]
+    if sweep.refused:
+        blocks += ["", Title(f"left out: {count(len(sweep.refused), 'scenario')}")]
+        blocks += [Words(f"{names}: {reason}", MARGIN, 2 * MARGIN) for names, reason in left_out_rows(sweep)]
+    return Screen([*blocks, *notes([*sweep.notes(), *_common(sweep)])])
+
+
+def sweep_title(sweep: Sweep) -> str:
+    """Return what was asked, and how often."""
+    return f"{sweep.optimization}: {count(len(sweep), 'scenario')}"
+
+
+def _headlines(sweep: Sweep) -> list[str]:
+    several = len(sweep.traces) > 1
+    lines = []
+    for each in sweep.traces[:MOST_TRACES]:
+        name = f"{printable(each.trace)}   " if several else ""
+        if each.measured_ns is None or each.replayed_ns is None or each.replay_error is None:
+            lines.append(f"{name}not replayed")
+            continue
+        error = percent(each.replay_error, signed=True)
+        measured, replayed = time_text(each.measured_ns), time_text(each.replayed_ns)
+        lines.append(f"{name}step time   measured {measured}   replayed {replayed} (error {error})")
+    if len(sweep.traces) > MOST_TRACES:
+        lines.append(count(len(sweep.traces) - MOST_TRACES, "more trace"))
+    return lines
+
+
+def scenario_rows(sweep: Sweep, shown: Sequence[Answered]) -> list[list[str]]:
+    """Return a head and a row for each scenario."""
+    several = len(sweep.traces) > 1
+    longest = max((each.predicted_ns or 0 for each in shown), default=0)
+    unit, size = UNITS[0] if longest >= 1e6 else UNITS[1]
+    options = [name.replace("_", "-") for name in sweep.varied]
+    head = [*options, f"predicted, {unit}", f"90 % interval, {unit}", "speedup", "notes"]
+    rows = [["trace", *head] if several else head]
+    width = max(len(options[0]), *(len(_value(value)) for value in next(iter(sweep.varied.values()))))
+    for each in shown:
+        low, high = each.predicted_low_ns, each.predicted_high_ns
+        known = low is not None and high is not None
+        first, *others = (each.options[name] for name in sweep.varied)
+        row = [
+            _value(first) if isinstance(first, str | bool) else _value(first).rjust(width),
+            *map(_value, others),
+            "unknown" if each.predicted_ns is None else number(each.predicted_ns / size),
+            f"{number((low or 0) / size)} to {number((high or 0) / size)}" if known else "",
+            "-" if each.predicted_ns == 0 else speedup(each.replayed_ns, each.predicted_ns),
+            str(len(each.notes)) if each.notes else "",
+        ]
+        rows.append([_trace(each.trace), *row] if several else row)
+    return rows
+
+
+def left_out_rows(sweep: Sweep) -> list[tuple[str, str]]:
+    """Return the scenarios that were refused, by reason, those that most share first."""
+    by_reason: dict[str, list[Refused]] = {}
+    for each in sweep.refused:
+        by_reason.setdefault(printable(each.reason), []).append(each)
+    reasons = sorted(by_reason.items(), key=lambda pair: -len(pair[1]))
+    rows = [(_together(sweep, each), reason) for reason, each in reasons[:MOST_REASONS]]
+    more = sum(len(each) for _, each in reasons[MOST_REASONS:])
+    return [*rows, (count(more, "other"), "--json says why")] if more else rows
+
+
+def _together(sweep: Sweep, refused: Sequence[Refused]) -> str:
+    """Return the scenarios by what they have in common, else the first of them."""
+    if len(refused) == len(sweep):
+        return "all"
+    shared = _labels(sweep, refused[0])
+    for each in refused[1:]:
+        labels = _labels(sweep, each)
+        shared = {name: value for name, value in shared.items() if labels[name] == value}
+    every: list[Answered | Refused] = [*sweep.scenarios, *sweep.refused]
+    alike = [each for each in every if shared.items() <= _labels(sweep, each).items()]
+    if shared and len(alike) == len(refused):
+        return _words(shared)
+    if shared and len(refused) > 1:
+        return f"{_words(shared)} ({len(refused):,} of {len(alike):,})"
+    named = [_words(_labels(sweep, each)) for each in refused[:MOST_NAMED]]
+    more = len(refused) - len(named)
+    return "; ".join([*named, f"and {more:,} more"] if more else named)
+
+
+def _labels(sweep: Sweep, each: Answered | Refused) -> dict[str, Any]:
+    return {"trace": each.trace, **each.options} if len(sweep.traces) > 1 else each.options
+
+
+def _words(labels: Mapping[str, Any]) -> str:
+    shown = {name: _trace(value) if name == "trace" else _value(value) for name, value in labels.items()}
+    return " ".join(f"{name.replace('_', '-')}={value}" for name, value in shown.items())
+
+
+def _common(sweep: Sweep) -> list[str]:
+    """Return the notes that all scenarios share, and how many others there are."""
+    said = [each.notes for each in sweep.scenarios]
+    common = [note for note in (said[0] if said else ()) if all(note in notes for notes in said)]
+    other = {note for notes in said for note in notes} - set(common)
+    if not other:
+        return common
+    return [*common, f"{count(len(other), 'other note')} of single scenarios: --json, or -o FILE."]
+
+
+def _trace(name: str) -> str:
+    text = printable(name)
+    return text if len(text) <= NAME_WIDTH else "..." + text[3 - NAME_WIDTH :]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return shortened(printable(str(value)), NAME_WIDTH)

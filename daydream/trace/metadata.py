@@ -1,0 +1,235 @@
+"""What the metadata of a trace file may hold: the one place that says so.
+
+A field that is absent is unknown. Fields that are not named here are kept and never looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from daydream.trace.valid import LARGEST_AMOUNT, LONGEST_NS
+
+LARGEST_RANK = 2**31 - 1
+
+Rank = Annotated[int, Meta(ge=0, le=LARGEST_RANK)]
+Time = Annotated[int, Meta(ge=-LONGEST_NS, le=LONGEST_NS)]
+Span = Annotated[int, Meta(ge=0, le=LONGEST_NS)]
+Amount = Annotated[int, Meta(ge=0, le=LARGEST_AMOUNT)]
+Cost = Annotated[float, Meta(ge=0, le=float(LONGEST_NS))]
+Number = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Step(Struct):
+    """One step; times in ns from the trace's own origin."""
+
+    name: str
+    start_ns: Time
+    end_ns: Time
+    rank: Rank = 0
+    completion_ns: Time = 0  # may be absent, not null
+    measured_ns: Span | None = None
+    covered: bool = False
+    why_not: str | None = None
+
+
+class Device(Struct):
+    """One device, as its driver tells."""
+
+    id: int | None = None
+    name: str | None = None
+    architecture: str | None = None
+    memory_bytes: Amount | None = None
+    compute_major: Number | None = None
+    compute_minor: Number | None = None
+    multiprocessors: Number | None = None
+    warp_size: Number | None = None
+    threads_per_block: Number | None = None
+    threads_per_multiprocessor: Number | None = None
+    registers_per_block: Number | None = None
+    registers_per_multiprocessor: Number | None = None
+    shared_bytes_per_block: Number | None = None
+    shared_bytes_per_block_optin: Number | None = None
+    shared_bytes_per_multiprocessor: Number | None = None
+    memory_bytes_per_second: Number | None = None
+    memory_bus_bits: Number | None = None
+    memory_clock_khz: Number | None = None
+    clock_khz: Number | None = None
+    clock_hz: Number | None = None
+    l2_bytes: Number | None = None
+
+
+class Parameter(Struct):
+    """One parameter of the model."""
+
+    shape: list[Amount]
+    name: str = ""
+    layer: str | None = None
+    dtype: str = ""
+    device: str = ""
+    requires_grad: bool = True
+    gradient_bytes: Amount = 0
+
+
+class ParameterGroup(Struct):
+    """One group of an optimizer's parameters."""
+
+    settings: dict[str, Any]
+    tensors: Amount
+    elements: Amount
+    parameters: list[str | None] = []
+
+
+class Optimizer(Struct):
+    """One optimizer."""
+
+    name: str
+    state_bytes: Amount
+    groups: list[ParameterGroup]
+
+
+class Bucket(Struct):
+    """Gradients that are reduced at once."""
+
+    bytes: Amount
+    parameters: list[str | None] = []
+
+
+class Ddp(Struct):
+    """One DistributedDataParallel."""
+
+    cap_bytes: Amount | None = None
+    buckets: list[Bucket] = []
+
+
+class ProcessGroup(Struct):
+    """Ranks that communicate."""
+
+    name: str
+    ranks: list[Rank] = []
+    description: str = ""
+
+
+class Alignment(Struct):
+    """How the ranks' clocks were brought together."""
+
+    collectives: Number
+    residual_ns: float
+    moved_ns: dict[str, int]
+    alone: dict[str, int]
+
+
+class Collected(Struct):
+    """What `daydream collect` was asked for, and the steps that ran."""
+
+    warmup: Number = 5
+    steps: Number = 3
+    unprofiled: Number = 20
+    ran: Number | None = None
+
+
+class Confirmed(Struct):
+    """Blocks of steps with and without a change, or why it could not be made."""
+
+    failed: str | None = None
+    base: list[Cost] = []
+    again: list[Cost] = []
+    changed: list[Cost] = []
+
+
+class ProfilerCost(Struct):
+    """What recording costs an event, in ns."""
+
+    event_ns: dict[str, Cost]
+    input_ns: Cost
+    annotation_ns: Cost
+    module_ns: Cost
+    inside_ns: Cost
+    before_share: Annotated[float, Meta(ge=0, le=1)]
+    heads: list[tuple[str, str, str, Number, Cost]]
+    step_hooks_ns: Span = 0
+
+
+class Counter(Struct):
+    """Work of a kernel that a GPU counted."""
+
+    name: str
+    flop: Number | None = None
+    bytes: Number | None = None
+
+
+class Metadata(Struct):
+    """The whole document."""
+
+    steps: list[Step] = []
+    step_source: str = ""
+    source: str = ""
+    notes: list[str] = []
+    vendor: Annotated[str, Meta(pattern=r"^[\w -]{0,40}\Z")] | None = None
+    world_size: Annotated[int, Meta(ge=1, le=LARGEST_RANK)] | None = None
+    rank: Rank | None = None
+    ranks: list[Rank] = []
+    backend: str | None = None
+    origin_ns: int = 0
+    versions: dict[str, str] = {}
+    devices: list[Device] = []
+    groups: list[ProcessGroup] = []
+    alignment: Alignment | None = None
+    threads: Number | None = None
+    phases_assumed: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    parameters: list[Parameter] = []
+    optimizers: list[Optimizer] = []
+    ddp: list[Ddp] = []
+    collected: Collected | None = None
+    unprofiled_step_ns: list[Span] = []
+    confirmed: Confirmed | None = None
+    changed_not_recorded: str | None = None
+    profiler_cost: ProfilerCost | None = None
+    counters: list[Counter] = []
+    unprofiled_step_ns_by_rank: dict[str, list[Span]] = {}
+    confirmed_by_rank: dict[str, Confirmed] = {}
+    profiler_cost_by_rank: dict[str, ProfilerCost] = {}
+    parameters_by_rank: dict[str, list[Parameter]] = {}
+    optimizers_by_rank: dict[str, list[Optimizer]] = {}
+    ddp_by_rank: dict[str, list[Ddp]] = {}
+    devices_by_rank: dict[str, list[Device]] = {}
+
+
+def mistake_in(document: Mapping[str, Any]) -> str | None:
+    """Return what in a trace's metadata is not as it has to be, and where; None if all is well."""
+    try:
+        found = msgspec.convert(document, Metadata)
+    except UnicodeError:
+        return "its metadata holds text that is none"
+    except (msgspec.ValidationError, RecursionError) as error:
+        return f"its metadata has an unusable value: {error}"
+    return _of_steps(found.steps) or _of_sizes(found)
+
+
+def _of_steps(steps: list[Step]) -> str | None:
+    last: dict[int, Step] = {}
+    for number, step in enumerate(steps):
+        before = last.get(step.rank)
+        if step.end_ns < step.start_ns:
+            return f"step {number} ends before it begins"
+        if step.covered and step.measured_ns is None:
+            return f"step {number} is covered, but has no measured time"
+        if before is not None and step.start_ns < before.start_ns:
+            return f"step {number} begins before the step before it"
+        last[step.rank] = step
+    return None
+
+
+def _of_sizes(found: Metadata) -> str | None:
+    every = [found.parameters, *found.parameters_by_rank.values()]
+    for number, parameter in enumerate(one for some in every for one in some):
+        if math.prod(parameter.shape) > LARGEST_AMOUNT:
+            return f"parameter {number} has more elements than any machine holds"
+    for blocks in (found.confirmed, *found.confirmed_by_rank.values()):
+        if blocks is not None and not len(blocks.base) == len(blocks.again) == len(blocks.changed):
+            return "the blocks of steps with and without the change are not equally many"
+    return None

@@ -1,0 +1,74 @@
+"""The columns of a trace and what they mean.
+
+One row per event. A row is of one of these kinds:
+
+| kind | what it is |
+|---|---|
+| `operator` | a framework operator on a CPU thread |
+| `annotation` | a range that a person or a library named on a CPU thread |
+| `runtime` | a call into the CUDA or HIP runtime or driver on a CPU thread |
+| `module` | a layer's forward call on a CPU thread (`nn.Module` frames) |
+| `kernel`, `memcpy`, `memset`, `collective` | work on a device stream |
+| `sync` | the device's own record of a synchronization or a stream wait |
+
+Times are integer nanoseconds. Unknown is null in the file and in `to_pandas()`;
+in the arrays it is `UNKNOWN` (-1) for integers, `NO_ID` for pid and tid (real
+thread ids can be negative), and code -1 for text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+METADATA_KEY = b"daydream"
+UNKNOWN = -1
+NO_ID = -(2**63)
+
+HOST_KINDS = ("operator", "annotation", "runtime", "module")
+DEVICE_KINDS = ("kernel", "memcpy", "memset", "collective")
+PHASES = ("data", "forward", "loss", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column: its type (`int64`, `int32` or `text`) and its meaning."""
+
+    type: str
+    meaning: str
+    null: int = UNKNOWN
+
+
+FIELDS: dict[str, Field] = {
+    "rank": Field("int32", "rank of the process in the job, 0 when there is only one"),
+    "kind": Field("text", "see the table at the head of this module"),
+    "name": Field("text", "the event's name as recorded"),
+    "device": Field("int32", "device index of device work"),
+    "stream": Field("int64", "stream of device work, and of a sync row"),
+    "pid": Field("int64", "process of host rows", NO_ID),
+    "tid": Field("int64", "thread of host rows", NO_ID),
+    "start_ns": Field("int64", "start, from the trace's own origin"),
+    "duration_ns": Field("int64", "duration, never negative"),
+    "correlation": Field("int64", "ties a runtime call to the device work it launched"),
+    "external_id": Field("int64", "ties runtime calls and device work to an operator"),
+    "sequence": Field("int64", "autograd sequence number of an operator"),
+    "forward_thread": Field("int64", "autograd id of the thread that ran the forward operator"),
+    "parent": Field("int32", "row of the enclosing host row; for device work, of the launching call"),
+    "op": Field("text", "innermost operator the row belongs to"),
+    "layer": Field("text", "qualified module path"),
+    "phase": Field("text", "data, forward, loss, backward, optimizer or other"),
+    "step": Field("int32", "index into the metadata's steps; device work has its launch's step"),
+    "bytes": Field("int64", "bytes moved by a copy, a memset or a collective"),
+    "dtype": Field("text", "element type of the work, as torch names it: float32, bfloat16, ..."),
+    "shapes": Field("text", "input shapes as recorded (JSON text)"),
+    "grid": Field("text", "launch grid, in blocks, as `x,y,z`"),
+    "block": Field("text", "threads of a block as `x,y,z`"),
+    "collective": Field("text", "collective operation: all_reduce, all_to_all, ..."),
+    "elements": Field("int64", "elements of a collective"),
+    "group": Field("text", "process group of a collective"),
+    "graph_id": Field("int64", "CUDA graph a kernel belongs to"),
+    "graph_node": Field("int64", "node of that graph"),
+    "wait_stream": Field("int64", "sync rows: the stream whose event is waited for"),
+    "wait_correlation": Field("int64", "sync rows: correlation of the event's record call"),
+    "stack": Field("text", "source line or call stack of an operator"),
+}

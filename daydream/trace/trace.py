@@ -1,0 +1,178 @@
+"""Trace: what was measured, as columns, and its parquet file.
+
+`daydream.trace.schema` tells its columns and what unknown is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.display import Shown
+from daydream.errors import TraceError
+from daydream.files.atomic import write_whole
+from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
+from daydream.trace.trace_file import IMPORT_AGAIN, read_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+ROW_GROUP = 2**18  # rows written at a time, so that a large trace is never held twice
+
+
+class Trace(Shown):
+    """A recorded run: columns of equal length, the texts behind coded columns, and metadata.
+
+    `columns` maps field names to integer arrays; text columns hold codes into
+    `texts[name]`. A field that is absent is unknown in every row and takes no
+    memory. `metadata` is one JSON-able document: `steps` is a list of `{"name",
+    "rank", "start_ns", "end_ns", "covered", "why_not"}`; `step_source` says where
+    they come from; `devices`, `world_size`, `vendor` ("cuda", "rocm", "cpu", "npu", ...),
+    `source` and `notes` (sentences about what was odd) are there when known.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, np.ndarray],
+        texts: Mapping[str, list[str]],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        unknown = set(columns) - set(FIELDS)
+        if unknown:
+            raise TraceError(f"a trace has no column {min(unknown)!r}")
+        lengths = {len(values) for values in columns.values()}
+        if len(lengths) > 1:
+            raise TraceError(f"columns of a trace differ in length: {sorted(lengths)}")
+        self.columns = dict(columns)
+        self.texts = {name: texts[name] for name in columns if FIELDS[name].type == "text"}
+        self.metadata: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **(metadata or {})}
+        self._rows = lengths.pop() if lengths else 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return a column: integers, or codes for text; unknown throughout if absent."""
+        if name in self.columns:
+            return self.columns[name]
+        return np.broadcast_to(np.int64(FIELDS[name].null), self._rows)
+
+    def __repr__(self) -> str:
+        steps = self.metadata.get("steps", [])
+        return f"<Trace {len(self):,} rows, {len(steps)} steps, {self.metadata.get('source', 'unnamed')}>"
+
+    def text(self, name: str) -> list[str]:
+        """Return the texts a coded column points into; empty if the column is absent."""
+        return self.texts.get(name, [])
+
+    def code(self, name: str, value: str) -> int:
+        """Return the code of one text in a column, or -2 (which no row holds) if it never occurs."""
+        try:
+            return self.text(name).index(value)
+        except ValueError:
+            return -2
+
+    def is_kind(self, *kinds: str) -> np.ndarray:
+        """Return a mask of the rows of any of these kinds."""
+        wanted = np.array([*(text in kinds for text in self.text("kind")), False])  # the last: unknown, -1
+        mask: np.ndarray = wanted[self["kind"]]
+        return mask
+
+    def values(self, name: str, rows: Iterable[int] | slice | None = None) -> list[Any]:
+        """Return a column as Python values with `None` for unknown, for some rows or all."""
+        column = self[name] if rows is None else self[name][rows if isinstance(rows, slice) else list(rows)]
+        if FIELDS[name].type == "text":
+            texts = self.text(name)
+            return [texts[code] if code >= 0 else None for code in column.tolist()]
+        null = FIELDS[name].null
+        return [None if value == null else value for value in column.tolist()]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the trace as a data frame, a column per known field, unknown as NA."""
+        return self.to_arrow().to_pandas()
+
+    def to_arrow(self, rows: slice = slice(None)) -> pa.RecordBatch:
+        """Return the trace, or some of its rows, as an Arrow batch with nulls and dictionary-coded texts."""
+        import pyarrow as pa
+
+        arrays = {}
+        for name, field in FIELDS.items():
+            if name not in self.columns:
+                continue
+            text = field.type == "text"
+            column = self.columns[name][rows].astype("int32" if text else field.type, copy=False)
+            values = _to_arrow(column, UNKNOWN if text else field.null)
+            arrays[name] = (
+                pa.DictionaryArray.from_arrays(values, _to_strings(self.texts[name])) if text else values
+            )
+        batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+        return batch.replace_schema_metadata({METADATA_KEY: json.dumps(self.metadata)})
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the trace as parquet; the file appears whole or not at all.
+
+        Raises `OutputError` if the path cannot be written, exists and `force` is not given, or is no file.
+        """
+        from pyarrow.parquet import ParquetWriter
+
+        coded = [name for name in self.columns if FIELDS[name].type == "text"]
+        encodings = {name: "DELTA_BINARY_PACKED" for name in self.columns if name not in coded}
+
+        def write(temporary: str) -> None:
+            options: dict[str, Any] = {"use_dictionary": coded, "column_encoding": encodings}
+            schema = self.to_arrow(slice(0, 0)).schema
+            with ParquetWriter(temporary, schema, compression="zstd", compression_level=3, **options) as file:
+                for first in range(0, max(len(self), 1), ROW_GROUP):
+                    file.write_batch(self.to_arrow(slice(first, first + ROW_GROUP)))
+
+        write_whole(path, write, force=force)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> Trace:
+        """Read a parquet trace; `max_unpacked` is how many bytes its columns may take.
+
+        Raises `TraceError` if the file is missing, is not parquet, was not written by daydream,
+        has a newer schema, or breaks a promise of `daydream.trace.valid` or `daydream.trace.metadata`.
+        """
+        trace = cls(*read_columns(path, max_unpacked=max_unpacked))
+        trace.check(path)
+        return trace
+
+    def check(self, path: str | os.PathLike[str]) -> None:
+        """Raise `TraceError`, which begins with the path, if the trace breaks a promise."""
+        from daydream.trace.metadata import mistake_in
+        from daydream.trace.valid import check
+
+        mistake = mistake_in(self.metadata)
+        if mistake is not None:
+            raise TraceError(f"{path}: {mistake}. {IMPORT_AGAIN}")
+        try:
+            check(self)
+        except TraceError as error:
+            raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
+
+
+def _to_arrow(values: np.ndarray, null: int) -> pa.Array:
+    """Return integers as an Arrow array with nulls; built from buffers, as `pa.array` would import pandas."""
+    import pyarrow as pa
+
+    unknown = values == null
+    bitmap = pa.py_buffer(np.packbits(~unknown, bitorder="little")) if unknown.any() else None
+    buffers = [bitmap, pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def _to_strings(texts: list[str]) -> pa.Array:
+    """Return texts as an Arrow array; built from buffers, as `pa.array` would import pandas."""
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, np.int32)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
