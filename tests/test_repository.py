@@ -223,6 +223,17 @@ def test_no_two_files_of_the_tests_have_one_name():
     assert importing == []  # there are several of that name; which one is meant depends on the command
 
 
+def test_the_house_stays_tidy() -> None:
+    python = [path for folder in ("daydream", "optimizations") for path in (ROOT / folder).rglob("*.py")]
+    long = {path.name: lines for path in python if (lines := len(path.read_text().splitlines())) > 400}
+    rooms = [path for path in (ROOT / "daydream").rglob("__init__.py")]
+    silent = [path.parent.name for path in rooms if not path.read_text().startswith('"""')]
+
+    assert long == {}
+    assert len(list((ROOT / "daydream").glob("*.py"))) <= 8
+    assert silent == []
+
+
 def test_every_package_is_listed_for_setuptools() -> None:
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "daydream").rglob("*.py")}
 
