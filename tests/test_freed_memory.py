@@ -10,7 +10,7 @@ import pytest
 from two_streams import steps
 
 import daydream
-from daydream.parallel import engines, freed_memory
+from daydream.parallel import freed_memory, processes
 
 LARGE_ARRAYS = """\
 import resource, sys
@@ -53,7 +53,7 @@ def test_another_c_library_is_left_alone(monkeypatch):
 
 def test_the_api_leaves_the_process_as_it_is(monkeypatch):
     asked = []
-    for module in (freed_memory, engines):
+    for module in (freed_memory, processes):
         monkeypatch.setattr(module, "keep_freed_memory", lambda: asked.append("kept"))
     trace = steps()
     assert daydream.sweep(trace, "scale", {"factor": [0.5, 0.8]}, on="gpu").scenarios

@@ -226,7 +226,7 @@ def test_no_two_files_of_the_tests_have_one_name():
 def test_the_house_stays_tidy() -> None:
     python = [path for folder in ("daydream", "optimizations") for path in (ROOT / folder).rglob("*.py")]
     long = {path.name: lines for path in python if (lines := len(path.read_text().splitlines())) > 400}
-    rooms = [path for path in (ROOT / "daydream").rglob("__init__.py")]
+    rooms = list((ROOT / "daydream").rglob("__init__.py"))
     silent = [path.parent.name for path in rooms if not path.read_text().startswith('"""')]
 
     assert long == {}
@@ -237,7 +237,8 @@ def test_the_house_stays_tidy() -> None:
 def test_every_package_is_listed_for_setuptools() -> None:
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "daydream").rglob("*.py")}
 
-    assert {*(".".join(folder.parts) for folder in folders), "daydream.optimizations"} == {
+    mapped = {"daydream.optimizations", "daydream.examples"}
+    assert {*(".".join(folder.parts) for folder in folders), *mapped} == {
         *PROJECT["tool"]["setuptools"]["packages"]
     }
 
@@ -279,7 +280,11 @@ def test_sdist_and_wheel_hold_the_whole_package(built: Path) -> None:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
 
     assets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream/report/assets").iterdir()}
-    shipped = {"daydream/py.typed", *assets, *package, *(f"daydream/{name}" for name in optimizations)}
+    examples = {
+        f"daydream/examples/{path.name}" for end in ("py", "json.gz") for path in EXAMPLES.glob(f"*.{end}")
+    }
+    optional = {f"daydream/{name}" for name in optimizations} | examples
+    shipped = {"daydream/py.typed", *assets, *package, *optional}
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped
     assert any(name.endswith("licenses/LICENSE") for name in in_wheel)
     assert package | optimizations <= in_sdist

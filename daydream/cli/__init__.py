@@ -30,6 +30,7 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "compare": "daydream.cli.compare",
     "confirm": "daydream.cli.confirm",
     "calibrate": "daydream.cli.calibrate",
+    "example": "daydream.cli.example",
 }
 
 

@@ -24,8 +24,8 @@ def test_the_public_names_are_sorted_and_each_has_one_home():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'daydream' has no attribute 'predict'"):
-        _ = daydream.predict
+    with pytest.raises(AttributeError, match="module 'daydream' has no attribute 'foretell'"):
+        _ = daydream.foretell
 
 
 def test_simulate_is_a_function_though_it_is_a_package_too():

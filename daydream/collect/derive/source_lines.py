@@ -6,6 +6,7 @@ path the last folder and the file are kept: a longer one may say whose machine i
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from functools import cache
@@ -40,7 +41,8 @@ def own_frame(name: str) -> str | None:
         parts = parts[1:]
     if not parts or parts[0].startswith("<") or parts[0].removesuffix(".py") in LIBRARIES:
         return None
-    if "torch" in parts[:-1] or tuple(parts[-3:-1]) == OURSELVES:  # not installed: run from their sources
+    # Not installed: run from their sources.
+    if "torch" in parts[:-1] or OURSELVES in itertools.pairwise(parts):
         return None
     return f"{'/'.join(parts[-KEPT:])}({match[2]}): {match[3]}"
 

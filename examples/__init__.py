@@ -1,0 +1,1 @@
+"""Example traces and scripts; `daydream example` writes them to where you are."""
