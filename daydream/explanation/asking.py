@@ -120,5 +120,5 @@ class Asker:
         except DaydreamError as error:
             return Asked(whole, values, self.step_ns, None, refused=" ".join(str(error).split()))
         known = set(self.replay.notes)
-        notes = tuple(note for note in comparison.notes() if note not in known)
+        notes = tuple(note for note in comparison.notes if note not in known)
         return Asked(whole, values, self.step_ns, comparison.predicted_ns, comparison.reason, notes)

@@ -161,7 +161,7 @@ def explain(
     after = None if whatif is None else ask(before, whatif, **options)
     asker = Asker(before, after, options)
     settled = before.settled if after is None else after.after
-    known = (after or Comparison.unchanged(before)).notes()
+    known = (after or Comparison.unchanged(before)).notes
     say("following the critical path", -1.0)
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     say("asking what would save time", -1.0)

@@ -251,8 +251,9 @@ class Comparison(Drawn):
         frame = pd.DataFrame(rows, columns=["by", "part", "before_ns", "after_ns"]).set_index(["by", "part"])
         return frame.assign(change_ns=frame["after_ns"] - frame["before_ns"])
 
+    @property
     def notes(self) -> list[str]:
-        """Return what a reader should know before trusting the figures."""
+        """What a reader should know before trusting the figures."""
         said = list(self.replay.notes)
         said += [note for note in self.graph.facts.notes if note not in said]
         if self.left_out is not None:
@@ -327,7 +328,7 @@ class Comparison(Drawn):
             "inserted": self.inserted,
             "removed": self.removed,
             "contention": None if self.contention is None else self.contention.to_json(),
-            "notes": self.notes(),
+            "notes": self.notes,
         }
 
 

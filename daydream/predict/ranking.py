@@ -343,7 +343,7 @@ def _ranked(parsed: Sequence[Optimization], comparison: Comparison, *, with_rang
         changed=comparison.changed,
         inserted=comparison.inserted,
         removed=comparison.removed,
-        notes=tuple(note for note in comparison.notes() if note not in known),
+        notes=tuple(note for note in comparison.notes if note not in known),
         reason=comparison.reason,
         code="; ".join(each.code for each in parsed) if all(each.code for each in parsed) else None,
     )

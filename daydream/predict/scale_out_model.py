@@ -96,7 +96,7 @@ class Model:
         silent_ns = self._no_less(self._silent(graph), self.alone_ns)
         exposed_ns, waiting_ns = max(step_ns - silent_ns, 0), self._waiting(after, workers)
         self.described, self.chosen = network.describe(), after.contention or self.chosen
-        said = [network.describe(), *after.notes(), *self.way.notes]
+        said = [network.describe(), *after.notes, *self.way.notes]
         self.said = [note for note in dict.fromkeys(said) if note not in self.before.notes]
         whole = step_ns + waiting_ns
         latency = _latency_share(network, self.way.messages(graph))

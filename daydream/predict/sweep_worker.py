@@ -212,7 +212,7 @@ class _Desk:
             changed=found.changed,
             inserted=found.inserted,
             removed=found.removed,
-            notes=tuple(note for note in found.notes() if note not in known),
+            notes=tuple(note for note in found.notes if note not in known),
             reason=found.reason,
         )
 
