@@ -8,7 +8,7 @@ import daydream
 
 
 def said(change) -> list[str]:
-    return [note for note in daydream.whatif(steps(), change).notes() if "does not move" in note]
+    return [note for note in daydream.whatif(steps(), change).notes if "does not move" in note]
 
 
 def test_work_that_nothing_waits_for_leaves_the_step_to_what_it_waits_for():

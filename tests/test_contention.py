@@ -94,7 +94,7 @@ def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
 def test_what_a_prediction_was_made_with_is_said():
     replay = recorded(Machine(kernel_factor=1.2))
     found = daydream.whatif(replay, "network", bandwidth_factor=2.0)
-    (note,) = [note for note in found.notes() if "beside" in note]
+    (note,) = [note for note in found.notes if "beside" in note]
     assert note.startswith("Kernels take x1.20 while a transfer runs beside them, measured on ")
     told = found.to_json()["contention"]
     assert told["mode"] == "measured"
@@ -114,7 +114,7 @@ def test_a_prediction_without_transfers_says_nothing_of_contention():
     found = daydream.whatif(recorded(Machine(every=0)), "scale", on="gpu", factor=0.5)
     assert found.contention is None
     assert found.to_json()["contention"] is None
-    assert not [note for note in found.notes() if "ontention" in note or "beside" in note]
+    assert not [note for note in found.notes if "ontention" in note or "beside" in note]
 
 
 def test_too_little_to_measure_is_said_and_changes_nothing():

@@ -217,7 +217,7 @@ def test_every_one_and_every_pair_of_a_real_program_is_what_whatif_says_one_by_o
             assert getattr(each, figure) == getattr(alone, figure), each.name
         assert (each.changed, each.inserted, each.removed) == (alone.changed, alone.inserted, alone.removed)
         assert (each.bound, each.bound_share) == bound_by(alone)
-        assert list(each.notes) == [note for note in alone.notes() if note not in before.notes]
+        assert list(each.notes) == [note for note in alone.notes if note not in before.notes]
 
 
 def test_what_hardly_changes_the_step_is_no_gain(ranking):

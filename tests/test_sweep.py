@@ -73,7 +73,7 @@ def test_each_scenario_is_the_what_if_with_its_options(recorded, found):
         for figure in ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
             assert getattr(each, figure) == getattr(alone, figure)
         assert (each.changed, each.inserted, each.removed) == (alone.changed, alone.inserted, alone.removed)
-        assert list(each.notes) == [note for note in alone.notes() if note not in before.notes]
+        assert list(each.notes) == [note for note in alone.notes if note not in before.notes]
     [one] = found.traces
     assert (one.measured_ns, one.replay_error) == (before.measured_ns, before.error)
     assert one.replayed_ns == found.scenarios[0].replayed_ns

@@ -142,7 +142,7 @@ def _load(path: Path, cache: Path | None) -> daydream.Trace:
 
 def unchanged(replay: daydream.Replay) -> daydream.Comparison:
     """Return the comparison of a replay with itself."""
-    return daydream.Comparison("", {}, replay, replay.graph, replay.settled, 0, 0, 0)
+    return daydream.Comparison.unchanged(replay)
 
 
 def outcome(found: Found, replay: daydream.Replay, optimization: Optimization, trace: str) -> Cell:

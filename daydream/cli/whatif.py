@@ -200,18 +200,12 @@ def _predict(
 ) -> Comparison:
     from daydream.cli.failures import of_optimizations
     from daydream.cli.whatif_options import option_values
-    from daydream.predict.prediction import compare
-    from daydream.transforms.compose import apply
+    from daydream.predict.prediction import predict
+    from daydream.transforms.compose import edit_of
 
-    name = "+".join(each.name for each in optimizations)
-    changed = replay.graph.copy()
-    values = option_values(optimizations, given)
-    with of_optimizations(ctx, name):
-        used = apply(optimizations, changed, values)
-        return compare(
-            replay, changed, optimization=name, options=used,
-            edit=lambda graph: apply(optimizations, graph, values), contention=contention,
-        )  # fmt: skip
+    edit = edit_of(optimizations, option_values(optimizations, given))
+    with of_optimizations(ctx, edit.name):
+        return predict(replay, edit, contention=contention)
 
 
 def _parameters() -> list[click.Parameter]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daydream.errors import DaydreamError
-from daydream.predict.prediction import Comparison, compare
+from daydream.predict.prediction import Comparison, predict
 from daydream.predict.replay import Replay
-from daydream.transforms.compose import apply, parse
+from daydream.transforms.compose import edit_of, parse
 from daydream.transforms.registry import code_of, find
 
 READS = "_local_scalar_dense|aten::copy_"  # what `.item()`, `.cpu()` and `.tolist()` call
@@ -95,11 +95,9 @@ class Asker:
         """
         if self.after is None:
             return self.ask("scale", **where, factor=0.0)
-        changed = self.after.graph.copy()
         options = {**where, "factor": 0.0}
         try:
-            apply(parse("scale"), changed, options)
-            comparison = compare(self.replay, changed, optimization="scale", options=options)
+            comparison = predict(self.replay, edit_of(parse("scale"), options), start=self.after.graph)
         except DaydreamError as error:
             return Asked("scale", options, self.step_ns, None, refused=" ".join(str(error).split()))
         return Asked("scale", options, self.step_ns, comparison.simulated_ns)
@@ -116,13 +114,11 @@ class Asker:
         if self.after is not None:
             whole = f"{self.after.optimization}+{name}"
             values = {**self.given, **options}
-        changed = self.replay.graph.copy()
         try:
             chosen = parse([find(part) for part in whole.split("+")])
-            apply(chosen, changed, values)
-            comparison = compare(self.replay, changed, optimization=whole, options=values)
+            comparison = predict(self.replay, edit_of(chosen, values))
         except DaydreamError as error:
             return Asked(whole, values, self.step_ns, None, refused=" ".join(str(error).split()))
         known = set(self.replay.notes)
-        notes = tuple(note for note in comparison.notes() if note not in known)
+        notes = tuple(note for note in comparison.notes if note not in known)
         return Asked(whole, values, self.step_ns, comparison.predicted_ns, comparison.reason, notes)

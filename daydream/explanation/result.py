@@ -161,13 +161,12 @@ def explain(
     after = None if whatif is None else ask(before, whatif, **options)
     asker = Asker(before, after, options)
     settled = before.settled if after is None else after.after
-    same = after or Comparison("", {}, before, before.graph, settled, 0, 0, 0)
+    known = (after or Comparison.unchanged(before)).notes
     say("following the critical path", -1.0)
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     say("asking what would save time", -1.0)
     without = ask_without(asker, chain)
     causes = tuple(shares(chain))
-    known = same.notes()
     return Explanation(
         replay=before,
         after=after,

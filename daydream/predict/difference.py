@@ -290,7 +290,7 @@ def _predicted(comparison: Comparison) -> Side:
         replay_error=comparison.replay.max_error,
         breakdown=after,
         graph=comparison.graph,
-        notes=tuple(note for note in comparison.notes() if note not in comparison.replay.notes),
+        notes=tuple(note for note in comparison.notes if note not in comparison.replay.notes),
         reason=comparison.reason,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -24,6 +24,7 @@ from daydream.predict.uncertainty import Uncertainty, most_ns, uncertainty_of
 from daydream.simulate.pinned import held_text
 from daydream.simulate.steady import SETTLED, Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
+from daydream.transforms.compose import Edit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,10 +49,15 @@ class Comparison(Drawn):
     changed: int
     inserted: int
     removed: int
-    edit: Callable[[Graph], object] | None = None  # makes the change in another copy of the graph
+    edit: Edit | None = None  # makes the whole change in another copy of the graph
     contention: Choice | None = None  # of kernels and transfers; None where there are no transfers
     recorded: Replay | None = None  # the replay of the recording, where `replay` is of a graph made of it
     bias: float | None = None  # how far that graph's step is from the step that was measured so
+
+    @classmethod
+    def unchanged(cls, replay: Replay) -> Comparison:
+        """Return the comparison of a replay with itself."""
+        return cls("", {}, replay, replay.graph, replay.settled, 0, 0, 0)
 
     def __repr__(self) -> str:
         if self.predicted_ns is None:
@@ -192,12 +198,7 @@ class Comparison(Drawn):
     def _again(self, before: Replay | None, bias: float | None = None) -> Comparison | None:
         if before is None or self.edit is None:
             return None
-        changed = before.graph.copy()
-        self.edit(changed)
-        again = compare(
-            before, changed, optimization=self.optimization, options=self.options,
-            contention=self.contention or MEASURED,
-        )  # fmt: skip
+        again = predict(before, self.edit, contention=self.contention or MEASURED)
         return replace(again, recorded=self.replay, bias=bias)
 
     @property
@@ -250,8 +251,9 @@ class Comparison(Drawn):
         frame = pd.DataFrame(rows, columns=["by", "part", "before_ns", "after_ns"]).set_index(["by", "part"])
         return frame.assign(change_ns=frame["after_ns"] - frame["before_ns"])
 
+    @property
     def notes(self) -> list[str]:
-        """Return what a reader should know before trusting the figures."""
+        """What a reader should know before trusting the figures."""
         said = list(self.replay.notes)
         said += [note for note in self.graph.facts.notes if note not in said]
         if self.left_out is not None:
@@ -326,56 +328,60 @@ class Comparison(Drawn):
             "inserted": self.inserted,
             "removed": self.removed,
             "contention": None if self.contention is None else self.contention.to_json(),
-            "notes": self.notes(),
+            "notes": self.notes,
         }
 
 
-def compare(
-    before: Replay,
-    graph: Graph,
+def predict(
+    replay: Replay,
+    edit: Edit,
     *,
-    optimization: str,
-    options: Mapping[str, Any] | None = None,
-    edit: Callable[[Graph], object] | None = None,
+    start: Graph | None = None,
     contention: ContentionOption | Choice = MEASURED,
 ) -> Comparison:
-    """Return the comparison of a replay with a changed copy of its graph.
+    """Return what an edit would give: it is made in a copy of the replay's graph, which is simulated.
 
-    `edit` makes the same change in another copy; with it the unprofiled step is predicted too.
-    `contention` says how kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one
-    or two factors.
+    `start` is a changed copy of that graph, for an edit that comes on top of another change. `contention`
+    says how kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one or two factors.
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
+    old = replay.graph
+    graph = (old if start is None else start).copy()
+    options = edit(graph)
     wrong = problems(graph, cycles=False)
     if wrong:
-        raise GraphError(f"{optimization} left a broken graph: " + " ".join(wrong))
-    old = before.graph
-    size = old.size
-    kept = old.alive & graph.alive[:size]
-    differs = np.zeros(size, bool)
-    for name in ("duration_ns", "gap_ns", "latency_ns", "lane"):
-        differs |= old.columns[name] != graph.columns[name][:size]
-    changed, inserted = int((differs & kept).sum()), int(graph.alive[size:].sum())
-    removed = int((old.alive & ~graph.alive[:size]).sum())
+        raise GraphError(f"{edit.name} left a broken graph: " + " ".join(wrong))
+    changed, inserted, removed = _edited(old, graph)
     if not (changed or inserted or removed or graph.edits > old.edits):
-        raise NotApplicableError(f"{optimization} found nothing to change in this trace")
+        raise NotApplicableError(f"{edit.name} found nothing to change in this trace")
     need_steps(graph)
     chosen = choose(contention, old, graph)
     slowed = None if chosen is None else chosen.between(old, graph)
     try:
-        after = settle(graph, passes=before.settled.passes, contention=slowed)
+        after = settle(graph, passes=replay.settled.passes, contention=slowed)
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
-        raise GraphError(f"{optimization} left a broken graph: {error}.") from None
+        raise GraphError(f"{edit.name} left a broken graph: {error}.") from None
     return Comparison(
-        optimization=optimization,
-        options=options or {},
-        replay=before,
+        optimization=edit.name,
+        options=options,
+        replay=replay,
         graph=graph,
         after=after,
         changed=changed,
         inserted=inserted,
         removed=removed,
-        edit=edit,
+        edit=edit if start is None else None,
         contention=chosen,
     )
+
+
+def _edited(old: Graph, graph: Graph) -> tuple[int, int, int]:
+    """Return how many tasks were changed, inserted and removed."""
+    size = old.size
+    kept = old.alive & graph.alive[:size]
+    differs = np.zeros(size, bool)
+    for name in ("duration_ns", "gap_ns", "latency_ns", "lane"):
+        differs |= old.columns[name] != graph.columns[name][:size]
+    removed = old.alive & ~graph.alive[:size]
+    return int((differs & kept).sum()), int(graph.alive[size:].sum()), int(removed.sum())

@@ -11,11 +11,11 @@ from daydream.display import Drawn
 from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
-from daydream.predict.prediction import Comparison, compare
+from daydream.predict.prediction import Comparison, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.sensitivity import Curve, curves
 from daydream.transforms import stages
-from daydream.transforms.compose import apply, in_order, parse
+from daydream.transforms.compose import Edit, apply, in_order, parse, spelled
 from daydream.transforms.registry import Optimization, describe, find, names
 
 if TYPE_CHECKING:
@@ -214,11 +214,10 @@ def rank(
             left_out[name] = result
     together.sort(key=lambda ranked: ranked.place)
     say("drawing curves", -1.0)
-    now = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
     bound, share = bound_now(before)
     return Ranking(
         replay=before,
-        replayed_ns=now.replayed_ns,
+        replayed_ns=before.settled.step_ns,
         bound=bound,
         bound_share=share,
         optimizations=[ranked for ranked, _ in found],
@@ -318,12 +317,12 @@ def _predicted(
 ) -> Ranked:
     first, *others = in_order(parsed)
     start = edited.get(first.name) if others else None
-    changed = (before.graph if start is None else start).copy()
-    apply(parsed if start is None else others, changed, {})
-    comparison = compare(before, changed, optimization="+".join(each.name for each in parsed))
+    left = parsed if start is None else others
+    edit = Edit(spelled(parsed), lambda graph: apply(left, graph, {}))
+    comparison = predict(before, edit, start=start)
     ranked = _ranked(parsed, comparison, with_ranges=with_ranges)
     if not others:
-        edited[first.name] = changed
+        edited[first.name] = comparison.graph
     return ranked
 
 
@@ -344,7 +343,7 @@ def _ranked(parsed: Sequence[Optimization], comparison: Comparison, *, with_rang
         changed=comparison.changed,
         inserted=comparison.inserted,
         removed=comparison.removed,
-        notes=tuple(note for note in comparison.notes() if note not in known),
+        notes=tuple(note for note in comparison.notes if note not in known),
         reason=comparison.reason,
         code="; ".join(each.code for each in parsed) if all(each.code for each in parsed) else None,
     )

@@ -14,14 +14,15 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.predict.bottleneck import waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, Option
-from daydream.predict.prediction import Comparison, compare
+from daydream.predict.prediction import Comparison, predict
 from daydream.predict.replay import Replay
 from daydream.simulate.ranks.many_ranks import COLLECTIVE, job
 from daydream.simulate.steady import SETTLED
-from daydream.transforms.compose import apply, parse
+from daydream.transforms.compose import Edit, apply, parse
 from daydream.transforms.registry import find
 
 OVERHEAD, WAITING = "copies and launches", "slower workers"
+NAME = "scaling"  # of what is predicted
 ENDLESS = 1e9  # times the bandwidth: what a collective still takes is latency
 
 
@@ -77,8 +78,7 @@ class Model:
                 "the trace holds several ranks, which wait for each other as recorded; "
                 "jitter and a straggler are for the trace of one"
             )
-        untouched = Comparison("", {}, before, before.graph, before.settled, 0, 0, 0)
-        alone = untouched if self.way.recorded == 1 else self._compared(self.way.graph(1)[0])
+        alone = self._predicted(self.way.edit(1))
         self.alone_ns = alone.simulated_ns
         self.own = _own_parts(alone)
         self.described = ""
@@ -90,13 +90,13 @@ class Model:
         if workers == 1:
             share = self.own[_most(self.own)] / max(sum(self.own.values()), 1)
             return Scaled(1, None, self.alone_ns, 1.0, 1.0, 0, 0, 0, 0, _most(self.own), share, None)
-        graph, network = self.way.graph(workers)
-        after = self._compared(graph)
+        after = self._predicted(self.way.edit(workers))
+        graph, network = after.graph, self.way.network(after, workers)
         step_ns = self._no_less(after.simulated_ns, self.alone_ns)
         silent_ns = self._no_less(self._silent(graph), self.alone_ns)
         exposed_ns, waiting_ns = max(step_ns - silent_ns, 0), self._waiting(after, workers)
         self.described, self.chosen = network.describe(), after.contention or self.chosen
-        said = [network.describe(), *after.notes(), *self.way.notes]
+        said = [network.describe(), *after.notes, *self.way.notes]
         self.said = [note for note in dict.fromkeys(said) if note not in self.before.notes]
         whole = step_ns + waiting_ns
         latency = _latency_share(network, self.way.messages(graph))
@@ -123,10 +123,10 @@ class Model:
             lost_to=_most(lost) if any(lost.values()) else None,
         )
 
-    def _compared(self, graph: Graph) -> Comparison:
-        if graph is self.before.graph:
-            return Comparison("", {}, self.before, graph, self.before.settled, 0, 0, 0)
-        return compare(self.before, graph, optimization="scaling", contention=self.contention)
+    def _predicted(self, edit: Edit | None, start: Graph | None = None) -> Comparison:
+        if edit is None:
+            return Comparison.unchanged(self.before)
+        return predict(self.before, edit, start=start, contention=self.contention)
 
     def _no_less(self, ns: int, least: int) -> int:
         """Return a step that has more to do than another, without what is only settling to 0.1 %."""
@@ -135,9 +135,7 @@ class Model:
     def _silent(self, graph: Graph) -> int:
         """Return the step if transfers took no time, which is the same for any number of workers."""
         if self._silent_ns is None:
-            silent = graph.copy()
-            silent.tasks(self.way.transfers(graph)).set(duration_ns=0)
-            self._silent_ns = self._compared(silent).simulated_ns
+            self._silent_ns = self._predicted(_without(self.way.transfers(graph)), graph).simulated_ns
         return self._silent_ns
 
     def _waiting(self, after: Comparison, workers: int) -> int:
@@ -167,19 +165,23 @@ class _Ddp:
         self.options: dict[str, Any] = dict(options)
         self.notes: list[str] = []
 
-    def graph(self, workers: int) -> tuple[Graph, Network]:
-        """Return the graph of one of so many workers, and what joins them."""
-        graph = self.before.graph.copy()
-        used = apply(self.ddp, graph, {**self.given, "workers": workers})
+    def edit(self, workers: int) -> Edit | None:
+        """Return what makes the recorded graph that of one of so many workers; None where it is that."""
+        if workers == self.recorded:
+            return None
+        return Edit(NAME, lambda graph: apply(self.ddp, graph, {**self.given, "workers": workers}))
+
+    def network(self, after: Comparison, workers: int) -> Network:
+        """Return what joins so many workers."""
+        used = after.options
         self.options = {name: value for name, value in used.items() if name != "workers"}
-        network = network_of(
-            graph,
+        return network_of(
+            after.graph,
             workers,
             cluster=used["cluster"],
             bandwidth=used["bandwidth"],
             latency_us=used["latency_us"],
         )
-        return graph, network
 
     def transfers(self, graph: Graph) -> np.ndarray:
         """Return the collectives of all workers, as task ids."""
@@ -204,17 +206,21 @@ class _Recorded:
         self.recorded = self.collectives.workers
         self.notes = self.collectives.notes
 
-    def graph(self, workers: int) -> tuple[Graph, Network]:
-        """Return the graph of one of so many workers, and what joins them."""
-        cluster = self.collectives.cluster.holding(workers)
+    def edit(self, workers: int) -> Edit | None:
+        """Return what makes the recorded graph that of one of so many workers; None where it is that."""
         if workers == self.recorded:
-            return self.before.graph, Network(workers, cluster, None)
-        graph = self.before.graph.copy()
+            return None
         if workers == 1:
-            graph.tasks(self.collectives.all).set(duration_ns=0)
-        else:
+            return _without(self.collectives.all)
+
+        def resize(graph: Graph) -> None:
             self.collectives.resize(graph, workers)
-        return graph, Network(workers, cluster, None)
+
+        return Edit(NAME, resize)
+
+    def network(self, after: Comparison, workers: int) -> Network:  # noqa: ARG002 - the cluster's own
+        """Return what joins so many workers."""
+        return Network(workers, self.collectives.cluster.holding(workers), None)
 
     def transfers(self, graph: Graph) -> np.ndarray:  # noqa: ARG002 - the same in every copy
         """Return the collectives of all workers, as task ids."""
@@ -223,6 +229,15 @@ class _Recorded:
     def messages(self, graph: Graph) -> list[Message]:  # noqa: ARG002 - the same in every copy
         """Return operation and bytes of each transfer that is known."""
         return self.collectives.messages
+
+
+def _without(transfers: np.ndarray) -> Edit:
+    """Return the edit after which transfers take no time."""
+
+    def make(graph: Graph) -> None:
+        graph.tasks(transfers).set(duration_ns=0)
+
+    return Edit(NAME, make)
 
 
 def _has_collectives(graph: Graph) -> bool:

@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.own_folders import own_folder
 from daydream.parallel.engines import Engine
 from daydream.predict.contention_option import MEASURED, Option
-from daydream.predict.prediction import compare
+from daydream.predict.prediction import predict
 from daydream.predict.replay import Replay
 from daydream.trace.trace import Trace
-from daydream.transforms.compose import apply, spelled
+from daydream.transforms.compose import edit_of
 from daydream.transforms.mistakes import mistake_in_own_file
 from daydream.transforms.registry import OWN_FILE, Optimization, find
 
@@ -199,13 +198,9 @@ class _Desk:
             return str(error)
 
     def _answered(self, name: str, before: Replay, varied: Mapping[str, Any]) -> Answered:
-        changed = before.graph.copy()
-        give_table(changed, self.question.table)
-        used = apply(self.optimizations, changed, {**self.question.options, **varied})
-        found = compare(
-            before, changed, optimization=spelled(self.optimizations), options=used,
-            contention=self.question.contention,
-        )  # fmt: skip
+        options = {**self.question.options, **varied}
+        edit = edit_of(self.optimizations, options, self.question.table)
+        found = predict(before, edit, contention=self.question.contention)
         known = set(before.notes)
         return Answered(
             trace=name,
@@ -217,7 +212,7 @@ class _Desk:
             changed=found.changed,
             inserted=found.inserted,
             removed=found.removed,
-            notes=tuple(note for note in found.notes() if note not in known),
+            notes=tuple(note for note in found.notes if note not in known),
             reason=found.reason,
         )
 

@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.graph.graph import Graph
 from daydream.predict.contention_option import MEASURED
 from daydream.predict.contention_option import Option as ContentionOption
-from daydream.predict.prediction import Comparison, compare
+from daydream.predict.prediction import Comparison, predict
 from daydream.predict.replay import Replay, Source, as_replay
-from daydream.transforms.compose import apply, parse
+from daydream.transforms.compose import edit_of, parse
 
 
 def whatif(
@@ -31,16 +30,6 @@ def whatif(
     how kernels and transfers that overlap slow each other: `"measured"` (as far as the trace tells), `"off"`,
     a factor for kernels, or two, for kernels and for transfers.
     """
-    before = as_replay(source)
-    optimizations = parse(optimization)
     if table is not None and not isinstance(table, KernelTable):
         table = KernelTable.load(table)
-
-    def edit(graph: Graph) -> dict[str, Any]:
-        give_table(graph, table)
-        return apply(optimizations, graph, options)
-
-    changed = before.graph.copy()
-    used = edit(changed)
-    name = "+".join(each.name for each in optimizations)
-    return compare(before, changed, optimization=name, options=used, edit=edit, contention=contention)
+    return predict(as_replay(source), edit_of(parse(optimization), options, table), contention=contention)

@@ -160,7 +160,7 @@ def _comparison(comparison: Comparison) -> str:
         _table(breakdown_rows(before, after)),
         *filter(None, [moved_bound(before, after)]),
         edits_text(comparison),
-        _notes(comparison.notes()),
+        _notes(comparison.notes),
     )
 
 

@@ -9,16 +9,48 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from daydream.costs.device.measured import give_table
+from daydream.costs.device.table import KernelTable
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.transforms.own_code import own_code
 from daydream.transforms.registry import OWN_FILE, Optimization, describe, find
 from daydream.transforms.stages import OWN
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of a graph, with its name: called with a copy of the graph, it changes that copy.
+
+    The call returns the options that were used, if the change has any.
+    """
+
+    name: str
+    make: Callable[[Graph], Mapping[str, Any] | None]
+
+    def __call__(self, graph: Graph) -> Mapping[str, Any]:
+        """Change this graph; return the options used."""
+        return self.make(graph) or {}
+
+
+def edit_of(
+    optimizations: Sequence[Optimization],
+    options: Mapping[str, Any] | None = None,
+    table: KernelTable | None = None,
+) -> Edit:
+    """Return the edit that applies optimizations with these options; `table` holds measured times."""
+
+    def make(graph: Graph) -> Mapping[str, Any]:
+        give_table(graph, table)
+        return apply(optimizations, graph, options or {})
+
+    return Edit(spelled(optimizations), make)
 
 
 def parse(spec: str | Optimization | Callable[..., None] | Sequence[Any]) -> list[Optimization]:

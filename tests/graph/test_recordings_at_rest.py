@@ -92,7 +92,7 @@ def test_every_result_has_the_note():
 
     assert replay.unrest in replay.notes
     assert replay.to_json()["notes"] == replay.notes
-    assert replay.unrest in change.notes()
+    assert replay.unrest in change.notes
     shown = overview(seen)
     assert replay.unrest in shown.notes()
     assert shown.verdicts()["replay"][0] == "yes"

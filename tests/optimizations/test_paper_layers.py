@@ -96,7 +96,7 @@ def test_a_residual_network_restructures_the_norms_within_its_blocks():
     # and one convolution before them: 33 of its 53 norms.
     replay = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz")
     found = daydream.whatif(replay, "restructured-batchnorm")
-    assert any(note.startswith("99 of 159 batch") for note in found.notes())
+    assert any(note.startswith("99 of 159 batch") for note in found.notes)
     assert 1 < found.speedup < 1.2
 
 

@@ -231,7 +231,7 @@ def assumptions(replay: Replay, comparison: Comparison | None) -> Html:
     """Return what was changed, what the range is made of, and every note: those on the change come first."""
     if comparison is None:
         return _notes(list(dict.fromkeys(replay.notes))) or element("p", "none")
-    said = list(dict.fromkeys(comparison.notes()))
+    said = list(dict.fromkeys(comparison.notes))
     own = [note for note in said if note not in replay.notes]
     edits, likely = edits_text(comparison), likely_text(comparison)
     return joined(

@@ -47,7 +47,7 @@ def confirmation_text(confirmation: Confirmation) -> Screen:
             f"{blocks.speedup:.2f}x: the few recorded ones with the change were disturbed, or recording "
             "costs them another share. Of the tables believe the counts more than the times."
         )
-    said += comparison.notes()
+    said += comparison.notes
     return Screen([
         f"{printable(comparison.optimization)}   predicted and then made for real",
         Table(rows),

@@ -72,7 +72,7 @@ def whatif_text(comparison: Comparison) -> Screen:
         *map(Words, filter(None, [moved_bound(before, after)])),
         "",
         MARGIN + edits_text(comparison),
-        *notes(comparison.notes()),
+        *notes(comparison.notes),
     ])  # fmt: skip
 
 
