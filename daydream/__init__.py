@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from daydream import hooks
+from daydream import hooks, lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from daydream.collect.load import load
     from daydream.errors import (
         DaydreamError,
+        FileError,
         GraphError,
         NoMatchError,
         NotApplicableError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from daydream.explanation import Explanation, explain
     from daydream.graph.build import build
     from daydream.graph.graph import Graph
+    from daydream.graph.groups import Groups
     from daydream.graph.selection import Selection
     from daydream.predict.difference import Difference, compare
     from daydream.predict.prediction import Comparison
@@ -45,40 +47,40 @@ if TYPE_CHECKING:
     from daydream.simulate import simulate
     from daydream.simulate.timeline import Timeline
     from daydream.trace.trace import Trace
+    from daydream.transforms.registry import Optimization
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Comparison": "daydream.predict.prediction",
-    "DaydreamError": "daydream.errors",
-    "Difference": "daydream.predict.difference",
-    "Explanation": "daydream.explanation",
-    "Graph": "daydream.graph.graph",
-    "GraphError": "daydream.errors",
-    "NoMatchError": "daydream.errors",
-    "NotApplicableError": "daydream.errors",
-    "OutputError": "daydream.errors",
-    "Ranking": "daydream.predict.ranking",
-    "Replay": "daydream.predict.replay",
-    "Scaling": "daydream.predict.scale_out",
-    "Selection": "daydream.graph.selection",
-    "Sweep": "daydream.predict.sweep",
-    "Timeline": "daydream.simulate.timeline",
-    "Trace": "daydream.trace.trace",
-    "TraceError": "daydream.errors",
-    "UnknownOptimizationError": "daydream.errors",
-    "build": "daydream.graph.build",
-    "collect": "daydream.collect",
-    "compare": "daydream.predict.difference",
-    "curves": "daydream.predict.sensitivity",
-    "explain": "daydream.explanation",
-    "load": "daydream.collect.load",
-    "rank": "daydream.predict.ranking",
-    "replay": "daydream.predict.replay",
-    "scaling": "daydream.predict.scale_out",
-    "simulate": "daydream.simulate",
-    "sweep": "daydream.predict.sweep",
-    "whatif": "daydream.predict.whatif",
+    "daydream.collect": ("collect",),
+    "daydream.collect.load": ("load",),
+    "daydream.errors": (
+        "DaydreamError",
+        "FileError",
+        "GraphError",
+        "NoMatchError",
+        "NotApplicableError",
+        "OutputError",
+        "TraceError",
+        "UnknownOptimizationError",
+    ),
+    "daydream.explanation": ("Explanation", "explain"),
+    "daydream.graph.build": ("build",),
+    "daydream.graph.graph": ("Graph",),
+    "daydream.graph.groups": ("Groups",),
+    "daydream.graph.selection": ("Selection",),
+    "daydream.predict.difference": ("Difference", "compare"),
+    "daydream.predict.prediction": ("Comparison",),
+    "daydream.predict.ranking": ("Ranking", "rank"),
+    "daydream.predict.replay": ("Replay", "replay"),
+    "daydream.predict.scale_out": ("Scaling", "scaling"),
+    "daydream.predict.sensitivity": ("curves",),
+    "daydream.predict.sweep": ("Sweep", "sweep"),
+    "daydream.predict.whatif": ("whatif",),
+    "daydream.simulate": ("simulate",),
+    "daydream.simulate.timeline": ("Timeline",),
+    "daydream.trace.trace": ("Trace",),
+    "daydream.transforms.registry": ("Optimization",),
 }
 
 __all__ = [
@@ -86,10 +88,13 @@ __all__ = [
     "DaydreamError",
     "Difference",
     "Explanation",
+    "FileError",
     "Graph",
     "GraphError",
+    "Groups",
     "NoMatchError",
     "NotApplicableError",
+    "Optimization",
     "OutputError",
     "Ranking",
     "Replay",
@@ -135,14 +140,4 @@ def _answer(hook: str) -> Callable[..., Any]:
 for _hook in _ANSWERS:
     hooks.give(_hook, _answer(_hook))
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'daydream' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.costs.device.roofline import names_fit
-from daydream.graph.graph import Graph
-from daydream.graph.selection import Selection
-from daydream.model.precision import tasks_in_matrix_units
+from daydream import Graph, Selection
+from daydream.costs import names_fit
+from daydream.model import tasks_in_matrix_units
 
 # Where `at::autocast` computes in 32 bits (ATen/autocast_mode.h, AT_FORALL_FP32 and its optional-dtype part):
 # norms, losses and softmax with the operators of their backward pass, which read what those have kept.

@@ -7,12 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daydream.graph.graph import Graph
-from daydream.graph.query.calls import call_rows
-from daydream.graph.query.gradients import ACCUMULATE
-from daydream.graph.query.shapes import shapes_in
-from daydream.graph.selection import Selection
-from daydream.model.buckets import Gradients
+from daydream import Graph, Selection
+from daydream.model import ACCUMULATE, Gradients, call_rows, shapes_in
 
 LISTS = re.compile(r"^aten::_(foreach|fused)_")
 

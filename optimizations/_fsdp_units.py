@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.graph import Graph
-from daydream.graph.query.blocks import block_of_layers, repeated_blocks
-from daydream.graph.selection import Selection
-from daydream.model.buckets import OTHERS_MB, Gradients, compute_lane
-from daydream.model.parameter_use_order import first_uses
+from daydream import Graph, GraphError, NotApplicableError, Selection
+from daydream.model import (
+    BUCKET_MB,
+    Gradients,
+    block_of_layers,
+    compute_lane,
+    first_parameter_uses,
+    repeated_blocks,
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def units_of(
     first[number[::-1]], last[number] = place[::-1], place  # of what goes to one place, the last stays
     root, of_step = label[last] < 0, step[last]
 
-    users = first_uses(graph, gradients).ids
+    users = first_parameter_uses(graph, gradients).ids
     by_use = np.lexsort((order[users], number))
     forward = users[by_use[np.searchsorted(number[by_use], np.arange(count))]]
     backward = _begins(graph, gradients, first, step)
@@ -97,7 +100,7 @@ def _labels(
             raise NotApplicableError(
                 f"no layer that matches {layers!r} has gradients; layers are recorded by `daydream collect`"
             )
-    size = OTHERS_MB if unit_mb is None else unit_mb
+    size = BUCKET_MB if unit_mb is None else unit_mb
     return gradients.buckets(size).number, f"runs of {size:g} MiB"
 
 

@@ -7,12 +7,9 @@ from math import prod
 
 import numpy as np
 
-from daydream.costs.workload.operator import itemsize
-from daydream.errors import NotApplicableError
-from daydream.graph.graph import Graph
-from daydream.graph.query.shapes import shapes_in
-from daydream.graph.selection import Selection
-from daydream.model.buckets import gradients_of
+from daydream import Graph, NotApplicableError, Selection
+from daydream.costs import itemsize
+from daydream.model import gradients_of, shapes_in
 
 SAVED = 2  # least factor by which factors must be smaller: `min_compression_rate` of torch's PowerSGDState
 UNLIKE = 0.01  # sums of gradients and of their all-reduces that differ by more are of different things

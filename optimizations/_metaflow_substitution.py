@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.graph import Graph
-from daydream.graph.groups import Groups
-from daydream.graph.selection import Selection
-from daydream.model.chains import remove_with_operators
+from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
+from daydream.model import remove_with_operators
 
 
 def places_of(graph: Graph, layers: str, phase: str) -> Groups:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from daydream.errors import FileError
-from daydream.files.input_files import check_regular
+from daydream import FileError
+from daydream.transforms import read_text
 
 
 def read_times(path: str) -> dict[str, float]:
@@ -18,13 +18,7 @@ def read_times(path: str) -> dict[str, float]:
 
     Raises `FileError` for a file that is missing, or holds anything else than names and times.
     """
-    try:
-        check_regular(path)
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise FileError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be read as a table of times ({error})") from None
+    text = read_text(path, "a table of times")
     pairs = _of_json(path, text) if Path(path).suffix == ".json" else _of_csv(path, text)
     times = {str(name).strip(): _ns(path, str(name), value) for name, value in pairs}
     if not times:

@@ -7,15 +7,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from daydream.costs.workload.shapes import elements, parse_shapes
-from daydream.errors import GraphError
-from daydream.graph.graph import Graph
-from daydream.graph.selection import Selection
-from daydream.model.buckets import Gradients, gradients_of
-from daydream.model.optimizers import update_calls, update_of
-from daydream.model.parameter_use_order import first_uses
+from daydream import Graph, GraphError, Selection
+from daydream.costs import elements, parse_shapes
+from daydream.model import Gradients, first_parameter_uses, gradients_of, update_calls, update_of
 
 By: TypeAlias = Literal["worker", "server"]
+PUSH, PULL = "network", "network, back"  # one lane where every worker is a server too
+PULLED = "parameters {}"  # a lane for what comes back for each task that waits: when all of it has come
 OWN_UPDATE = r"^aten::[a-z]\w*_$"  # in place, of one tensor: `_foreach_` and `_fused_` ones take all of them
 
 
@@ -54,7 +52,7 @@ def to_exchange(
     if len(graph.select(kind="collective")):
         graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
     gradients = gradients_of(graph, gradient_mb)
-    users = first_uses(graph, gradients)
+    users = first_parameter_uses(graph, gradients)
     return gradients, users, places(graph, gradients.step_and_rank, users.ids)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from daydream.errors import GraphError
+from daydream import GraphError
 
 
 class Pass(NamedTuple):

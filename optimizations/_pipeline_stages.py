@@ -10,13 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import elements, parse_shapes
-from daydream.errors import NotApplicableError
-from daydream.graph.graph import Graph
-from daydream.graph.groups import Groups
-from daydream.graph.query.blocks import repeated_blocks
-from daydream.graph.selection import Selection
+from daydream import Graph, Groups, NotApplicableError, Selection
+from daydream.costs import elements, itemsize, parse_shapes
+from daydream.model import repeated_blocks
 
 PASSES = ("forward", "loss", "backward")
 

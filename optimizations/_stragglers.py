@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.graph import Graph
-from daydream.graph.selection import Selection
+from daydream import Graph, Selection
 
 MOST_RANKS = 8  # that a sentence lists
 

@@ -19,15 +19,9 @@ from math import prod
 
 import numpy as np
 
-from daydream.costs.kernels import work
-from daydream.costs.resize.prior_resizes import arguments_now
-from daydream.costs.workload.calls import calls_of
-from daydream.costs.workload.operator import bare_name, itemsize
-from daydream.costs.workload.shapes import Argument, parse_shapes
-from daydream.errors import NotApplicableError
-from daydream.graph.graph import Graph
-from daydream.graph.query.blocks import repeated_blocks
-from daydream.graph.selection import Selection
+from daydream import Graph, NotApplicableError, Selection
+from daydream.costs import Argument, arguments_now, bare_name, calls_of, itemsize, parse_shapes, work
+from daydream.model import repeated_blocks
 
 COLUMN, ROW = "column", "row"
 PASSES = ("forward", "loss", "backward")

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.costs.network.clusters import Cluster
-from daydream.graph.graph import Graph
-from daydream.graph.selection import Selection
-from daydream.model.buckets import Gradients
+from daydream import Graph, Selection
+from daydream.costs import Cluster
+from daydream.model import Gradients
 
 LEAST, MOST = 2**10, 2**36  # bytes of an all-reduce; no more than a GPU's memory
 

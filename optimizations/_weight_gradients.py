@@ -12,12 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.costs.resize.operands import parameter_shapes
-from daydream.costs.workload.calls import calls_of
-from daydream.costs.workload.operator import bare_name
-from daydream.costs.workload.shapes import Argument, Shape, parse_shapes
-from daydream.graph.graph import Graph
-from daydream.graph.selection import Selection
+from daydream import Graph, Selection
+from daydream.costs import Argument, Shape, bare_name, calls_of, parameter_shapes, parse_shapes
 
 OF_WEIGHTS = r"(?i)wgrad|bgrad|WrW|bwd_?weight|backward_?(weight|filter)|GammaBeta"  # cuDNN, MIOpen, ATen
 OF_INPUTS = r"(?i)dgrad|bwd_?data|backward_?data|GradInput|grad_input"

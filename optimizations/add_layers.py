@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.graph.query.blocks import repeated_blocks
-from daydream.model.autograd_walks import nodes_of, walk_nodes
-from daydream.model.parameters import joint_update, trained_parameters
-from daydream.text import counted, listed
-from daydream.transforms import stages
-from daydream.transforms.limits import need_room
+from daydream.model import (
+    autograd_node_count,
+    joint_update,
+    repeated_blocks,
+    scale_autograd_walks,
+    trained_parameters,
+)
+from daydream.transforms import counted, listed, need_room, stages
 
 STAGE = stages.WORK
 
@@ -50,10 +52,10 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     need_room(sum(copies[key[0]] * size for key, size in sizes), "count", count)
     trained = trained_parameters(graph)
     tensors = elements = 1.0
-    nodes, more_nodes = nodes_of(graph.select()), 0
+    nodes, more_nodes = autograd_node_count(graph.select()), 0
     for block, members in graph.select().group_by(block=pattern).items():
         more = trained.part(set(members.layer.tolist()))
-        more_nodes += copies[block] * nodes_of(members)
+        more_nodes += copies[block] * autograd_node_count(members)
         tensors, elements = tensors + copies[block] * more[0], elements + copies[block] * more[1]
     joint, time = joint_update(graph, tensors, elements)
     reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)
@@ -65,7 +67,7 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
         reductions.scale(elements)
         graph.note("Reductions of gradients grow with the gradients, waiting for peers included.")
     if nodes:
-        walk_nodes(graph, 1 + more_nodes / nodes)
+        scale_autograd_walks(graph, 1 + more_nodes / nodes)
     for times in sorted(set(copies.values()) - {0}):
         groups.where(np.array([copies[key[0]] == times for key in groups.keys], bool)).repeat(times)
     copied = [f"{block} {times} times" if times > 1 else block for block, times in copies.items() if times]

@@ -8,9 +8,8 @@ import numpy as np
 from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
-from daydream.costs.device.retime import measured_first, sped_up
-from daydream.costs.device.roofline import PAPER, device_or_none, runs_in_tf32
-from daydream.model.precision import refuse_narrow, tasks_in_matrix_units
+from daydream.costs import PAPER_SPEEDUPS, device_or_none, measured_first, runs_in_tf32, sped_up
+from daydream.model import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
 
 __all__ = ["amp", "apply"]
@@ -37,7 +36,7 @@ def amp(
     math, memory = math_speedup, memory_speedup
     if min(math, memory) <= 0:
         raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
-    named = model == "paper" or (math, memory) != PAPER
+    named = model == "paper" or (math, memory) != PAPER_SPEEDUPS
     if not named and device_or_none(graph) is not None:
         autocast(graph)
         return

@@ -10,15 +10,18 @@ import numpy as np
 from daydream.optimizations._autocast_types import flow
 
 from daydream import Graph
-from daydream.model.half_times import DOUBT_OF_CONVOLUTIONS, LAYOUT_CHANGE, changes_layout, in_16_bits
-from daydream.model.precision import (
+from daydream.model import (
+    DOUBT_OF_CONVOLUTIONS,
+    LAYOUT_CHANGE,
+    border_kernel_ns,
     cast_ns,
+    changes_layout,
     dispatch_ns,
-    operands,
+    in_16_bits,
+    operand_elements,
     refuse_narrow,
     streaming_ns,
     tasks_in_matrix_units,
-    time_beside,
     weight_casts,
 )
 from daydream.transforms import stages
@@ -54,9 +57,9 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     narrow, border = graph.tasks(wide.ids[types.narrow]), types.to_16 | types.to_32
     in_half = in_16_bits(graph, narrow, dtype)
     cast = graph.tasks(wide.ids[border])
-    beside = time_beside(wide, types.to_16, matrix)[border]
+    beside = border_kernel_ns(wide, types.to_16, matrix)[border]
     weights, sizes = weight_casts(matrix)
-    activations_ns = cast_ns(graph, operands(cast)[0], beside, types.to_32[border])
+    activations_ns = cast_ns(graph, operand_elements(cast)[0], beside, types.to_32[border])
     weights_ns = cast_ns(graph, sizes, np.zeros(len(weights)), weights.phase == "backward")
     dispatch = dispatch_ns(graph)
     turned, moved = changes_layout(graph, matrix)

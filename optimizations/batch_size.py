@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from daydream import Graph, GraphError
-from daydream.costs import scaled_time
-from daydream.costs.device.input_sizes import (
+from daydream.costs import (
+    Resizing,
+    grow_copies,
+    grown_time,
+    growth_by_grids,
+    growth_of,
     is_feature_size,
+    leave_grown,
     need_shapes,
     only_grids_tell,
     recorded_batch,
     resized_time,
+    scaled_time,
     shares_of_growth,
 )
-from daydream.costs.device.launch_grids import grown_time, growth_by_grids
-from daydream.costs.resize.growth import growth_of
-from daydream.costs.resize.prior_resizes import Resizing, grow_copies, leave_grown
 from daydream.transforms import stages
 
 STAGE = stages.WORK

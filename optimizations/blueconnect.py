@@ -7,9 +7,7 @@ from math import ceil
 import numpy as np
 
 from daydream import Graph
-from daydream.costs.network.cluster_names import cluster as named
-from daydream.costs.network.members import workers_of
-from daydream.costs.network.networks import machine_of
+from daydream.costs import find_cluster, machine_of, workers_of
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
@@ -36,7 +34,7 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
     reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass")
     reduced = reduced.where(lambda tasks: tasks.bytes > 0).need("all-reduce of known size")
     members = workers_of(graph, workers)
-    machines = named(cluster or machine_of(graph)).holding(members)
+    machines = find_cluster(cluster or machine_of(graph)).holding(members)
     inside = min(members, machines.gpus_per_node)
     nodes = ceil(members / inside)
     if nodes == 1 or inside == 1:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 from daydream.optimizations._unsized_buckets import bytes_of_duration, shared_equally, work_of_buckets
 
-from daydream import Graph, GraphError
-from daydream.costs.network.cluster_names import cluster as named
-from daydream.costs.network.members import workers_of
-from daydream.costs.network.networks import machine_of
-from daydream.errors import NotApplicableError
-from daydream.graph.selection import Selection
-from daydream.model.buckets import MIB, Gradients, compute_lane, gradients_of
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream import Graph, GraphError, NotApplicableError, Selection
+from daydream.costs import find_cluster, machine_of, workers_of
+from daydream.model import MIB, Gradients, compute_lane, gradients_of
+from daydream.transforms import counted, stages
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"ddp", "p3", "blueconnect"})
@@ -48,7 +43,7 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
         graph.does_not_apply("its collectives have no stream of their own")
     sized = bool((old.bytes > 0).all())
     members = workers_of(graph, None) if sized else _members(graph)
-    machines = named(cluster or machine_of(graph)).holding(members)
+    machines = find_cluster(cluster or machine_of(graph)).holding(members)
     if sized:
         gradients, within = _recorded(graph, old)
     else:

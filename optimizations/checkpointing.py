@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from daydream import Graph, GraphError, Selection
+from daydream import Graph, GraphError, Groups, Selection
 from daydream.costs import work
-from daydream.graph.groups import Groups
-from daydream.graph.query.blocks import repeated_blocks
-from daydream.model.saved_tensors import behind_last_saved, saved_tensors
-from daydream.text import listed
-from daydream.transforms import stages
+from daydream.model import behind_last_saved, repeated_blocks, saved_tensor_counts
+from daydream.transforms import listed, stages
 
 STAGE = stages.WORK
 CODE = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
@@ -84,7 +81,7 @@ def checkpointing(
             graph.does_not_apply(f"of {names} no tensor is saved that would have to be computed again")
         _say(graph, again.tasks, behind, known)
 
-    tensors = saved_tensors(begin)
+    tensors = saved_tensor_counts(begin)
     if (
         python
         and tensors.any()

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from daydream import Graph
-from daydream.costs import work
-from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
-from daydream.graph.groups import Groups
-from daydream.graph.query.device import in_replays, mostly_replayed, unrecorded_launches
-from daydream.model.compiled_calls import compile_calls
-from daydream.model.compiled_dispatch import take_dispatch
+from daydream import Graph, Groups
+from daydream.costs import fused_chain_ns, fusible_chains, work
+from daydream.model import (
+    compile_cpu_calls,
+    in_replays,
+    mostly_replayed,
+    remove_dispatch,
+    unrecorded_launches,
+)
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
@@ -72,7 +74,7 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     fusible = graph.tasks(kernels.ids[np.isin(family, FUSIBLE)]) | by_name
     chains = fusible_chains(graph, fusible)
     said = _fuse(graph, chains) if len(chains) else []
-    gone = take_dispatch(graph, device - compiled - replayed)
+    gone = remove_dispatch(graph, device - compiled - replayed)
     if not said and not gone:
         graph.does_not_apply("no two element-wise kernels follow each other on a stream")
     if gone:
@@ -101,7 +103,7 @@ def _compile_on_cpu(graph: Graph) -> None:
     compiled = graph.select(kind="cpu", phase=("forward", "backward")).where(within=COMPILED_CALL)
     if len(compiled):
         graph.does_not_apply("forward and backward run compiled code already")
-    graph.note(compile_calls(graph))
+    graph.note(compile_cpu_calls(graph))
 
 
 @contextmanager

@@ -8,11 +8,8 @@ import numpy as np
 from daydream.optimizations._low_rank import factors_of
 
 from daydream import Graph, GraphError, Selection
-from daydream.costs.device.bandwidth import memory_bandwidth
-from daydream.costs.kernels import floor_ns
-from daydream.costs.network.clusters import PROTOCOLS
-from daydream.costs.workload.operator import itemsize
-from daydream.model.buckets import compute_lane
+from daydream.costs import PROTOCOLS, floor_ns, itemsize, memory_bandwidth
+from daydream.model import compute_lane
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from daydream import Graph, GraphError
-from daydream.graph.grouping import on_lanes_of
-from daydream.graph.query.device import in_replays, mostly_replayed
-from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
-from daydream.model.captured import Taken, capture, parts_of
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream.model import Captured, capture, capture_parts, in_replays, mostly_replayed, start_as_nodes
+from daydream.transforms import counted, stages
 
 STAGE = stages.LAUNCH
 CODE = "with torch.cuda.graph(torch.cuda.CUDAGraph()): train_step(static_batch)"
@@ -57,26 +51,20 @@ def cuda_graphs(
     captured = launched - replayed - launched.where(kind="memcpy", name=OVER_LINK)
     captured.need("device work that a graph could hold")
     other = device - captured
-    waits = on_lanes_of(graph.select(kind="cpu").waiting(), captured.launches())
-    parts = parts_of(graph, captured, waits | waits.waited_for() | other.launches())
+    waits = graph.select(kind="cpu").waiting().on_lanes_of(captured.launches())
+    parts = capture_parts(graph, captured, waits | waits.waited_for() | other.launches())
     nodes = len(captured) / len(parts)
     stays = waits | other.launches()
     if len(other.where(lambda tasks: tasks.op != None)):  # noqa: E711 - a column of texts and None
         stays = stays | other.operators()
-    # A delay without a known cause is no launch latency and no start-up: it stays.
-    short = captured.where(lambda tasks: tasks.latency_ns <= LARGEST_LATENCY_NS)
-    near = captured.where(lambda tasks: tasks.gap_ns <= LARGEST_STARTUP_NS)
-    if len(short):
-        short.set(latency_ns=np.minimum(short.latency_ns, graph.facts.launch_latency_ns))
-    if len(near):
-        near.set(gap_ns=np.minimum(near.gap_ns, round(node_us * 1e3)))
+    start_as_nodes(captured, round(node_us * 1e3))
     taken = capture(graph, parts, name=CALL, launch_ns=round(launch_us * 1e3), stays=stays, phases=phases)
     many = max(len(captured.group_by("step")), 1)
     graph.note(f"{counted(round(len(parts) / many), 'graph')} a step of {nodes:,.0f} nodes in the mean.")
     _say(graph, taken)
 
 
-def _say(graph: Graph, taken: Taken) -> None:
+def _say(graph: Graph, taken: Captured) -> None:
     """Note how much of the CPU time that goes is untraced, and how much between captured launches stays."""
     steps = max(sum(bool(step.get("covered")) for step in graph.steps), 1)
     if taken.untraced > 0:

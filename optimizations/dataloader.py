@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream import Graph, GraphError
-from daydream.graph.selection import Selection
-from daydream.model.loading import Waits, recorded_waits, untraced_waits
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream import Graph, GraphError, Selection
+from daydream.model import LoaderWaits, recorded_waits, untraced_waits
+from daydream.transforms import counted, stages
 
 STAGE = stages.INPUT
 CODE = "DataLoader(dataset, num_workers=4, persistent_workers=True)"
@@ -68,7 +66,7 @@ def dataloader(
     graph.note(f"{counted(workers, 'worker')} can make a batch every {pace / 1e6:,.1f} ms in the mean.")
 
 
-def _loading(graph: Graph) -> tuple[Selection | None, Waits]:
+def _loading(graph: Graph) -> tuple[Selection | None, LoaderWaits]:
     """Return the recorded CPU work of loading, None where there is none, and the waits for batches."""
     loading = graph.select(kind="cpu", phase="data")
     if not len(loading):
@@ -87,7 +85,7 @@ def _loading(graph: Graph) -> tuple[Selection | None, Waits]:
 
 
 def _workers_of(
-    graph: Graph, loading: Selection | None, waits: Waits, recorded: int | None, least_ns: float
+    graph: Graph, loading: Selection | None, waits: LoaderWaits, recorded: int | None, least_ns: float
 ) -> int:
     """Return how many workers load in the recording; 0 where the main thread does."""
     threaded = loading is not None and len(loading.where(within=WORKER_LOADER)) > 0
@@ -115,7 +113,7 @@ def _workers_of(
     return 0
 
 
-def _take_out(loading: Selection | None, waits: Waits) -> None:
+def _take_out(loading: Selection | None, waits: LoaderWaits) -> None:
     """Take the loading, or the untraced waiting, off the main thread."""
     if loading is not None:
         loading.remove()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.device.bandwidth import copies_ns
-from daydream.costs.network.networks import network_of
-from daydream.model.buckets import MIB, compute_lane, gradients_of
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream.costs import copies_ns, network_of
+from daydream.model import MIB, compute_lane, gradients_of
+from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"p3"})

@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.device.bandwidth import memory_bandwidth
-from daydream.costs.kernels import floor_ns
-from daydream.costs.network.clusters import PROTOCOLS
-from daydream.costs.network.members import workers_of
-from daydream.costs.workload.operator import itemsize
-from daydream.model.buckets import compute_lane
+from daydream.costs import PROTOCOLS, floor_ns, itemsize, memory_bandwidth, workers_of
+from daydream.model import compute_lane
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from daydream import Graph
-from daydream.model.attention import FUSED_KERNEL, FUSED_OP, attention_chains, fused_attention_ns
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream.model import FUSED_ATTENTION_KERNEL, FUSED_ATTENTION_OP, attention_chains, fused_attention_ns
+from daydream.transforms import counted, stages
 
 STAGE = stages.WORK
 CODE = "torch.nn.functional.scaled_dot_product_attention(q, k, v)"
@@ -32,7 +31,7 @@ def flash_attention(graph: Graph) -> None:
     """
     kernels = graph.select(kind="kernel")
     kernels.need("kernels; on a CPU the fused attention is not modelled")
-    fused = kernels.where(op=FUSED_OP) | kernels.where(name=FUSED_KERNEL)
+    fused = kernels.where(op=FUSED_ATTENTION_OP) | kernels.where(name=FUSED_ATTENTION_KERNEL)
     if len(fused):
         graph.does_not_apply(f"attention runs in fused kernels already ({len(fused):,} of them)")
     both = dict(zip(("forward", "backward"), attention_chains(graph), strict=True))

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.kernels import floor_ns
-from daydream.model.optimizers import FUSED_KERNEL, FUSED_OP, need_taken, update_calls, update_of
-from daydream.transforms import stages
-from daydream.transforms.real_changes import optimizer_settings
+from daydream.costs import floor_ns
+from daydream.model import FUSED_UPDATE_KERNEL, FUSED_UPDATE_OP, need_setting, update_calls, update_of
+from daydream.transforms import optimizer_settings, stages
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-adam", "fused-optimizer", "offload-optimizer"})
@@ -36,10 +35,10 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
         raise GraphError(f"tensors_per_kernel must be 1 or more, not {tensors_per_kernel}")
     updates = graph.select(phase="optimizer", kind="kernel") | update_calls(graph)
     updates.need("optimizer work: no `Optimizer.step` range holds any")
-    by_name = updates.where(name=(MULTI_TENSOR_KERNEL, FUSED_KERNEL))
-    if len(updates.where(op=(MULTI_TENSOR, FUSED_OP)) | by_name):
+    by_name = updates.where(name=(MULTI_TENSOR_KERNEL, FUSED_UPDATE_KERNEL))
+    if len(updates.where(op=(MULTI_TENSOR, FUSED_UPDATE_OP)) | by_name):
         graph.does_not_apply("the optimizer runs multi-tensor operators already")
-    need_taken(graph, "foreach")
+    need_setting(graph, "foreach")
     walk_ns = update_of(graph).python_ns()
     operators = updates.where(lambda tasks: tasks.op != None).need("operators in the update")  # noqa: E711
     kernels = operators.where(kind="kernel")

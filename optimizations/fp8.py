@@ -7,9 +7,8 @@ from typing import Literal
 import numpy as np
 
 from daydream import Graph
-from daydream.costs import device_of, retime, work
-from daydream.costs.workload.operator import itemsize
-from daydream.model.precision import dispatch_ns, operands, streaming_ns
+from daydream.costs import device_of, itemsize, retime, work
+from daydream.model import dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
@@ -46,7 +45,7 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
         "products of linear layers with recorded shapes in 16 or 32 bits; "
         "record with record_shapes=True, for the sizes of the casts"
     )
-    left, right = operands(linear)[:2]
+    left, right = operand_elements(linear)[:2]
     amounts = work(graph, linear)
     width = np.array([itemsize(dtype) or 1 for dtype in linear.dtype.tolist()])
     written = np.maximum(amounts.nbytes / width - left - right, 0)
@@ -55,7 +54,10 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     retimed = retime(graph, linear, dtype="float8_e4m3fn", bytes_factor=factor)
     calls = linear.group_by("call").first()
     trains = len(graph.select(kind="kernel", phase="backward")) > 0
-    sizes, narrow = operands(calls)[: 2 if trains else 1], np.array([itemsize(d) or 1 for d in calls.dtype])
+    sizes, narrow = (
+        operand_elements(calls)[: 2 if trains else 1],
+        np.array([itemsize(d) or 1 for d in calls.dtype]),
+    )
     before = int(linear.duration_ns.sum())
 
     linear.set(duration_ns=retimed.duration_ns, dtype="float8_e4m3fn")

@@ -6,9 +6,8 @@ import numpy as np
 from daydream.optimizations._weight_gradients import gradient_parts
 
 from daydream import Graph
-from daydream.model.parameters import joint_update, trained_parameters
-from daydream.text import counted, listed
-from daydream.transforms import stages
+from daydream.model import joint_update, trained_parameters
+from daydream.transforms import counted, listed, stages
 
 STAGE = stages.WORK
 CODE = "layer.requires_grad_(False)"

@@ -10,12 +10,9 @@ from daydream.optimizations._fsdp_units import Units, units_of
 from daydream.optimizations.ddp import ddp
 
 from daydream import Graph, GraphError, Selection
-from daydream.costs.device.bandwidth import copies_into_new_ns
-from daydream.costs.device.call_scaling import scaled_time
-from daydream.costs.network.networks import Network, network_of
-from daydream.model.buckets import MIB, Gradients, compute_lane, gradients_of
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream.costs import Network, copies_into_new_ns, network_of, scaled_time
+from daydream.model import MIB, Gradients, compute_lane, gradients_of
+from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "p3", "tictac"})

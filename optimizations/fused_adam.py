@@ -7,7 +7,7 @@ from typing import Literal
 from daydream.optimizations.fused_optimizer import apply, fused_optimizer
 
 from daydream import Graph
-from daydream.model.optimizers import update_of
+from daydream.model import update_of
 from daydream.transforms import stages
 
 __all__ = ["apply", "fused_adam"]  # the real change is the same for all kinds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
-from daydream.model.chains import find_chains, fuse_passes, work_tasks
+from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
 
 STAGE = stages.FUSION

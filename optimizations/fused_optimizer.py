@@ -6,17 +6,16 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from daydream import Graph, GraphError
-from daydream.model.optimizers import (
-    FUSED_KERNEL,
-    FUSED_OP,
-    RULES,
-    fused_ns,
-    need_taken,
+from daydream.model import (
+    FUSED_UPDATE_KERNEL,
+    FUSED_UPDATE_OP,
+    UPDATE_RULES,
+    fused_update_ns,
+    need_setting,
     update_calls,
     update_of,
 )
-from daydream.transforms import stages
-from daydream.transforms.real_changes import optimizer_settings
+from daydream.transforms import optimizer_settings, stages
 
 STAGE = stages.FUSION
 EXCLUDES = frozenset({"fused-adam", "foreach-optimizer", "offload-optimizer"})
@@ -48,16 +47,16 @@ def fused_optimizer(
     cpu = update_calls(graph)
     updates = graph.select(kind="kernel", phase="optimizer") if on_gpu else cpu
     updates.need("optimizer work: no `Optimizer.step` range holds any")
-    if len(updates.where(op=FUSED_OP) | updates.where(name=FUSED_KERNEL)):
+    if len(updates.where(op=FUSED_UPDATE_OP) | updates.where(name=FUSED_UPDATE_KERNEL)):
         graph.does_not_apply("the optimizer runs a fused kernel already")
     if kind == "auto":
-        need_taken(graph, "fused")
+        need_setting(graph, "fused")
     if (updates.group_by("step").sizes == 1).all():
         graph.does_not_apply("the optimizer runs one kernel a step: it is fused already")
     update = update_of(graph)
     chosen = update.kind if kind == "auto" else kind
     steps = updates.group_by("step")
-    time, said = fused_ns(graph, steps, update, kind=chosen, by_bytes=model == "bytes")
+    time, said = fused_update_ns(graph, steps, update, kind=chosen, by_bytes=model == "bytes")
 
     behind = steps.last().gap_ns
     fused = steps.fuse("fused optimizer", duration_ns=time / memory_speedup)
@@ -70,7 +69,7 @@ def fused_optimizer(
     if update.python_ns(chosen) and len(walk):
         graph.insert_before(walk, "parameters in Python", duration_ns=update.python_ns(chosen))
     graph.note(said)
-    if chosen in RULES and chosen != update.kind:
+    if chosen in UPDATE_RULES and chosen != update.kind:
         graph.note(f"The trace's own optimizer is {update.kind or 'unknown'}, the predicted one {chosen}.")
 
 

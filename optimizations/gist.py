@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.kernels import floor_ns
-from daydream.model.feature_maps import input_bytes, makers_and_users
+from daydream.costs import floor_ns
+from daydream.model import input_bytes, makers_and_users
 from daydream.transforms import stages
 
 STAGE = stages.MEMORY

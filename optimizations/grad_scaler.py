@@ -7,9 +7,16 @@ import re
 import numpy as np
 
 from daydream import Graph
-from daydream.costs.kernels import floor_ns
-from daydream.model.optimizers import FUSED_KERNEL, FUSED_OP, update_of
-from daydream.model.precision import SCALER_CALL_NS, SCALER_TENSOR_NS, main_type, unscale_ns
+from daydream.costs import floor_ns
+from daydream.model import (
+    FUSED_UPDATE_KERNEL,
+    FUSED_UPDATE_OP,
+    SCALER_CALL_NS,
+    SCALER_TENSOR_NS,
+    main_dtype,
+    unscale_ns,
+    update_of,
+)
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
@@ -37,9 +44,9 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
     update.need("optimizer kernels to unscale gradients for")
     if len(graph.select(op=SCALER)) or len(update.where(name=SCALER_KERNEL)):
         graph.does_not_apply("a gradient scaler runs already")
-    if main_type(graph, graph.select(kind="kernel", phase=("forward", "backward")))[0] == "bfloat16":
+    if main_dtype(graph, graph.select(kind="kernel", phase=("forward", "backward")))[0] == "bfloat16":
         graph.does_not_apply("it runs in bfloat16, which has the range of float32 and needs no scaler")
-    fused = len(update.where(op=FUSED_OP) | update.where(name=FUSED_KERNEL)) > 0
+    fused = len(update.where(op=FUSED_UPDATE_OP) | update.where(name=FUSED_UPDATE_KERNEL)) > 0
     calls = graph.select(kind="cpu", phase="optimizer").group_by("rank", "step")
     place = {key: number for number, key in enumerate(calls.keys)}
     updates = update.group_by("rank", "step")

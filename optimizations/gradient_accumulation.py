@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError, Selection
-from daydream.transforms import stages
-from daydream.transforms.limits import need_room
+from daydream.transforms import need_room, stages
 
 STAGE = stages.WORK
 CODE = "if step % batches == 0: optimizer.step(); optimizer.zero_grad()"

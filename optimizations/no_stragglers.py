@@ -6,9 +6,7 @@ import numpy as np
 from daydream.optimizations._stragglers import waiting_words
 
 from daydream import Graph
-from daydream.costs.network.cluster_names import cluster as named
-from daydream.costs.network.collectives import bytes_of_message
-from daydream.costs.network.members import workers_of
+from daydream.costs import bytes_of_message, find_cluster, workers_of
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
@@ -45,7 +43,7 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
             "several ranks together, or say with --cluster what transfers should take"
         )
     members = workers_of(graph, workers)
-    machines = named(cluster).holding(members)
+    machines = find_cluster(cluster).holding(members)
     known = collectives.where(collective=KNOWN).where(lambda tasks: tasks.bytes > 0)
     known.need("collective of known operation and size")
     time = np.array([

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError, NotApplicableError
-from daydream.costs.device.bandwidth import link_bandwidth
-from daydream.model.optimizers import RULES, update_of
+from daydream.costs import link_bandwidth
+from daydream.model import UPDATE_RULES, update_of
 from daydream.transforms import stages
 
 STAGE = stages.MEMORY
@@ -41,7 +41,7 @@ def offload_optimizer(
     update = update_of(graph)
     if update.elements < 0 or update.kind is None:
         graph.does_not_apply("the trace does not tell which optimizer it has, or of how many parameters")
-    state = (RULES[update.kind].reads - 2) * STATE_BYTES * update.elements
+    state = (UPDATE_RULES[update.kind].reads - 2) * STATE_BYTES * update.elements
     if state <= 0:
         graph.does_not_apply(f"{update.kind} keeps no state that could be offloaded")
     rates = {way: link_bandwidth(graph, way) if bandwidth is None else bandwidth for way in ("DtoH", "HtoD")}
@@ -63,7 +63,7 @@ def offload_optimizer(
     gradients = graph.insert_after(
         last, "gradients to the CPU", kind="memcpy", lane=STREAM, duration_ns=sizes / to_cpu, bytes=sizes
     )
-    values = RULES[update.kind].values * STATE_BYTES
+    values = UPDATE_RULES[update.kind].values * STATE_BYTES
     time = update.elements * values / cpu_bandwidth + update.python_ns()
     on_cpu = cpu.group_by("step").fuse("update on the CPU", duration_ns=time, gap_ns=0)
     updates.where(lambda tasks: graph.alive[tasks.ids]).remove()

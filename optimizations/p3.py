@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from daydream.optimizations._parameter_servers import to_exchange, update_where, wait_for_parameters
+from daydream.optimizations._parameter_servers import (
+    PULL,
+    PULLED,
+    PUSH,
+    to_exchange,
+    update_where,
+    wait_for_parameters,
+)
 
 from daydream import Graph, GraphError
-from daydream.model.buckets import MIB
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream.model import MIB
+from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp"})
 OF_JOBS = True
 
-PUSH, PULL = "network", "network, back"  # one lane where every worker is a server too
-PULLED = "parameters {}"  # a lane for what comes back for each task that waits: when all of it has come
 MOST_SLICES = 200_000  # in all steps: about a minute of simulation on one core
 
 

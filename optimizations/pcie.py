@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.device.bandwidth import link_bandwidth
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream.costs import link_bandwidth
+from daydream.transforms import counted, stages
 
 STAGE = stages.HARDWARE
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._copies import PAGEABLE, TO_DEVICE
 
 from daydream import Graph, GraphError
-from daydream.costs.device.bandwidth import link_bandwidth
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream.costs import link_bandwidth
+from daydream.transforms import counted, stages
 
 STAGE = stages.INPUT
 CODE = 'DataLoader(dataset, pin_memory=True); batch.to("cuda", non_blocking=True)'
-
-TO_DEVICE = r"HtoD|HostToDevice"
-PAGEABLE = r"(?i)pageable"
 
 
 def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:

@@ -8,14 +8,11 @@ import numpy as np
 from daydream.optimizations._pipeline_schedules import equal_parts, in_order, passes_of_stages
 from daydream.optimizations._pipeline_stages import Passes, input_bytes, passes_by_block
 
-from daydream import Graph, GraphError, Selection
-from daydream.costs.device.input_sizes import need_size, recorded_batch, resized_time
-from daydream.costs.network.networks import network_of
-from daydream.graph.groups import Groups
-from daydream.model.parameters import joint_update, trained_parameters
-from daydream.text import counted, listed
+from daydream import Graph, GraphError, Groups, Selection
+from daydream.costs import need_size, network_of, recorded_batch, resized_time
+from daydream.model import joint_update, trained_parameters
+from daydream.transforms import counted, listed, need_room
 from daydream.transforms import stages as order
-from daydream.transforms.limits import need_room
 
 STAGE = order.PARALLEL
 EXCLUDES = frozenset({"ddp", "fsdp", "gradient-accumulation", "p3", "tensor-parallel", "tictac"})

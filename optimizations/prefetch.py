@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from daydream.optimizations.pinned_memory import PAGEABLE, TO_DEVICE, pinned_memory
+from daydream.optimizations._copies import PAGEABLE, TO_DEVICE
+from daydream.optimizations.pinned_memory import pinned_memory
 
 from daydream import Graph
-from daydream.graph.grouping import on_lanes_of
 from daydream.transforms import stages
 
 STAGE = stages.INPUT
@@ -27,7 +27,7 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE, phase=("data", "forward", "other", "optimizer"))
     copies.need("copies to the device before the backward pass")
-    copies = on_lanes_of(copies, graph.select(kind="kernel"))
+    copies = copies.on_lanes_of(graph.select(kind="kernel"))
     if not len(copies):
         graph.does_not_apply("copies to the device have a stream of their own already")
     copies = copies.where(lambda tasks: tasks.bytes >= least_kb * 1024)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from daydream import Graph
-from daydream.model.autograd_walks import nodes_of, walk_nodes
-from daydream.model.parameters import joint_update, trained_parameters
-from daydream.text import listed
-from daydream.transforms import stages
+from daydream.model import autograd_node_count, joint_update, scale_autograd_walks, trained_parameters
+from daydream.transforms import listed, stages
 
 STAGE = stages.WORK
 
@@ -37,7 +35,7 @@ def remove_layers(graph: Graph, *, layers: str) -> None:
     gone = gone | gone.launched()
     gone = gone - gone.where(kind="collective") - gone.where(kind="collective").launches()
     joint, time = joint_update(graph, 1 - tensors, 1 - elements)
-    nodes = nodes_of(graph.select())
+    nodes = autograd_node_count(graph.select())
     reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)
     reductions = reductions - reductions.where(name=ARRIVAL)
 
@@ -47,7 +45,7 @@ def remove_layers(graph: Graph, *, layers: str) -> None:
         reductions.scale(1 - elements)
         graph.note("Reductions of gradients shrink with the gradients, waiting for peers included.")
     if nodes:
-        walk_nodes(graph, 1 - nodes_of(gone) / nodes)
+        scale_autograd_walks(graph, 1 - autograd_node_count(gone) / nodes)
     gone.remove()
     graph.note(f"Removed: {listed(blocks.keys)}.")
     if len(joint) and not elements:

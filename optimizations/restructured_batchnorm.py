@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
-from daydream.model.chains import backward_of, find_chains, remove_with_operators, work_tasks
+from daydream.model import backward_chains, find_chains, remove_with_operators, work_tasks
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
@@ -41,7 +41,7 @@ def restructured_batchnorm(graph: Graph) -> None:
     chains = find_chains(graph, WORDS, CHAIN, unseen=counters, one_kernel=False)
     if not len(chains):
         graph.does_not_apply("no batch normalization stands between a convolution and an activation")
-    backward = backward_of(chains)
+    backward = backward_chains(chains)
     norms = chains.tasks.where(within=WORDS["B"]) | backward.tasks.where(within=NORM_BACKWARD)
     activations = chains.tasks.where(within=WORDS["R"]) | backward.tasks.where(within=ACTIVATION_BACKWARD)
     every = len(work.group_by(within=WORDS["B"]))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from daydream import Graph, GraphError
-from daydream.costs.device.input_sizes import (
+from daydream import Graph, GraphError, Selection
+from daydream.costs import (
+    Resizing,
+    grow_copies,
+    grown_time,
+    growth_by_grids,
+    growth_of,
     is_channel_size,
     is_feature_size,
+    leave_grown,
     need_shapes,
     need_size,
     only_grids_tell,
@@ -13,10 +19,6 @@ from daydream.costs.device.input_sizes import (
     resized_time,
     shares_of_growth,
 )
-from daydream.costs.device.launch_grids import grown_time, growth_by_grids
-from daydream.costs.resize.growth import growth_of
-from daydream.costs.resize.prior_resizes import Resizing, grow_copies, leave_grown
-from daydream.graph.selection import Selection
 from daydream.transforms import stages
 
 STAGE = stages.WORK

@@ -8,11 +8,9 @@ import numpy as np
 from daydream.optimizations._tensor_parallel_blocks import Divided, divided_work
 
 from daydream import Graph, GraphError
-from daydream.costs import retime, scaled_time
-from daydream.costs.network.networks import network_of
-from daydream.model.parameters import joint_update, trained_parameters
-from daydream.text import counted, listed
-from daydream.transforms import stages
+from daydream.costs import network_of, retime, scaled_time
+from daydream.model import joint_update, trained_parameters
+from daydream.transforms import counted, listed, stages
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "fsdp", "p3", "pipeline", "tictac"})

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs import bound, device_of, retime, work
-from daydream.costs.device.roofline import names_fit, runs_in_tf32
-from daydream.model.half_times import (
-    ATTENTION,
+from daydream.costs import bound, device_of, names_fit, retime, runs_in_tf32, work
+from daydream.model import (
+    ATTENTION_KERNEL,
     DOUBT_OF_CONVOLUTIONS,
     FEW_ROWS_IN_TF32,
     LAYOUT_CHANGE,
     changes_layout,
     doubt_of_products,
     few_rows_ns,
+    streaming_ns,
+    tasks_in_matrix_units,
 )
-from daydream.model.precision import streaming_ns, tasks_in_matrix_units
 from daydream.transforms import stages
 
 STAGE = stages.PRECISION
@@ -59,7 +59,9 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
     wide = matrix.where(dtype="float32").need("float32 matrix products or convolutions")
     # 32-bit fused attention multiplies on tensor cores whatever the switch says.
-    exact = wide.where(lambda tasks: ~runs_in_tf32(graph, tasks) & ~names_fit(tasks.name, ATTENTION.search))
+    exact = wide.where(
+        lambda tasks: ~runs_in_tf32(graph, tasks) & ~names_fit(tasks.name, ATTENTION_KERNEL.search)
+    )
     exact.need("float32 matrix kernels outside of TF32: all run in TF32 already")
     products = exact.where(
         lambda tasks: np.isin(bound(graph, tasks).kind.astype(str), ("compute", "unknown"))

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from daydream.optimizations._parameter_servers import to_exchange, update_where, wait_for_parameters
-from daydream.optimizations.p3 import PULL, PULLED, PUSH
+from daydream.optimizations._parameter_servers import (
+    PULL,
+    PULLED,
+    PUSH,
+    to_exchange,
+    update_where,
+    wait_for_parameters,
+)
 
 from daydream import Graph
-from daydream.model.buckets import MIB
-from daydream.text import counted
-from daydream.transforms import stages
+from daydream.model import MIB
+from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
 EXCLUDES = frozenset({"ddp", "fsdp", "p3"})

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs.device.bandwidth import link_bandwidth
-from daydream.model.feature_maps import input_bytes, makers_and_users
+from daydream.costs import link_bandwidth
+from daydream.model import input_bytes, makers_and_users
 from daydream.transforms import stages
 
 STAGE = stages.MEMORY

@@ -17,7 +17,7 @@ from parts_of_pages import put
 import daydream
 from daydream.collect.derive.collective_matching import find_meetings
 from daydream.costs.contention import Compared, measured_contention
-from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster
 from daydream.costs.network.fitting import Measurement, calibrate
 from daydream.costs.network.nccl_tests import read_nccl_tests
@@ -63,7 +63,7 @@ def main() -> None:
 def _all_reduces(folder: Path) -> Iterator[str]:
     measured = {n: read_nccl_tests(folder / f"collectives/a100_allreduce_{n}gpus.csv") for n in GPUS}
     mean = {n: _mean(found) for n, found in measured.items()}
-    described = cluster(MACHINE)
+    described = find_cluster(MACHINE)
     between = calibrate(described, measured[2] + measured[8], "the files of 2 and 8 GPUs")
     yield "### All-reduce of 4 A100s, predicted"
     yield ""
@@ -157,7 +157,7 @@ def _fitted(folder: Path) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for name, machine in FITTED:
         trace = daydream.load(folder / name)
-        described = cluster(machine)
+        described = find_cluster(machine)
         fitted = fitted_to_trace(described, trace)
         short = name.rpartition("/")[2].removesuffix(".json.gz")
         yield (

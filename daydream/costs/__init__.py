@@ -1,30 +1,102 @@
-"""What kernels and operators cost: work from shapes, devices, and predicted durations.
+"""What work costs: FLOP and bytes from shapes, devices, bandwidths, networks, and predicted durations.
 
-work(graph, selection)     FLOP and bytes, family
-bound(graph, selection)    compute, memory or latency, with achieved shares of the peaks
-retime(graph, selection)   durations in another element type, on another device, with other work
-scaled_time(graph, ...)    durations when the work of each task is multiplied, on GPU or CPU
+    work(graph, tasks)             FLOP, bytes and family of each task
+    bound(graph, kernels)          compute, memory or latency, with achieved shares of the peaks
+    retime(graph, kernels, ...)    durations in another element type, on another device, with other work
+    scaled_time(graph, tasks, ...) durations when the work of each task is multiplied, on GPU or CPU
+    network_of(graph, workers)     workers and what joins them, which tells how long collectives take
+
+These names are promised to optimizations (docs/extending.md) and are loaded when they are first used.
+Files below are the package's own, and may change.
 """
 
-from daydream.costs.device.call_scaling import scaled_time
-from daydream.costs.device.retime import Retimed, retime
-from daydream.costs.device.table import KernelTable
-from daydream.costs.devices import DEVICES, Device, device_of, find_device
-from daydream.costs.kernels import Bound, Work, bound, work
-from daydream.costs.resize.growth import resized_work
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daydream import lazy
+
+if TYPE_CHECKING:
+    from daydream.costs.device.bandwidth import (
+        copies_into_new_ns,
+        copies_ns,
+        link_bandwidth,
+        memory_bandwidth,
+    )
+    from daydream.costs.device.call_scaling import scaled_time
+    from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
+    from daydream.costs.device.input_sizes import (
+        Shares,
+        is_channel_size,
+        is_feature_size,
+        need_shapes,
+        need_size,
+        only_grids_tell,
+        recorded_batch,
+        recorded_length,
+        resized_time,
+        shares_of_growth,
+    )
+    from daydream.costs.device.launch_grids import grown_time, growth_by_grids
+    from daydream.costs.device.measured import NewShapes
+    from daydream.costs.device.retime import Retimed, measured_first, retime, sped_up
+    from daydream.costs.device.roofline import PAPER_SPEEDUPS, device_or_none, names_fit, runs_in_tf32
+    from daydream.costs.device.table import KernelTable
+    from daydream.costs.devices import DEVICES, Device, device_of, find_device
+    from daydream.costs.kernels import Bound, Work, bound, floor_ns, work
+    from daydream.costs.network.cluster_names import find_cluster
+    from daydream.costs.network.clusters import PROTOCOLS, Cluster, Protocol
+    from daydream.costs.network.collectives import Link, bytes_of_message
+    from daydream.costs.network.members import workers_of
+    from daydream.costs.network.networks import Network, machine_of, network_of
+    from daydream.costs.resize.growth import Growth, growth_of, resized_work
+    from daydream.costs.resize.operands import parameter_shapes
+    from daydream.costs.resize.prior_resizes import Resizing, arguments_now, grow_copies, leave_grown
+    from daydream.costs.workload.calls import Calls, calls_of
+    from daydream.costs.workload.operator import bare_name, itemsize
+    from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
+
+_HOMES = {
+    "daydream.costs.device.bandwidth": (
+        "copies_into_new_ns", "copies_ns", "link_bandwidth", "memory_bandwidth",
+    ),
+    "daydream.costs.device.call_scaling": ("scaled_time",),
+    "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
+    "daydream.costs.device.input_sizes": (
+        "Shares", "is_channel_size", "is_feature_size", "need_shapes", "need_size", "only_grids_tell",
+        "recorded_batch", "recorded_length", "resized_time", "shares_of_growth",
+    ),
+    "daydream.costs.device.launch_grids": ("grown_time", "growth_by_grids"),
+    "daydream.costs.device.measured": ("NewShapes",),
+    "daydream.costs.device.retime": ("Retimed", "measured_first", "retime", "sped_up"),
+    "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "device_or_none", "names_fit", "runs_in_tf32"),
+    "daydream.costs.device.table": ("KernelTable",),
+    "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device"),
+    "daydream.costs.kernels": ("Bound", "Work", "bound", "floor_ns", "work"),
+    "daydream.costs.network.cluster_names": ("find_cluster",),
+    "daydream.costs.network.clusters": ("PROTOCOLS", "Cluster", "Protocol"),
+    "daydream.costs.network.collectives": ("Link", "bytes_of_message"),
+    "daydream.costs.network.members": ("workers_of",),
+    "daydream.costs.network.networks": ("Network", "machine_of", "network_of"),
+    "daydream.costs.resize.growth": ("Growth", "growth_of", "resized_work"),
+    "daydream.costs.resize.operands": ("parameter_shapes",),
+    "daydream.costs.resize.prior_resizes": ("Resizing", "arguments_now", "grow_copies", "leave_grown"),
+    "daydream.costs.workload.calls": ("Calls", "calls_of"),
+    "daydream.costs.workload.operator": ("bare_name", "itemsize"),
+    "daydream.costs.workload.shapes": ("Argument", "Shape", "elements", "parse_shapes"),
+}  # fmt: skip
 
 __all__ = [
-    "DEVICES",
-    "Bound",
-    "Device",
-    "KernelTable",
-    "Retimed",
-    "Work",
-    "bound",
-    "device_of",
-    "find_device",
-    "resized_work",
-    "retime",
-    "scaled_time",
-    "work",
-]
+    "DEVICES", "PAPER_SPEEDUPS", "PROTOCOLS", "Argument", "Bound", "Calls", "Cluster", "Device",
+    "Growth", "KernelTable", "Link", "Network", "NewShapes", "Protocol", "Resizing", "Retimed", "Shape",
+    "Shares", "Work", "arguments_now", "bare_name", "bound", "bytes_of_message", "calls_of",
+    "copies_into_new_ns", "copies_ns", "device_of", "device_or_none", "elements", "find_cluster",
+    "find_device", "floor_ns", "fused_chain_ns", "fusible_chains", "grow_copies", "grown_time",
+    "growth_by_grids", "growth_of", "is_channel_size", "is_feature_size", "itemsize", "leave_grown",
+    "link_bandwidth", "machine_of", "measured_first", "memory_bandwidth", "names_fit", "need_shapes",
+    "need_size", "network_of", "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch",
+    "recorded_length", "resized_time", "resized_work", "retime", "runs_in_tf32", "scaled_time",
+    "shares_of_growth", "sped_up", "work", "workers_of",
+]  # fmt: skip
+
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -29,6 +29,26 @@ def check_regular(path: str | os.PathLike[str]) -> None:
             raise FileError(f"{path} is {what}; a regular file was needed. Save it to a file first.")
 
 
+def read_text(path: str | os.PathLike[str], what: str = "a file") -> str:
+    """Return the text of a file that an option names.
+
+    Args:
+        path: the file, in UTF-8.
+        what: what it should be, for the error: `a table of times`.
+
+    Raises:
+        FileError: the file is missing, is no regular file, or is not text.
+
+    """
+    try:
+        check_regular(path)
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} cannot be read as {what} ({error})") from None
+
+
 def most_unpacked(path: str | os.PathLike[str], asked: int | None) -> int:
     """Return to how many bytes a file may unpack: `asked` if given, else by its size."""
     if asked is not None:

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from daydream.graph.selection import Selection
 
 
-def on_lanes_of(tasks: Selection, others: Selection) -> Selection:
-    """Return the tasks whose lane, a thread or a stream, runs some of the others."""
-    lane = tasks.graph.columns["lane"]
-    return tasks.of(tasks.ids[np.isin(lane[tasks.ids], np.unique(lane[others.ids]))], tasks.words)
-
-
 def group_by(
     tasks: Selection, columns: tuple[str, ...], within: str | None, block: str | Sequence[str] | None = None
 ) -> Groups:

@@ -151,6 +151,11 @@ class Selection(Shown):
         points = np.unique(table["point"][np.isin(table["task"], self.ids)])
         return self.of(points[self.graph.alive[points]], f"what {self.words} wait for")
 
+    def on_lanes_of(self, others: Selection) -> Selection:
+        """Return the tasks on those lanes, threads or streams, that run some of the others."""
+        lane = self.graph.columns["lane"]
+        return self.of(self.ids[np.isin(lane[self.ids], np.unique(lane[others.ids]))], self.words)
+
     def group_by(
         self, *columns: str, within: str | None = None, block: str | Sequence[str] | None = None
     ) -> Groups:

@@ -1,1 +1,139 @@
-"""What model a trace is of: blocks, attention, parameters, gradients, optimizers, compiled code."""
+"""What model a trace is of: blocks, attention, parameters, gradients, optimizers, compiled code.
+
+    repeated_blocks(graph)         the blocks that the model repeats
+    gradients_of(graph)            gradients in the order they are ready, with their bytes
+    update_of(graph)               the optimizer: its kind, how many parameters it updates
+    find_chains(graph, ...)        operators that follow each other as a pattern says
+    attention_chains(graph)        the kernels of each attention call
+
+These names are promised to optimizations (docs/extending.md) and are loaded when they are first used.
+Files below are the package's own, and may change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daydream import lazy
+
+if TYPE_CHECKING:
+    from daydream.graph.query.blocks import block_of_layers, repeated_blocks
+    from daydream.graph.query.calls import call_rows
+    from daydream.graph.query.device import in_replays, mostly_replayed, unrecorded_launches
+    from daydream.graph.query.gradients import ACCUMULATE
+    from daydream.graph.query.shapes import shapes_in
+    from daydream.model.attention import (
+        FUSED_ATTENTION_KERNEL,
+        FUSED_ATTENTION_OP,
+        attention_chains,
+        fused_attention_ns,
+    )
+    from daydream.model.autograd_walks import autograd_node_count, scale_autograd_walks
+    from daydream.model.buckets import BUCKET_MB, MIB, Buckets, Gradients, compute_lane, gradients_of
+    from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
+    from daydream.model.chains import (
+        backward_chains,
+        find_chains,
+        fuse_passes,
+        remove_with_operators,
+        work_tasks,
+    )
+    from daydream.model.compiled_calls import compile_cpu_calls
+    from daydream.model.compiled_dispatch import remove_dispatch
+    from daydream.model.feature_maps import input_bytes, makers_and_users
+    from daydream.model.half_times import (
+        ATTENTION_KERNEL,
+        DOUBT_OF_CONVOLUTIONS,
+        FEW_ROWS_IN_TF32,
+        LAYOUT_CHANGE,
+        Narrowed,
+        changes_layout,
+        doubt_of_products,
+        few_rows_ns,
+        in_16_bits,
+    )
+    from daydream.model.loading import LoaderWaits, recorded_waits, untraced_waits
+    from daydream.model.optimizers import (
+        FUSED_UPDATE_KERNEL,
+        FUSED_UPDATE_OP,
+        UPDATE_RULES,
+        Update,
+        UpdateRule,
+        fused_update_ns,
+        need_setting,
+        update_calls,
+        update_of,
+    )
+    from daydream.model.parameter_use_order import first_parameter_uses
+    from daydream.model.parameters import Trained, joint_update, trained_parameters
+    from daydream.model.precision import (
+        SCALER_CALL_NS,
+        SCALER_TENSOR_NS,
+        border_kernel_ns,
+        cast_ns,
+        dispatch_ns,
+        main_dtype,
+        operand_elements,
+        refuse_narrow,
+        streaming_ns,
+        tasks_in_matrix_units,
+        unscale_ns,
+        weight_casts,
+    )
+    from daydream.model.saved_tensors import behind_last_saved, saved_tensor_counts
+
+_HOMES = {
+    "daydream.graph.query.blocks": ("block_of_layers", "repeated_blocks"),
+    "daydream.graph.query.calls": ("call_rows",),
+    "daydream.graph.query.device": ("in_replays", "mostly_replayed", "unrecorded_launches"),
+    "daydream.graph.query.gradients": ("ACCUMULATE",),
+    "daydream.graph.query.shapes": ("shapes_in",),
+    "daydream.model.attention": (
+        "FUSED_ATTENTION_KERNEL", "FUSED_ATTENTION_OP", "attention_chains", "fused_attention_ns",
+    ),
+    "daydream.model.autograd_walks": ("autograd_node_count", "scale_autograd_walks"),
+    "daydream.model.buckets": ("BUCKET_MB", "MIB", "Buckets", "Gradients", "compute_lane", "gradients_of"),
+    "daydream.model.captured": ("Captured", "capture", "capture_parts", "start_as_nodes"),
+    "daydream.model.chains": (
+        "backward_chains", "find_chains", "fuse_passes", "remove_with_operators", "work_tasks",
+    ),
+    "daydream.model.compiled_calls": ("compile_cpu_calls",),
+    "daydream.model.compiled_dispatch": ("remove_dispatch",),
+    "daydream.model.feature_maps": ("input_bytes", "makers_and_users"),
+    "daydream.model.half_times": (
+        "ATTENTION_KERNEL", "DOUBT_OF_CONVOLUTIONS", "FEW_ROWS_IN_TF32", "LAYOUT_CHANGE", "Narrowed",
+        "changes_layout", "doubt_of_products", "few_rows_ns", "in_16_bits",
+    ),
+    "daydream.model.loading": ("LoaderWaits", "recorded_waits", "untraced_waits"),
+    "daydream.model.optimizers": (
+        "FUSED_UPDATE_KERNEL", "FUSED_UPDATE_OP", "UPDATE_RULES", "Update", "UpdateRule",
+        "fused_update_ns", "need_setting", "update_calls", "update_of",
+    ),
+    "daydream.model.parameter_use_order": ("first_parameter_uses",),
+    "daydream.model.parameters": ("Trained", "joint_update", "trained_parameters"),
+    "daydream.model.precision": (
+        "SCALER_CALL_NS", "SCALER_TENSOR_NS", "border_kernel_ns", "cast_ns", "dispatch_ns", "main_dtype",
+        "operand_elements", "refuse_narrow", "streaming_ns", "tasks_in_matrix_units", "unscale_ns",
+        "weight_casts",
+    ),
+    "daydream.model.saved_tensors": ("behind_last_saved", "saved_tensor_counts"),
+}  # fmt: skip
+
+__all__ = [
+    "ACCUMULATE", "ATTENTION_KERNEL", "BUCKET_MB", "DOUBT_OF_CONVOLUTIONS", "FEW_ROWS_IN_TF32",
+    "FUSED_ATTENTION_KERNEL", "FUSED_ATTENTION_OP", "FUSED_UPDATE_KERNEL", "FUSED_UPDATE_OP",
+    "LAYOUT_CHANGE", "MIB", "SCALER_CALL_NS", "SCALER_TENSOR_NS", "UPDATE_RULES", "Buckets", "Captured",
+    "Gradients", "LoaderWaits", "Narrowed", "Trained", "Update", "UpdateRule", "attention_chains",
+    "autograd_node_count", "backward_chains", "behind_last_saved", "block_of_layers", "border_kernel_ns",
+    "call_rows", "capture", "capture_parts", "cast_ns", "changes_layout", "compile_cpu_calls",
+    "compute_lane", "dispatch_ns", "doubt_of_products", "few_rows_ns", "find_chains",
+    "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_update_ns", "gradients_of",
+    "in_16_bits", "in_replays", "input_bytes", "joint_update", "main_dtype", "makers_and_users",
+    "mostly_replayed", "need_setting", "operand_elements", "recorded_waits", "refuse_narrow",
+    "remove_dispatch", "remove_with_operators", "repeated_blocks", "saved_tensor_counts",
+    "scale_autograd_walks", "shapes_in", "start_as_nodes", "streaming_ns", "tasks_in_matrix_units",
+    "trained_parameters", "unrecorded_launches", "unscale_ns", "untraced_waits", "update_calls",
+    "update_of", "weight_casts", "work_tasks",
+]  # fmt: skip
+
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

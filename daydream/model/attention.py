@@ -17,8 +17,10 @@ from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 from daydream.model.precision import tasks_in_matrix_units
 
-FUSED_OP = r"_scaled_dot_product_(flash|efficient|cudnn|fused)|_flash_attention|_efficient_attention"
-FUSED_KERNEL = r"(?i)flash|fmha|mem_eff|attn_fwd|attn_bwd|attention_kernel|paged_attention|aotriton"
+FUSED_ATTENTION_OP = (
+    r"_scaled_dot_product_(flash|efficient|cudnn|fused)|_flash_attention|_efficient_attention"
+)
+FUSED_ATTENTION_KERNEL = r"(?i)flash|fmha|mem_eff|attn_fwd|attn_bwd|attention_kernel|paged_attention|aotriton"
 SOFTMAX = r"(?i)soft_?max"
 # A loss, or a softmax that keeps its logarithm, is not within attention.
 OTHER_SOFTMAX = r"(?i)log_?soft_?max|nll_loss|cross_entropy"

@@ -43,13 +43,13 @@ def graph_walks(graph: Graph) -> Selection:
     return graph.tasks(ids.tolist())
 
 
-def walk_nodes(graph: Graph, factor: float) -> None:
+def scale_autograd_walks(graph: Graph, factor: float) -> None:
     """Let the walks take `factor` times as long, as they do over so many times the nodes."""
     tasks = graph_walks(graph)
     if len(tasks):
         tasks.set(gap_ns=np.rint(tasks.gap_ns * factor).astype(np.int64))
 
 
-def nodes_of(tasks: Selection) -> int:
+def autograd_node_count(tasks: Selection) -> int:
     """Return how many tasks of autograd's nodes are among these."""
     return len(tasks.where(kind="cpu").where(name=NODE))

@@ -22,7 +22,7 @@ from daydream.graph.selection import Selection
 from daydream.graph.tables import phase_code
 
 MIB = 2**20
-FIRST_MB, OTHERS_MB = 1.0, 25.0  # of DistributedDataParallel where no size is given
+FIRST_BUCKET_MB, BUCKET_MB = 1.0, 25.0  # of DistributedDataParallel where no size is given
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Gradients:
         """Return the buckets of `bucket_mb` MiB each; without, the first of 1 MiB and others of 25."""
         if bucket_mb is not None and bucket_mb <= 0:
             raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
-        sizes = (FIRST_MB, OTHERS_MB) if bucket_mb is None else (bucket_mb,)
+        sizes = (FIRST_BUCKET_MB, BUCKET_MB) if bucket_mb is None else (bucket_mb,)
         return Buckets(self, assign(self.nbytes.tolist(), self._keys(), [size * MIB for size in sizes]))
 
     def _keys(self) -> list[tuple[int, int, str | None]]:

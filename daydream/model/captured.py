@@ -18,6 +18,7 @@ import numpy as np
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.query.calls import call_rows
+from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.graph.rules.synchronization import MAY_SYNC
 from daydream.graph.selection import Selection
 from daydream.trace.schema import PHASES
@@ -25,7 +26,7 @@ from daydream.trace.schema import PHASES
 DISPATCH_NS = 1_000_000
 
 
-def parts_of(graph: Graph, captured: Selection, by: Selection) -> Groups:
+def capture_parts(graph: Graph, captured: Selection, by: Selection) -> Groups:
     """Return the work in groups that one graph each could hold: parted by `by`, each from one program.
 
     The thread that launches most is one program with those that launch in turn with it, as autograd's
@@ -143,8 +144,26 @@ def pauses_that_stay(graph: Graph, region: np.ndarray, tasks: np.ndarray) -> np.
     return stays & (columns["gap_ns"][tasks] > 0)
 
 
+def start_as_nodes(captured: Selection, node_ns: int) -> None:
+    """Let device work start as nodes of a graph do: without more latency or start-up cost than these have.
+
+    A delay without a known cause is no launch latency and no start-up: it stays.
+
+    Args:
+        captured: the device work that a graph will launch.
+        node_ns: most time between two nodes that follow each other on a stream, ns.
+
+    """
+    short = captured.where(lambda tasks: tasks.latency_ns <= LARGEST_LATENCY_NS)
+    near = captured.where(lambda tasks: tasks.gap_ns <= LARGEST_STARTUP_NS)
+    if len(short):
+        short.set(latency_ns=np.minimum(short.latency_ns, captured.graph.facts.launch_latency_ns))
+    if len(near):
+        near.set(gap_ns=np.minimum(near.gap_ns, node_ns))
+
+
 @dataclass(frozen=True)
-class Taken:
+class Captured:
     """What a capture changes on the CPU in covered steps, in ns: what goes, and what of regions stays."""
 
     work: int
@@ -154,7 +173,7 @@ class Taken:
 
 def capture(
     graph: Graph, parts: Groups, *, name: str, launch_ns: int, stays: Selection, phases: Sequence[str]
-) -> Taken:
+) -> Captured:
     """Let one call launch each part's work, and take away what dispatched it; `stays` is kept besides."""
     region = regions(graph, parts)
     launches = parts.tasks.launches()
@@ -169,7 +188,7 @@ def capture(
     kept = np.isin(tasks.ids, stays.ids) | np.isin(tasks.ids, first_uses.ids)
     waited = np.isin(tasks.ids, stays.waiting().ids)
     paused = int(gaps[counts & (gaps > DISPATCH_NS)].sum())
-    taken = Taken(
+    taken = Captured(
         work=int(tasks.duration_ns[counts & ~kept].sum()),
         untraced=int((tasks.gap_ns - gaps)[counts].sum()),
         stays=int(tasks.duration_ns[counts & kept & ~waited].sum()) + paused,

@@ -95,7 +95,7 @@ def find_chains(
     return can_fuse(chains) if one_kernel else chains
 
 
-def backward_of(chains: Groups) -> Groups:
+def backward_chains(chains: Groups) -> Groups:
     """Return the work of the autograd nodes of each chain's calls, a group a chain that has any.
 
     The key of a group is that of its chain. Empty where the trace has no sequence numbers.
@@ -184,7 +184,7 @@ def fuse_passes(chains: Groups, name: str, *, forward: int, backward: int) -> st
     `forward` and `backward` say how many tensors these read or write.
     """
     graph = chains.tasks.graph
-    nodes = can_fuse(backward_of(chains))
+    nodes = can_fuse(backward_chains(chains))
     count, before = len(chains.tasks) + len(nodes.tasks), chains.total("duration_ns").sum()
     before += nodes.total("duration_ns").sum()
     after = fuse_chains(chains, name, one_pass_ns(graph, chains, forward)).total("duration_ns")

@@ -55,7 +55,7 @@ COMPOSITE = {
 RECURRENT = r"^aten::(lstm|gru|rnn_tanh|rnn_relu)$"
 
 
-def compile_calls(graph: Graph) -> str:
+def compile_cpu_calls(graph: Graph) -> str:
     """Compile the forward and backward calls of a CPU trace; return a sentence on what became of them.
 
     Raises `NotApplicableError` where nothing is left to compile.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.graph.graph import Graph
-from daydream.graph.grouping import on_lanes_of
 from daydream.graph.query.calls import call_rows
 from daydream.graph.selection import Selection
 from daydream.model.captured import captures, no_dispatch, pauses_that_stay, regions
@@ -21,7 +20,7 @@ from daydream.model.optimizers import ACCUMULATE, update_of
 BESIDE = rf"{ACCUMULATE}|^c10d::|nccl:|record_param_comms|DistributedDataParallel|FSDP|_FullyShard|^Optimizer"
 
 
-def take_dispatch(graph: Graph, device: Selection) -> int:
+def remove_dispatch(graph: Graph, device: Selection) -> int:
     """Take away what no compiled pass calls around this device work; return the CPU time that goes, ns.
 
     Nothing goes where the trace has no operators: there the dispatch of a kernel that stays is not told from
@@ -42,7 +41,7 @@ def take_dispatch(graph: Graph, device: Selection) -> int:
 def _take(graph: Graph, work: Selection, phase: str, fixed_ns: int) -> int:
     """Leave of each pass the calls that launch its work, and put the fixed costs of compiled code in."""
     cpu = graph.select(kind="cpu")
-    waits = on_lanes_of(cpu, work.launches()).waiting()
+    waits = cpu.on_lanes_of(work.launches()).waiting()
     parts = work.stretches(waits | captures(graph))
     region = regions(graph, parts)
     tasks = cpu.where(phase=phase)

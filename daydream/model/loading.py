@@ -24,7 +24,7 @@ ALIKE = 0.5  # correlation of waits one burst apart; of those in no pattern it i
 
 
 @dataclass(frozen=True)
-class Waits:
+class LoaderWaits:
     """One wait a step, in order: the task in or behind which the thread waits, and how long, in ns.
 
     `in_gap`: the wait is untraced time behind the task, else the task's own. `arrived_ns`: when the batch
@@ -73,7 +73,7 @@ def _correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def untraced_waits(graph: Graph) -> Waits:
+def untraced_waits(graph: Graph) -> LoaderWaits:
     """Return the waits for batches in a trace that has no ranges of a loader.
 
     Raises `NotApplicableError` where operators were recorded: torch's loader would have its range among them.
@@ -101,7 +101,7 @@ def untraced_waits(graph: Graph) -> Waits:
         (np.array(part) for part in zip(*found, strict=True)) if found else (np.empty(0, int),) * 3
     )
     waits = graph.tasks(ids).of(ids, "waits for batches", ordered=True)
-    return Waits(waits, time, in_gap.astype(bool), _ends(graph, ids))
+    return LoaderWaits(waits, time, in_gap.astype(bool), _ends(graph, ids))
 
 
 def _first_copies(graph: Graph) -> Selection:
@@ -133,9 +133,9 @@ def _ends(graph: Graph, ids: np.ndarray) -> np.ndarray:
     return columns["measured_start_ns"][ids] + columns["duration_ns"][ids] + columns["gap_ns"][ids]
 
 
-def recorded_waits(graph: Graph, loading: Selection) -> Waits:
+def recorded_waits(graph: Graph, loading: Selection) -> LoaderWaits:
     """Return the waits of a trace whose loader has ranges, from the CPU work inside them."""
     batches = loading.group_by("step", "lane")
     last = batches.last()
     time = batches.total("duration_ns") + batches.total("gap_ns")
-    return Waits(last, time, np.zeros(len(last), bool), _ends(graph, last.ids))
+    return LoaderWaits(last, time, np.zeros(len(last), bool), _ends(graph, last.ids))

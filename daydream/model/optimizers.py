@@ -23,7 +23,7 @@ from daydream.graph.selection import Selection
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """An update rule: values read and written a parameter by one fused pass, and Python's time.
 
     Values have the parameter's width: 7 of Adam are 28 B of a float32 parameter. Python takes
@@ -47,16 +47,16 @@ class Rule:
 # (that part is in the trace). Fitted to 4 to 200 tensors of 1 to 2,000 elements behind a backward pass that
 # made their gradients anew, torch 2.13.0 on an x86 server CPU at one thread; the fit is within 18 %.
 # Kinds not measured have that of the kind that keeps the same state.
-RULES = {
-    "sgd": Rule(2, 1, 10_700, 800, "reads p, g; writes p"),
-    "momentum": Rule(3, 2, 12_400, 1_200, "reads p, g and its momentum; writes p and the momentum"),
-    "adagrad": Rule(3, 2, 18_100, 3_400, "reads p, g and a sum of squares; writes p and the sum"),
-    "rmsprop": Rule(3, 2, 18_100, 3_400, "reads p, g and a mean of squares; writes p and the mean"),
-    "adam": Rule(4, 3, 21_000, 4_000, "reads p, g and two moments; writes p and both"),
-    "adamw": Rule(4, 3, 20_600, 4_200, "as Adam: the decay of weights needs p only"),
+UPDATE_RULES = {
+    "sgd": UpdateRule(2, 1, 10_700, 800, "reads p, g; writes p"),
+    "momentum": UpdateRule(3, 2, 12_400, 1_200, "reads p, g and its momentum; writes p and the momentum"),
+    "adagrad": UpdateRule(3, 2, 18_100, 3_400, "reads p, g and a sum of squares; writes p and the sum"),
+    "rmsprop": UpdateRule(3, 2, 18_100, 3_400, "reads p, g and a mean of squares; writes p and the mean"),
+    "adam": UpdateRule(4, 3, 21_000, 4_000, "reads p, g and two moments; writes p and both"),
+    "adamw": UpdateRule(4, 3, 20_600, 4_200, "as Adam: the decay of weights needs p only"),
     # NVIDIA apex, csrc/multi_tensor_lamb.cu: the gradients' norm (1 read), moments and update (4 reads, 3
     # writes), norms of parameter and update (2 reads), the step (2 reads, 1 write).
-    "lamb": Rule(
+    "lamb": UpdateRule(
         9, 4, 21_000, 4_000, "three passes: norms need the whole update of a tensor before its step"
     ),
 }
@@ -75,8 +75,8 @@ TAKES = {
     **dict.fromkeys(("LBFGS", "Muon", "SparseAdam"), ()),
 }  # fmt: skip
 CLASS_IN_RANGE = re.compile(r"Optimizer\.step#(\w+)\.step")
-FUSED_OP = r"_fused_(adam|sgd|adagrad|lamb)"
-FUSED_KERNEL = (
+FUSED_UPDATE_OP = r"_fused_(adam|sgd|adagrad|lamb)"
+FUSED_UPDATE_KERNEL = (
     r"(?i)fused_?(adam|sgd|adagrad|lamb|optimizer)|"
     r"multi_tensor_apply.*(Adam|LAMBStage\w*|SGD|Adagrad)Functor"
 )
@@ -86,7 +86,7 @@ PASSES = ("element-wise", "optimizer")  # families of operators that read and wr
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer of a trace: kind (a key of `RULES`), tensors and parameters; None and -1 are unknown.
+    """The optimizer of a trace: kind (a key of `UPDATE_RULES`), tensors, parameters; None and -1 are unknown.
 
     `width` is the bytes of a parameter, `where` from what the number of parameters is known.
     """
@@ -99,12 +99,12 @@ class Update:
 
     def bytes_moved(self, kind: str | None = None) -> int | None:
         """Return the bytes that one fused update moves, None if the parameters or the kind are unknown."""
-        rule = RULES.get(kind or self.kind or "")
+        rule = UPDATE_RULES.get(kind or self.kind or "")
         return None if rule is None or self.elements < 0 else rule.values * self.width * self.elements
 
     def python_ns(self, kind: str | None = None) -> int:
         """Return what Python takes for walking over the parameters; 0 if their number is unknown."""
-        rule = RULES.get(kind or self.kind or "")
+        rule = UPDATE_RULES.get(kind or self.kind or "")
         if rule is None or self.tensors <= 0:
             return 0
         return rule.call_ns + rule.tensor_ns * self.tensors
@@ -117,7 +117,7 @@ def update_of(graph: Graph) -> Update:
     return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
 
 
-def need_taken(graph: Graph, setting: str) -> None:
+def need_setting(graph: Graph, setting: str) -> None:
     """Raise `NotApplicableError` if a class of the trace's optimizers takes no `fused` or `foreach`."""
     metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
     for name in sorted(_classes(graph, metadata)):
@@ -137,7 +137,7 @@ def update_calls(graph: Graph) -> Selection:
     return tasks.group_by("step").span(calls).tasks if len(calls) else tasks
 
 
-def fused_ns(
+def fused_update_ns(
     graph: Graph, steps: Groups, update: Update, *, kind: str | None, by_bytes: bool
 ) -> tuple[np.ndarray, str]:
     """Return the time of a fused update in place of each step's tasks, and a sentence on where it is from.
@@ -152,7 +152,7 @@ def fused_ns(
         return together, "The fused update takes as long as its parts together, as in the paper."
     if nbytes is None or rate is None:
         return together, "The fused update takes as long as its parts together: its bytes are not known."
-    per = RULES[kind or update.kind or ""].values * update.width
+    per = UPDATE_RULES[kind or update.kind or ""].values * update.width
     said = (
         f"The fused update moves {per} B for each of {update.elements:,} parameters ({update.where}) at "
         f"{rate:,.0f} GB/s, as the trace's own streaming work does."

@@ -12,7 +12,7 @@ from daydream.model.buckets import Gradients
 from daydream.trace.trace import Trace
 
 
-def first_uses(graph: Graph, gradients: Gradients) -> Selection:
+def first_parameter_uses(graph: Graph, gradients: Gradients) -> Selection:
     """Return, for each gradient, the forward task of its step that first needs the parameter.
 
     A gradient is complete right behind the backward node that made it. That node and the forward

@@ -18,7 +18,7 @@ from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
-from daydream.model.optimizers import RULES, Update, update_of
+from daydream.model.optimizers import UPDATE_RULES, Update, update_of
 from daydream.text import counted
 
 NARROW = ("float16", "bfloat16")
@@ -44,7 +44,7 @@ STREAMING = ("element-wise", "copy")
 STREAMING_KERNEL = r"(?i)elementwise"
 
 
-def main_type(graph: Graph, kernels: Selection) -> tuple[str | None, float, str]:
+def main_dtype(graph: Graph, kernels: Selection) -> tuple[str | None, float, str]:
     """Return the element type of most of the time, its share, and of what: of matrix kernels, if any."""
     matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
     judged, what = (matrix, "matrix kernels") if len(matrix) else (kernels, "kernels")
@@ -60,7 +60,7 @@ def refuse_narrow(graph: Graph, kernels: Selection) -> None:
 
     Kernels of 8 or 4 bits beside those that change stay as they are, with a note.
     """
-    dtype, share, what = main_type(graph, kernels)
+    dtype, share, what = main_dtype(graph, kernels)
     if dtype in NARROW:
         raise NotApplicableError(f"the {what} run in 16 bits already: {share:.0%} of their time in {dtype}")
     if NARROWER.match(dtype or ""):
@@ -100,7 +100,7 @@ def streaming_ns(graph: Graph, nbytes: np.ndarray) -> np.ndarray:
     return np.asarray(floor_ns(graph) + nbytes / rate)
 
 
-def operands(tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def operand_elements(tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the elements of input, weight and bias of products and convolutions; -1 where there is none.
 
     Of other calls the first is the first tensor, the others are -1.
@@ -138,7 +138,7 @@ def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
         lambda tasks: np.array([bare_name(op or "") in ARGUMENTS for op in tasks.op.tolist()], bool)
     )
     first = calls.group_by("call").first() if len(calls) else calls
-    _, weight, bias = operands(first)
+    _, weight, bias = operand_elements(first)
     parameters, steps = update_of(matrix.graph).elements, len(np.unique(first.step))
     if not (weight > 0).any() and parameters > 0 and len(first):
         weight = np.full(len(first), parameters * steps // len(first))
@@ -159,7 +159,7 @@ def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
     return matrix.of(np.concatenate(ids), "weights", ordered=True), np.concatenate(sizes)
 
 
-def time_beside(kernels: Selection, to_16: np.ndarray, matrix: Selection) -> np.ndarray:
+def border_kernel_ns(kernels: Selection, to_16: np.ndarray, matrix: Selection) -> np.ndarray:
     """Return what the 32-bit kernel at each border takes, in ns: that before a cast to 16 bits, else itself.
 
     0 where that is no kernel of 32-bit work that streams: at the start of a step, or a product.
@@ -221,7 +221,7 @@ def unscale_ns(graph: Graph, updates: Groups, update: Update) -> tuple[np.ndarra
             "Unscaling takes as long as the update's multi-tensor kernels take for the two values it moves."
         )
         return np.full(len(updates), 2 * each), 1, said
-    rule = RULES.get(update.kind or "")
+    rule = UPDATE_RULES.get(update.kind or "")
     if rule is None:
         raise NotApplicableError(
             "how many gradients there are is not known: record shapes, or use `daydream collect`"

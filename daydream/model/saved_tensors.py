@@ -43,7 +43,7 @@ COUNTS = (  # tensors a node; one where nothing is said
 UNKNOWN, NONE, BEFORE, BEHIND = -1, 0, 1, 2  # a forward call saves nothing, or before its work, or behind it
 
 
-def saved_tensors(backward: Groups) -> np.ndarray:
+def saved_tensor_counts(backward: Groups) -> np.ndarray:
     """Return how many tensors the autograd nodes of each group had saved, 0 for one without nodes."""
     tasks, trace = backward.by_group, backward.tasks.graph.trace
     made = np.isin(tasks.ids, tasks.where(kind="cpu", op=NODE).ids)

@@ -14,7 +14,7 @@ from test_cli_startup import HEAVY, modules_after
 import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.cli.scaling import numbers_in
-from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.trace_collectives import fitted_to_trace
 from daydream.report.text.scaling import scaling_text
 from daydream.simulate.ranks.many_ranks import factors_of, job, node_groups
@@ -87,7 +87,7 @@ def test_a_step_is_that_of_ddp_and_its_parts_add_up(replay):
         alone = daydream.whatif(replay, "ddp", workers=row.workers, cluster="dgx-a100")
         assert row.step_ns == alone.predicted_ns
         assert row.step_ns == found.alone_ns + row.overhead_ns + row.exposed_ns + row.waiting_ns
-        transfer = cluster("dgx-a100").holding(row.workers).all_reduce_ns(4 * 1024**2, row.workers)
+        transfer = find_cluster("dgx-a100").holding(row.workers).all_reduce_ns(4 * 1024**2, row.workers)
         assert row.communication_ns == transfer
         assert row.throughput == row.workers * row.efficiency
     one = found.rows[0]
@@ -177,7 +177,7 @@ def test_recorded_collectives_are_resized():
     # All of the 30 us is exposed: with one worker there is no transfer, with four it is as recorded.
     assert rows[1].step_ns == found.alone_ns == before.replayed_ns - 30_000
     assert (rows[4].step_ns, rows[4].exposed_ns) == (before.replayed_ns, 30_000)
-    fitted = fitted_to_trace(cluster("dgx-a100"), before.graph.trace).with_nodes(8)
+    fitted = fitted_to_trace(find_cluster("dgx-a100"), before.graph.trace).with_nodes(8)
     for workers, row in rows.items():
         if workers > 1:
             more = fitted.all_reduce_ns(4_000_000, workers) - fitted.all_reduce_ns(4_000_000, 4)

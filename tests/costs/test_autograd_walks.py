@@ -6,7 +6,7 @@ from daydream.optimizations.add_layers import add_layers
 from daydream.optimizations.remove_layers import remove_layers
 
 from daydream import Graph, simulate
-from daydream.model.autograd_walks import graph_walks, nodes_of, walk_nodes
+from daydream.model.autograd_walks import autograd_node_count, graph_walks, scale_autograd_walks
 
 NODE = "autograd::engine::evaluate_function: "
 
@@ -50,8 +50,8 @@ def test_a_backward_pass_on_a_thread_of_its_own_has_no_walk_that_shows():
 
 def test_walks_take_as_long_as_there_are_nodes():
     graph = two_blocks()
-    assert nodes_of(graph.select()) == 4
-    walk_nodes(graph, 0.5)
+    assert autograd_node_count(graph.select()) == 4
+    scale_autograd_walks(graph, 0.5)
     assert simulate(graph).makespan_ns == STEP - (BEFORE + BEHIND) // 2
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daydream.costs.network.cluster_names import MACHINES, cluster
+from daydream.costs.network.cluster_names import MACHINES, find_cluster
 from daydream.costs.network.clusters import COLLECTIVES, PROTOCOLS, Cluster
 from daydream.costs.network.collectives import (
     Link,
@@ -116,7 +116,7 @@ def test_a_barrier_is_the_least_all_reduce():
 
 
 def test_hierarchy_pays_where_the_way_out_is_narrow_and_the_cluster_says_what_it_is():
-    ethernet = cluster("p3dn:4")
+    ethernet = find_cluster("p3dn:4")
     assert ethernet.hierarchical_all_reduce_ns(100e6) < 1.3 * ethernet.all_reduce_ns(100e6)
     assert "p3dn, 4 nodes of 8 GPUs: 120 GB/s" in ethernet.describe()
     assert "not measured" in ethernet.describe()
@@ -174,10 +174,10 @@ def test_what_makes_no_sense_is_refused(call, message):
 
 
 def test_named_clusters_have_as_many_nodes_as_asked_for():
-    assert cluster("dgx-a100").world_size == 8
-    assert cluster("dgx-a100:4").world_size == 32
-    assert cluster("dgx-a100").holding(17).nodes == 3
-    assert all(cluster(name).nodes == 1 for name in MACHINES)
+    assert find_cluster("dgx-a100").world_size == 8
+    assert find_cluster("dgx-a100:4").world_size == 32
+    assert find_cluster("dgx-a100").holding(17).nodes == 3
+    assert all(find_cluster(name).nodes == 1 for name in MACHINES)
 
 
 def test_a_number_of_nodes_that_was_given_is_kept(tmp_path):
@@ -186,14 +186,14 @@ def test_a_number_of_nodes_that_was_given_is_kept(tmp_path):
     path.write_text(json.dumps({"gpus_per_node": 4, "nodes": 2, **links}))
 
     for named, workers in (("dgx-a100:2", 17), ("dgx-a100:1", 9), (str(path), 9), (f"{path}:3", 13)):
-        assert cluster(named).holding(workers - 1) == cluster(named)
+        assert find_cluster(named).holding(workers - 1) == find_cluster(named)
         with pytest.raises(GraphError, match=f"{workers} workers do not fit"):
-            cluster(named).holding(workers)
+            find_cluster(named).holding(workers)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(DaydreamError, match="Did you mean 'dgx-a100'"):
-        cluster("dgx-a10")
+        find_cluster("dgx-a10")
 
 
 DESCRIPTION = """
@@ -211,7 +211,7 @@ def test_a_file_describes_a_cluster(tmp_path):
     pytest.importorskip("tomllib", reason="TOML needs Python 3.11, or tomli")
     path = tmp_path / "lab.toml"
     path.write_text(DESCRIPTION)
-    found = cluster(f"{path}:3")
+    found = find_cluster(f"{path}:3")
     assert (found.name, found.nodes, found.gpus_per_node) == ("lab", 3, 4)
     assert (found.intra, found.inter) == (Link(20, 5_000), Link(12.5, 14_000))
     assert "description in lab.toml" in found.describe()
@@ -220,7 +220,7 @@ def test_a_file_describes_a_cluster(tmp_path):
 def test_so_does_json(tmp_path):
     path = tmp_path / "one.json"
     path.write_text('{"gpus_per_node": 2, "intra": {"bandwidth_gb_per_s": 7}}')
-    assert cluster(str(path)).intra == Link(7, 3_400)
+    assert find_cluster(str(path)).intra == Link(7, 3_400)
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,9 @@ def test_a_file_that_describes_none_is_refused(tmp_path, text, message):
     path = tmp_path / "lab.json"
     path.write_text(text)
     with pytest.raises(DaydreamError, match=message):
-        cluster(str(path))
+        find_cluster(str(path))
 
 
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(DaydreamError, match="cannot read the cluster file"):
-        cluster(str(tmp_path / "none.toml"))
+        find_cluster(str(tmp_path / "none.toml"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared import TRACES, shared_trace
 
 import daydream
-from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import PROTOCOLS, Cluster
 from daydream.costs.network.collectives import Link
 from daydream.costs.network.fitting import Measurement, StepCurve, calibrate
@@ -54,7 +54,7 @@ def sweep(machines: Cluster, members: int, sizes=range(1, 40)) -> list[Measureme
 
 def test_measured_sizes_and_members_come_back_as_they_were():
     truth = lab()
-    fitted = calibrate(cluster("pcie3"), sweep(truth, 2) + sweep(truth, 8), "a sweep")
+    fitted = calibrate(find_cluster("pcie3"), sweep(truth, 2) + sweep(truth, 8), "a sweep")
     assert fitted.all_reduce_ns(16 * MB, 2) == truth.all_reduce_ns(16 * MB, 2)
     assert fitted.all_reduce_ns(16 * MB, 8) == truth.all_reduce_ns(16 * MB, 8)
     assert "fitted to 78 measurements of 2, 8 GPUs in a sweep" in fitted.describe()
@@ -63,7 +63,7 @@ def test_measured_sizes_and_members_come_back_as_they_were():
 @pytest.mark.parametrize("members", [3, 4, 5, 7])
 def test_what_is_linear_in_the_steps_is_found_between_two_group_sizes(members):
     truth = lab()
-    fitted = calibrate(cluster("pcie3"), sweep(truth, 2) + sweep(truth, 8), "a sweep")
+    fitted = calibrate(find_cluster("pcie3"), sweep(truth, 2) + sweep(truth, 8), "a sweep")
     for size in (4, 10):
         assert fitted.all_reduce_ns(size * MB, members) == pytest.approx(
             truth.all_reduce_ns(size * MB, members), rel=0.001
@@ -71,7 +71,7 @@ def test_what_is_linear_in_the_steps_is_found_between_two_group_sizes(members):
 
 
 def test_the_link_behind_a_clean_sweep_is_found():
-    found = calibrate(cluster("pcie3"), sweep(lab(), 2) + sweep(lab(), 8), "a sweep").intra
+    found = calibrate(find_cluster("pcie3"), sweep(lab(), 2) + sweep(lab(), 8), "a sweep").intra
     assert found.bandwidth == pytest.approx(50, rel=0.01)
     assert found.latency_ns == pytest.approx(2_000, rel=0.05)
 
@@ -171,7 +171,7 @@ def test_a_trace_without_sizes_gives_none():
 
 def test_a_real_trace_fits_below_all_its_all_reduces():
     real = daydream.load(shared_trace("kineto/a100_resnet_ddp_rank0of2.json.gz"))
-    fitted = fitted_to_trace(cluster("dgx-a100"), real)
+    fitted = fitted_to_trace(find_cluster("dgx-a100"), real)
     long = [one for one in measured_in(real) if one.nbytes > MB]
     assert len(long) == 15
     assert all(fitted.all_reduce_ns(one.nbytes, 2) <= one.time_ns + 1 for one in long)
@@ -236,7 +236,7 @@ def test_binary_and_missing_files_are_refused(tmp_path):
 @pytest.mark.parametrize(("fit", "largest"), [(True, 0.10), (False, 0.25)])
 def test_all_reduces_of_four_gpus_are_predicted(fit, largest):
     measured = {n: read_nccl_tests(TRACES / f"collectives/a100_allreduce_{n}gpus.csv") for n in (2, 4, 8)}
-    model = cluster("dgx-a100")
+    model = find_cluster("dgx-a100")
     if fit:
         model = calibrate(model, measured[2] + measured[8], "2 and 8 GPUs")
     long = [one for one in measured[4] if one.nbytes >= 8e6]

@@ -6,7 +6,7 @@ import pytest
 
 from daydream import Graph, NotApplicableError, Trace
 from daydream.costs.devices import DEVICES, find_device
-from daydream.costs.network.cluster_names import MACHINES, cluster
+from daydream.costs.network.cluster_names import MACHINES, find_cluster
 from daydream.costs.network.networks import MACHINE_OF, machine_of
 from daydream.graph.build import build
 
@@ -57,4 +57,4 @@ def test_the_links_of_a_machine_are_those_of_its_boards():
     for name, machine in MACHINE_OF.items():
         device = by_name[name]
         printed = device.pcie if machine.startswith("pcie") else (device.link or 0) / 2
-        assert 0.7 * printed <= cluster(machine).intra.bandwidth <= printed, name
+        assert 0.7 * printed <= find_cluster(machine).intra.bandwidth <= printed, name

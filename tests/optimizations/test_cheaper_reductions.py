@@ -13,7 +13,7 @@ from training_programs import A100, buckets_of, exchanged, times, training
 from daydream import GraphError, NotApplicableError, simulate
 from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.kernels import floor_ns
-from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.cluster_names import find_cluster
 
 # blueconnect
 
@@ -39,7 +39,7 @@ def parts_of(machines, nbytes: int) -> list[int]:
 
 
 def test_an_all_reduce_goes_through_the_levels(lab):
-    machines, nbytes = cluster(lab), 10**8
+    machines, nbytes = find_cluster(lab), 10**8
     graph = buckets_of(nbytes, duration=machines.all_reduce_ns(nbytes, 4))
     blueconnect(graph, cluster=lab, workers=4)
     parts = graph.select(kind="collective")
@@ -53,7 +53,7 @@ def test_an_all_reduce_goes_through_the_levels(lab):
 def test_one_bucket_crosses_the_network_while_another_is_summed_inside(lab):
     #  stream 13      |scatter 0|scatter 1|              |gather 0|          |gather 1|
     #  between nodes            |scatter 0|gather 0|scatter 1|gather 1|
-    machines, nbytes = cluster(lab), 10**8
+    machines, nbytes = find_cluster(lab), 10**8
     graph = buckets_of(nbytes, nbytes, duration=machines.all_reduce_ns(nbytes, 4))
     blueconnect(graph, cluster=lab, workers=4)
     first, over, back, last = parts_of(machines, nbytes)
@@ -65,7 +65,7 @@ def test_one_bucket_crosses_the_network_while_another_is_summed_inside(lab):
 
 
 def test_half_the_time_of_a_plain_all_reduce_stays_half(lab):
-    machines, nbytes = cluster(lab), 10**8
+    machines, nbytes = find_cluster(lab), 10**8
     graph = buckets_of(nbytes, duration=machines.all_reduce_ns(nbytes, 4) // 2)
     blueconnect(graph, cluster=lab, workers=4)
     halves = [round(part / 2) for part in parts_of(machines, nbytes)]

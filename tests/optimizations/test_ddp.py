@@ -21,7 +21,7 @@ from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.device.call_scaling import tiny_call_ns
 from daydream.costs.kernels import floor_ns
-from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.graph.build import build
 from daydream.model.buckets import assign
 
@@ -215,7 +215,7 @@ def test_a_named_cluster_prices_the_buckets_and_grows_to_hold_the_workers():
     graph = training()
     ddp(graph, workers=16, cluster="dgx-a100")
     assert graph.select(kind="collective").duration_ns.tolist() == [
-        cluster("dgx-a100:2").all_reduce_ns(8000, 16)
+        find_cluster("dgx-a100:2").all_reduce_ns(8000, 16)
     ]
     assert "2 nodes of 8 GPUs" in " ".join(graph.facts.notes)
 
@@ -250,7 +250,7 @@ def distributed(*reduced_behind: int, duration: int = 100_000, hooks: bool = Tru
     return program.graph(world_size=2, **{**A100, **metadata})
 
 
-FIXED = cluster("dgx-a100").all_reduce_ns(1, 2)
+FIXED = find_cluster("dgx-a100").all_reduce_ns(1, 2)
 
 
 def test_two_buckets_become_one():
@@ -292,7 +292,7 @@ def test_bucket_size_says_why_it_does_not_apply(graph, options, error, words):
         bucket_size(graph(), **options)
 
 
-LONG_US = cluster("dgx-a100").all_reduce_ns(30 * 2**20, 2) / 1000  # of a bucket of 30 MiB
+LONG_US = find_cluster("dgx-a100").all_reduce_ns(30 * 2**20, 2) / 1000  # of a bucket of 30 MiB
 
 
 def unsized(*, phases: bool = True) -> Graph:

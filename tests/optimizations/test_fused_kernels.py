@@ -13,7 +13,7 @@ from shared import shared_trace
 import daydream
 from daydream import Graph, NotApplicableError, simulate
 from daydream.graph.build import build
-from daydream.model.chains import backward_of, find_chains, one_pass_ns
+from daydream.model.chains import backward_chains, find_chains, one_pass_ns
 
 FLOOR = 5  # ns: what the tiny kernels below take
 ROWS = [[256, 1024]]  # 262,144 floats: 1 MiB
@@ -128,7 +128,7 @@ def test_backward_nodes_are_found_by_their_sequence_numbers():
     node(program, "MmBackward0", 9, ("mm", 18))
     graph = program.graph()
     chains = find_chains(graph, {"P": "pow|mean|add|rsqrt|mul"}, "P+")
-    assert [group.name.tolist() for group in backward_of(chains)] == [
+    assert [group.name.tolist() for group in backward_chains(chains)] == [
         ["mul kernel", "sum kernel", "mul kernel"]
     ]
     fused_norm(graph)

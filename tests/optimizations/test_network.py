@@ -11,7 +11,7 @@ from shared import shared_replay
 from training_programs import buckets_of, meeting, reduced, times
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.graph.selection import Selection
 from daydream.transforms.compose import in_order, parse
 
@@ -99,7 +99,7 @@ def test_a_receiver_still_waits_for_its_data():
 
 
 def test_of_one_rank_what_goes_beyond_the_cluster_is_waiting():
-    plain = cluster("dgx-a100").all_reduce_ns(10**7, 8)
+    plain = find_cluster("dgx-a100").all_reduce_ns(10**7, 8)
     graph = buckets_of(10**7, 10**7, duration=[plain + 500, plain - 500])
     with pytest.raises(NotApplicableError, match="several ranks together"):
         no_stragglers(graph)

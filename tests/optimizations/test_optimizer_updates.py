@@ -15,7 +15,7 @@ from recorded import Program, thread_and_stream
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.device.bandwidth import link_bandwidth, memory_bandwidth
 from daydream.costs.device.call_scaling import tiny_call_ns
-from daydream.model.optimizers import RULES, TAKES, update_of
+from daydream.model.optimizers import TAKES, UPDATE_RULES, update_of
 from daydream.transforms.compose import parse
 
 COPY = "Memcpy DtoD (Device -> Device)"
@@ -74,7 +74,7 @@ def test_the_number_of_parameters_comes_from_shapes_of_what_runs_once_for_each_g
     ("kind", "nbytes"), [("sgd", 12), ("momentum", 20), ("adagrad", 20), ("adam", 28), ("lamb", 52)]
 )
 def test_bytes_of_a_float32_parameter_by_kind(kind, nbytes):
-    assert RULES[kind].values * 4 == nbytes
+    assert UPDATE_RULES[kind].values * 4 == nbytes
 
 
 def test_bandwidths_are_those_of_the_trace():

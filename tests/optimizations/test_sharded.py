@@ -15,7 +15,7 @@ from training_programs import A100, GRADIENT, ONE, ONE_UNIT, reduced, times, tra
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.device.bandwidth import copies_ns
 from daydream.costs.device.call_scaling import scaled_time
-from daydream.costs.network.cluster_names import cluster
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.simulate.steady import settle
 
 sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns
@@ -276,7 +276,7 @@ def test_a_sharded_step_settles():
 def test_a_named_cluster_prices_shards():
     graph = network()
     sharded(graph, workers=16, cluster="dgx-a100", layers="*")
-    machines = cluster("dgx-a100:2")
+    machines = find_cluster("dgx-a100:2")
     gathered = graph.select(collective="all_gather").duration_ns.tolist()
     assert gathered == [machines.time_ns("all_gather", 16 * 400, 16)] * 6  # 10 rows, filled up to 16
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.costs.device.measured import Asked, NewShapes, from_table, need_times_of, types_of
-from daydream.costs.device.roofline import HALF, PAPER, Change, is_matrix_kernel, is_tf32_kernel
+from daydream.costs.device.roofline import HALF, PAPER_SPEEDUPS, Change, is_matrix_kernel, is_tf32_kernel
 from daydream.costs.device.table import KernelTable
 from daydream.costs.devices import Device, find_device
 from daydream.costs.kernels import work
@@ -154,5 +154,5 @@ def _by_paper(selection: Selection, dtype: str | None, old: np.ndarray) -> Retim
         )
     names = selection.name
     wide = (selection.dtype == "float32") & ~is_tf32_kernel(names)
-    by = np.where(wide, np.where(is_matrix_kernel(names), *PAPER), 1.0)
+    by = np.where(wide, np.where(is_matrix_kernel(names), *PAPER_SPEEDUPS), 1.0)
     return sped_up(old, by, np.where(wide, "paper", "unchanged"))

@@ -30,7 +30,7 @@ from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
-PAPER = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
+PAPER_SPEEDUPS = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
 HALF = ("float16", "bfloat16")
 IN_FULL = ("float32", "float64", "float32_matrix")  # vector units, and matrix units of full precision
 ON_MATRIX_UNITS = ("float16", "bfloat16", "tf32", "float8", "int8")
@@ -288,7 +288,7 @@ class Change:
         half = (
             self.typed & (self.dtypes == "float32") & np.isin(self.new_dtypes.astype(str), HALF) & ~self.tf32
         )
-        new = np.where(half, new / np.where(self.matrix, *PAPER), new)
+        new = np.where(half, new / np.where(self.matrix, *PAPER_SPEEDUPS), new)
         return new, np.where(half, "paper", "ratio").astype(object)
 
 

@@ -45,7 +45,7 @@ MACHINES: dict[str, tuple[int, float, int, float, str]] = {
 }
 
 
-def cluster(text: str) -> Cluster:
+def find_cluster(text: str) -> Cluster:
     """Return a cluster by name (`dgx-a100`, `dgx-a100:4`) or from a file (`lab.toml`, `lab.json:2`).
 
     What follows the colon is the number of nodes. Raises `DaydreamError` for an unknown name or a

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daydream.costs.devices import device_of
-from daydream.costs.network.cluster_names import cluster as named
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster
 from daydream.costs.network.collectives import (
     Link,
@@ -103,7 +103,7 @@ def network_of(
         return Network(workers, None, Link(bandwidth, latency_us * 1e3))
     if latency_us:
         raise GraphError("latency_us goes with bandwidth; a cluster has its own latencies")
-    return Network(workers, named(cluster or machine_of(graph)).holding(workers), None)
+    return Network(workers, find_cluster(cluster or machine_of(graph)).holding(workers), None)
 
 
 def machine_of(graph: Graph) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from daydream.costs.network.cluster_names import cluster as named
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import COLLECTIVES, Cluster
 from daydream.costs.network.collectives import bytes_of_message
 from daydream.costs.network.networks import machine_of
@@ -46,7 +46,7 @@ class RecordedCollectives:
         self.ids = tasks.ids[known]
         if not len(self.ids):
             raise NotApplicableError("the trace tells neither operation nor bytes of its collectives")
-        self.cluster = fitted_to_trace(named(cluster or machine_of(graph)), graph.trace)
+        self.cluster = fitted_to_trace(find_cluster(cluster or machine_of(graph)), graph.trace)
         self.messages = [
             (collective, bytes_of_message(collective, nbytes, self.workers))
             for collective, nbytes in zip(

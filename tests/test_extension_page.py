@@ -1,0 +1,154 @@
+"""What optimizations may import, and that what is promised to them changes on purpose only.
+
+After a change that is meant, `DAYDREAM_GOLDEN=write pytest tests/test_extension_page.py` writes the
+signatures again; read the difference: what goes or changes its meaning needs an alias for a release
+(docs/extending.md).
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import daydream
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "optimizations").glob("*.py"))
+GOLDEN = ROOT / "tests" / "golden" / "signatures.txt"
+PAGE = ROOT / "docs" / "extending.md"
+PACKAGES = ("daydream", "daydream.costs", "daydream.model", "daydream.transforms")
+WORDS = (  # of classes, besides public methods
+    "__and__", "__bool__", "__call__", "__contains__", "__enter__", "__exit__", "__getattr__", "__getitem__",
+    "__iter__", "__len__", "__or__", "__sub__",
+)  # fmt: skip
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield module and name of everything of daydream that a file imports, at its top or later."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "daydream")
+        elif isinstance(node, ast.ImportFrom) and (
+            node.level or str(node.module).split(".")[0] == "daydream"
+        ):
+            yield from (("." * node.level + (node.module or ""), alias.name) for alias in node.names)
+
+
+def is_promised(module: str, name: str) -> bool:
+    if module in PACKAGES:
+        return name in importlib.import_module(module).__all__
+    of, _, sibling = module.rpartition(".")
+    return of == "daydream.optimizations" and (sibling.startswith("_") or name in (sibling, "apply"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_optimization_imports_promised_names_only(path):
+    found = list(imports(ast.parse(path.read_text(encoding="utf-8"))))
+
+    assert [f"{module}: {name}" for module, name in found if not is_promised(module, name)] == []
+
+
+def test_imports_of_any_form_are_found():
+    source = """
+import daydream.costs.devices
+from daydream.costs import work, nothing
+def later():
+    from daydream.graph.graph import Graph
+    from daydream.optimizations.ddp import STAGE, ddp
+    from . import _p3
+"""
+    found = sorted(imports(ast.parse(source)))
+
+    assert [name for name in found if not is_promised(*name)] == [
+        (".", "_p3"),
+        ("daydream.costs", "nothing"),
+        ("daydream.costs.devices", ""),
+        ("daydream.graph.graph", "Graph"),
+        ("daydream.optimizations.ddp", "STAGE"),
+    ]
+
+
+# The signatures ----------------------------------------------------------------------------------
+
+
+def written(value: Any) -> str:
+    """Return a default value as all versions of Python and numpy write it."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    return value if type(value).__repr__ is object.__repr__ else re.sub(r" at 0x\w+", "", repr(value))
+
+
+def signature(function: Any) -> str:
+    found = inspect.signature(function)
+    words, only_named = [], False
+    for each in found.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not only_named:
+            words.append("*")
+        only_named |= each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        star = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        hint = "" if each.annotation is each.empty else f": {annotation(each.annotation)}"
+        default = "" if each.default is each.empty else f" = {written(each.default)}"
+        words.append(f"{star}{each.name}{hint}{default}")
+    returned = found.return_annotation
+    back = "" if returned is found.empty else f" -> {annotation(returned)}"
+    return f"({', '.join(words)}){back}"
+
+
+def annotation(hint: Any) -> str:
+    return hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+
+
+def members(class_: type) -> Iterator[str]:
+    """Yield a line for each public method and property, those of the project's base classes too."""
+    for name in sorted(dir(class_)):
+        home = next((base for base in class_.__mro__ if name in vars(base)), object)
+        if (name.startswith("_") and name not in WORDS) or not home.__module__.startswith("daydream"):
+            continue
+        value = vars(home)[name]
+        if isinstance(value, property) or type(value).__name__ == "cached_property":
+            get = value.fget if isinstance(value, property) else value.func
+            yield f"{name}{signature(get).partition(')')[2]}"
+        elif isinstance(value, staticmethod | classmethod):
+            yield f"{name}{signature(getattr(class_, name))}"
+        elif inspect.isfunction(value):
+            yield f"{name}{signature(value)}"
+
+
+def signatures(package: str) -> Iterator[str]:
+    module = importlib.import_module(package)
+    for name in sorted(module.__all__):
+        value, full = getattr(module, name), f"{package}.{name}"
+        value = getattr(value, name, value) if isinstance(value, ModuleType) else value  # daydream.simulate
+        if package != "daydream" and name in daydream.__all__:
+            yield f"{full} is daydream.{name}"
+        elif inspect.isclass(value):
+            bases = [base.__name__ for base in value.__bases__ if base.__module__.startswith("daydream")]
+            head = "" if issubclass(value, Exception) else signature(value)
+            yield f"class {full}{head}{f', a {bases[0]}' if bases else ''}"
+            yield from (f"    {line}" for line in members(value))
+        elif isinstance(value, ModuleType):
+            yield f"module {full}: {', '.join(each for each in vars(value) if each.isupper())}"
+        elif callable(value) and not hasattr(value, "__origin__"):
+            yield f"{full}{signature(value)}"
+        elif str(type(value)).startswith(("<class 'types.", "<class 'typing.")):
+            yield f"{full} = {value}"
+        else:
+            yield f"{full}: {type(value).__name__}"
+
+
+def test_signatures_of_public_names_are_as_reviewed():
+    found = "\n".join(line for package in PACKAGES for line in signatures(package)) + "\n"
+    if os.environ.get("DAYDREAM_GOLDEN") == "write":
+        GOLDEN.write_text(found, encoding="utf-8")
+
+    assert found == GOLDEN.read_text(encoding="utf-8")
