@@ -7,17 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, shows, sums
+from daydream.report.text.breakdown import HIDDEN, REST, Parts, shows, sums
 from daydream.report.text.causes import explained
 from daydream.report.text.layout import (
-    AROUND,
     MARGIN,
-    USUAL_LINES,
     Block,
     Headline,
     Words,
-    height,
-    notes,
     printable,
 )
 from daydream.report.text.notes import recording_notes
@@ -137,8 +133,8 @@ def change_rows(before: Parts, after: Parts, most: int) -> list[list[str]]:
 
     Where little changes the largest causes are shown, too: they are what the step is made of.
     """
-    sides = [side["by_cause"] for side in (before, after)]
-    whole = tuple(sum(side.values()) for side in sides)
+    sides = before["by_cause"], after["by_cause"]
+    whole = sum(sides[0].values()), sum(sides[1].values())
     unit, size, digits = scale(max(whole))
 
     def row(name: str, old: int, new: int) -> list[str]:
@@ -146,24 +142,19 @@ def change_rows(before: Parts, after: Parts, most: int) -> list[list[str]]:
         changed = bool(float(more.replace(",", "")))
         return [name, f"{old / size:,.{digits}f}", f"{new / size:,.{digits}f}", more if changed else more[1:]]
 
-    found = [(name, *(side.get(name, 0) for side in sides)) for name in dict.fromkeys([*sides[0], *sides[1]])]
+    found = [
+        (name, sides[0].get(name, 0), sides[1].get(name, 0)) for name in dict.fromkeys([*sides[0], *sides[1]])
+    ]
     found.sort(key=lambda each: (-abs(each[2] - each[1]), -max(each[1:])))
     changed = [each for each in found if abs(each[2] - each[1]) >= HIDDEN * max(whole)]
     large = sorted(found, key=lambda each: -max(each[1:]))
     few = max(FEWEST_CAUSES - len(changed), 0)
     shown = (changed + [each for each in large if each not in changed][:few])[:most]
     others = [each for each in found if each not in shown]
-    rest = (REST, *sums(others, 2))
+    small = sums(others, len(sides))
     rows = [row(MARGIN + explained(name), *ns) for name, *ns in shown]
-    rows += [row(MARGIN + REST, *rest[1:])] if others and shows(rest, max(whole)) else []
+    rows += [row(MARGIN + REST, *small)] if shows((REST, *small), max(whole)) else []
     return [[f"{WAITS_FOR}, {unit}", "before", "after", "change"], *rows, row("the step", *whole)]
-
-
-def changes(before: Parts, after: Parts, others: Sequence[Block]) -> list[Block]:
-    """Return what changes by cause, as many rows as leave room for the other blocks on one screen."""
-    room = USUAL_LINES - AROUND - height(others) - len(["", "head", REST, "the step"])
-    rows = change_rows(before, after, min(max(room, FEWEST_CAUSES), MOST_CAUSES))
-    return ["", breakdown_table(rows)]
 
 
 def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None) -> list[Block]:
@@ -182,5 +173,6 @@ def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None
 def short_notes(comparison: Comparison, trace: Sequence[str]) -> list[Block]:
     """Return the notes about this prediction, and how many there are about the recording."""
     recording = set(comparison.replay.notes)
-    own = [note for note in comparison.notes() if note not in recording]
-    return notes([*own, *recording_notes(comparison.replay.notes, trace)])
+    own = [printable(note) for note in dict.fromkeys(comparison.notes()) if note not in recording]
+    blocks: list[Block] = [Words(note, f"{MARGIN}note: ", MARGIN + " " * len("note: ")) for note in own]
+    return [*blocks, *map(Words, recording_notes(comparison.replay.notes, trace))]

@@ -156,6 +156,15 @@ class Screen(str):
         return self
 
 
+def fitting(screens: Iterable[Screen]) -> Screen:
+    """Return the first of some screens that a usual terminal shows as a whole, else the last of them."""
+    found = Screen([])
+    for found in screens:
+        if height(found.blocks) <= USUAL_LINES - AROUND:
+            break
+    return found
+
+
 def height(blocks: Iterable[Block], width: int = USUAL_WIDTH) -> int:
     """Return how many lines blocks take on a terminal of this width."""
     return sum(len(_on_terminal(block, width)) for block in blocks)

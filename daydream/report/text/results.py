@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.report.text.breakdown import breakdown_rows, breakdown_table, moved_bound
 from daydream.report.text.layout import (
-    AROUND,
     MARGIN,
-    USUAL_LINES,
     Block,
     Facts,
     Figures,
@@ -17,7 +15,7 @@ from daydream.report.text.layout import (
     Screen,
     Table,
     Words,
-    height,
+    fitting,
     notes,
     printable,
     shortened,
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from daydream.predict.replay import Replay, StepReplay
     from daydream.trace.trace import Trace
 
-MOST_STEPS = 12
+MOST_STEPS, FEWEST_STEPS = 12, 3  # of one screen
 WORST_STEPS = 5
 STEP_WIDTH = 40
 MEANING = (
@@ -66,9 +64,11 @@ def replay_text(replay: Replay, *, verbose: bool = False, trace: Sequence[str] =
     if verbose:
         rows = _steps(replay.steps, several_ranks=several)
         return Screen([*top, "", *rows, "", Facts(graph_facts(replay, said)), *notes(replay.notes)])
-    bottom = ["", starts, *map(Words, recording_notes(replay.notes, trace))]
-    room = USUAL_LINES - AROUND - height([*top, *bottom]) - len(["", "head", "the worst"])
-    return Screen([*top, "", *_steps(replay.steps, several_ranks=several, most=max(room, 3)), *bottom])
+    bottom: list[Block] = ["", starts, *map(Words, recording_notes(replay.notes, trace))]
+    return fitting(
+        Screen([*top, "", *_steps(replay.steps, several_ranks=several, most=most), *bottom])
+        for most in range(MOST_STEPS, FEWEST_STEPS - 1, -1)
+    )
 
 
 def whatif_text(
@@ -89,7 +89,7 @@ def whatif_text(
 
     before, after = parts_of_change(comparison)
     moved = moved_bound(before, after)
-    top = [
+    top: list[Block] = [
         answer.headline(comparison),
         *answer.options_words(comparison),
         *answer.range_words(comparison),
@@ -97,13 +97,17 @@ def whatif_text(
         *answer.code_words(code_of(comparison.optimization)),
     ]
     known = comparison.reason is None
-    bottom = answer.bottleneck(comparison, moved, suggestion) if known else []
+    bottom: list[Block] = answer.bottleneck(comparison, moved, suggestion) if known else []
     if verbose:
         whole = breakdown_table(breakdown_rows(before, after))
         return Screen([*top, "", whole, *bottom, "", *_details(comparison), *notes(comparison.notes())])
     bottom += answer.short_notes(comparison, trace)
-    table = answer.changes(before, after, [*top, *bottom]) if known else []
-    return Screen([*top, *table, *bottom])
+    if not known:
+        return Screen([*top, *bottom])
+    return fitting(
+        Screen([*top, "", breakdown_table(answer.change_rows(before, after, most)), *bottom])
+        for most in range(answer.MOST_CAUSES, answer.FEWEST_CAUSES - 1, -1)
+    )
 
 
 def _details(comparison: Comparison) -> list[Block]:
