@@ -6,17 +6,30 @@ import contextlib
 
 import click
 
-from daydream.cli.source import json_option, read, stdout_for_the_result, trace_options, trace_words
+from daydream.cli.source import (
+    json_option,
+    read,
+    stdout_for_the_result,
+    trace_options,
+    trace_words,
+    verbose_option,
+)
 
 
 def _explain(
-    trace: str, step_marker: str | None, steps: str | None, whatif: str | None, as_json: bool
+    trace: str,
+    step_marker: str | None,
+    steps: str | None,
+    whatif: str | None,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """Say why a step takes its time: what bounds it, and what it could do without.
 
-    The chain of causes behind the steps is told as shares: kernels by what bounds them, CPU
-    work, communication, copies, data loading, synchronization. Then come the largest avoidable
-    costs, each with the what-if that removes it and what that would save, by simulation.
+    First what bounds it, then the largest avoidable costs, each with the what-if that removes it,
+    what that would save, by simulation, and the line of code that does it. Then the chain of causes
+    behind the steps as shares: kernels by what bounds them, CPU work, communication, copies, data
+    loading, synchronization.
     """
     import daydream
     from daydream.cli.failures import of_optimizations
@@ -35,9 +48,9 @@ def _explain(
     if as_json:
         print_json({"trace": trace, **explain_json(explanation)})
         return
-    print_screen(explain_text(explanation))
-    best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
     again = trace_words(trace, step_marker, steps)
+    print_screen(explain_text(explanation, verbose=verbose, trace=again))
+    best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
     if best is not None:
         print_next(*best.command[1:], *again)
     elif whatif is None:
@@ -55,6 +68,7 @@ command = click.Command(
             ["--whatif"], metavar="NAME[+NAME...]",
             help="Explain the step after this change, with its options at their defaults.",
         ),
+        verbose_option("all costs, what goes on off the critical path and every note"),
         json_option(),
     ],
 )  # fmt: skip

@@ -5,7 +5,14 @@ from __future__ import annotations
 import click
 
 from daydream.cli.html import check_html, html_option, ranking_option, write_html
-from daydream.cli.source import force_option, json_option, read, trace_options, trace_words
+from daydream.cli.source import (
+    force_option,
+    json_option,
+    read,
+    trace_options,
+    trace_words,
+    verbose_option,
+)
 from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
 
 
@@ -17,6 +24,7 @@ def _replay(
     html: str | None,
     no_ranking: bool,
     force: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Simulate a trace untouched and hold it against what was measured, step by step."""
@@ -41,7 +49,8 @@ def _replay(
     if as_json:
         print_json({"trace": trace, **result.to_json()})
     else:
-        print_screen(replay_text(result))
+        again = trace_words(trace, step_marker, steps)
+        print_screen(replay_text(result, verbose=verbose, trace=again))
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     if html is not None:
@@ -61,6 +70,7 @@ command = click.Command(
         html_option(),
         ranking_option(),
         force_option(),
+        verbose_option("what the graph is made of and every note about the recording"),
         json_option(),
     ],
 )

@@ -17,10 +17,14 @@ from daydream.cli.source import (
     stdout_for_the_result,
     table_option,
     trace_options,
+    trace_words,
+    verbose_option,
 )
 from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
 
 if TYPE_CHECKING:
+    from daydream.cli.progress import Progress
+    from daydream.explanation.suggestion import Suggestion
     from daydream.predict.prediction import Comparison
     from daydream.predict.replay import Replay
     from daydream.transforms.registry import Optimization
@@ -138,6 +142,7 @@ def _whatif(
     html: str | None,
     no_ranking: bool,
     force: bool,
+    verbose: bool,
     as_json: bool,
     as_list: bool,
     **options: Any,
@@ -160,7 +165,7 @@ def _whatif(
     import daydream
     from daydream.cli.output import free_name
     from daydream.cli.progress import Progress
-    from daydream.cli.results import print_code, print_json, print_next, print_screen
+    from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.text.results import whatif_json, whatif_text
 
     check_timeline(output, force=force)
@@ -178,17 +183,37 @@ def _whatif(
             written = write_html(
                 html, replay, comparison, force=force, ranked=not no_ranking, progress=progress
             )  # fmt: skip
+        then = None if as_json else _suggestion(ctx, comparison, options, progress)
     if as_json:
         print_json(whatif_json(comparison))
     else:
-        print_screen(whatif_text(comparison))
-        print_code(comparison.optimization)
+        again = trace_words(trace, step_marker, steps)
+        print_screen(whatif_text(comparison, verbose=verbose, suggestion=then, trace=again))
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
     if html is not None:
         click.echo(written, err=True)
     if output is None and html is None and not as_json:
-        print_next("whatif", *ctx.meta[TYPED], "-o", free_name(comparison.optimization, ".json.gz"))
+        typed = list(ctx.meta[TYPED])
+        if then is None or verbose:
+            print_next("whatif", *typed, "-o", free_name(comparison.optimization, ".json.gz"))
+        else:
+            typed[typed.index(name)] = f"{name}+{then.name}"
+            print_next("whatif", *typed, *then.command)
+
+
+def _suggestion(
+    ctx: click.Context, comparison: Comparison, given: Mapping[str, Any], progress: Progress
+) -> Suggestion | None:
+    """Return what to try on top of this; nothing where it cannot be told how that is typed."""
+    from daydream.cli.whatif_options import option_values
+    from daydream.explanation.suggestion import suggestion
+
+    chosen, typed = ctx.meta[CHOSEN], ctx.meta[TYPED]
+    if typed.count(ctx.params["name"]) != 1 or "--" in typed:
+        return None
+    progress("looking for what to try next")
+    return suggestion(comparison, chosen, option_values(chosen, given))
 
 
 def _predict(
@@ -221,6 +246,7 @@ def _parameters() -> list[click.Parameter]:
         html_option(),
         ranking_option(),
         force_option(),
+        verbose_option("phases, layers, the options that were used and every note"),
         json_option(),
         click.Option(["--list", "as_list"], is_flag=True, help="List the optimizations."),
     ]

@@ -110,9 +110,9 @@ def merged_parts(sides: Sequence[Mapping[str, int]], whole: int) -> list[Row]:
     names = dict.fromkeys(name for side in sides for name in side)
     rows: list[Row] = [(name, *(side.get(name, 0) for side in sides)) for name in names]
     rows.sort(key=lambda row: (PHASES.index(row[0]) if row[0] in PHASES else len(PHASES), -max(row[1:])))
-    small = [row for row in rows if not _shows(row, whole)]
-    rest = (REST, *_sums(small, len(sides)))
-    return [*(row for row in rows if row not in small), *([rest] if _shows(rest, whole) else [])]
+    small = [row for row in rows if not shows(row, whole)]
+    rest = (REST, *sums(small, len(sides)))
+    return [*(row for row in rows if row not in small), *([rest] if shows(rest, whole) else [])]
 
 
 def merged_layers(sides: Sequence[Mapping[str, int]], whole: int) -> list[Row]:
@@ -127,12 +127,12 @@ def merged_layers(sides: Sequence[Mapping[str, int]], whole: int) -> list[Row]:
             found.setdefault(name, [0] * len(sides))[place] += ns
     without = (NO_LAYER, *found.pop(NO_LAYER))
     rows: list[Row] = sorted(((name, *ns) for name, ns in found.items()), key=lambda row: -max(row[1:]))
-    shown = [row for row in rows[:MOST_LAYERS] if _shows(row, whole)]
+    shown = [row for row in rows[:MOST_LAYERS] if shows(row, whole)]
     if not shown:
         return []
     others = rows[len(shown) :]
     if others:
-        shown.append((count(len(others), "other layer"), *_sums(others, len(sides))))
+        shown.append((count(len(others), "other layer"), *sums(others, len(sides))))
     return [*shown, *([without] if any(without[1:]) else [])]
 
 
@@ -140,9 +140,11 @@ def _each(sides: Sequence[Parts], key: str) -> list[Mapping[str, int]]:
     return [side.get(key, {}) for side in sides]
 
 
-def _shows(row: Row, whole: int) -> bool:
+def shows(row: Row, whole: int) -> bool:
+    """Tell whether a row is large enough to be shown beside a step of this length."""
     return max(abs(ns) for ns in row[1:]) >= HIDDEN * whole
 
 
-def _sums(rows: Sequence[Row], sides: int) -> list[int]:
+def sums(rows: Sequence[Row], sides: int) -> list[int]:
+    """Return the sum of the rows on each side."""
     return [sum(row[1 + side] for row in rows) for side in range(sides)]

@@ -21,10 +21,13 @@ from rich.text import Text
 from daydream.report.text.layout import (
     BESIDE,
     MARGIN,
+    USUAL_LINES,
+    USUAL_WIDTH,
     WIDTH,
     Block,
     Facts,
     Figures,
+    Headline,
     Rows,
     Screen,
     Table,
@@ -33,11 +36,13 @@ from daydream.report.text.layout import (
     printable,
 )
 
-USUAL_WIDTH, LEAST_WIDTH = 80, 40  # of a terminal; one that is narrower breaks the lines itself
+LEAST_WIDTH = 40  # of a terminal; one that is narrower breaks the lines itself
 LEAST_NAME, LEAST_REST = 16, 16  # of a column that is cut, however narrow the terminal is
 CHANGES = ("change", "speedup")  # heads of the columns that say whether a step got better
 CHANGE, RATIO = re.compile(r"[-+]\d[\d,.]*"), re.compile(r"(\d[\d,]*\.\d+)x")  # of a time, of a step
 LAST_RATIO = re.compile(rf"(?<= {{3}}){RATIO.pattern}$", re.MULTILINE)  # at the end of a line of figures
+GAIN = re.compile(rf"(?<=, ){RATIO.pattern}(?= \(|$)", re.MULTILINE)  # in a headline, before its range
+ARROW = "->", "\N{RIGHTWARDS ARROW}"  # as it is piped, and where a terminal can show it
 # The terminal's own colours, which can be read on light and on dark: no yellow, no white, nothing bright.
 BETTER, WORSE, TITLE, ASIDE = "green", "red", "bold", "dim"
 ANSWERS = {"yes": BETTER, "no": WORSE}
@@ -48,7 +53,7 @@ def console(stream: TextIO) -> Console:
     try:
         own = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):  # no terminal of the system's
-        own = os.terminal_size((USUAL_WIDTH, 24))
+        own = os.terminal_size((USUAL_WIDTH, USUAL_LINES))
     columns, lines = shutil.get_terminal_size(own)  # stdout's or COLUMNS, where there are any
     return Console(
         file=stream,
@@ -66,7 +71,7 @@ def show(screen: Screen, stream: TextIO | None = None) -> None:
     """Print a report on a terminal, by default stdout."""
     there = console(sys.stdout if stream is None else stream)
     for block in screen.blocks:
-        laid_out = isinstance(block, Figures | Words)  # then rich breaks no line again
+        laid_out = isinstance(block, Figures | Headline | Words)  # then rich breaks no line again
         there.print(_rendered(block, there), crop=False, soft_wrap=laid_out)
 
 
@@ -76,13 +81,27 @@ def _rendered(block: Block, there: Console) -> RenderableType:
         return _table(block, there)
     if isinstance(block, Facts):
         return _facts(block, room)
-    if isinstance(block, Words):
-        return _text("\n".join(block.lines(room)), ASIDE if block.aside else "")
-    if isinstance(block, Title):
-        return _text(block, TITLE)
+    if isinstance(block, Headline):
+        return _headline(block, there)
+    if isinstance(block, Title | Words):
+        return _words(block, room)
     if isinstance(block, str):
         return _figures([block] if cell_len(block) <= room else Figures(block.strip()).lines(room))
     return _figures(block.lines(room))
+
+
+def _words(block: Title | Words, room: int) -> Text:
+    if isinstance(block, Title):
+        return _text(block, TITLE)
+    return _text("\n".join(block.lines(room)), ASIDE if block.aside else "")
+
+
+def _headline(headline: Headline, there: Console) -> Text:
+    lines = "\n".join(headline.lines(there.width))
+    text = _text(lines if there.options.ascii_only else lines.replace(*ARROW))
+    for gain in GAIN.finditer(text.plain):
+        text.stylize(_style(gain[0]), *gain.span())
+    return text
 
 
 def _table(table: Table, there: Console) -> RenderableType:

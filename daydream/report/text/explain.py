@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
 from daydream.explanation.causes import UNTRACED_DEVICE
-from daydream.report.text.explain_costs import avoidable_costs, sentence
+from daydream.report.text.causes import explained
+from daydream.report.text.explain_costs import avoidable_costs, idle_costs, sentence
 from daydream.report.text.layout import (
+    Block,
     Figures,
     Screen,
     Table,
     Words,
+    fitting,
     notes,
     printable,
     section,
     shortened,
 )
+from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import count, listed, number, percent, replayed_text, scale, time_text
 
 if TYPE_CHECKING:
@@ -27,33 +32,65 @@ if TYPE_CHECKING:
 SMALLEST = 0.002  # of the step: causes below it are summed up
 LABEL = 34
 LEAST_PART = 8  # of a name beside its figure
-PATH, SOURCE = 50, 90
 PARTS = 2
-AVOIDABLE = "what could be avoided, each simulated (add --trace to the command)"
-IDLE = "costs whose removal would gain next to nothing, or that no what-if removes"
 HALF = 0.5
-MANY = 10
 WORTH_A_WORD = 0.05  # of the critical path
-# Work that has to be done somehow: a what-if removes a part of it, and one that does not apply says nothing.
-IN_PART = (
-    "launch-bound CPU", "CPU operators", "memory-bound kernels", "small-kernel chains", "optimizer",
-    "32-bit kernels",
-)  # fmt: skip
-MORE = 1.2  # a what-if that saves so many times what its cause costs removes other work too
+# Of the first screen: how many avoidable costs, and how many causes where there is room for more.
+FIRST_COSTS, FEWEST_CAUSES, MOST_CAUSES = 2, 3, 8
+OFF_PATH = "off the critical path"
+NO_SAVING = "No what-if of the list would save half a percent of the step."
 
 
-def explain_text(explanation: Explanation) -> Screen:
-    """Return what bounds the step, its causes, what goes on beside them, and what could be avoided."""
-    return Screen([
-        Figures(_headline(explanation)),
-        "",
-        Words(verdict(explanation), "", ""),
-        "",
-        _causes(explanation),
-        *section("beside the critical path", beside(explanation)),
-        *avoidable_costs(explanation),
-        *notes(explanation.notes()),
-    ])  # fmt: skip
+def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
+    """Return what bounds the step, the largest avoidable costs and the causes of its time.
+
+    With `verbose` follow all of these, what goes on off the critical path, and the notes. `trace` are the
+    words that name the trace on a command line.
+    """
+    top: list[Block] = [Words(verdict(explanation), "", ""), Figures(_headline(explanation))]
+    if verbose:
+        return Screen([
+            *top,
+            *avoidable_costs(explanation),
+            *idle_costs(explanation),
+            "",
+            _causes(explanation),
+            *section(OFF_PATH, beside(explanation)),
+            *notes(explanation.notes()),
+        ])  # fmt: skip
+    bottom = [Words(note) for note in _short_notes(explanation, trace)]
+    return fitting(
+        Screen([
+            *top,
+            *_first_costs(explanation, costs),
+            "",
+            _explained_causes(explanation, causes),
+            "",
+            Words(_more(explanation, costs)),
+            *bottom,
+        ])
+        for costs in range(FIRST_COSTS, 0, -1)
+        for causes in range(MOST_CAUSES, FEWEST_CAUSES - 1, -1)
+    )  # fmt: skip
+
+
+def _first_costs(explanation: Explanation, most: int) -> list[Block]:
+    """Return the largest avoidable costs; if none is worth it, that."""
+    return avoidable_costs(explanation, most, others=False) or ["", Words(NO_SAVING)]
+
+
+def _more(explanation: Explanation, shown: int) -> str:
+    """Return what does not stand on the first screen."""
+    others = len(explanation.worth_it) - shown
+    said = [count(others, "avoidable cost")] if others > 0 else []
+    return f"more with -v: {', '.join([*said, 'what runs or waits off the critical path'])}"
+
+
+def _short_notes(explanation: Explanation, trace: Sequence[str]) -> list[str]:
+    """Return the notes on the change that is explained, and how many there are about the recording."""
+    recording = explanation.replay.notes
+    own = [note for note in explanation.notes() if note not in recording]
+    return [*map(printable, dict.fromkeys(own)), *recording_notes(recording, trace)]
 
 
 def explain_json(explanation: Explanation) -> dict[str, Any]:
@@ -230,6 +267,19 @@ def _causes(explanation: Explanation) -> Table:
         rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
     parts = [partial(_parts, each, size) for each in large]
     return Table(rows, rest=[lambda _: "mostly", *parts, *[lambda _: ""] * bool(rest)])
+
+
+def _explained_causes(explanation: Explanation, most: int) -> Table:
+    """Return the largest causes with what they are, and the others as one row."""
+    unit, size, _ = scale(explanation.step_ns)
+    large = [each for each in explanation.causes if abs(each.share) >= SMALLEST][:most]
+    rest = [each for each in explanation.causes if each not in large]
+    rows = [["what a step waits for (the critical path)", unit, "share"]]
+    rows += [[explained(each.cause), number(each.ns / size), percent(each.share)] for each in large]
+    if rest:
+        ns = sum(each.ns for each in rest)
+        rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
+    return Table(rows)
 
 
 def _parts(share: Share, size: int, room: int) -> str:

@@ -16,7 +16,7 @@ MOST_IDLE = 3  # costs whose removal would gain nothing
 LABEL = 34
 PATH, SOURCE = 50, 90
 AVOIDABLE = "what could be avoided, each simulated (add --trace to the command)"
-IDLE = "costs whose removal would gain next to nothing, or that no what-if removes"
+IDLE = "large but not worth removing"
 HALF = 0.5
 MANY = 10
 # Work that has to be done somehow: a what-if removes a part of it, and one that does not apply says nothing.
@@ -68,10 +68,13 @@ def command(asked: Asked) -> str:
     return " ".join(shlex.quote(word) for word in asked.command)
 
 
-def avoidable_costs(explanation: Explanation) -> list[Block]:
-    """Return the costs worth a change, each with what to type and to write, and some that gain nothing."""
+def avoidable_costs(explanation: Explanation, most: int = MOST, *, others: bool = True) -> list[Block]:
+    """Return the costs worth a change, the largest first, each with what to type and to write.
+
+    With `others` also what other what-ifs would save of it.
+    """
     step = explanation.replayed_ns
-    worth = explanation.worth_it[:MOST]
+    worth = explanation.worth_it[:most]
     blocks: list[Block] = ["", Title(AVOIDABLE)] if worth else []
     for place, cost in enumerate(worth, 1):
         head = f"{MARGIN}{place}. "
@@ -88,9 +91,15 @@ def avoidable_costs(explanation: Explanation) -> list[Block]:
         if cost.best is None:
             blocks.append(Words(f"its absence would save {saved}{_advice(cost)}", hanging, hanging + MARGIN))
             continue
-        blocks.append(Words(f"{command(told)}   saves {saved}{_others(cost)}", hanging, hanging + MARGIN))
+        saved += _others(cost) if others else ""
+        blocks.append(Words(f"{command(told)}   saves {saved}", hanging, hanging + MARGIN))
         if told.code:
             blocks.append(Words(f"in code: {told.code}", hanging, hanging + MARGIN))
+    return blocks
+
+
+def idle_costs(explanation: Explanation, most: int = MOST_IDLE) -> list[Block]:
+    """Return costs that it gains next to nothing to remove, or that no what-if removes, each with why."""
     idle = [
         cost
         for cost in explanation.avoidable
@@ -98,8 +107,7 @@ def avoidable_costs(explanation: Explanation) -> list[Block]:
         and (cost.best or cost.limit or cost.answers)
         and (cost.best is not None or cost.sort not in IN_PART)
     ]
-    said = [f"{sentence(cost)} {_why_not(explanation, cost)}" for cost in idle[:MOST_IDLE]]
-    return [*blocks, *section(IDLE, said)]
+    return section(IDLE, [f"{sentence(cost)} {_why_not(explanation, cost)}" for cost in idle[:most]])
 
 
 def _why_not(explanation: Explanation, cost: Avoidable) -> str:

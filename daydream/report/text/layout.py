@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WIDTH = 96
+USUAL_WIDTH, USUAL_LINES = 80, 24  # of a terminal: an answer stands on one screen of it
+AROUND = 4  # lines of that screen which are not the answer's: what was typed, `next:` and the prompt
 MARGIN = "  "
 PERCENT = "\N{NO-BREAK SPACE}%"  # a figure and its sign stay on one line
 BESIDE = " "  # more between figures, which stand to the right, and words, which stand to the left
@@ -28,6 +30,21 @@ class Title(str):
     """A line that heads others."""
 
     __slots__ = ()
+
+
+class Headline(str):
+    """The answer in one line. Piped it is one, however long; a narrow terminal breaks it at its bracket."""
+
+    __slots__ = ()
+
+    def lines(self, width: int) -> list[str]:
+        """Return the lines."""
+        if len(self) <= width:
+            return [str(self)]
+        first, bracket, rest = self.partition(" (")
+        if not bracket or len(first) > width:
+            return wrapped(self, "", MARGIN, width)
+        return [first, *wrapped(bracket.strip() + rest, MARGIN, MARGIN, width)]
 
 
 @dataclass(frozen=True)
@@ -137,6 +154,26 @@ class Screen(str):
         self = super().__new__(cls, "\n".join(line for each in lines for line in each))
         self.blocks = blocks
         return self
+
+
+def fitting(screens: Iterable[Screen]) -> Screen:
+    """Return the first of some screens that a usual terminal shows as a whole, else the last of them."""
+    found = Screen([])
+    for found in screens:
+        if height(found.blocks) <= USUAL_LINES - AROUND:
+            break
+    return found
+
+
+def height(blocks: Iterable[Block], width: int = USUAL_WIDTH) -> int:
+    """Return how many lines blocks take on a terminal of this width."""
+    return sum(len(_on_terminal(block, width)) for block in blocks)
+
+
+def _on_terminal(block: Block, width: int) -> list[str]:
+    if isinstance(block, str) and not isinstance(block, Headline):
+        return [block] if len(block) <= width else Figures(block.strip()).lines(width)
+    return block.lines(width)
 
 
 def notes(sentences: Iterable[str]) -> list[Block]:

@@ -43,6 +43,22 @@ def range_text(low_ns: float, high_ns: float) -> str:
     return f"{number(low_ns / size)} to {number(high_ns / size)} {unit}"
 
 
+def change_text(before_ns: float, after_ns: float) -> str:
+    """Return a time before and after a change, its unit once: `16.65 -> 8.82 ms`."""
+    unit, size, digits = scale(before_ns)
+    small = after_ns < before_ns / 10  # as many digits would tell little of it
+    after = number(after_ns / size) if small else f"{after_ns / size:,.{digits}f}"
+    return f"{before_ns / size:,.{digits}f} -> {after} {unit}"
+
+
+def gain_range_text(before_ns: float, low_ns: float, high_ns: float) -> str:
+    """Return how many times faster a step gets that then takes this range: `1.49 to 2.58x`."""
+    if high_ns <= 0:
+        return ""
+    least = f"{before_ns / high_ns:,.2f}"
+    return f"{least} to {before_ns / low_ns:,.2f}x" if low_ns > 0 else f"{least}x or more"
+
+
 def percent(share: float, *, signed: bool = False) -> str:
     """Return a share in percent: `0.70 %`, `12.3 %`."""
     value = 100 * share

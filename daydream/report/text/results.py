@@ -11,13 +11,16 @@ from daydream.report.text.layout import (
     Block,
     Facts,
     Figures,
+    Headline,
     Screen,
     Table,
     Words,
+    fitting,
     notes,
     printable,
     shortened,
 )
+from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     count,
     listed,
@@ -30,50 +33,92 @@ from daydream.report.text.numbers import (
 )
 
 if TYPE_CHECKING:
+    from daydream.explanation.suggestion import Suggestion
     from daydream.predict.prediction import Comparison
     from daydream.predict.replay import Replay, StepReplay
     from daydream.trace.trace import Trace
 
-MOST_STEPS = 12
+MOST_STEPS, FEWEST_STEPS = 12, 3  # of one screen
 WORST_STEPS = 5
 STEP_WIDTH = 40
+MEANING = (
+    "A replay is the recording simulated without a change. Predictions start from it: what it gets wrong, "
+    "they get wrong, too."
+)
 HANGING = MARGIN + " " * len("step time   ")
 
 
-def replay_text(replay: Replay) -> Screen:
-    """Return the replay's error, per step too, and what the graph was made of."""
+def replay_text(replay: Replay, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
+    """Return the replay's error, and that of the steps; `verbose` with what the graph was made of.
+
+    `trace` are the words that name the trace on a command line.
+    """
     said = replay.to_json()
-    return Screen([
-        *map(Figures, [replay_headline(replay), *typical_replay(replay), *unprofiled_replay(replay)]),
-        "",
-        *_steps(replay.steps, several_ranks=len(said["ranks"]) > 1),
-        "",
-        Facts(graph_facts(replay, said)),
-        *notes(replay.notes),
-    ])  # fmt: skip
+    off, several = said["start_error_ns"], len(said["ranks"]) > 1
+    starts = Words(f"{'kernels' if said['kernels'] else 'tasks'} start {_starts_off(off)}")
+    top: list[Block] = [
+        Headline(replay_answer(replay)),
+        *map(Figures, [*typical_replay(replay), *unprofiled_replay(replay)]),
+        Words(MEANING),
+    ]
+    if verbose:
+        rows = _steps(replay.steps, several_ranks=several)
+        return Screen([*top, "", *rows, "", Facts(graph_facts(replay, said)), *notes(replay.notes)])
+    bottom: list[Block] = ["", starts, *map(Words, recording_notes(replay.notes, trace))]
+    return fitting(
+        Screen([*top, "", *_steps(replay.steps, several_ranks=several, most=most), *bottom])
+        for most in range(MOST_STEPS, FEWEST_STEPS - 1, -1)
+    )
 
 
-def whatif_text(comparison: Comparison) -> Screen:
-    """Return measured, replayed and predicted step time, and where the time goes before and after."""
+def whatif_text(
+    comparison: Comparison,
+    *,
+    verbose: bool = False,
+    suggestion: Suggestion | None = None,
+    trace: Sequence[str] = (),
+) -> Screen:
+    """Return the answer, what changes by cause, what the step waits for then and what to try next.
+
+    With `verbose` follows where the step's time goes by phase and layer, before and after, and every note.
+    `trace` are the words that name the trace on a command line.
+    """
     from daydream.explanation.parts import parts_of_change  # which replays and imports do without
+    from daydream.report.text import answer
+    from daydream.transforms.registry import code_of
 
+    before, after = parts_of_change(comparison)
+    moved = moved_bound(before, after)
+    top: list[Block] = [
+        answer.headline(comparison),
+        *answer.options_words(comparison),
+        *answer.range_words(comparison),
+        *map(Figures, typical_prediction(comparison)),
+        *answer.code_words(code_of(comparison.optimization)),
+    ]
+    known = comparison.reason is None
+    bottom: list[Block] = answer.bottleneck(comparison, moved, suggestion) if known else []
+    if verbose:
+        whole = breakdown_table(breakdown_rows(before, after))
+        return Screen([*top, "", whole, *bottom, "", *_details(comparison), *notes(comparison.notes)])
+    bottom += answer.short_notes(comparison, trace)
+    if not known:
+        return Screen([*top, *bottom])
+    return fitting(
+        Screen([*top, "", breakdown_table(answer.change_rows(before, after, most)), *bottom])
+        for most in range(answer.MOST_CAUSES, answer.FEWEST_CAUSES - 1, -1)
+    )
+
+
+def _details(comparison: Comparison) -> list[Block]:
+    """Return measured, replayed and predicted steps, the options that were used, and what was changed."""
     options = [
         f"{name.replace('_', '-')} {printable(str(value))}"
         for name, value in comparison.options.items() if value is not None
     ]  # fmt: skip
-    before, after = parts_of_change(comparison)
-    return Screen([
-        Words(", ".join(options), f"{printable(comparison.optimization)}   ", MARGIN * 2),
-        Figures(whatif_headline(comparison)),
-        Words(likely_text(comparison), HANGING, HANGING),
-        *map(Figures, [*typical_prediction(comparison), *unprofiled_prediction(comparison)]),
-        "",
-        breakdown_table(breakdown_rows(before, after)),
-        *map(Words, filter(None, [moved_bound(before, after)])),
-        "",
-        MARGIN + edits_text(comparison),
-        *notes(comparison.notes),
-    ])  # fmt: skip
+    used = [Words(", ".join(options), f"{MARGIN}options     ", HANGING)] if options else []
+    figures = map(Figures, [whatif_headline(comparison), *unprofiled_prediction(comparison)])
+    return [*figures, *used, MARGIN + edits_text(comparison)]
 
 
 def whatif_json(comparison: Comparison) -> dict[str, Any]:
@@ -103,19 +148,19 @@ def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> Screen:
     return Screen([found_out, *notes(metadata.get("notes", []))])
 
 
-def _steps(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[Block]:
+def _steps(steps: Sequence[StepReplay], *, several_ranks: bool, most: int = MOST_STEPS) -> list[Block]:
     """Return a row for each step, or for the worst ones where there are many."""
-    rows = step_rows(steps, several_ranks=several_ranks)
+    rows = step_rows(steps, several_ranks=several_ranks, most=most)
     if len(rows) - 1 == len(steps):
         return [Table(rows)]
     return [Table(rows), f"{MARGIN}the {len(rows) - 1} worst of {len(steps)} steps; --json has them all"]
 
 
-def step_rows(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[list[str]]:
+def step_rows(steps: Sequence[StepReplay], *, several_ranks: bool, most: int = MOST_STEPS) -> list[list[str]]:
     """Return a head and a row for each step, or for the worst ones where there are many."""
     shown = list(steps)
-    if len(steps) > MOST_STEPS:
-        shown = sorted(steps, key=lambda step: -abs(step.error))[:WORST_STEPS]
+    if len(steps) > min(most, MOST_STEPS):
+        shown = sorted(steps, key=lambda step: -abs(step.error))[: min(most, WORST_STEPS)]
     longest = max(step.measured_ns for step in steps)
     unit, size, digits = scale(longest)
     digits = 1 if longest >= 100 * size else 3  # two replays that differ little should look different
@@ -133,12 +178,8 @@ def step_rows(steps: Sequence[StepReplay], *, several_ranks: bool) -> list[list[
 
 def graph_facts(replay: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (name, text) for what the graph was made of; `said` is the replay's JSON object."""
-    off = said["start_error_ns"]
     rows = [
-        (
-            "kernel starts" if said["kernels"] else "task starts",
-            f"off by {time_text(off['p50'])} in the median, {time_text(off['p95'])} at the 95th percentile",
-        ),
+        ("kernel starts" if said["kernels"] else "task starts", _starts_off(said["start_error_ns"])),
         ("tasks", f"{said['tasks']:,} on {count(len(replay.graph.lanes), 'lane')}, {said['edges']:,} edges"),
     ]
     if said["kernels"]:
@@ -156,6 +197,10 @@ def graph_facts(replay: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]
     return rows
 
 
+def _starts_off(off: Mapping[str, int]) -> str:
+    return f"off by {time_text(off['p50'])} in the median, {time_text(off['p95'])} at the 95th percentile"
+
+
 def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
     text = f"{len(collectives):,}"
     if len(collectives[0]["ranks"]) > 1:
@@ -166,6 +211,12 @@ def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
             f"as measured, {time_text(replayed)} as replayed"
         )
     return text
+
+
+def replay_answer(replay: Replay) -> str:
+    """Return in one line how far the replayed step is from the measured one."""
+    times = f"replayed {time_text(replay.replayed_ns)} per step, measured {time_text(replay.measured_ns)}"
+    return f"{times}: error {percent(replay.error, signed=True)}, worst step {percent(replay.max_error)}"
 
 
 def replay_headline(replay: Replay) -> str:

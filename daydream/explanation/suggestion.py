@@ -1,0 +1,110 @@
+"""What to try next after a change: the one more what-if that saves something, simulated on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from daydream.errors import DaydreamError
+from daydream.explanation.asking import Asked, Asker
+from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
+from daydream.explanation.causes import trace_back
+from daydream.predict.prediction import Comparison, predict
+from daydream.transforms.compose import check, edit_of, parse
+from daydream.transforms.registry import Optimization, find
+
+# How much is simulated for a suggestion, so that an answer does not take noticeably longer for it.
+MOST_ASKED, MOST_TASKS = 3, 100_000
+ENOUGH = 0.05  # of the step: whoever saves as much is suggested, without looking for more
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One more what-if: its name, the options it takes, and what it saves of the step after the change."""
+
+    name: str
+    options: Mapping[str, Any]
+    step_ns: int  # after the change that was asked about
+    predicted_ns: int  # with this one, too
+
+    @property
+    def saving_ns(self) -> int:
+        """How much shorter the step gets."""
+        return self.step_ns - self.predicted_ns
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words of its options, as they are typed."""
+        return Asked(self.name, self.options, self.step_ns, self.predicted_ns).command[3:]
+
+    @property
+    def code(self) -> str | None:
+        """The line of a training script that makes the change; None if none does."""
+        return Asked(self.name, self.options, self.step_ns, self.predicted_ns).code
+
+
+class _Listed(Asker):
+    """Lists what the rules of `explain` would ask, without asking."""
+
+    def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Asked]:
+        return [Asked(name, options, self.step_ns, None) for name, options in asked]
+
+    def without(self, **where: Any) -> Asked:
+        return Asked("scale", where, self.step_ns, None)
+
+
+def suggestion(
+    comparison: Comparison,
+    optimizations: Sequence[Optimization] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Suggestion | None:
+    """Return the what-if to try on top of a change; None if none of the likely ones saves anything.
+
+    The largest costs of the changed step are asked about first. `optimizations` and `options` are what was
+    asked for, as it was typed; they are simulated with each candidate. Of a very long recording none is
+    asked: the answer is not to wait for it.
+    """
+    graph, settled = comparison.graph, comparison.after
+    steps = list(settled.step_times())
+    asks = min(MOST_ASKED, MOST_TASKS // max(int(graph.alive.sum()), 1))
+    if not asks or comparison.reason is not None or not comparison.simulated_ns or not steps:
+        return None
+    mine = parse(comparison.optimization) if optimizations is None else list(optimizations)
+    chain = trace_back(settled.timeline, settled.copy, steps)
+    costs = avoidable(chain, _Listed(comparison.replay, comparison))
+    best: Suggestion | None = None
+    for name, own in _candidates(costs, mine):
+        try:
+            predicted = _predicted(comparison, [*mine, find(name)], {**(options or {}), **own})
+        except DaydreamError:  # it does not apply to this trace, or not together with the others
+            continue
+        asks -= 1
+        found = None if predicted is None else Suggestion(name, own, comparison.simulated_ns, predicted)
+        if found is not None and found.saving_ns >= LEAST * found.step_ns:
+            best = found if best is None or found.saving_ns > best.saving_ns else best
+        if not asks or (best is not None and best.saving_ns >= ENOUGH * best.step_ns):
+            break
+    return best
+
+
+def _candidates(
+    costs: Sequence[Avoidable], mine: Sequence[Optimization]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return what may remove the costs, largest first; those off the critical path come last."""
+    waits = ("synchronization", "blocking copies")
+    ordered = sorted(costs, key=lambda cost: (cost.sort.startswith(waits), -cost.cost_ns))
+    found = []
+    for each in [answer for cost in ordered for answer in cost.answers]:
+        try:
+            check([*mine, find(each.name)])
+        except DaydreamError:  # made already, or excluded by what was
+            continue
+        found.append((each.name, each.options))
+    return found
+
+
+def _predicted(
+    comparison: Comparison, optimizations: Sequence[Optimization], options: Mapping[str, Any]
+) -> int | None:
+    return predict(comparison.replay, edit_of(optimizations, options)).predicted_ns

@@ -1,0 +1,178 @@
+"""The answer of a what-if: one line, what changes, what the step waits for now, and what to try next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from daydream.report.text.breakdown import HIDDEN, REST, Parts, shows, sums
+from daydream.report.text.causes import explained
+from daydream.report.text.layout import (
+    MARGIN,
+    Block,
+    Headline,
+    Words,
+    printable,
+)
+from daydream.report.text.notes import recording_notes
+from daydream.report.text.numbers import (
+    change_text,
+    gain_range_text,
+    percent,
+    range_text,
+    scale,
+    speedup,
+    time_text,
+)
+
+if TYPE_CHECKING:
+    from daydream.explanation.suggestion import Suggestion
+    from daydream.predict.prediction import Comparison
+
+WAITS_FOR = "what a step waits for"
+MOST_CAUSES, FEWEST_CAUSES = 8, 3
+BOUNDS = {"GPU": "the GPU", "CPU": "the CPU"}
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The step that the headline is about, before and after, and half the width of its range; in ns."""
+
+    before_ns: float
+    after_ns: float
+    half_width_ns: float
+    causes: str
+    profiled: bool
+
+    @property
+    def ends_ns(self) -> tuple[float, float]:
+        return max(self.after_ns - self.half_width_ns, 0), self.after_ns + self.half_width_ns
+
+
+def _told(comparison: Comparison) -> _Told:
+    """Return the step without a profiler where the trace knows it, as a run pays for it; else as recorded.
+
+    Where it was measured, the prediction starts from that measured time.
+    """
+    known, measured = comparison.anchored, comparison.replay.unprofiled_measured_ns
+    if known is None or measured is None or not known.replayed_ns:
+        known, measured = comparison.unprofiled or comparison, None
+    times = 1.0 if measured is None else measured / known.replayed_ns
+    return _Told(
+        before_ns=times * known.replayed_ns,
+        after_ns=times * known.simulated_ns,
+        half_width_ns=times * known.uncertainty.total_ns,
+        causes=known.uncertainty.words(known.simulated_ns),
+        profiled=known is comparison,
+    )
+
+
+def headline(comparison: Comparison) -> Headline:
+    """Return the answer in one line: the step before and after, and how many times faster, with its range."""
+    name = printable(comparison.optimization)
+    error = f"replay error {percent(comparison.replay_error, signed=True)}"
+    if comparison.predicted_ns is None:
+        return Headline(f"{name}: cannot be predicted from this trace; {error}")
+    told = _told(comparison)
+    step = "per step" if told.profiled else "per step without the profiler"
+    gain = gain_range_text(told.before_ns, *told.ends_ns)
+    likely = f" (90 % interval {gain})" if gain else ""
+    times = speedup(told.before_ns, told.after_ns)
+    return Headline(f"{name}: {change_text(told.before_ns, told.after_ns)} {step}, {times}{likely}; {error}")
+
+
+def options_words(comparison: Comparison) -> list[Block]:
+    """Return the options that are not at their defaults."""
+    from daydream.errors import DaydreamError
+    from daydream.transforms.compose import option_names, parse
+
+    try:
+        named = option_names(parse(comparison.optimization))
+    except DaydreamError:  # a function that was given as it is, and has no file
+        named = {}
+    usual = {
+        name: option.default
+        for name, (owner, plain) in named.items() for option in owner.options if option.name == plain
+    }  # fmt: skip
+    given = [
+        f"{name.replace('_', '-')} {printable(str(value))}"
+        for name, value in comparison.options.items()
+        if value is not None and (name not in usual or value != usual[name])
+    ]
+    return [Words(f"with {', '.join(given)}", MARGIN, 2 * MARGIN)] if given else []
+
+
+def range_words(comparison: Comparison) -> list[Block]:
+    """Return the range as times and what it is made of, or why there is no prediction, wrapped.
+
+    With it the recorded step, where the headline is about another one, and how much no change can move.
+    """
+    held = "" if comparison.held is None else f". {comparison.held}"
+    if comparison.predicted_ns is None:
+        now = f"The step takes {time_text(comparison.replayed_ns)} without the change"
+        return [Words(f"because {printable(comparison.reason or '')}{held}. {now}.")]
+    told = _told(comparison)
+    made_of = f" ({told.causes})" if told.causes else ""
+    blocks: list[Block] = [Words(f"90 % interval {range_text(*told.ends_ns)}{made_of}{held}")]
+    if not told.profiled:
+        recorded = change_text(comparison.replayed_ns, comparison.predicted_ns)
+        times = speedup(comparison.replayed_ns, comparison.predicted_ns)
+        blocks.append(Words(f"with the profiler, as below: {recorded}, {times}"))
+    return blocks
+
+
+def code_words(code: str | None, margin: str = MARGIN) -> list[Block]:
+    """Return the line of a training script that makes a change."""
+    return [] if code is None else [Words(f"in code: {code}", margin, margin + MARGIN)]
+
+
+def change_rows(before: Parts, after: Parts, most: int) -> list[list[str]]:
+    """Return what changes of the step by cause, its head first: the largest changes, and all else as one row.
+
+    Where little changes the largest causes are shown, too: they are what the step is made of.
+    """
+    sides = before["by_cause"], after["by_cause"]
+    whole = sum(sides[0].values()), sum(sides[1].values())
+    unit, size, digits = scale(max(whole))
+
+    def row(name: str, old: int, new: int) -> list[str]:
+        more = f"{(new - old) / size:+,.{digits}f}"
+        changed = bool(float(more.replace(",", "")))
+        return [name, f"{old / size:,.{digits}f}", f"{new / size:,.{digits}f}", more if changed else more[1:]]
+
+    found = [
+        (name, sides[0].get(name, 0), sides[1].get(name, 0)) for name in dict.fromkeys([*sides[0], *sides[1]])
+    ]
+    found.sort(key=lambda each: (-abs(each[2] - each[1]), -max(each[1:])))
+    changed = [each for each in found if abs(each[2] - each[1]) >= HIDDEN * max(whole)]
+    large = sorted(found, key=lambda each: -max(each[1:]))
+    few = max(FEWEST_CAUSES - len(changed), 0)
+    shown = (changed + [each for each in large if each not in changed][:few])[:most]
+    others = [each for each in found if each not in shown]
+    small = sums(others, len(sides))
+    rows = [row(MARGIN + explained(name), *ns) for name, *ns in shown]
+    rows += [row(MARGIN + REST, *small)] if shows((REST, *small), max(whole)) else []
+    return [[f"{WAITS_FOR}, {unit}", "before", "after", "change"], *rows, row("the step", *whole)]
+
+
+def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None) -> list[Block]:
+    """Return what the step waits for after the change, and what to try next, with its line of code."""
+    what, share = comparison.bound
+    said = f"bottleneck now: {BOUNDS.get(what, what)}, {percent(share)} of the step"
+    blocks: list[Block] = ["", Words(f"{said}. {moved}" if moved else said)]
+    if suggestion is None:
+        return blocks
+    saved = f"{time_text(suggestion.saving_ns)} more, {speedup(suggestion.step_ns, suggestion.predicted_ns)}"
+    words = shlex.join([suggestion.name, *suggestion.command])
+    blocks.append(Words(f"try next: {words} saves {saved}", MARGIN, 2 * MARGIN))
+    return [*blocks, *code_words(suggestion.code, 2 * MARGIN)]
+
+
+def short_notes(comparison: Comparison, trace: Sequence[str]) -> list[Block]:
+    """Return the notes about this prediction, and how many there are about the recording."""
+    recording = set(comparison.replay.notes)
+    own = [printable(note) for note in dict.fromkeys(comparison.notes) if note not in recording]
+    blocks: list[Block] = [Words(note, f"{MARGIN}note: ", MARGIN + " " * len("note: ")) for note in own]
+    return [*blocks, *map(Words, recording_notes(comparison.replay.notes, trace))]
