@@ -1,0 +1,68 @@
+"""What is uploaded at a release: an sdist that is the repository, a wheel that says where it comes from."""
+
+from __future__ import annotations
+
+import email
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from test_project import PROJECT, ROOT
+from test_repository import files
+
+pytestmark = pytest.mark.slow
+MADE = {"PKG-INFO", "setup.cfg"}  # by setuptools, as is the folder *.egg-info
+
+
+@pytest.fixture(scope="module")
+def uploads(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An sdist and the wheel made from that sdist."""
+    pytest.importorskip("build", reason="needs the package `build`, one of the dev extra")
+    folder = tmp_path_factory.mktemp("uploads")
+    command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+def test_an_sdist_holds_what_is_committed_and_nothing_else(uploads):
+    with tarfile.open(uploads[0]) as archive:
+        inside = {entry.name.partition("/")[2] for entry in archive if entry.isfile()}
+
+    inside = {name for name in inside if ".egg-info/" not in name} - MADE
+    assert inside == {path.relative_to(ROOT).as_posix() for path in files()} - MADE
+
+
+def test_a_wheel_is_for_any_system_and_holds_types(uploads):
+    with zipfile.ZipFile(uploads[1]) as archive:
+        names = set(archive.namelist())
+
+    assert uploads[1].name == f"daydream-{PROJECT['version']}-py3-none-any.whl"
+    assert {"daydream/py.typed", "daydream/optimizations/amp.py"} <= names
+    assert {name.partition("/")[0] for name in names} == {
+        "daydream", f"daydream-{PROJECT['version']}.dist-info",
+    }  # fmt: skip
+
+
+def test_a_wheel_says_where_it_comes_from(uploads):
+    with zipfile.ZipFile(uploads[1]) as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        told = email.message_from_bytes(archive.read(name))
+
+    assert dict(url.split(", ") for url in told.get_all("Project-URL")) == PROJECT["urls"]
+    assert told["Requires-Python"] == PROJECT["requires-python"]
+    assert told["Author"] == "daydream developers"
+
+
+def test_the_index_takes_both(uploads):
+    pytest.importorskip("twine", reason="needs the extra `dev`")
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, uploads)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
