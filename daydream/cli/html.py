@@ -64,7 +64,7 @@ def write_html(
 
         keep_freed_memory()
         begin = time.perf_counter()
-        ranking = rank(replay, pairs=0, with_curves=False, with_ranges=False, progress=progress)
+        ranking = rank(replay, pairs=0, with_curves=False, progress=progress)
         taken = time.perf_counter() - begin
         tried = len(ranking.optimizations) + len(ranking.left_out)
         said = f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without\n{said}"
