@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         resized_time,
         shares_of_growth,
     )
-    from daydream.costs.device.launch_grids import grown_time, growth_by_grids
+    from daydream.costs.device.launch_grids import GridGrowth, grown_time, growth_by_grids
     from daydream.costs.device.measured import NewShapes
     from daydream.costs.device.retime import Retimed, measured_first, retime, sped_up
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, device_or_none, names_fit, runs_in_tf32
@@ -66,7 +66,7 @@ _HOMES = {
         "Shares", "is_channel_size", "is_feature_size", "need_shapes", "need_size", "only_grids_tell",
         "recorded_batch", "recorded_length", "resized_time", "shares_of_growth",
     ),
-    "daydream.costs.device.launch_grids": ("grown_time", "growth_by_grids"),
+    "daydream.costs.device.launch_grids": ("GridGrowth", "grown_time", "growth_by_grids"),
     "daydream.costs.device.measured": ("NewShapes",),
     "daydream.costs.device.retime": ("Retimed", "measured_first", "retime", "sped_up"),
     "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "device_or_none", "names_fit", "runs_in_tf32"),
@@ -88,15 +88,15 @@ _HOMES = {
 
 __all__ = [
     "DEVICES", "PAPER_SPEEDUPS", "PROTOCOLS", "Argument", "Bound", "Calls", "Cluster", "Device",
-    "Growth", "KernelTable", "Link", "Network", "NewShapes", "Protocol", "Resizing", "Retimed", "Shape",
-    "Shares", "Work", "arguments_now", "bare_name", "bound", "bytes_of_message", "calls_of",
-    "copies_into_new_ns", "copies_ns", "device_of", "device_or_none", "elements", "find_cluster",
-    "find_device", "floor_ns", "fused_chain_ns", "fusible_chains", "grow_copies", "grown_time",
-    "growth_by_grids", "growth_of", "is_channel_size", "is_feature_size", "itemsize", "leave_grown",
-    "link_bandwidth", "machine_of", "measured_first", "memory_bandwidth", "names_fit", "need_shapes",
-    "need_size", "network_of", "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch",
-    "recorded_length", "resized_time", "resized_work", "retime", "runs_in_tf32", "scaled_time",
-    "shares_of_growth", "sped_up", "work", "workers_of",
+    "GridGrowth", "Growth", "KernelTable", "Link", "Network", "NewShapes", "Protocol", "Resizing",
+    "Retimed", "Shape", "Shares", "Work", "arguments_now", "bare_name", "bound", "bytes_of_message",
+    "calls_of", "copies_into_new_ns", "copies_ns", "device_of", "device_or_none", "elements",
+    "find_cluster", "find_device", "floor_ns", "fused_chain_ns", "fusible_chains", "grow_copies",
+    "grown_time", "growth_by_grids", "growth_of", "is_channel_size", "is_feature_size", "itemsize",
+    "leave_grown", "link_bandwidth", "machine_of", "measured_first", "memory_bandwidth", "names_fit",
+    "need_shapes", "need_size", "network_of", "only_grids_tell", "parameter_shapes", "parse_shapes",
+    "recorded_batch", "recorded_length", "resized_time", "resized_work", "retime", "runs_in_tf32",
+    "scaled_time", "shares_of_growth", "sped_up", "work", "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -195,7 +195,8 @@ DEVICES = (
 def find_device(name: str) -> Device:
     """Return the device that a driver's name or a short name (`h100`, `a100-80gb`) means.
 
-    Raises `NotApplicableError` if it is not in the table.
+    Raises:
+        NotApplicableError: it is not in the table.
     """
     wanted = _words(name)
     named = [device for device in DEVICES if wanted and wanted <= _words(device.name)]
@@ -216,7 +217,8 @@ def find_device(name: str) -> Device:
 def device_of(graph: Graph) -> Device:
     """Return the device that the graph's kernels ran on.
 
-    Raises `NotApplicableError` if the trace names none, or one that is not in the table.
+    Raises:
+        NotApplicableError: the trace names none, or one that is not in the table.
     """
     properties = device_properties(graph)
     name = properties.get("name") or ""

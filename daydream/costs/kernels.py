@@ -31,11 +31,14 @@ LATENCY_SHARE = 1.5  # a kernel of less than this many floors is mostly fixed co
 
 @dataclass(frozen=True)
 class Work:
-    """Work of tasks, an entry a task. FLOP and bytes are -1 where unknown.
+    """Work of tasks, an entry a task in the order of the selection.
 
-    `family` is matmul, convolution, attention, recurrent, normalization, softmax, loss,
-    element-wise, reduction, gather, pooling, optimizer, copy or transfer, None where
-    unknown; `call` is the trace's row of the operator call, -1 for none.
+    Attributes:
+        flop: floating-point operations, int64, -1 where unknown.
+        nbytes: bytes read and written, int64, -1 where unknown.
+        family: matmul, convolution, attention, recurrent, normalization, softmax, loss, element-wise,
+            reduction, gather, pooling, optimizer, copy or transfer, None where unknown; texts (object).
+        call: the trace's row of the operator call, int64, -1 for none.
     """
 
     flop: np.ndarray
@@ -53,10 +56,15 @@ def work(graph: Graph, selection: Selection) -> Work:
     """Return FLOP and bytes of the selected tasks, from the shapes that the trace recorded.
 
     What a GPU counted goes before that, where the trace has it (`counters.py`). An edit that made
-    the work more counts (`grown.py`).
+    the work more counts (`leave_grown`). Kernels of one operator call share its work; pieces of a CPU
+    operator likewise, by time. Copies and memsets have the bytes that the trace says.
 
-    Kernels of one operator call share its work; pieces of a CPU operator likewise, by
-    time. Copies and memsets have the bytes that the trace says.
+    Args:
+        graph: the graph of the trace.
+        selection: CPU tasks or device work.
+
+    Returns:
+        `Work`, arrays in the order of the selection.
     """
     rows = graph.columns["row"][selection.ids]
     if graph.trace is None or not len(rows):
@@ -203,11 +211,15 @@ def filled(blocks: np.ndarray, units: int | np.ndarray, *, in_waves: np.ndarray)
 
 @dataclass(frozen=True)
 class Bound:
-    """What bounds each task, with the evidence.
+    """What bounds each task, with the evidence; an entry a task in the order of the selection.
 
-    `kind` is compute, memory, latency or unknown. `compute_share` and `memory_share` are
-    achieved parts of the peaks (NaN where unknown; above 1 where a cache serves the data);
-    `filled` is how much of the device the grid fills.
+    Attributes:
+        kind: compute, memory, latency or unknown; texts (object).
+        compute_share: achieved part of the peak rate, float64, NaN where unknown.
+        memory_share: achieved part of the peak bandwidth, float64, NaN where unknown; above 1 where a cache
+            serves the data.
+        filled: how much of the device the grid fills, 0 to 1, float64.
+        floor_ns: what the smallest kernels of the trace take, ns.
     """
 
     kind: np.ndarray
@@ -223,7 +235,16 @@ def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -
     Latency: not much longer than the smallest kernels of the trace. Else whichever of
     the two the kernel's work would take longer on at peak rate.
 
-    Raises `NotApplicableError` if the device is not in the table.
+    Args:
+        graph: the graph of the trace.
+        selection: kernels.
+        device: the device they ran on; by default the trace's own.
+
+    Returns:
+        `Bound`, arrays in the order of the selection.
+
+    Raises:
+        NotApplicableError: the device is not in the table.
     """
     device = device or device_of(graph)
     task_work = work(graph, selection)

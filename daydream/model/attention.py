@@ -38,6 +38,9 @@ def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
     softmax (or the exponential and the maximum it is written with), and another batched product;
     backward the gradient of a softmax between two products on either side. Where
     shapes are recorded they must fit together: scores L x S, made from L x d and d x S.
+
+    Returns:
+        chains of the forward and of the backward pass, a group of kernels each.
     """
     device = graph.select(on="gpu")
     matrix = device.where(kind="kernel").where(lambda tasks: tasks_in_matrix_units(graph, tasks))
@@ -62,12 +65,20 @@ def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
 
 
 def fused_attention_ns(graph: Graph, chains: Groups, *, backward: bool) -> tuple[np.ndarray, int]:
-    """Return the time of each chain as one kernel, and for how many shapes tell it.
+    """Return the time of each chain as one kernel.
 
     FLOP at the rate of the trace's own products of that element type, or bytes of queries, keys,
     values, mask and output at its own bandwidth, whichever takes longer, on top of the fixed cost
     of a kernel. Without shapes: as long as the chain's products, and in the backward pass 5/4 of
     them, because the scores are computed again. Never longer than the chain.
+
+    Args:
+        graph: the graph of the trace.
+        chains: those of one pass (`attention_chains`).
+        backward: they are of the backward pass.
+
+    Returns:
+        ns, shape (chains,), float64; and for how many chains shapes tell it.
     """
     tasks = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)

@@ -44,12 +44,16 @@ def graph_walks(graph: Graph) -> Selection:
 
 
 def scale_autograd_walks(graph: Graph, factor: float) -> None:
-    """Let the walks take `factor` times as long, as they do over so many times the nodes."""
+    """Let autograd's walks over its graph take so many times as long, as over so many times the nodes.
+
+    Before a backward pass it counts what each node waits for, behind it frees the graph: gaps of the CPU
+    thread.
+    """
     tasks = graph_walks(graph)
     if len(tasks):
         tasks.set(gap_ns=np.rint(tasks.gap_ns * factor).astype(np.int64))
 
 
 def autograd_node_count(tasks: Selection) -> int:
-    """Return how many tasks of autograd's nodes are among these."""
+    """Return how many of these tasks are calls of autograd's nodes."""
     return len(tasks.where(kind="cpu").where(name=NODE))

@@ -29,9 +29,12 @@ FIRST_BUCKET_MB, BUCKET_MB = 1.0, 25.0  # of DistributedDataParallel where no si
 class Gradients:
     """Gradients one by one, step after step, in the order they are ready.
 
-    `nodes` complete them on the CPU, `makers` is the work that produced them (the node
-    itself on a CPU), `nbytes` their sizes. Of a step with several backward passes those of the
-    last one: gradients are exchanged once a step.
+    Of a step with several backward passes those of the last one: gradients are exchanged once a step.
+
+    Attributes:
+        nodes: the task that completes each on the CPU.
+        makers: the work that produced it (the node itself on a CPU).
+        nbytes: bytes of each, shape (gradients,), int64.
     """
 
     nodes: Selection
@@ -43,7 +46,7 @@ class Gradients:
 
     @property
     def step_and_rank(self) -> list[tuple[int, int]]:
-        """Where each gradient belongs."""
+        """Step and rank of each gradient."""
         return list(zip(self.nodes.step.tolist(), self.nodes.rank.tolist(), strict=True))
 
     def ends(self) -> Selection:
@@ -63,7 +66,14 @@ class Gradients:
         return self.nodes.of(np.array([found[place] for place in self.step_and_rank]), "ends", ordered=True)
 
     def buckets(self, bucket_mb: float | None = None) -> Buckets:
-        """Return the buckets of `bucket_mb` MiB each; without, the first of 1 MiB and others of 25."""
+        """Return the buckets in which `DistributedDataParallel` reduces them.
+
+        Args:
+            bucket_mb: MiB of each; by default 1 MiB for the first and 25 for the others, as torch has it.
+
+        Raises:
+            GraphError: the size is not above 0.
+        """
         if bucket_mb is not None and bucket_mb <= 0:
             raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
         sizes = (FIRST_BUCKET_MB, BUCKET_MB) if bucket_mb is None else (bucket_mb,)
@@ -77,7 +87,15 @@ class Gradients:
 
 
 class Buckets:
-    """Buckets in the order they are full. `number` is the bucket of each gradient."""
+    """Buckets of gradients, in the order they are full.
+
+    Attributes:
+        number: the bucket of each gradient, shape (gradients,), int64.
+        last: place of the gradient that completes each bucket, shape (buckets,), int64.
+        nbytes: bytes of each bucket, shape (buckets,), int64.
+        nodes: the task that completes each on the CPU.
+        makers: the work that produced its last gradient.
+    """
 
     def __init__(self, of: Gradients, number: np.ndarray) -> None:
         count = int(number.max(initial=-1)) + 1
@@ -120,12 +138,18 @@ def assign(
 
 
 def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None = "no option") -> Gradients:
-    """Return the gradients of a trace.
+    """Return the gradients of a trace, in the order they are ready.
 
-    `gradient_mb` is how many MiB they are in all, for a trace that does not tell, if the caller has
-    such an option; the `AccumulateGrad` nodes then share it equally. Where no operators were recorded, the
-    products that compute gradients of weights do, and the update's grids tell how much it is. Raises
-    `NotApplicableError` where sizes are unknown.
+    Where no operators were recorded, the products that compute gradients of weights stand for them, and
+    the update's grids tell how much it is.
+
+    Args:
+        graph: the graph of the trace.
+        gradient_mb: MiB of all of them, for a trace that does not tell, if the caller has such an option; the
+            `AccumulateGrad` nodes then share it equally.
+
+    Raises:
+        NotApplicableError: their sizes are unknown, or there is no backward pass.
     """
     if gradient_mb == "no option":
         gradient_mb, hint = None, ""

@@ -33,6 +33,14 @@ def capture_parts(graph: Graph, captured: Selection, by: Selection) -> Groups:
     thread does. What other threads launch meanwhile (a loader's) is captured for itself: neither
     its waits part the model's graph, nor is it launched with it. Where a stream waits for work of
     another program, or has some between, a graph ends: it cannot wait for what is not in it.
+
+    Args:
+        graph: the graph of the trace.
+        captured: device work that a graph may hold.
+        by: what no graph may hold: waits, other launches.
+
+    Returns:
+        `Groups`, the work of a graph each.
     """
     lanes, kinds, launch = (graph.columns[name] for name in ("lane", "kind", "launch"))
     program = _programs(graph, captured)
@@ -164,7 +172,13 @@ def start_as_nodes(captured: Selection, node_ns: int) -> None:
 
 @dataclass(frozen=True)
 class Captured:
-    """What a capture changes on the CPU in covered steps, in ns: what goes, and what of regions stays."""
+    """What a capture changes on the CPU in covered steps.
+
+    Attributes:
+        work: ns of calls that go.
+        untraced: ns of untraced time between launches that goes.
+        stays: ns of regions that stay: first uses, file access, waiting.
+    """
 
     work: int
     untraced: int
@@ -174,7 +188,19 @@ class Captured:
 def capture(
     graph: Graph, parts: Groups, *, name: str, launch_ns: int, stays: Selection, phases: Sequence[str]
 ) -> Captured:
-    """Let one call launch each part's work, and take away what dispatched it; `stays` is kept besides."""
+    """Let one call launch each part's work, and take away what dispatched it.
+
+    Args:
+        graph: the graph of the trace.
+        parts: the work of a graph each (`capture_parts`).
+        name: what the call is called: `cudaGraphLaunch`.
+        launch_ns: what it takes on the CPU, ns.
+        stays: CPU tasks that are kept besides.
+        phases: phases that are captured.
+
+    Returns:
+        `Captured`.
+    """
     region = regions(graph, parts)
     launches = parts.tasks.launches()
     cpu = graph.select(kind="cpu", phase=phases)

@@ -35,7 +35,8 @@ BETWEEN = "\n"  # no pattern matches across lanes and steps
 def work_tasks(graph: Graph) -> Selection:
     """Return the tasks that do the work: device work, or without any the CPU's.
 
-    Raises `NotApplicableError` where the trace records no operators.
+    Raises:
+        NotApplicableError: the trace records no operators.
     """
     if graph.trace is None or not graph.trace.is_kind("operator").any():
         raise NotApplicableError(
@@ -57,12 +58,21 @@ def find_chains(
 ) -> Groups:
     """Return the work of forward calls that follow each other on a lane as a pattern says, a group a chain.
 
-    `words` gives a letter for operators whose names match a regular expression (the first
-    that matches; of nested calls the outermost that has one), `pattern` is a regular
-    expression over the letters. Work of no word parts a chain, but for `unseen` tasks, and on
-    the CPU views, allocations and calls that only call others. Forward passes that a
-    checkpoint runs again count too. A chain holds two calls at least and, as `one_kernel`, nothing that
-    one cannot do (`daydream.model.chain_bounds`).
+    Work of no word parts a chain, but for `unseen` tasks, and on the CPU views, allocations and calls that
+    only call others. Forward passes that a checkpoint runs again count too. A chain holds two calls at least.
+
+        find_chains(graph, {"x": r"^aten::(exp|amax|sub)$", "s": r"^aten::sum$"}, "x+sx*")
+
+    Args:
+        graph: the graph of the trace.
+        words: letter -> regular expression on names of operators; the first that matches; of nested calls the
+            outermost that has one.
+        pattern: regular expression over the letters.
+        unseen: tasks that part no chain.
+        one_kernel: leave out chains with something that one kernel cannot do (`daydream.model.chain_bounds`).
+
+    Returns:
+        `Groups`, a group a chain.
     """
     tasks = _forward(graph, work_tasks(graph))
     tasks = tasks.of(tasks.ids[np.argsort(_lane_and_step(tasks), kind="stable")], tasks.words, ordered=True)
@@ -179,9 +189,16 @@ def remove_with_operators(tasks: Selection) -> None:
 
 
 def fuse_passes(chains: Groups, name: str, *, forward: int, backward: int) -> str:
-    """Fuse each chain, and the backward nodes of its calls, to one kernel each; return a sentence on it.
+    """Fuse each chain, and the backward nodes of its calls, to one kernel each.
 
-    `forward` and `backward` say how many tensors these read or write.
+    Args:
+        chains: work of forward calls (`find_chains`).
+        name: what the new kernels are called.
+        forward: how many tensors the forward kernel reads and writes.
+        backward: likewise the backward kernel.
+
+    Returns:
+        a sentence on what became of them, for `graph.note`.
     """
     graph = chains.tasks.graph
     nodes = can_fuse(backward_chains(chains))

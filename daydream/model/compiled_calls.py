@@ -56,9 +56,10 @@ RECURRENT = r"^aten::(lstm|gru|rnn_tanh|rnn_relu)$"
 
 
 def compile_cpu_calls(graph: Graph) -> str:
-    """Compile the forward and backward calls of a CPU trace; return a sentence on what became of them.
+    """Compile the forward and backward calls of a CPU trace, as Inductor does; return a sentence on it.
 
-    Raises `NotApplicableError` where nothing is left to compile.
+    Raises:
+        NotApplicableError: nothing is left to compile.
     """
     cpu = graph.select(kind="cpu")
     tasks = cpu.where(phase=("forward", "backward"))

@@ -23,8 +23,8 @@ BESIDE = rf"{ACCUMULATE}|^c10d::|nccl:|record_param_comms|DistributedDataParalle
 def remove_dispatch(graph: Graph, device: Selection) -> int:
     """Take away what no compiled pass calls around this device work; return the CPU time that goes, ns.
 
-    Nothing goes where the trace has no operators: there the dispatch of a kernel that stays is not told from
-    its module's Python.
+    That is module Python, views and the dispatch of operators. Nothing goes where the trace has no operators:
+    there the dispatch of a kernel that stays is not told from its module's Python.
     """
     if graph.trace is None or not graph.trace.is_kind("operator").any():
         return 0

@@ -16,10 +16,19 @@ from daydream.graph.selection import Selection
 def makers_and_users(work: Selection, forward: str, backward: str, what: str) -> tuple[Groups, Groups]:
     """Return device work of forward calls and of the backward nodes that need what they made, pair by pair.
 
-    `forward` and `backward` are regular expressions on the names of operators and of autograd
-    nodes, `what` says which layers they find. The k-th call of a step belongs to the k-th
-    node from the end. Raises `NotApplicableError` where there are none, or no step has as many
-    of one as of the other.
+    The k-th call of a step belongs to the k-th node from the end.
+
+    Args:
+        work: device work of both passes.
+        forward: regular expression on names of operators.
+        backward: regular expression on names of autograd nodes.
+        what: which layers these find, for the error.
+
+    Returns:
+        `Groups` of the forward and of the backward work, as many of one as of the other.
+
+    Raises:
+        NotApplicableError: there are none, or no step has as many of one as of the other.
     """
     calls = work.where(phase=("forward", "loss")).group_by("step", within=forward)
     nodes = work.where(phase="backward").group_by("step", within=backward)
@@ -42,7 +51,14 @@ def makers_and_users(work: Selection, forward: str, backward: str, what: str) ->
 
 
 def input_bytes(calls: Groups) -> np.ndarray:
-    """Return the bytes of the first argument of each call with two dimensions or more; -1 if unknown."""
+    """Return the bytes of the first argument of each call with two dimensions or more.
+
+    Args:
+        calls: work of a call each.
+
+    Returns:
+        bytes, shape (calls,), int64; -1 if unknown.
+    """
     first = calls.first()
     sizes = []
     for text, dtype in zip(first.shapes.tolist(), first.dtype.tolist(), strict=True):

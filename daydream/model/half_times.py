@@ -85,16 +85,30 @@ BEST_ATTENTION = 0.75  # of the 16-bit peak: FlashAttention 3 (arXiv 2407.08608)
 
 @dataclass(frozen=True)
 class Narrowed:
-    """Times in 16 bits, the models behind them, and how far each may be off at 90 %; an entry a kernel."""
+    """Times of kernels in 16 bits; an entry a kernel.
+
+    Attributes:
+        times: `Retimed`: the times, and the models behind them.
+        doubt: part by which each may be off, at 90 %, float64.
+    """
 
     times: Retimed
     doubt: np.ndarray
 
 
 def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
-    """Return what 32-bit kernels take in `float16` or `bfloat16`; never longer than today.
+    """Return what 32-bit kernels take in 16 bits; never longer than today.
 
-    Raises `NotApplicableError` if the device has no units for the type.
+    Args:
+        graph: the graph of the trace.
+        kernels: of 32-bit data.
+        dtype: `float16` or `bfloat16`.
+
+    Returns:
+        `Narrowed`, arrays in the order of the kernels.
+
+    Raises:
+        NotApplicableError: the device has no units for the type.
     """
     found = retime(graph, kernels, dtype=dtype)
     device = device_or_none(graph)
@@ -162,7 +176,17 @@ def _share_kept(graph: Graph) -> tuple[float, float]:
 
 
 def few_rows_ns(graph: Graph, kernels: Selection, device: Device, keeps: float) -> np.ndarray:
-    """Return the least that kernels of recurrent layers take which leave units idle; 0 for all others."""
+    """Return the least that kernels of recurrent layers take which leave units idle; 0 for all others.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: as they run today.
+        device: what they run on.
+        keeps: part of the time above the fixed cost that stays, 0 to 1.
+
+    Returns:
+        ns, shape (kernels,), float64.
+    """
     old = kernels.duration_ns.astype(np.float64)
     floor = np.minimum(floor_ns(graph), old)
     few = (work(graph, kernels).family == "recurrent") & _leaves_units_idle(graph, kernels, device)
@@ -170,7 +194,15 @@ def few_rows_ns(graph: Graph, kernels: Selection, device: Device, keeps: float) 
 
 
 def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
-    """Return how far times of products on tensor cores may be off, at 90 %, by what they are today."""
+    """Return by how much times of products on tensor cores may be off, by what they are today.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: products and convolutions.
+
+    Returns:
+        part of the time, at 90 %, shape (kernels,), float64.
+    """
     recurrent = work(graph, kernels).family == "recurrent"
     convolution = (work(graph, kernels).family == "convolution") | names_fit(
         kernels.name, re.compile(r"(?i)conv|fprop|dgrad|wgrad|winograd").search
@@ -195,6 +227,13 @@ def changes_layout(graph: Graph, matrix: Selection) -> tuple[Selection, np.ndarr
     turned before many and back behind them: 2 B read and 2 B written an element. Not those that run there
     already (in TF32, with their changes of layout in the trace) or that are named after NHWC, nor those of
     unknown shapes.
+
+    Args:
+        graph: the graph of the trace.
+        matrix: products and convolutions.
+
+    Returns:
+        those convolutions, and the bytes of each, shape (convolutions,), float64.
     """
     device = device_or_none(graph)
     if device is None or "float32_matrix" in device.tflops:

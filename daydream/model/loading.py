@@ -25,10 +25,13 @@ ALIKE = 0.5  # correlation of waits one burst apart; of those in no pattern it i
 
 @dataclass(frozen=True)
 class LoaderWaits:
-    """One wait a step, in order: the task in or behind which the thread waits, and how long, in ns.
+    """Waits for batches, one a step, in order.
 
-    `in_gap`: the wait is untraced time behind the task, else the task's own. `arrived_ns`: when the batch
-    was there.
+    Attributes:
+        tasks: the task in or behind which the thread waits.
+        time_ns: how long, ns, int64.
+        in_gap: the wait is untraced time behind the task, else the task's own; bool.
+        arrived_ns: when the batch was there, ns, int64.
     """
 
     tasks: Selection
@@ -37,10 +40,17 @@ class LoaderWaits:
     arrived_ns: np.ndarray
 
     def batch_cost_ns(self, workers: int, least_ns: float) -> np.ndarray:
-        """Return what each batch cost one of the `workers` that loaded, 0 for those that came with others.
+        """Return what each batch cost one of the workers that loaded, 0 for those that came with others.
 
         A batch that is waited for shows when it was made, so all since the last such batch took the
         workers the time between them. Without workers the wait is the cost.
+
+        Args:
+            workers: how many loaded; 0 for none.
+            least_ns: ns; what is shorter is no wait.
+
+        Returns:
+            ns, shape (steps,).
         """
         if not workers:
             return self.time_ns
@@ -76,7 +86,8 @@ def _correlation(one: np.ndarray, other: np.ndarray) -> float:
 def untraced_waits(graph: Graph) -> LoaderWaits:
     """Return the waits for batches in a trace that has no ranges of a loader.
 
-    Raises `NotApplicableError` where operators were recorded: torch's loader would have its range among them.
+    Raises:
+        NotApplicableError: operators were recorded: torch's loader would have its range among them.
     """
     if graph.trace is not None and graph.trace.is_kind("operator").any():
         raise NotApplicableError("this trace has no loading of data: no data-loader range or phase")
@@ -134,7 +145,15 @@ def _ends(graph: Graph, ids: np.ndarray) -> np.ndarray:
 
 
 def recorded_waits(graph: Graph, loading: Selection) -> LoaderWaits:
-    """Return the waits of a trace whose loader has ranges, from the CPU work inside them."""
+    """Return the waits of a trace whose loader has ranges, from the CPU work inside them.
+
+    Args:
+        graph: the graph of the trace.
+        loading: CPU work inside the ranges of the loader.
+
+    Returns:
+        `LoaderWaits`.
+    """
     batches = loading.group_by("step", "lane")
     last = batches.last()
     time = batches.total("duration_ns") + batches.total("gap_ns")

@@ -24,10 +24,16 @@ from daydream.graph.selection import Selection
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """An update rule: values read and written a parameter by one fused pass, and Python's time.
+    """An update rule: what one fused pass moves for each parameter, and Python's time.
 
-    Values have the parameter's width: 7 of Adam are 28 B of a float32 parameter. Python takes
-    `call_ns` a step and `tensor_ns` a tensor more than an unfused step takes before its first operator.
+    Values have the parameter's width: 7 of Adam are 28 B of a float32 parameter.
+
+    Attributes:
+        reads: values read a parameter.
+        writes: values written a parameter.
+        call_ns: ns that Python takes a step more than an unfused step takes before its first operator.
+        tensor_ns: likewise a tensor, ns.
+        why: which values these are.
     """
 
     reads: int
@@ -86,9 +92,14 @@ PASSES = ("element-wise", "optimizer")  # families of operators that read and wr
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer of a trace: kind (a key of `UPDATE_RULES`), tensors, parameters; None and -1 are unknown.
+    """The optimizer of a trace.
 
-    `width` is the bytes of a parameter, `where` from what the number of parameters is known.
+    Attributes:
+        kind: a key of `UPDATE_RULES`, None for unknown.
+        tensors: parameters as tensors, -1 for unknown.
+        elements: parameters one by one, -1 for unknown.
+        width: bytes of one.
+        where: from what their number is known.
     """
 
     kind: str | None
@@ -103,7 +114,7 @@ class Update:
         return None if rule is None or self.elements < 0 else rule.values * self.width * self.elements
 
     def python_ns(self, kind: str | None = None) -> int:
-        """Return what Python takes for walking over the parameters; 0 if their number is unknown."""
+        """Return what Python takes for walking over the parameters, ns; 0 if their number is unknown."""
         rule = UPDATE_RULES.get(kind or self.kind or "")
         if rule is None or self.tensors <= 0:
             return 0
@@ -118,7 +129,15 @@ def update_of(graph: Graph) -> Update:
 
 
 def need_setting(graph: Graph, setting: str) -> None:
-    """Raise `NotApplicableError` if a class of the trace's optimizers takes no `fused` or `foreach`."""
+    """Refuse a setting that a class of the trace's optimizers does not take.
+
+    Args:
+        graph: the graph of the trace.
+        setting: `fused` or `foreach`.
+
+    Raises:
+        NotApplicableError: one of them takes no such setting.
+    """
     metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
     for name in sorted(_classes(graph, metadata)):
         if setting not in TAKES.get(name, (setting,)):
@@ -143,7 +162,17 @@ def fused_update_ns(
     """Return the time of a fused update in place of each step's tasks, and a sentence on where it is from.
 
     Bytes at the bandwidth that the trace reaches, no more than the tasks that compute take together;
-    that sum where bytes or bandwidth are unknown, or without `by_bytes`.
+    that sum where bytes or bandwidth are unknown.
+
+    Args:
+        graph: the graph of the trace.
+        steps: tasks of the update, a group a step.
+        update: what the trace tells of its optimizer.
+        kind: a key of `UPDATE_RULES`; by default the update's own.
+        by_bytes: by bytes; else as long as the parts together.
+
+    Returns:
+        ns, shape (steps,), float64; and the sentence.
     """
     on = "cpu" if (steps.tasks.kind == "cpu").all() else "gpu"
     together = _computing_ns(graph, steps) if on == "cpu" else steps.total("duration_ns").astype(np.float64)

@@ -17,8 +17,17 @@ def first_parameter_uses(graph: Graph, gradients: Gradients) -> Selection:
 
     A gradient is complete right behind the backward node that made it. That node and the forward
     operator share an autograd sequence number; without such numbers the layer tells. Where neither
-    does it is the first forward task of the step, which is never too late. Device work where there is
-    any, else CPU tasks. Raises `NotApplicableError` if a step with gradients has no forward work.
+    does it is the first forward task of the step, which is never too late.
+
+    Args:
+        graph: the graph of the trace.
+        gradients: gradients of the parameters.
+
+    Returns:
+        tasks, one a gradient in their order; device work where there is any, else CPU tasks.
+
+    Raises:
+        NotApplicableError: a step with gradients has no forward work.
     """
     columns = graph.columns
     forward = graph.ids[columns["phase"][graph.ids] == phase_code("forward")]

@@ -18,13 +18,18 @@ ZERO_GRAD = r"^Optimizer\.zero_grad"
 
 @dataclass(frozen=True)
 class Trained:
-    """What each layer trains: its tensors and their elements (or bytes; only ratios count)."""
+    """What each layer trains.
+
+    Attributes:
+        tensors: layer -> its tensors.
+        elements: layer -> their elements (or bytes; only ratios count).
+    """
 
     tensors: dict[str, int]
     elements: dict[str, int]
 
     def part(self, layers: set[str]) -> tuple[float, float]:
-        """Return which part of all tensors, and of all elements, these layers hold."""
+        """Return which part of all tensors, and of all elements, these layers hold, 0 to 1."""
         return _part(self.tensors, layers), _part(self.elements, layers)
 
 
@@ -61,10 +66,17 @@ def trained_parameters(graph: Graph) -> Trained:
 def joint_update(graph: Graph, tensors: float, elements: float) -> tuple[Selection, np.ndarray]:
     """Return the tasks that update parameters of all layers at once, and their durations at another number.
 
-    `tensors` and `elements` are factors. The work of kernels, and of operators of a trace without
-    device work, goes with the elements. The overhead of operators, and Python's walks over the
-    parameters, also that which zeroes the gradients, go with the tensors. Updates of one
-    layer are not among the tasks.
+    The work of kernels, and of operators of a trace without device work, goes with the elements. The
+    overhead of operators, and Python's walks over the parameters, also that which zeroes the gradients, go
+    with the tensors. Updates of one layer are not among the tasks.
+
+    Args:
+        graph: the graph of the trace.
+        tensors: how many times the tensors.
+        elements: how many times their elements.
+
+    Returns:
+        the tasks; and ns, shape (tasks,), float64.
     """
     host = graph.select(kind="cpu", phase="optimizer") | graph.select(kind="cpu", within=ZERO_GRAD)
     kernels = graph.select(kind="kernel", phase="optimizer")

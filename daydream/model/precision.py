@@ -45,7 +45,15 @@ STREAMING_KERNEL = r"(?i)elementwise"
 
 
 def main_dtype(graph: Graph, kernels: Selection) -> tuple[str | None, float, str]:
-    """Return the element type of most of the time, its share, and of what: of matrix kernels, if any."""
+    """Return the element type of most of the time, its share, and of what: of matrix kernels, if any.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: of which passes, of which kinds.
+
+    Returns:
+        the type (None for unknown), its share of the time, 0 to 1, and `matrix kernels` or `kernels`.
+    """
     matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
     judged, what = (matrix, "matrix kernels") if len(matrix) else (kernels, "kernels")
     types = judged.group_by("dtype")
@@ -56,9 +64,12 @@ def main_dtype(graph: Graph, kernels: Selection) -> tuple[str | None, float, str
 
 
 def refuse_narrow(graph: Graph, kernels: Selection) -> None:
-    """Raise `NotApplicableError` if most time of the matrix kernels (else of all) is in 16 bits or fewer.
+    """Refuse kernels that are in 16 bits or fewer already: most time of the matrix kernels, else of all.
 
     Kernels of 8 or 4 bits beside those that change stay as they are, with a note.
+
+    Raises:
+        NotApplicableError: most of that time is in 16 bits or fewer.
     """
     dtype, share, what = main_dtype(graph, kernels)
     if dtype in NARROW:
@@ -79,6 +90,13 @@ def tasks_in_matrix_units(graph: Graph, tasks: Selection) -> np.ndarray:
     """Return a mask of products, convolutions, attention and recurrent layers, by shapes, else by name.
 
     Libraries of convolutions name their layout changes, sums of parts and batch normalizations alike.
+
+    Args:
+        graph: the graph of the trace.
+        tasks: kernels.
+
+    Returns:
+        shape (tasks,), bool.
     """
     amounts = work(graph, tasks)
     helpers = names_fit(tasks.name, HELPER.search)
@@ -89,7 +107,15 @@ def tasks_in_matrix_units(graph: Graph, tasks: Selection) -> np.ndarray:
 def streaming_ns(graph: Graph, nbytes: np.ndarray) -> np.ndarray:
     """Return the time of kernels that stream so many bytes: fixed cost, and the trace's own bandwidth.
 
-    Raises `NotApplicableError` if neither the trace nor the table of devices tells a bandwidth.
+    Args:
+        graph: the graph of the trace.
+        nbytes: bytes of each, shape (kernels,).
+
+    Returns:
+        ns, shape (kernels,), float64.
+
+    Raises:
+        NotApplicableError: neither the trace nor the table of devices tells a bandwidth.
     """
     rate = memory_bandwidth(graph)
     if rate is None:
@@ -101,9 +127,15 @@ def streaming_ns(graph: Graph, nbytes: np.ndarray) -> np.ndarray:
 
 
 def operand_elements(tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the elements of input, weight and bias of products and convolutions; -1 where there is none.
+    """Return the elements of input, weight and bias of products and convolutions.
 
-    Of other calls the first is the first tensor, the others are -1.
+    Of other calls the first is the first tensor.
+
+    Args:
+        tasks: kernels or CPU tasks.
+
+    Returns:
+        three arrays, each shape (tasks,), int64; -1 where there is none.
     """
     known: dict[tuple[str | None, str | None], tuple[int, int, int]] = {}
     found = []
@@ -127,12 +159,18 @@ def _operands(op: str, text: str | None) -> tuple[int, int, int]:
 
 
 def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
-    """Return the kernels beside which a parameter or its gradient is cast, and the elements; -1 if unknown.
+    """Return the kernels beside which a parameter or its gradient is cast, and the elements that are.
 
     Forward the first kernel of each call with a weight, for the weight and for the bias if there is one.
     Backward the first kernel of the node that belongs to such a call: the k-th call of a step to the
     k-th node from the end, or the mean size where their numbers differ. Without shapes each has
     its share of the parameters that the optimizer updates.
+
+    Args:
+        matrix: kernels of products and convolutions, of both passes.
+
+    Returns:
+        kernels, one a cast (some twice); and elements, shape (casts,), int64, -1 if unknown.
     """
     calls = matrix.where(phase=("forward", "loss")).where(
         lambda tasks: np.array([bare_name(op or "") in ARGUMENTS for op in tasks.op.tolist()], bool)
@@ -160,9 +198,17 @@ def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
 
 
 def border_kernel_ns(kernels: Selection, to_16: np.ndarray, matrix: Selection) -> np.ndarray:
-    """Return what the 32-bit kernel at each border takes, in ns: that before a cast to 16 bits, else itself.
+    """Return what the 32-bit kernel at each border to 16 bits takes: that before a cast to 16, else itself.
 
     0 where that is no kernel of 32-bit work that streams: at the start of a step, or a product.
+
+    Args:
+        kernels: in program order.
+        to_16: mask of those before which a result is cast to 16 bits, shape (kernels,), bool.
+        matrix: those of them that are products.
+
+    Returns:
+        ns, shape (kernels,), int64.
     """
     own, product = kernels.duration_ns, np.isin(kernels.ids, matrix.ids)
     previous = np.append(0, np.where(product, 0, own)[:-1])
@@ -171,10 +217,19 @@ def border_kernel_ns(kernels: Selection, to_16: np.ndarray, matrix: Selection) -
 
 
 def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray, to_32: np.ndarray) -> np.ndarray:
-    """Return the time of casts between 32 and 16 bits of so many elements: 6 B each, slower `to_32`.
+    """Return the time of casts between 32 and 16 bits: 6 B an element, slower to 32.
 
-    Where the size is unknown (-1): three quarters of what the 32-bit kernel beside it takes above the
+    Where the size is unknown: three quarters of what the 32-bit kernel beside it takes above the
     fixed cost of a kernel, as that moves 8 B an element or more.
+
+    Args:
+        graph: the graph of the trace.
+        sizes: elements, -1 for unknown, shape (casts,), int64.
+        instead: ns of the 32-bit kernel beside each, shape (casts,).
+        to_32: mask of casts to 32 bits, shape (casts,), bool.
+
+    Returns:
+        ns, shape (casts,), float64.
     """
     floor = floor_ns(graph)
     by_neighbour = floor + 0.75 * np.maximum(instead - floor, 0)
@@ -185,7 +240,7 @@ def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray, to_32: np.ndar
 
 
 def dispatch_ns(graph: Graph) -> int:
-    """Return the CPU time of an element-wise operator call besides its launch, as this trace's own take.
+    """Return the CPU time of an element-wise operator call besides its launch, as this trace's own take, ns.
 
     The mean over calls of the forward pass, without what lies between operators; 0 where no operators
     are recorded. (In a public trace of autocast, `a100_particle_transformer_forward_batch8`, 27 us; its
@@ -204,10 +259,21 @@ def dispatch_ns(graph: Graph) -> int:
 
 
 def unscale_ns(graph: Graph, updates: Groups, update: Update) -> tuple[np.ndarray, int, str]:
-    """Return the time of unscaling a step's gradients, a value a step, in how many launches, and a sentence.
+    """Return the time of unscaling a step's gradients, in how many launches, and a sentence on it.
 
     Each gradient is read, multiplied, checked and written: twice its width. Where the number of parameters is
     unknown, by the update's own kernels, which move so many values a parameter.
+
+    Args:
+        graph: the graph of the trace.
+        updates: kernels of the update, a group a step.
+        update: what the trace tells of its optimizer.
+
+    Returns:
+        ns, shape (steps,), float64; the launches; and the sentence.
+
+    Raises:
+        NotApplicableError: how many gradients there are is not known.
     """
     if update.elements >= 0:
         nbytes = 2 * update.width * update.elements

@@ -44,7 +44,14 @@ UNKNOWN, NONE, BEFORE, BEHIND = -1, 0, 1, 2  # a forward call saves nothing, or 
 
 
 def saved_tensor_counts(backward: Groups) -> np.ndarray:
-    """Return how many tensors the autograd nodes of each group had saved, 0 for one without nodes."""
+    """Return how many tensors the autograd nodes of each group had saved, 0 for one without nodes.
+
+    Args:
+        backward: backward work, a group a module.
+
+    Returns:
+        shape (groups,), int64.
+    """
     tasks, trace = backward.by_group, backward.tasks.graph.trace
     made = np.isin(tasks.ids, tasks.where(kind="cpu", op=NODE).ids)
     calls = tasks.call[made]
@@ -62,6 +69,12 @@ def behind_last_saved(forward: Groups) -> tuple[Selection, np.ndarray]:
     comes behind the last call whose node saves something, and that call's own work too if its inputs are
     all that is saved. An operator that is not torch's own counts as saving its result. Work whose
     calls have no known nodes is in no answer.
+
+    Args:
+        forward: forward work, a group a module.
+
+    Returns:
+        the tasks; and a mask of the groups, shape (groups,), bool.
     """
     tasks = forward.by_group
     graph, trace = tasks.graph, tasks.graph.trace

@@ -8,7 +8,16 @@ MOST_TASKS = 5_000_000  # more than fifty times a long trace; about 3 GB while i
 
 
 def need_room(tasks: int, option: str, value: int) -> None:
-    """Raise `GraphError`, naming the option, if its value would add more tasks than can be simulated."""
+    """Refuse a value of an option that would add more tasks than can be simulated.
+
+    Args:
+        tasks: how many it would add.
+        option: the option: `repeats`.
+        value: what was asked.
+
+    Raises:
+        GraphError: they are too many; the message names the option.
+    """
     if tasks > MOST_TASKS:
         raise GraphError(
             f"{option} {value:,} would add {tasks:,} tasks to this trace; up to {MOST_TASKS:,} can be "

@@ -11,7 +11,11 @@ MISSING = object()
 
 @contextmanager
 def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
-    """Give every parameter group of a torch optimizer these settings; put back what it had on leaving."""
+    """Give every parameter group of a torch optimizer these settings; put back what it had on leaving.
+
+    with optimizer_settings(optimizer, fused=True):
+        train()
+    """
     before = [{name: group.get(name, MISSING) for name in settings} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group.update(settings)

@@ -40,7 +40,15 @@ OWN_FILE = "daydream_user_"  # begins the module name of a user's own file
 
 @dataclass(frozen=True)
 class Option:
-    """One keyword-only parameter of an optimization; `required` says that it has no default."""
+    """One keyword-only parameter of an optimization.
+
+    Attributes:
+        name: as the function names it.
+        type: what a value on the command line becomes: int, float, bool or str.
+        default: its default.
+        required: it has none.
+        choices: texts it may be, of a parameter annotated as a `Literal`.
+    """
 
     name: str
     type: type
@@ -49,7 +57,11 @@ class Option:
     choices: tuple[str, ...] = ()  # of a parameter annotated as a Literal
 
     def checked(self, value: Any) -> Any:
-        """Return a value of the option's type. Raises `GraphError` for one that is not."""
+        """Return a value of the option's type.
+
+        Raises:
+            GraphError: it is none.
+        """
         if value is None and self.default is None and not self.required:
             return None
         given: Any = value
@@ -73,11 +85,19 @@ class Option:
 
 @dataclass(frozen=True)
 class Optimization:
-    """A named change: the function, its options, its help, when it is applied and what it excludes.
+    """A named change of the graph.
 
-    `apply`, where the file has it, makes the change for real in a process that trains: a context
-    manager, called with (model, optimizer, **options). `code` is a line of a training script that
-    makes it; empty where none does. What is `of_jobs` is not ranked for a process by itself.
+    Attributes:
+        name: `fused-adam`.
+        function: edits a graph: `function(graph, **options)`.
+        options: its keyword-only parameters.
+        help: its docstring.
+        stage: when it is applied among others (`daydream.transforms.stages`).
+        excludes: names that it cannot be combined with.
+        apply: makes the change for real in a process that trains: a context manager, called with (model,
+            optimizer, **options); None where the file has none.
+        code: a line of a training script that makes the change; empty where none does.
+        of_jobs: asks about jobs of several processes, and is not ranked for a process by itself.
     """
 
     name: str

@@ -32,6 +32,13 @@ def memory_bandwidth(graph: Graph, on: str = "gpu") -> float | None:
     Reads and writes both count. From recorded shapes; on a GPU without them from copies
     within its memory, else nine tenths of the table's bandwidth for the device. On a CPU
     from operators that work in place: new memory costs page faults.
+
+    Args:
+        graph: the graph of the trace.
+        on: `gpu` or `cpu`.
+
+    Returns:
+        GB/s (1e9 B/s), or None.
     """
     tasks = _recorded(graph, on)
     if on == "cpu":
@@ -52,11 +59,19 @@ def memory_bandwidth(graph: Graph, on: str = "gpu") -> float | None:
 
 
 def copies_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray | None:
-    """Return how long copies into other memory take, one by one, ns; None if the bandwidth is unknown.
+    """Return how long copies into other memory take, one by one.
 
     A GPU reads and writes the bytes. A CPU reads what it overwrites as well: lines of memory come
     into the cache before they are written to ("Counting Bytes and FLOPS", McCalpin, FAQ of STREAM),
     which work in place has done anyway. There each copy is an operator call, too.
+
+    Args:
+        graph: the graph of the trace.
+        nbytes: bytes of each copy, shape (copies,), int64 or float64.
+        on: `gpu` or `cpu`.
+
+    Returns:
+        ns of each copy, shape (copies,), float64; None if the bandwidth is unknown.
     """
     rate = memory_bandwidth(graph, on)
     if rate is None:
@@ -67,11 +82,19 @@ def copies_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray |
 
 
 def copies_into_new_ns(graph: Graph, nbytes: np.ndarray, on: str = "gpu") -> np.ndarray | None:
-    """Return how long copies into memory that was just allocated take, one by one, ns; None if not known.
+    """Return how long copies into memory that was just allocated take, one by one.
 
     On a CPU the first touch of a page is a fault, and whether malloc has pages at hand depends on the
     program. So it goes by what the trace's own large operators with new results take on average; where it
     has none, by `copies_ns`, as on a GPU, which keeps the memory that it frees.
+
+    Args:
+        graph: the graph of the trace.
+        nbytes: bytes of each copy, shape (copies,), int64 or float64.
+        on: `gpu` or `cpu`.
+
+    Returns:
+        ns of each copy, shape (copies,), float64; None if the bandwidth is unknown.
     """
     if on == "cpu":
         moved, duration_ns = _streaming(_recorded(graph, on).where(op=INTO_NEW))
@@ -115,7 +138,15 @@ def _recorded_bytes(copies: Selection) -> np.ndarray:
 
 
 def link_bandwidth(graph: Graph, direction: str = "HtoD") -> float | None:
-    """Return GB/s of pinned copies to (or from) the device: the trace's own, else by the device's PCIe."""
+    """Return GB/s of pinned copies to (or from) the device: the trace's own, else by the device's PCIe.
+
+    Args:
+        graph: the graph of the trace.
+        direction: `HtoD` (to the device) or `DtoH`.
+
+    Returns:
+        GB/s (1e9 B/s) in one direction, or None where neither is known.
+    """
     copies = pinned(_recorded(graph, "gpu").where(kind="memcpy", name=_names(direction)))
     rate = _rate(_recorded_bytes(copies), recorded_duration_ns(copies), 0.0, sizes=LARGE_ENOUGH[:2])
     if rate is not None:

@@ -51,14 +51,22 @@ NO_WORK = re.compile(
 def scaled_time(
     graph: Graph, selection: Selection, work_factor: float | np.ndarray, *, weights: np.ndarray | None = None
 ) -> Retimed:
-    """Return durations when the work of each task is multiplied by a factor, one for all or one a task.
+    """Return durations when the work of each task is multiplied by a factor.
 
-    `weights` are the bytes of a product's operand that stays, one a task: a CPU's library reads it, packs it
-    and reads it packed, however many rows are multiplied with it.
     Device tasks go by `retime`. CPU tasks keep their overhead; those that only call
     others, make views or allocate keep their time. The coverage names `cpu line` (overhead
     from the operator's own calls of several sizes), `cpu overhead` (from the trace's tiny
     calls) and `unchanged`.
+
+    Args:
+        graph: the graph of the trace.
+        selection: device work, CPU tasks, or both.
+        work_factor: one for all, or one a task: shape (tasks,), float64.
+        weights: bytes of a product's operand that stays, shape (tasks,), float64: a CPU's library reads it,
+            packs it and reads it packed, however many rows are multiplied with it.
+
+    Returns:
+        `Retimed`, arrays in the order of the selection.
     """
     selection.need("tasks to scale")
     factor = np.broadcast_to(np.asarray(work_factor, np.float64), len(selection))

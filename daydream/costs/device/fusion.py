@@ -21,6 +21,13 @@ def fusible_chains(graph: Graph, fusible: Selection) -> Groups:
     All other device work of the stream parts them, products and collectives with it, and so do a wait of
     their thread for the device and waits between streams: what comes behind needs the result of what is
     before. A fused kernel holds no more than `LARGEST` of them.
+
+    Args:
+        graph: the graph of the trace.
+        fusible: kernels that a compiler could fuse with their neighbours.
+
+    Returns:
+        `Groups`, a group a chain.
     """
     parted = fusible.stretches(graph.select(on="gpu") - fusible, on_lane=True)
     ids = parted.by_group.ids
@@ -61,6 +68,13 @@ def fused_chain_ns(graph: Graph, chains: Groups) -> np.ndarray:
     parts move, twice each intermediate goes, and the time above the fixed cost of a kernel with
     it. A chain with a part of unknown bytes takes as long as its longest part: exact where
     all parts are unary and of one size.
+
+    Args:
+        graph: the graph of the trace.
+        chains: kernels in program order, a group for each that becomes one.
+
+    Returns:
+        ns, shape (chains,), float64.
     """
     parts = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)

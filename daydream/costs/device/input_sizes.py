@@ -45,8 +45,9 @@ MOST = 0.5  # of the time of work that grows: where less has shapes, they do not
 def recorded_batch(graph: Graph) -> int | None:
     """Return the batch size of the trace, as most calls show it; None where no shape tells it.
 
-    Raises `NotApplicableError` if as many calls show another one, or if most layers do not hold it: the first
-    convolutions may work on patches or frames, several a sample.
+    Raises:
+        NotApplicableError: as many calls show another one, or most layers do not hold it: the first
+            convolutions may work on patches or frames, several a sample.
     """
     sure, likely, perhaps = Counter[int](), Counter[int](), Counter[int]()
     leading = Counter[Shape]()
@@ -73,7 +74,8 @@ def recorded_batch(graph: Graph) -> int | None:
 def recorded_length(graph: Graph) -> int | None:
     """Return the sequence length of the trace, as most calls show it; None where no shape tells it.
 
-    Raises `NotApplicableError` if as many calls show another one.
+    Raises:
+        NotApplicableError: as many calls show another one.
     """
     sure, perhaps = Counter[int](), Counter[int]()
     for name, arguments, times in _calls(graph):
@@ -102,7 +104,7 @@ def only_grids_tell(graph: Graph) -> bool:
 
 
 def is_feature_size(graph: Graph, size: int) -> bool:
-    """Tell whether a size is also that of features or of a head, see `is_feature`."""
+    """Tell whether a size is also that of features or of a head."""
     return graph.trace is not None and is_feature(calls_of(graph.trace), size)
 
 
@@ -119,6 +121,20 @@ def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: b
     Work goes with the recorded shapes (see `resized_work`); that of calls without a
     formula in proportion to the size. Copies go with their bytes, single numbers stay. Times
     that the graph's table holds at the new shapes come first.
+
+    Args:
+        graph: the graph of the trace.
+        tasks: kernels, copies, or CPU tasks.
+        old: the size as recorded: a batch, a length.
+        new: the size to predict.
+        every: all sizes equal to `old` change (a sequence length, which scores hold twice); else the first of
+            a tensor (a batch).
+
+    Returns:
+        `Retimed`, arrays in the order of the tasks.
+
+    Raises:
+        NotApplicableError: no recorded shape holds the old size.
     """
     growth = growth_of(graph, tasks, old, new, every=every)
     flop, nbytes, known = growth.flop, growth.nbytes, growth.known
@@ -142,7 +158,7 @@ def resized_time(graph: Graph, tasks: Selection, old: int, new: int, *, every: b
 
 @dataclass(frozen=True)
 class Shares:
-    """Parts of some tasks' time: that grow as their shapes say, in proportion to the size, not at all."""
+    """Parts of some tasks' time, 0 to 1: what grows as shapes say, in proportion to the size, not at all."""
 
     by_shapes: float
     in_proportion: float
@@ -163,9 +179,17 @@ class Shares:
 
 
 def shares_of_growth(tasks: Selection, retimed: Retimed, by_shapes: np.ndarray | None = None) -> Shares:
-    """Return how much of the tasks' time before the change goes by shapes (a mask), in proportion, or stays.
+    """Return which parts of the tasks' time before a change go by shapes, in proportion, or stay.
 
     On a CPU what only calls others, makes views or allocates stays.
+
+    Args:
+        tasks: the tasks that were given new times.
+        retimed: their times, in the order of the tasks.
+        by_shapes: mask of those whose shapes tell, shape (tasks,), bool; none if not given.
+
+    Returns:
+        `Shares`.
     """
     time = retimed.before_ns.astype(np.float64)
     total = max(time.sum(), 1.0)
@@ -175,10 +199,13 @@ def shares_of_growth(tasks: Selection, retimed: Retimed, by_shapes: np.ndarray |
 
 
 def need_shapes(graph: Graph, shares: Shares) -> None:
-    """Say, or raise `NotApplicableError`, where most of the work that grows has no shapes.
+    """Note on the graph, or refuse, where most of the work that grows has no shapes.
 
     Inference may read its weights whatever the size: in proportion would promise a gain that is not there.
     In training, where activations and gradients take most of the traffic, it is a bound.
+
+    Raises:
+        NotApplicableError: it is inference, and most of its work that grows has no shapes.
     """
     grows = shares.by_shapes + shares.in_proportion
     if not grows or shares.by_shapes >= MOST * grows:
@@ -206,7 +233,15 @@ def _weights(graph: Graph, tasks: Selection, flop: np.ndarray, nbytes: np.ndarra
 
 
 def need_size(size: int | None, what: str) -> int:
-    """Return a size that was found, or raise `NotApplicableError` saying how to give it."""
+    """Return a size that was found.
+
+    Args:
+        size: what was found, None for nothing.
+        what: what it is: `batch size`.
+
+    Raises:
+        NotApplicableError: there is none; the message says how to give it.
+    """
     if size is None:
         raise NotApplicableError(
             f"the trace's shapes do not tell its {what}.\n"

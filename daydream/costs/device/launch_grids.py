@@ -41,18 +41,30 @@ LEAST_LENGTH = 8
 
 
 @dataclass(frozen=True)
-class Growth:
-    """By which power of the length each task's work grows, and by which its blocks; NaN where as the work."""
+class GridGrowth:
+    """How work grows with the length of the sequence, read off the grids of kernels; an entry a task.
+
+    Attributes:
+        work: power of the length that the work grows by: 0, 1 or 2; int64.
+        blocks: power that the blocks of the grid grow by, float64; NaN where as the work.
+        length: the length, as the grids of scores show it; None without any.
+    """
 
     work: np.ndarray
     blocks: np.ndarray
     length: int | None  # read off the grids of scores
 
 
-def growth_by_grids(graph: Graph, tasks: Selection, recorded: int | None = None) -> Growth:
+def growth_by_grids(graph: Graph, tasks: Selection, recorded: int | None = None) -> GridGrowth:
     """Return how the work of tasks grows with the length, 1 for each that nothing tells more of.
 
-    `recorded` is the length, where it is known; else it is the one that most scores show.
+    Args:
+        graph: the graph of the trace.
+        tasks: kernels.
+        recorded: the length, where it is known; else it is the one that most scores show.
+
+    Returns:
+        `GridGrowth`, arrays in the order of the tasks.
     """
     kernels = _Kernels(tasks)
     heads, length = kernels.attention(recorded)
@@ -62,15 +74,22 @@ def growth_by_grids(graph: Graph, tasks: Selection, recorded: int | None = None)
     if length is not None:
         work[kernels.within_attention(heads, length)] = 2
     blocks = np.where(kernels.weight_gradient & (work == 1), 0.0, np.nan)
-    return Growth(work, blocks, length)
+    return GridGrowth(work, blocks, length)
 
 
 def grown_time(
-    tasks: Selection, growth: Growth, factor: float, *, squares: bool = True
+    tasks: Selection, growth: GridGrowth, factor: float, *, squares: bool = True
 ) -> tuple[np.ndarray, str]:
-    """Return durations in ns with `factor` times the tokens, and a sentence that tells what grows.
+    """Return durations with so many times the tokens, and a sentence that tells what grows.
 
-    Without `squares` there are so many more samples, whose sequences are as long as before.
+    Args:
+        tasks: kernels.
+        growth: how their work grows (`growth_by_grids`).
+        factor: how many times the tokens.
+        squares: sequences get longer; else there are so many more samples, as long as before.
+
+    Returns:
+        ns, shape (tasks,), int64; and the sentence.
     """
     power = growth.work if squares else np.minimum(growth.work, 1)
     amount, blocks = factor ** power.astype(np.float64), factor**growth.blocks

@@ -25,7 +25,13 @@ from daydream.trace.valid import LONGEST_NS
 
 @dataclass(frozen=True)
 class Retimed:
-    """Predicted durations in ns, an entry a task, the model behind each, and the durations before."""
+    """Predicted durations, an entry a task in the order of the selection.
+
+    Attributes:
+        duration_ns: ns, int64.
+        model: the model behind each: table, roofline, ratio, paper, ...; texts (object).
+        before_ns: the durations before, ns.
+    """
 
     duration_ns: np.ndarray
     model: np.ndarray
@@ -63,15 +69,28 @@ def retime(
 ) -> Retimed:
     """Return what the kernels would take in another element type, on another device, with other work.
 
-    `dtype` is torch's name of a type, or `tf32`: 32-bit data, products in TF32. It changes
-    floating-point kernels only. `device` is a name of the table of GPUs. The factors
-    multiply FLOP and bytes, one for all or one a task; `grid_factor` multiplies the blocks, NaN where
-    they grow with the work, as those of a product that sums over more do not. `shapes` are those of
-    the changed calls (`resized_shapes`), for a table of measured times: the one given, or the graph's
-    own. With `model="paper"` the constants of the paper are used throughout.
+    With measured times (`table`, or the graph's own) these go first, then the roofline model, then
+    ratios of a kind of kernel; where the GPU is unknown, the constants of Daydream (ATC 2020, section 5.1).
 
-    Raises `NotApplicableError` if a peak rate is needed and unknown, `NoMatchError` if
-    nothing is selected.
+    Args:
+        graph: the graph of the trace.
+        selection: kernels and copies.
+        dtype: torch's name of a type, or `tf32`: 32-bit data, products in TF32. It changes floating-point
+            kernels only.
+        device: a name of the table of GPUs, or one of its rows.
+        flop_factor: multiplies FLOP; one for all, or shape (tasks,), float64.
+        bytes_factor: multiplies bytes, likewise.
+        grid_factor: multiplies the blocks, likewise; NaN where they grow with the work, as those of a product
+            that sums over more do not.
+        table: measured times; by default the graph's own.
+        shapes: those of the changed calls, for a table of measured times.
+        model: `auto`, or `paper`: the constants of the paper throughout.
+
+    Returns:
+        `Retimed`, arrays in the order of the selection.
+
+    Raises:
+        NotApplicableError: a peak rate is needed and unknown, or nothing is selected.
     """
     selection.need("kernels to give a new time")
     old = selection.duration_ns.astype(np.float64)
@@ -106,7 +125,19 @@ def retime(
 
 
 def sped_up(before_ns: np.ndarray, by: np.ndarray, model: str | np.ndarray) -> Retimed:
-    """Return durations divided by a factor each. Raises `GraphError` if that is longer than is simulated."""
+    """Return durations divided by a factor each.
+
+    Args:
+        before_ns: ns, shape (tasks,), float64.
+        by: the factors, shape (tasks,), float64.
+        model: what the factors are from, one text for all or one a task.
+
+    Returns:
+        `Retimed`, arrays in the same order.
+
+    Raises:
+        GraphError: a task would take longer than is simulated (104 days).
+    """
     with np.errstate(over="ignore"):
         new = _whole(before_ns / by)
     return Retimed(new, np.broadcast_to(np.asarray(model, dtype=object), new.shape), before_ns)
@@ -129,6 +160,16 @@ def measured_first(
     """Return the graph's measured times of a change where its table has them, else those given.
 
     The selection has its durations before the change still.
+
+    Args:
+        graph: the graph of the trace.
+        selection: the tasks that change.
+        retimed: their times by a model, in the order of the selection.
+        dtype: the element type they change to; None where sizes change.
+        shapes: those of the changed calls.
+
+    Returns:
+        `Retimed`, arrays in the order of the selection.
     """
     if graph.times is None:
         return retimed

@@ -58,10 +58,17 @@ def is_tf32_kernel(names: np.ndarray) -> np.ndarray:
 
 
 def runs_in_tf32(graph: Graph, tasks: Selection) -> np.ndarray:
-    """Mask of 32-bit products that tensor cores multiply in TF32 already: by name, else by their rate.
+    """Return a mask of 32-bit products that run in TF32 already: by name, else by their rate.
 
     `nvjet` is a library of kernels for tensor cores alone. A product that is faster than the vector units'
     peak runs elsewhere; a convolution may be for another reason (Winograd's needs fewer FLOP).
+
+    Args:
+        graph: the graph of the trace.
+        tasks: kernels.
+
+    Returns:
+        shape (tasks,), bool.
     """
     wide = np.asarray(tasks.dtype == "float32")
     named = is_tf32_kernel(tasks.name) | names_fit(tasks.name, lambda name: "nvjet" in name)
@@ -305,7 +312,15 @@ def _crosses_link(name: str | None) -> bool:
 
 
 def names_fit(names: np.ndarray, search: Callable[[str], object]) -> np.ndarray:
-    """Mask of the names that fit; each distinct one is looked at once, as kernels are many and names few."""
+    """Return a mask of the names that fit; each distinct one is looked at once, as names are few.
+
+    Args:
+        names: texts (object), None for unknown, shape (tasks,).
+        search: gives anything true for a name that fits: `re.compile(...).search`.
+
+    Returns:
+        shape (tasks,), bool.
+    """
     listed = names.tolist()
     known = {name: _fits(search, name) for name in set(listed)}
     return np.array([known[name] for name in listed], bool)

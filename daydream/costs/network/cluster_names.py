@@ -46,10 +46,13 @@ MACHINES: dict[str, tuple[int, float, int, float, str]] = {
 
 
 def find_cluster(text: str) -> Cluster:
-    """Return a cluster by name (`dgx-a100`, `dgx-a100:4`) or from a file (`lab.toml`, `lab.json:2`).
+    """Return a cluster by name or from a file of one's own.
 
-    What follows the colon is the number of nodes. Raises `DaydreamError` for an unknown name or a
-    file that describes no cluster.
+    Args:
+        text: `dgx-a100`, or `dgx-a100:4`, of 4 nodes; a file: `lab.toml`, `lab.json:2`.
+
+    Raises:
+        DaydreamError: there is no such name, or the file describes no cluster.
     """
     name, _, count = text.rpartition(":") if ":" in text else (text, "", "")
     if count and not count.isdigit():

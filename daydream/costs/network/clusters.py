@@ -47,7 +47,14 @@ class Protocol:
     """How data is passed on: a fixed cost, and its share of a link's latency and bandwidth.
 
     The last of a ring's steps only takes data over. It overlaps with its transfer but for the last
-    slice of the chunk; `tail` is that slice's share of the chunk.
+    slice of the chunk.
+
+    Attributes:
+        name: as NCCL names it.
+        base_ns: fixed cost of a collective, ns.
+        latency: part of a link's latency, 0 to 1.
+        bandwidth: part of a link's bandwidth, 0 to 1.
+        tail: the last slice's part of the chunk, 0 to 1.
     """
 
     name: str
@@ -68,10 +75,17 @@ PROTOCOLS = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of equal GPUs. `intra.bandwidth` is a GPU's to its peers, `inter.bandwidth` a whole node's.
+    """Nodes of equal GPUs, which tell how long collectives take.
 
-    `source` is a sentence on where the figures come from, for the notes of a result. `nodes_given` says
-    that the number of nodes was given: there are no more.
+    Attributes:
+        name: what it is called.
+        nodes: how many there are.
+        gpus_per_node: GPUs of each.
+        intra: link of a GPU to its peers in the node.
+        inter: link of a whole node to the others.
+        source: a sentence on where the figures come from, for the notes of a result.
+        curve: times that were measured inside a node, for one that was fitted.
+        nodes_given: the number of nodes was given: there are no more.
     """
 
     name: str
@@ -102,7 +116,8 @@ class Cluster:
     def holding(self, world_size: int) -> Cluster:
         """Return this cluster, with more nodes if it has not enough for so many GPUs.
 
-        Raises `GraphError` if it has not, and the number of nodes was given.
+        Raises:
+            GraphError: it has not enough, and the number of nodes was given.
         """
         if self.nodes_given and world_size > self.world_size:
             raise GraphError(
@@ -131,11 +146,19 @@ class Cluster:
     def time_ns(
         self, collective: str, nbytes: float, world_size: int | None = None, *, per_node: int | None = None
     ) -> int:
-        """Return how long a collective takes when all members are there.
+        """Return how long a collective takes when all members are there, ns.
 
-        `nbytes` as in `collectives.py`. `world_size` is the size of the group, all GPUs if
-        not given; `per_node` how many of its members share a node, as many as fit if not given. A group
-        with fewer members in a node than the node has GPUs leaves the others their share of the way out.
+        A group with fewer members in a node than the node has GPUs leaves others their share of the way out.
+
+        Args:
+            collective: `all_reduce`, `reduce_scatter`, `all_gather`, `broadcast`, `all_to_all`, `send_recv`,
+                ...
+            nbytes: the larger of what a member gives and what it gets, bytes (`bytes_of_message`).
+            world_size: members of the group; all GPUs if not given.
+            per_node: how many of them share a node; as many as fit if not given.
+
+        Raises:
+            DaydreamError: no cost is known for this collective, or the group makes no sense.
         """
         members = self.world_size if world_size is None else world_size
         together = min(members, self.gpus_per_node) if per_node is None else per_node
@@ -150,15 +173,18 @@ class Cluster:
         return round(self.modelled_ns(collective, nbytes, members, together))
 
     def modelled_ns(self, collective: str, nbytes: float, members: int, per_node: int) -> float:
-        """Return the time by the formulas alone, of the fastest protocol and algorithm."""
+        """Return the time by the formulas alone, of the fastest protocol and algorithm, ns."""
         return min(self._protocol_ns(collective, nbytes, members, per_node, way) for way in PROTOCOLS)
 
     def all_reduce_ns(self, nbytes: float, world_size: int | None = None) -> int:
-        """Return how long an all-reduce takes."""
+        """Return how long an all-reduce of so many bytes takes, ns."""
         return self.time_ns("all_reduce", nbytes, world_size)
 
     def hierarchical_all_reduce_ns(self, nbytes: float, world_size: int | None = None) -> int:
-        """Return how long an all-reduce takes that goes inside the nodes, across them, and back inside."""
+        """Return how long an all-reduce inside the nodes, across them and back inside takes, ns.
+
+        After Cho et al., "BlueConnect" (2019).
+        """
         members = self.world_size if world_size is None else world_size
         together = min(members, self.gpus_per_node)
         self._check("all_reduce", nbytes, members, together)

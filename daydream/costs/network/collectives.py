@@ -22,7 +22,15 @@ from daydream.errors import DaydreamError
 
 @dataclass(frozen=True)
 class Link:
-    """What joins neighbours: GB/s in one direction, and ns that one step of an algorithm costs besides."""
+    """What joins neighbours.
+
+    Attributes:
+        bandwidth: GB/s (1e9 B/s) in one direction.
+        latency_ns: ns that one step of an algorithm costs besides.
+
+    Raises:
+        DaydreamError: the bandwidth is not above 0, or the latency below it.
+    """
 
     bandwidth: float
     latency_ns: float = 0.0
@@ -109,5 +117,11 @@ def hierarchical_all_to_all_ns(nbytes: float, per_node: int, nodes: int, intra: 
 
 
 def bytes_of_message(collective: str, input_bytes: int, world_size: int) -> int:
-    """Return `nbytes` of a recorded collective, whose `bytes` are those of a member's input."""
+    """Return the bytes that the times of a collective go by: the larger of what a member gives and gets.
+
+    Args:
+        collective: `all_gather`, `all_reduce`, ...
+        input_bytes: bytes that a member puts in, as a trace's column `bytes` has them.
+        world_size: how many members there are.
+    """
     return input_bytes * world_size if collective in ("all_gather", "gather") else input_bytes

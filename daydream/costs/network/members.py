@@ -9,8 +9,9 @@ from daydream.graph.graph import Graph
 def workers_of(graph: Graph, workers: int | None) -> int:
     """Return the number of workers that was given, else that of the recorded job.
 
-    Raises `NotApplicableError` where neither is known or there is only one, `GraphError` where they
-    contradict each other.
+    Raises:
+        NotApplicableError: neither is known, or there is only one.
+        GraphError: they contradict each other.
     """
     if workers is not None and workers < 1:
         raise GraphError(f"workers must be 1 or more, not {workers}")

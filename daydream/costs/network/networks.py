@@ -51,14 +51,25 @@ MACHINE_OF = {
 
 @dataclass(frozen=True)
 class Network:
-    """Workers and what joins them: a `cluster`, or a `link` that every step of a ring goes over."""
+    """Workers and what joins them.
+
+    Attributes:
+        workers: how many there are.
+        cluster: the machines they are in, or None.
+        link: what every step of a ring goes over, where there is no cluster.
+    """
 
     workers: int
     cluster: Cluster | None
     link: Link | None
 
     def time_ns(self, collective: str, input_bytes: float) -> int:
-        """Return how long a collective of all workers takes; bytes are those a worker puts in."""
+        """Return how long a collective of all workers takes, ns.
+
+        Args:
+            collective: `all_reduce`, `reduce_scatter`, `all_gather`, ...
+            input_bytes: bytes that a worker puts in.
+        """
         nbytes = bytes_of_message(collective, round(input_bytes), self.workers)
         if self.cluster is not None:
             return self.cluster.time_ns(collective, nbytes, self.workers)
@@ -66,7 +77,13 @@ class Network:
         return round(RINGS[collective](nbytes, self.workers, self.link))
 
     def send_ns(self, nbytes: float, sender: int, receiver: int) -> int:
-        """Return how long a message takes between two of the workers, which fill the nodes in their order."""
+        """Return how long a message between two workers takes, ns; they fill the nodes in their order.
+
+        Args:
+            nbytes: bytes of the message.
+            sender: number of a worker, from 0.
+            receiver: number of another one.
+        """
         if self.cluster is not None:
             near = sender // self.cluster.gpus_per_node == receiver // self.cluster.gpus_per_node
             return self.cluster.time_ns("send_recv", nbytes, 2, per_node=2 if near else 1)
@@ -89,9 +106,17 @@ def network_of(
 ) -> Network:
     """Return the network that the options of an optimization mean.
 
-    A `bandwidth` in GB/s (with `latency_us` a step) is that of each worker to the next in a ring;
-    else the `cluster` of this name, by default machines of the trace's GPU, with as many nodes as
-    the workers need. Raises `NotApplicableError` if neither is given nor known.
+    Args:
+        graph: the graph of the trace.
+        workers: how many there are.
+        cluster: name of a cluster (`find_cluster`); by default machines of the trace's GPU, with as many
+            nodes as the workers need.
+        bandwidth: GB/s of each worker to the next in a ring, instead of a cluster.
+        latency_us: us that a step of that ring costs besides.
+
+    Raises:
+        NotApplicableError: neither is given nor known.
+        GraphError: both are given, or a value makes no sense.
     """
     if bandwidth is not None and cluster is not None:
         raise GraphError("cluster and bandwidth were both given; a network is one of the two")
@@ -109,7 +134,8 @@ def network_of(
 def machine_of(graph: Graph) -> str:
     """Return the name of the cluster that the trace's GPU stands in as a rule.
 
-    Raises `NotApplicableError` if the GPU is unknown, or no machine is usual for it.
+    Raises:
+        NotApplicableError: the GPU is unknown, or no machine is usual for it.
     """
     try:
         device = device_of(graph)

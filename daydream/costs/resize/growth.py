@@ -27,10 +27,14 @@ from daydream.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Growth:
-    """By how much FLOP and bytes grow; `known`: by shapes that fit each other. An entry a row, or a task.
+    """By how much work grows with a size of the input; an entry a task, in the order of the selection.
 
-    `results` is by how much the result of a product grows, NaN of other work: the gradient of a weight
-    sums over more samples into a result of the same size.
+    Attributes:
+        flop: factor of the FLOP, float64.
+        nbytes: factor of the bytes, float64.
+        known: shapes that fit each other tell it, bool.
+        results: factor of the result of a product, float64, NaN of other work: the gradient of a weight sums
+            over more samples into a result of the same size.
     """
 
     flop: np.ndarray
@@ -42,20 +46,44 @@ class Growth:
 def resized_work(
     graph: Graph, selection: Selection, old: int, new: int, *, every: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return by how much the FLOP and the bytes of each task grow when a size goes from `old` to `new`.
+    """Return by how much the FLOP and the bytes of each task grow when a size of the input changes.
 
-    `every`: all sizes equal to the old one change (a sequence length, which scores hold
-    twice); else the first of a tensor (a batch). Tasks of unknown work get 1. Give both to
-    `retime` as factors, or the larger to `scaled_time`.
+    Tasks of unknown work get 1. Give both to `retime` as factors, or the larger to `scaled_time`.
 
-    Raises `NotApplicableError` if no recorded shape holds the old size.
+    Args:
+        graph: the graph of the trace.
+        selection: device work or CPU tasks.
+        old: the size as recorded: a batch, a length.
+        new: the size to predict.
+        every: all sizes equal to `old` change (a sequence length, which scores hold twice); else the first of
+            a tensor (a batch).
+
+    Returns:
+        factors of FLOP and of bytes, each shape (tasks,), float64.
+
+    Raises:
+        NotApplicableError: no recorded shape holds the old size.
     """
     growth = growth_of(graph, selection, old, new, every=every)
     return growth.flop, growth.nbytes
 
 
 def growth_of(graph: Graph, selection: Selection, old: int, new: int, *, every: bool = False) -> Growth:
-    """Return the growth of each task, and whether its shapes tell it; see `resized_work`."""
+    """Return the growth of each task when a size of the input changes, and whether its shapes tell it.
+
+    Args:
+        graph: the graph of the trace.
+        selection: device work or CPU tasks.
+        old: the size as recorded.
+        new: the size to predict.
+        every: as `resized_work` has it.
+
+    Returns:
+        `Growth`, arrays in the order of the selection.
+
+    Raises:
+        NotApplicableError: no recorded shape holds the old size.
+    """
     count = len(selection)
     if graph.trace is None or not count:
         return Growth(np.ones(count), np.ones(count), np.zeros(count, bool), np.full(count, np.nan))

@@ -28,9 +28,13 @@ PASSES = ("forward", "loss", "backward")
 
 @dataclass(frozen=True)
 class Resizing:
-    """A size of the input that became `factor` times as large: from `old`, or None where it is not known.
+    """A size of the input that an edit changed; the work of the passes grew with it.
 
-    The work of the passes grew, that of device tasks if `on_device`, else of CPU tasks.
+    Attributes:
+        factor: how many times as large it is.
+        old: the size before, None where it is not known.
+        every: all sizes equal to the old one changed; else the first of a tensor.
+        on_device: the work of device tasks grew; else that of CPU tasks.
     """
 
     factor: float
@@ -45,7 +49,10 @@ class Resizing:
 
 
 def leave_grown(graph: Graph, resizing: Resizing) -> None:
-    """Let the work of the passes count as grown from now on, and give their tasks the new shapes."""
+    """Let the work of the passes count as grown from now on, and give their tasks the new shapes.
+
+    What an edit of sizes says last, so that the optimizations behind it read the new work (`work`).
+    """
     graph.resized.append(resizing)
     if resizing.old is None or graph.trace is None:
         return
@@ -97,7 +104,15 @@ def grown_by(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.ndarray
 
 
 def arguments_now(graph: Graph, calls: Calls) -> list[list[Argument]]:
-    """Return the arguments of each distinct call of the passes (`Calls.keys`), after all edits so far."""
+    """Return the arguments of each distinct call of the passes (`Calls.keys`), after all edits so far.
+
+    Args:
+        graph: the graph of the trace.
+        calls: those of the graph's trace (`calls_of`).
+
+    Returns:
+        for each of `calls.keys` its arguments: a shape, or a list of shapes.
+    """
     resizes = [_resize(calls, each) for each in graph.resized if each.old is not None]
     found = []
     for name, shapes, recorded in calls.keys:

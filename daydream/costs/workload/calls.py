@@ -65,7 +65,14 @@ def calls_of(trace: Trace) -> Calls:
 
 @dataclass
 class Calls:
-    """Arrays by row of the trace; `amounts` holds each distinct work once, `which` points into it."""
+    """Operator calls of a trace; `amounts` holds each distinct work once.
+
+    Attributes:
+        trace: what was recorded.
+        amounts: FLOP and elements of each distinct work.
+        keys: operator, shapes and hint of each.
+        which: place among them, by row of the trace, int64; -1 for none.
+    """
 
     trace: Trace
 

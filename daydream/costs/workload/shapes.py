@@ -17,7 +17,14 @@ Argument: TypeAlias = Shape | list[Shape]
 
 
 def parse_shapes(text: str | None) -> list[Argument] | None:
-    """Return the arguments of a recorded call, None if nothing readable was recorded."""
+    """Return the arguments of a recorded call, None if nothing readable was recorded.
+
+    Args:
+        text: the column `shapes` of a task: `[[32, 64], []]`.
+
+    Returns:
+        for each argument `()` for what is no tensor, a tuple of sizes, or a list of tuples.
+    """
     arguments = _parsed(text) if text else None
     return None if arguments is None else [*arguments]
 

@@ -74,7 +74,16 @@ def repeated_blocks(graph: Graph) -> list[list[str]]:
 
 
 def block_of_layers(graph: Graph, patterns: str | Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """Return for each layer code (and, last, for none) its block's number, -1 if in none, and the blocks."""
+    """Return which block each layer of the trace is in.
+
+    Args:
+        graph: the graph of the trace.
+        patterns: shell patterns on module paths: `blocks.*`.
+
+    Returns:
+        by layer code, and at the end for no layer, the place of its block, -1 if in none, shape (layers +
+        1,), int64; and the blocks.
+    """
     blocks = matching_blocks(graph, patterns)
     place = {path: number for number, block in enumerate(blocks) for path in block.split(TOGETHER)}
     number = np.full(len(graph.texts["layer"]) + 1, -1)

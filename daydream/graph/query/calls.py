@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 
 
 def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False) -> np.ndarray:
-    """Return the row of the outermost (or innermost) enclosing call of an operator, -1 for none.
+    """Return the trace's row of the call of an operator that each task belongs to.
 
-    `name` is a regular expression that the operator's name must match; ranges that the
-    program named (`record_function`, NVTX) count only when they are asked for by name.
+    Args:
+        graph: the graph of the trace.
+        ids: tasks, shape (tasks,), int64 (`selection.ids`).
+        name: regular expression that the operator's name must match; ranges that the program named
+            (`record_function`, NVTX) count only when they are asked for by name.
+        inner: the innermost such call; else the outermost.
+
+    Returns:
+        shape (tasks,), int64; -1 for none.
+
+    Raises:
+        GraphError: the name is not a regular expression.
     """
     rows = graph.columns["row"][ids].astype(np.int64)
     trace = graph.trace
