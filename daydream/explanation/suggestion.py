@@ -65,9 +65,9 @@ def suggestion(
     asked for, as it was typed; they are simulated with each candidate. Of a very long recording none is
     asked: the answer is not to wait for it.
     """
-    graph, settled = comparison.graph, comparison.after
+    settled, tasks = comparison.after, int(comparison.replay.graph.alive.sum())
     steps = list(settled.step_times())
-    asks = min(MOST_ASKED, MOST_TASKS // max(int(graph.alive.sum()), 1))
+    asks = min(MOST_ASKED, MOST_TASKS // max(tasks, 1))
     if not asks or comparison.reason is not None or not comparison.simulated_ns or not steps:
         return None
     mine = parse(comparison.optimization) if optimizations is None else list(optimizations)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from daydream.report.text.breakdown import HIDDEN, REST, Parts, shows, sums
+from daydream.predict.bottleneck import why_unmoved
+from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, shows, sums
 from daydream.report.text.causes import explained
 from daydream.report.text.layout import (
     MARGIN,
@@ -19,6 +20,7 @@ from daydream.report.text.layout import (
 from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     change_text,
+    count,
     gain_range_text,
     percent,
     range_text,
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from daydream.predict.prediction import Comparison
 
 WAITS_FOR = "what a step waits for"
-MOST_CAUSES, FEWEST_CAUSES = 8, 3
+MOST_CAUSES, FEWEST_CAUSES = 8, 2
+AT_LEAST = 3  # causes of a step that are shown, changed or not, where there is room
 BOUNDS = {"GPU": "the GPU", "CPU": "the CPU"}
 
 
@@ -148,7 +151,7 @@ def change_rows(before: Parts, after: Parts, most: int) -> list[list[str]]:
     found.sort(key=lambda each: (-abs(each[2] - each[1]), -max(each[1:])))
     changed = [each for each in found if abs(each[2] - each[1]) >= HIDDEN * max(whole)]
     large = sorted(found, key=lambda each: -max(each[1:]))
-    few = max(FEWEST_CAUSES - len(changed), 0)
+    few = max(AT_LEAST - len(changed), 0)
     shown = (changed + [each for each in large if each not in changed][:few])[:most]
     others = [each for each in found if each not in shown]
     small = sums(others, len(sides))
@@ -157,10 +160,17 @@ def change_rows(before: Parts, after: Parts, most: int) -> list[list[str]]:
     return [[f"{WAITS_FOR}, {unit}", "before", "after", "change"], *rows, row("the step", *whole)]
 
 
+def tables(before: Parts, after: Parts) -> list[list[Block]]:
+    """Return what changes by cause, the longest table first."""
+    lengths = range(MOST_CAUSES, FEWEST_CAUSES - 1, -1)
+    return [["", breakdown_table(change_rows(before, after, most))] for most in lengths]
+
+
 def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None) -> list[Block]:
     """Return what the step waits for after the change, and what to try next, with its line of code."""
     what, share = comparison.bound
-    said = f"bottleneck now: {BOUNDS.get(what, what)}, {percent(share)} of the step"
+    still = " still" if why_unmoved(comparison) else ""
+    said = f"bottleneck now: {BOUNDS.get(what, what)}{still}, {percent(share)} of the step"
     blocks: list[Block] = ["", Words(f"{said}. {moved}" if moved else said)]
     if suggestion is None:
         return blocks
@@ -170,9 +180,18 @@ def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None
     return [*blocks, *code_words(suggestion.code, 2 * MARGIN)]
 
 
-def short_notes(comparison: Comparison, trace: Sequence[str]) -> list[Block]:
-    """Return the notes about this prediction, and how many there are about the recording."""
-    recording = set(comparison.replay.notes)
-    own = [printable(note) for note in dict.fromkeys(comparison.notes) if note not in recording]
-    blocks: list[Block] = [Words(note, f"{MARGIN}note: ", MARGIN + " " * len("note: ")) for note in own]
-    return [*blocks, *map(Words, recording_notes(comparison.replay.notes, trace))]
+def own_notes(comparison: Comparison) -> list[str]:
+    """Return the notes about this prediction that no other line of the screen tells."""
+    told = {*comparison.replay.notes, why_unmoved(comparison)}  # the bottleneck's line tells the latter
+    return [printable(note) for note in dict.fromkeys(comparison.notes) if note not in told]
+
+
+def short_notes(comparison: Comparison, most: int, trace: Sequence[str]) -> list[Block]:
+    """Return notes about this prediction, and how many others there are, also about the recording."""
+    own = own_notes(comparison)
+    more = [f"{count(len(own) - most, 'more note')} with -v"] if len(own) > most else []
+    others = ", ".join([*more, *recording_notes(comparison.replay.notes, trace)])
+    blocks: list[Block] = [
+        Words(note, f"{MARGIN}note: ", MARGIN + " " * len("note: ")) for note in own[:most]
+    ]
+    return [*blocks, *([Words(others)] if others else [])]

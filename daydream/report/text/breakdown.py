@@ -74,7 +74,7 @@ def moved_bound(before: Parts, after: Parts) -> str:
         return ""
     return (
         f"For {time_text(moved)} the step now waits for the {to} where it waited for the {other}: "
-        "a part that grows here may have taken that time before too, hidden."
+        "work that was hidden shows."
     )
 
 

@@ -36,7 +36,7 @@ PARTS = 2
 HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 # Of the first screen: how many avoidable costs, and how many causes where there is room for more.
-FIRST_COSTS, FEWEST_CAUSES, MOST_CAUSES = 2, 3, 8
+FIRST_COSTS, FEWEST_CAUSES, MOST_CAUSES = 2, 2, 8
 OFF_PATH = "off the critical path"
 NO_SAVING = "No what-if of the list would save half a percent of the step."
 
@@ -58,20 +58,20 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
             *section(OFF_PATH, beside(explanation)),
             *notes(explanation.notes()),
         ])  # fmt: skip
-    bottom = [Words(note) for note in _short_notes(explanation, trace)]
-    return fitting(
+    bottom = [Words(note) for note in recording_notes(explanation.replay.notes, trace)]
+    screens = (
         Screen([
             *top,
             *_first_costs(explanation, costs),
             "",
             _explained_causes(explanation, causes),
-            "",
             Words(_more(explanation, costs)),
             *bottom,
         ])
         for costs in range(FIRST_COSTS, 0, -1)
         for causes in range(MOST_CAUSES, FEWEST_CAUSES - 1, -1)
     )  # fmt: skip
+    return fitting(screens, trace)
 
 
 def _first_costs(explanation: Explanation, most: int) -> list[Block]:
@@ -82,15 +82,10 @@ def _first_costs(explanation: Explanation, most: int) -> list[Block]:
 def _more(explanation: Explanation, shown: int) -> str:
     """Return what does not stand on the first screen."""
     others = len(explanation.worth_it) - shown
+    own = set(explanation.notes()) - set(explanation.replay.notes)
     said = [count(others, "avoidable cost")] if others > 0 else []
-    return f"more with -v: {', '.join([*said, 'what runs or waits off the critical path'])}"
-
-
-def _short_notes(explanation: Explanation, trace: Sequence[str]) -> list[str]:
-    """Return the notes on the change that is explained, and how many there are about the recording."""
-    recording = explanation.replay.notes
-    own = [note for note in explanation.notes() if note not in recording]
-    return [*map(printable, dict.fromkeys(own)), *recording_notes(recording, trace)]
+    said += [count(len(own), "note")] if own else []
+    return f"more with -v: {', '.join([*said, 'work and waits off the critical path'])}"
 
 
 def explain_json(explanation: Explanation) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A report is a `Screen`: its text as it is piped, and the blocks that `console` s
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 96
 USUAL_WIDTH, USUAL_LINES = 80, 24  # of a terminal: an answer stands on one screen of it
-AROUND = 4  # lines of that screen which are not the answer's: what was typed, `next:` and the prompt
+TYPED, NEXT = 30, 45  # characters of what is typed and of `next: ...` there, but for the trace's name
 MARGIN = "  "
 PERCENT = "\N{NO-BREAK SPACE}%"  # a figure and its sign stay on one line
 BESIDE = " "  # more between figures, which stand to the right, and words, which stand to the left
@@ -156,11 +157,16 @@ class Screen(str):
         return self
 
 
-def fitting(screens: Iterable[Screen]) -> Screen:
-    """Return the first of some screens that a usual terminal shows as a whole, else the last of them."""
+def fitting(screens: Iterable[Screen], trace: Sequence[str] = ()) -> Screen:
+    """Return the first of some screens that a usual terminal shows as a whole, else the last of them.
+
+    With it stand there what was typed, the command that may follow, both naming the trace, and the prompt.
+    """
+    name = len(" ".join(trace))
+    room = USUAL_LINES - 1 - sum(math.ceil((others + name) / USUAL_WIDTH) for others in (TYPED, NEXT))
     found = Screen([])
     for found in screens:
-        if height(found.blocks) <= USUAL_LINES - AROUND:
+        if height(found.blocks) <= room:
             break
     return found
 

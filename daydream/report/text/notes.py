@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from daydream.report.text.numbers import count
 
+LONGEST = 30  # characters of a trace's name that leave the line one
+
 
 def recording_notes(notes: Sequence[str], trace: Sequence[str]) -> list[str]:
     """Return how many notes there are about a recording, and the command that tells them; or nothing.
@@ -16,5 +18,6 @@ def recording_notes(notes: Sequence[str], trace: Sequence[str]) -> list[str]:
     if not notes:
         return []
     words = trace[1:] if trace and trace[0] == "--trace" else trace
-    number = count(len(dict.fromkeys(notes)), "note")
-    return [f"{number} about the recording: daydream info {shlex.join(words) or 'TRACE'}"]
+    said = f"{count(len(dict.fromkeys(notes)), 'note')} about the recording: daydream info "
+    name = shlex.join(words)
+    return [said + (name if 0 < len(name) <= LONGEST else "TRACE")]

@@ -65,10 +65,11 @@ def replay_text(replay: Replay, *, verbose: bool = False, trace: Sequence[str] =
         rows = _steps(replay.steps, several_ranks=several)
         return Screen([*top, "", *rows, "", Facts(graph_facts(replay, said)), *notes(replay.notes)])
     bottom: list[Block] = ["", starts, *map(Words, recording_notes(replay.notes, trace))]
-    return fitting(
+    screens = (
         Screen([*top, "", *_steps(replay.steps, several_ranks=several, most=most), *bottom])
         for most in range(MOST_STEPS, FEWEST_STEPS - 1, -1)
     )
+    return fitting(screens, trace)
 
 
 def whatif_text(
@@ -101,13 +102,13 @@ def whatif_text(
     if verbose:
         whole = breakdown_table(breakdown_rows(before, after))
         return Screen([*top, "", whole, *bottom, "", *_details(comparison), *notes(comparison.notes)])
-    bottom += answer.short_notes(comparison, trace)
-    if not known:
-        return Screen([*top, *bottom])
-    return fitting(
-        Screen([*top, "", breakdown_table(answer.change_rows(before, after, most)), *bottom])
-        for most in range(answer.MOST_CAUSES, answer.FEWEST_CAUSES - 1, -1)
+    notes_there = len(answer.own_notes(comparison))
+    screens = (
+        Screen([*top, *table, *bottom, *answer.short_notes(comparison, most, trace)])
+        for most in range(notes_there, -1, -1)
+        for table in (answer.tables(before, after) if known else [[]])
     )
+    return fitting(screens, trace)
 
 
 def _details(comparison: Comparison) -> list[Block]:
