@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from daydream.report.text.breakdown import HIDDEN, REST, Parts, shows, sums
-from daydream.report.text.causes import explained
 from daydream.report.text.layout import (
     MARGIN,
     Block,
@@ -26,6 +25,7 @@ from daydream.report.text.numbers import (
     speedup,
     time_text,
 )
+from daydream.simulate.causes import PathCause
 
 if TYPE_CHECKING:
     from daydream.explanation.suggestion import Suggestion
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 WAITS_FOR = "what a step waits for"
 MOST_CAUSES, FEWEST_CAUSES = 8, 3
-BOUNDS = {"GPU": "the GPU", "CPU": "the CPU"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def change_rows(before: Parts, after: Parts, most: int) -> list[list[str]]:
     shown = (changed + [each for each in large if each not in changed][:few])[:most]
     others = [each for each in found if each not in shown]
     small = sums(others, len(sides))
-    rows = [row(MARGIN + explained(name), *ns) for name, *ns in shown]
+    rows = [row(MARGIN + PathCause(name).explained, *ns) for name, *ns in shown]
     rows += [row(MARGIN + REST, *small)] if shows((REST, *small), max(whole)) else []
     return [[f"{WAITS_FOR}, {unit}", "before", "after", "change"], *rows, row("the step", *whole)]
 
@@ -160,7 +159,7 @@ def change_rows(before: Parts, after: Parts, most: int) -> list[list[str]]:
 def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None) -> list[Block]:
     """Return what the step waits for after the change, and what to try next, with its line of code."""
     what, share = comparison.bound
-    said = f"bottleneck now: {BOUNDS.get(what, what)}, {percent(share)} of the step"
+    said = f"bottleneck now: {what.awaited}, {percent(share)} of the step"
     blocks: list[Block] = ["", Words(f"{said}. {moved}" if moved else said)]
     if suggestion is None:
         return blocks
