@@ -313,7 +313,7 @@ def explain_and_rank_agree(replay: Replay, _path: Path) -> Iterator[tuple[str, s
     alike = {"CPU": "CPU", "data loading": "CPU", "GPU": "GPU", "copies": "copies"}
     side = alike.get(explanation.bound)
     opposite = {"CPU": "GPU", "GPU": "CPU"}.get(side or "", "")
-    table, sentence = explanation.group_share(opposite), verdict(explanation)
+    table, sentence = explanation.bound_share(opposite), verdict(explanation)
     if table > CONTRADICTS and "critical path runs" not in sentence:
         yield "bound", f"the sentence says {explanation.bound}, the table {table:.0%} {opposite}"
     for text in (repr(ranking), str(explanation.to_json())):

@@ -17,27 +17,14 @@ import numpy as np
 from daydream.errors import NotApplicableError
 from daydream.explanation.asking import Asked, Asker
 from daydream.explanation.beside import Waits, waits
-from daydream.explanation.causes import (
-    BETWEEN,
-    COMMUNICATION,
-    COMPUTE,
-    COPIES,
-    CPU,
-    KERNELS,
-    LATENCY,
-    LOADING,
-    MEMORY,
-    OPERATORS,
-    SMALL,
-    UNTRACED,
-    Chain,
-)
+from daydream.explanation.causes import Chain
 from daydream.explanation.places import Place, place_of
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
 from daydream.model.loading import untraced_waits
+from daydream.simulate.causes import PathCause
 from daydream.trace.schema import PHASES
 
 LEAST = 0.005  # of a step: what costs less is not worth a sentence
@@ -98,7 +85,7 @@ class Scene:
     def idle(self) -> np.ndarray:
         """Stretches in which a thread records nothing for long."""
         chain = self.chain
-        return chain.of(UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
+        return chain.of(PathCause.UNTRACED) & (chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS))
 
     @cached_property
     def batches(self) -> np.ndarray:
@@ -193,13 +180,13 @@ def blocking_calls(scene: Scene) -> Iterator[Avoidable]:
 
 def data_loading(scene: Scene) -> Iterator[Avoidable]:
     """The step waits for its batch where loading is on the critical path."""
-    mask = scene.chain.of(LOADING) | scene.batches
+    mask = scene.chain.of(PathCause.LOADING) | scene.batches
     yield from scene.found("data loading", mask, ["dataloader"], "data loading")
 
 
 def exposed_communication(scene: Scene) -> Iterator[Avoidable]:
     """A collective costs what nothing else hides; a network without limits shows how much that is."""
-    mask, asked = scene.chain.of(COMMUNICATION), ["overlap", "compression"]
+    mask, asked = scene.chain.of(PathCause.COMMUNICATION), ["overlap", "compression"]
     yield from scene.found("exposed communication", mask, asked, "collectives", {"kind": "collective"})
 
 
@@ -220,7 +207,7 @@ def copies(scene: Scene) -> Iterator[Avoidable]:
     chain = scene.chain
     names = np.array([bool(TO_DEVICE.search(text)) for text in scene.graph.texts["name"]], bool)
     fits = names[scene.graph.columns["name"][chain.task]]
-    on_path = chain.of(COPIES)
+    on_path = chain.of(PathCause.COPIES)
     asked = ["prefetch", "pinned-memory"]
     yield from scene.found("copies to the device", on_path & fits, asked, "copies to the device")
     rest = {"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE.pattern}))"}
@@ -231,7 +218,11 @@ def launching_by_the_cpu(scene: Scene) -> Iterator[Avoidable]:
     """Where the CPU is on the critical path of the model, it launches more slowly than the device works."""
     if not device_work(scene.graph)[scene.graph.alive].any():
         return
-    mask = scene.chain.of(CPU, UNTRACED, LATENCY) & np.isin(scene.phase, [*MODEL, OPTIMIZER]) & ~scene.idle
+    mask = (
+        scene.chain.of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY)
+        & np.isin(scene.phase, [*MODEL, OPTIMIZER])
+        & ~scene.idle
+    )
     asked = ["cuda-graphs", "compile"]
     yield from scene.found("launch-bound CPU", mask, asked, "CPU work of forward, backward and optimizer")
 
@@ -240,27 +231,27 @@ def operators_on_the_cpu(scene: Scene) -> Iterator[Avoidable]:
     """Where nothing is launched to a device, the step is its operators: fewer of them cost fewer calls."""
     if device_work(scene.graph)[scene.graph.alive].any():
         return
-    mask = scene.chain.of(OPERATORS, UNTRACED) & np.isin(scene.phase, MODEL) & ~scene.idle
+    mask = scene.chain.of(PathCause.OPERATORS, PathCause.UNTRACED) & np.isin(scene.phase, MODEL) & ~scene.idle
     asked = ["compile", "flash-attention", "fused-cross-entropy"]
     yield from scene.found("CPU operators", mask, asked, "operators of forward and backward")
 
 
 def small_kernels(scene: Scene) -> Iterator[Avoidable]:
     """Each small kernel costs its fixed part and the pause behind it: fused, they cost that once."""
-    mask = scene.chain.of(SMALL, BETWEEN) & np.isin(scene.phase, MODEL)
+    mask = scene.chain.of(PathCause.SMALL, PathCause.BETWEEN) & np.isin(scene.phase, MODEL)
     yield from scene.found("small-kernel chains", mask, ["compile"], "small kernels")
 
 
 def memory_bound_kernels(scene: Scene) -> Iterator[Avoidable]:
     """Kernels in a row read and write what one kernel would keep in registers: chains, scores, layouts."""
-    mask = scene.chain.of(MEMORY) & np.isin(scene.phase, MODEL)
+    mask = scene.chain.of(PathCause.MEMORY) & np.isin(scene.phase, MODEL)
     asked = ["compile", "flash-attention", "fused-cross-entropy", "fused-norm", "channels-last"]
     yield from scene.found("memory-bound kernels", mask, asked, "memory-bound kernels")
 
 
 def other_kernels(scene: Scene) -> Iterator[Avoidable]:
     """Kernels that compute, or whose bound is unknown: attention and convolutions have others to choose."""
-    mask = scene.chain.of(COMPUTE, KERNELS) & np.isin(scene.phase, MODEL)
+    mask = scene.chain.of(PathCause.COMPUTE, PathCause.KERNELS) & np.isin(scene.phase, MODEL)
     asked = ["flash-attention", "channels-last", "compile"]
     yield from scene.found("other kernels", mask, asked, "kernels not known to be bound by memory")
 
@@ -271,7 +262,11 @@ def between_batches(scene: Scene) -> Iterator[Avoidable]:
     Told where lines of the program are recorded: without them nobody knows what it is.
     """
     chain = scene.chain
-    mask = chain.of(CPU, OPERATORS, UNTRACED) & (scene.phase == OTHER) & ~scene.idle
+    mask = (
+        chain.of(PathCause.CPU, PathCause.OPERATORS, PathCause.UNTRACED)
+        & (scene.phase == OTHER)
+        & ~scene.idle
+    )
     for cost in scene.found("work between batches", mask, [], "CPU work", {"on": "cpu", "phase": "other"}):
         if cost.place.source is not None:
             yield cost
@@ -287,8 +282,8 @@ def updates(scene: Scene) -> Iterator[Avoidable]:
 def full_precision(scene: Scene) -> Iterator[Avoidable]:
     """Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle."""
     chain = scene.chain
-    mask = chain.of(COMPUTE, MEMORY, SMALL, KERNELS) & np.isin(scene.phase, MODEL)
-    mask &= chain.column("dtype") == "float32"
+    mask = chain.of(PathCause.COMPUTE, PathCause.MEMORY, PathCause.SMALL, PathCause.KERNELS)
+    mask &= np.isin(scene.phase, MODEL) & (chain.column("dtype") == "float32")
     yield from scene.found("32-bit kernels", mask, ["amp", "autocast", "tf32"], "32-bit kernels")
 
 

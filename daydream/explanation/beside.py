@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.explanation.causes import CODES, COMMUNICATION, NAMES, Chain, untraced_device_work
+from daydream.explanation.causes import Chain
 from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.graph.query.coverage import Coverage
 from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
+from daydream.simulate.causes import CAUSES, PathCause
+from daydream.simulate.path_causes import untraced_device_work
 
 COLLECTIVE = KINDS.index("collective")
 
@@ -50,7 +52,7 @@ class Communication:
 
     total_ns: int
     exposed_ns: int
-    behind: tuple[tuple[str, int], ...]
+    behind: tuple[tuple[PathCause, int], ...]
     tasks: Selection
 
     @property
@@ -109,8 +111,8 @@ def busy_share(chain: Chain) -> float | None:
 def busy_ns(chain: Chain) -> float | None:
     """Return how long the device runs recorded work, per step; None without a device."""
     timeline = chain.timeline
-    on_device = device_work(timeline.graph) & ~untraced_device_work(timeline.graph)
-    on_device = on_device[timeline.task]
+    on_device = device_work(timeline.graph)[timeline.task]
+    on_device &= ~untraced_device_work(timeline.graph, timeline.task)
     if not on_device.any():
         return None
     busy = 0.0
@@ -122,8 +124,8 @@ def busy_ns(chain: Chain) -> float | None:
 def communication(chain: Chain) -> Communication | None:
     """Return what collectives take and what hides them; None if the steps have none."""
     graph, timeline = chain.graph, chain.timeline
-    transfers, exposed = graph.columns["kind"][timeline.task] == COLLECTIVE, chain.of(COMMUNICATION)
-    total, tasks, behind = 0.0, [], np.zeros(len(NAMES))
+    transfers, exposed = graph.columns["kind"][timeline.task] == COLLECTIVE, chain.of(PathCause.COMMUNICATION)
+    total, tasks, behind = 0.0, [], np.zeros(len(CAUSES))
     for number, (entries, _) in enumerate(_within(chain, transfers)):
         begin, end, _ = chain.windows[number]
         cover = Coverage(timeline.start_ns[entries], timeline.end_ns[entries])
@@ -137,17 +139,17 @@ def communication(chain: Chain) -> Communication | None:
         total += float(running.within(begin, end))
         tasks += [timeline.task[entries], chain.task[waited]]
         covered = cover.within(chain.begin_ns[mine], chain.begin_ns[mine] + chain.ns[mine])
-        behind += np.bincount(chain.cause[mine], weights=covered, minlength=len(NAMES))
+        behind += np.bincount(chain.cause[mine], weights=covered, minlength=len(CAUSES))
     found = np.unique(np.concatenate(tasks))
     if not len(found):
         return None
     steps = len(chain.steps)
-    behind[CODES[COMMUNICATION]] = 0
+    behind[PathCause.COMMUNICATION.code] = 0
     order = [code for code in np.argsort(-behind, kind="stable").tolist() if behind[code] > 0]
     return Communication(
         round(total / steps),
         chain.per_step(exposed),
-        tuple((NAMES[code], round(behind[code] / steps)) for code in order),
+        tuple((CAUSES[code], round(behind[code] / steps)) for code in order),
         Selection(graph, found[:0]).of(found, "collectives of the steps"),
     )
 

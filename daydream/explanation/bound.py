@@ -7,25 +7,17 @@ from dataclasses import dataclass
 
 from daydream.explanation.asking import Asked, Asker
 from daydream.explanation.beside import communication
-from daydream.explanation.causes import (
-    LOADING,
-    RECORDING,
-    UNTRACED_DEVICE,
-    Chain,
-    Share,
-    shares,
-    trace_back,
-)
+from daydream.explanation.causes import Chain, Share, shares, trace_back
 from daydream.graph.query.device import device_work
 from daydream.predict.replay import Replay
+from daydream.simulate.causes import Bound, PathCause
 
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
 LARGELY = (
     0.67  # of the step: what saves so much if it takes no time bounds it, whatever is left to the other side
 )
-TURNS, BOTH, UNRECORDED = "turns", "CPU and GPU", "unrecorded"
-NOT_RECORDED = (UNTRACED_DEVICE, RECORDING)
+NOT_RECORDED = (PathCause.UNTRACED_DEVICE, PathCause.RECORDING)
 
 
 @dataclass(frozen=True)
@@ -47,8 +39,8 @@ def ask_without(asker: Asker, chain: Chain) -> Without:
     )
 
 
-def bound_now(replay: Replay) -> tuple[str, float]:
-    """Return what bounds a step as it was recorded, in a word, and its share of the critical path.
+def bound_now(replay: Replay) -> tuple[Bound, float]:
+    """Return what bounds a step as it was recorded, and its share of the critical path.
 
     The share is 0 where it does not tell: two sides bound the step, or the path runs beside the bound.
     """
@@ -56,52 +48,52 @@ def bound_now(replay: Replay) -> tuple[str, float]:
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     causes = shares(chain)
     found = bound(causes, ask_without(Asker(replay), chain))
-    share = by_group(causes).get(found, 0.0)
+    share = shares_of(causes).get(found, 0.0)
     return found, share if share >= MOST else 0.0
 
 
-def by_group(causes: Sequence[Share]) -> Mapping[str, float]:
-    """Return the share of the critical path of each side: GPU, CPU, copies, ...; and of data loading."""
-    found: dict[str, float] = {}
+def shares_of(causes: Sequence[Share]) -> Mapping[Bound, float]:
+    """Return what share of the critical path waits for GPU, CPU, copies, ...; and for data loading."""
+    found: dict[Bound, float] = {}
     for each in causes:
-        for name in {each.group, each.cause} & {each.group, LOADING}:
-            found[name] = found.get(name, 0.0) + each.share
+        for what in [each.bound, *[Bound.LOADING] * (each.cause is PathCause.LOADING)]:
+            found[what] = found.get(what, 0.0) + each.share
     return found
 
 
-def bound(causes: Sequence[Share], without: Without) -> str:
+def bound(causes: Sequence[Share], without: Without) -> Bound:
     """Return what bounds the step: the side that alone takes nearly as long, and what most of it is.
 
     Where each side alone takes nearly as long, the critical path decides; where it lies on the side that
     is a little shorter, both bound the step: neither gains anything alone.
     """
-    step_ns, groups = max(without.cpu.replayed_ns, 1), by_group(causes)
+    step_ns, waits = max(without.cpu.replayed_ns, 1), shares_of(causes)
     if without.device is None:
-        return "communication" if _by_communication(without) else "CPU"
+        return Bound.COMMUNICATION if _by_communication(without) else Bound.CPU
     if sum(each.share for each in causes if each.cause in NOT_RECORDED) >= MOST:
-        return UNRECORDED
+        return Bound.UNRECORDED
     device_ns = without.cpu.predicted_ns or 0  # what the device takes if the CPU costs nothing
     cpu_ns = without.device.predicted_ns or 0
-    if groups.get(LOADING, 0.0) >= MOST and step_ns - device_ns >= MOST * step_ns:
-        return LOADING
-    return _of_sides(groups, without, device_ns / step_ns, cpu_ns / step_ns)
+    if waits.get(Bound.LOADING, 0.0) >= MOST and step_ns - device_ns >= MOST * step_ns:
+        return Bound.LOADING
+    return _of_sides(waits, without, device_ns / step_ns, cpu_ns / step_ns)
 
 
-def _of_sides(groups: Mapping[str, float], without: Without, device: float, cpu: float) -> str:
+def _of_sides(waits: Mapping[Bound, float], without: Without, device: float, cpu: float) -> Bound:
     """Return the side that takes nearly the whole step alone; the shares are what each would take alone."""
     if 1 - device >= LARGELY:
-        return "CPU"
+        return Bound.CPU
     if max(device, cpu) < NEARLY and 1 - cpu < LARGELY:
-        return TURNS
-    if min(device, cpu) >= NEARLY and (groups.get("CPU", 0.0) >= MOST) != (cpu >= device):
-        return BOTH
-    return "CPU" if cpu > device else _on_device(groups, without)
+        return Bound.TURNS
+    if min(device, cpu) >= NEARLY and (waits.get(Bound.CPU, 0.0) >= MOST) != (cpu >= device):
+        return Bound.BOTH
+    return Bound.CPU if cpu > device else _on_device(waits, without)
 
 
-def _on_device(groups: Mapping[str, float], without: Without) -> str:
+def _on_device(waits: Mapping[Bound, float], without: Without) -> Bound:
     if _by_communication(without):
-        return "communication"
-    return "copies" if groups.get("copies", 0.0) >= MOST else "GPU"
+        return Bound.COMMUNICATION
+    return Bound.COPIES if waits.get(Bound.COPIES, 0.0) >= MOST else Bound.GPU
 
 
 def _by_communication(without: Without) -> bool:

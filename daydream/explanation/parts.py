@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from daydream.explanation.beside import busy_ns, communication, launching, waits
-from daydream.explanation.causes import NAMES, trace_back
+from daydream.explanation.causes import trace_back
 from daydream.graph.plan import Cause
+from daydream.simulate.causes import CAUSES, by_bound
 from daydream.simulate.timeline import per_step
 
 if TYPE_CHECKING:
@@ -25,20 +26,21 @@ HIDDEN = "hidden communication"
 
 
 def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str, dict[str, int]]:
-    """Return where the time of some steps goes: ns a step, `by_cause`, `by_phase` and `by_layer`.
+    """Return where the time of some steps goes: ns a step, by cause, bound, phase and layer.
 
-    Each of these adds up to the mean of the steps.
+    Each of these adds up to the mean of the steps. `by_cause` has the keys of `PathCause`, `by_bound` those
+    of `Bound`.
 
     `beside` is what goes on meanwhile and adds up to nothing: the device's idle time, CPU calls that
     stand blocked, communication that something hides. It holds no zeros, but all that applies.
     """
     if not steps:  # a change has left them no work
-        return {"by_cause": {}, "by_phase": {}, "by_layer": {}, "beside": {}}
+        return {"by_cause": {}, "by_bound": {}, "by_phase": {}, "by_layer": {}, "beside": {}}
     chain = trace_back(timeline, copy, list(steps))
-    total = np.zeros(len(NAMES), np.int64)
+    total = np.zeros(len(CAUSES), np.int64)
     np.add.at(total, chain.cause, chain.ns)
     by_cause = per_step(
-        {NAMES[code]: int(total[code]) for code in np.argsort(-total, kind="stable")}, len(steps)
+        {CAUSES[code]: int(total[code]) for code in np.argsort(-total, kind="stable")}, len(steps)
     )
     busy, calls, transfers = busy_ns(chain), launching(chain), communication(chain)
     beside = {
@@ -48,7 +50,8 @@ def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str,
         HIDDEN: 0 if transfers is None else transfers.hidden_ns,
     }
     return {
-        "by_cause": by_cause,
+        "by_cause": {cause.value: ns for cause, ns in by_cause.items()},
+        "by_bound": {bound.value: ns for bound, ns in by_bound(by_cause).items()},
         "by_phase": timeline.breakdown(copy, *steps)["by_phase"],
         "by_layer": timeline.by_layer(copy, *steps),
         "beside": {name: ns for name, ns in beside.items() if ns > 0},
@@ -64,3 +67,12 @@ def parts_of_change(comparison: Comparison) -> tuple[dict[str, dict[str, int]], 
     """Return the parts of a step before and after a change, the mean over the steps."""
     after = comparison.after
     return parts_of_replay(comparison.replay), parts_of(after.timeline, after.copy, after.step_times())
+
+
+def parts_json(parts: Parts) -> dict[str, Mapping[str, int]]:
+    """Return the parts of a step as `--json` prints them."""
+    return {
+        "ns_by_cause": parts["by_cause"],
+        "ns_by_bound": parts["by_bound"],
+        **{key: parts[key] for key in ("by_phase", "by_layer", "beside")},
+    }

@@ -24,6 +24,7 @@ from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.predict.prediction import Comparison
 from daydream.predict.replay import Replay, as_replay
+from daydream.simulate.causes import Bound
 
 if TYPE_CHECKING:
     import os
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class Explanation:
     """Why a step takes its time. Times are ns per step, means over the covered steps.
 
-    `causes` are the critical path and add up to `step_ns`. `bound` is GPU, CPU, copies,
+    `causes` are the critical path and add up to `step_ns`. `bound` is a `Bound`: GPU, CPU, copies,
     communication, data loading, turns where CPU and device wait for each other,
     "CPU and GPU" where each takes as long without the other, or unrecorded where most of
     the step is device work that is not in the trace. It rests on three simulations: the
@@ -50,7 +51,7 @@ class Explanation:
     step_ns: int
     replayed_ns: int  # the settled step, which savings are counted from
     causes: tuple[Share, ...]
-    bound: str
+    bound: Bound
     without_cpu: Asked
     without_device: Asked | None
     without_communication: Asked | None
@@ -64,7 +65,7 @@ class Explanation:
     found_notes: tuple[str, ...] = field(default=())
 
     def __repr__(self) -> str:
-        first = f", {self.causes[0].cause} {self.causes[0].share:.0%}" if self.causes else ""
+        first = f", {self.causes[0].cause.label} {self.causes[0].share:.0%}" if self.causes else ""
         return f"<Explanation of a step of {self.step_ns / 1e6:,.3f} ms: {self.bound}-bound{first}>"
 
     @property
@@ -76,9 +77,9 @@ class Explanation:
         """Return a cause's share of the step."""
         return sum(each.share for each in self.causes if each.cause == cause)
 
-    def group_share(self, group: str) -> float:
+    def bound_share(self, bound: str) -> float:
         """Return the share of the step that waits for GPU, CPU, copies or communication."""
-        return sum(each.share for each in self.causes if each.group == group)
+        return sum(each.share for each in self.causes if each.bound == bound)
 
     @property
     def worth_it(self) -> tuple[Avoidable, ...]:
@@ -98,7 +99,7 @@ class Explanation:
             "replay_error": self.replay.error,
             "steps": list(self.steps),
             "step_ns": self.step_ns,
-            "bound": self.bound,
+            "bound": self.bound.value,
             "causes": [_share_json(each) for each in self.causes],
             "device_busy_share": self.busy_share,
             "launch_calls": None if self.launching is None else {
@@ -112,7 +113,7 @@ class Explanation:
                 "total_ns": self.communication.total_ns,
                 "exposed_ns": self.communication.exposed_ns,
                 "hidden_ns": self.communication.hidden_ns,
-                "behind": [{"cause": name, "ns": ns} for name, ns in self.communication.behind],
+                "behind": [{"cause": cause.value, "ns": ns} for cause, ns in self.communication.behind],
                 **_selected(self.communication),
             },
             "kernels": [each.to_json() for each in self.reached],
@@ -191,8 +192,9 @@ def explain(
 
 def _share_json(share: Share) -> dict[str, Any]:
     return {
-        "cause": share.cause,
-        "group": share.group,
+        "cause": share.cause.value,
+        "bound": share.bound.value,
+        "group": share.bound.value,
         "ns": share.ns,
         "share": share.share,
         "largest": [{"name": part.name, "ns": part.ns} for part in share.largest],

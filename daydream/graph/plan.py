@@ -24,22 +24,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy.typing as npt
+    from typing_extensions import Self
 
 
 class Cause(IntEnum):
-    """Why a task could not start earlier."""
+    """Why a task could not start earlier: a number, as edges store it, and what people read."""
 
-    LANE = 0  #: the task before it on its lane, and that task's gap; never stored as an edge
-    LAUNCH = 1  #: the runtime call that launched it
-    SYNC = 2  #: a blocking call waits for device work
-    EVENT = 3  #: a stream waits for an event recorded on another
-    QUEUE = 4  #: the launch queue of the stream was full
-    HANDOFF = 5  #: another CPU thread woke it or finished for it
-    COMMUNICATION = 6  #: a collective waits for its data or its members, or work for a collective
-    GRAPH = 7  #: a node of a CUDA or HIP graph waits for another
-    USER = 8  #: an edge that a what-if or the user put in
-    RELEASE = 9  #: its earliest start; never stored as an edge
-    LOCK = 10  #: a call of another thread held the driver's lock
+    label: str
+
+    def __new__(cls, code: int, label: str = "") -> Self:
+        """Return a member: its number and its label."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.label = label
+        return member
+
+    LANE = 0, "order on its lane"  #: the task before it, and that task's gap; never stored as an edge
+    LAUNCH = 1, "launch latency"  #: the runtime call that launched it
+    SYNC = 2, "synchronization"  #: a blocking call waits for device work
+    EVENT = 3, "stream wait"  #: a stream waits for an event recorded on another
+    QUEUE = 4, "launch queue"  #: the launch queue of the stream was full
+    HANDOFF = 5, "thread hand-off"  #: another CPU thread woke it or finished for it
+    COMMUNICATION = 6, "communication"  #: a collective waits for data or members, or work for a collective
+    GRAPH = 7, "graph"  #: a node of a CUDA or HIP graph waits for another
+    USER = 8, "inserted edge"  #: an edge that a what-if or the user put in
+    RELEASE = 9, "before the recording"  #: its earliest start; never stored as an edge
+    LOCK = 10, "driver's lock"  #: a call of another thread held the driver's lock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.display import Drawn
-from daydream.explanation.parts import parts_of, parts_of_change
+from daydream.explanation.parts import parts_json, parts_of, parts_of_change
 from daydream.graph.query.device import device_work as on_device
 from daydream.predict.prediction import Comparison
 from daydream.predict.replay import Replay, Source, as_replay
@@ -92,7 +92,8 @@ class Side:
             "ranks": self.ranks,
             "devices": self.devices,
             "max_replay_error": self.replay_error,
-            **self.breakdown,
+            **parts_json(self.breakdown),
+            "by_cause": self.breakdown["by_cause"],  # until 0.3: now `ns_by_cause`
         }
 
 

@@ -21,6 +21,7 @@ from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.replay import Replay
 from daydream.predict.replayed_work import LeftOut, left_in_replays
 from daydream.predict.uncertainty import Uncertainty, most_ns, uncertainty_of
+from daydream.simulate.causes import Bound
 from daydream.simulate.pinned import held_text
 from daydream.simulate.steady import SETTLED, Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
@@ -139,12 +140,12 @@ class Comparison(Drawn):
         return self.edits.touched(self.simulated_ns - self.replayed_ns)
 
     @cached_property
-    def waited_for_ns(self) -> Mapping[str, int]:
+    def waited_for_ns(self) -> Mapping[Bound, int]:
         """What the predicted step waits for (GPU, CPU, copies, communication, other causes), in ns."""
         return waited_for_ns(self.after)
 
     @cached_property
-    def bound(self) -> tuple[str, float]:
+    def bound(self) -> tuple[Bound, float]:
         """What most of the predicted step waits for (GPU, CPU, copies, communication), and its share."""
         return bound_by(self)
 

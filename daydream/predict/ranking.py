@@ -14,6 +14,7 @@ from daydream.graph.graph import Graph
 from daydream.predict.prediction import Comparison, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.sensitivity import Curve, curves
+from daydream.simulate.causes import Bound
 from daydream.transforms import stages
 from daydream.transforms.compose import Edit, apply, in_order, parse, spelled
 from daydream.transforms.registry import Optimization, describe, find, names
@@ -52,7 +53,7 @@ class Ranked:
     predicted_ns: int | None
     predicted_low_ns: int | None
     predicted_high_ns: int | None
-    bound: str
+    bound: Bound
     bound_share: float
     changed: int
     inserted: int
@@ -96,7 +97,7 @@ class Ranked:
             "saving_ns": None if self.predicted_ns is None else self.saving_ns,
             "speedup": self.speedup,
             "reason": self.reason,
-            "bound": self.bound,
+            "bound": self.bound.value,
             "bound_share": self.bound_share,
             "changed": self.changed,
             "inserted": self.inserted,
@@ -114,7 +115,7 @@ class Ranking(Drawn):
 
     replay: Replay
     replayed_ns: int
-    bound: str
+    bound: Bound
     bound_share: float
     optimizations: list[Ranked]
     pairs: list[Ranked]
@@ -153,7 +154,7 @@ class Ranking(Drawn):
             "measured_ns": self.replay.measured_ns,
             "replayed_ns": self.replayed_ns,
             "replay_error": self.replay.error,
-            "bound": self.bound,
+            "bound": self.bound.value,
             "bound_share": self.bound_share,
             "optimizations": [each.to_json() for each in self.optimizations],
             "pairs": [each.to_json() for each in self.pairs],

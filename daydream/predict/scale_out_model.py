@@ -16,12 +16,12 @@ from daydream.predict.bottleneck import waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, Option
 from daydream.predict.prediction import Comparison, predict
 from daydream.predict.replay import Replay
+from daydream.simulate.causes import Bound
 from daydream.simulate.ranks.many_ranks import COLLECTIVE, job
 from daydream.simulate.steady import SETTLED
 from daydream.transforms.compose import Edit, apply, parse
 from daydream.transforms.registry import find
 
-OVERHEAD, WAITING = "copies and launches", "slower workers"
 NAME = "scaling"  # of what is predicted
 ENDLESS = 1e9  # times the bandwidth: what a collective still takes is latency
 
@@ -46,13 +46,14 @@ class Scaled:
     overhead_ns: int
     exposed_ns: int
     waiting_ns: int
-    bound: str
+    bound: Bound
     bound_share: float
-    lost_to: str | None
+    lost_to: Bound | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `scaling --json` prints it."""
-        return dict(vars(self))
+        lost_to = None if self.lost_to is None else self.lost_to.value
+        return {**vars(self), "bound": self.bound.value, "lost_to": lost_to}
 
 
 class Model:
@@ -101,10 +102,10 @@ class Model:
         whole = step_ns + waiting_ns
         latency = _latency_share(network, self.way.messages(graph))
         lost = {
-            OVERHEAD: float(silent_ns - self.alone_ns),
-            "network latency": exposed_ns * latency,
+            Bound.OVERHEAD: float(silent_ns - self.alone_ns),
+            Bound.NETWORK_LATENCY: exposed_ns * latency,
             _bottleneck(network): exposed_ns * (1 - latency),
-            WAITING: float(waiting_ns),
+            Bound.SLOWER_WORKERS: float(waiting_ns),
         }
         own = self.alone_ns / max(sum(self.own.values()), 1)
         parts = {**{what: ns * own for what, ns in self.own.items()}, **lost}
@@ -251,13 +252,13 @@ def _transfers_ns(graph: Graph, transfers: np.ndarray) -> int:
     return round(int(graph.columns["duration_ns"][transfers[inside]].sum()) / len(covered))
 
 
-def _own_parts(after: Comparison) -> dict[str, float]:
+def _own_parts(after: Comparison) -> dict[Bound, float]:
     """Return what a step of one worker waits for, in ns, by the chain of causes behind it."""
     parts = waited_for_ns(after.after)
-    return dict(parts) if parts else {"nothing": 0}
+    return dict(parts) if parts else {Bound.NOTHING: 0}
 
 
-def _most(parts: dict[str, float]) -> str:
+def _most(parts: dict[Bound, float]) -> Bound:
     return max(parts, key=lambda what: parts[what])
 
 
@@ -274,9 +275,9 @@ def _latency_share(network: Network, messages: Sequence[Message]) -> float:
     return min(left / whole, 1.0) if whole else 1.0
 
 
-def _bottleneck(network: Network) -> str:
+def _bottleneck(network: Network) -> Bound:
     if network.cluster is None:
-        return "bandwidth"
+        return Bound.BANDWIDTH
     beyond = network.workers > network.cluster.gpus_per_node
     slower = network.cluster.inter.bandwidth < network.cluster.intra.bandwidth
-    return "inter-node bandwidth" if beyond and slower else "intra-node bandwidth"
+    return Bound.INTER_NODE if beyond and slower else Bound.INTRA_NODE

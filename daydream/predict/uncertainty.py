@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.query.device import device_work
+from daydream.simulate.causes import Bound
 from daydream.simulate.steady import settle
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _another_run_ns(comparison: Comparison) -> float:
     if not device_work(comparison.graph)[comparison.graph.alive].any():
         return 0.0
     waits = dict(comparison.waited_for_ns)
-    cpu = waits.pop("CPU", 0)
+    cpu = waits.pop(Bound.CPU, 0)
     scale = comparison.simulated_ns / max(cpu + sum(waits.values()), 1)
     return scale * hypot(ANOTHER_RUN["CPU"] * cpu, ANOTHER_RUN["device"] * sum(waits.values()))
 

@@ -20,6 +20,7 @@ from daydream.report.text.breakdown import sections
 from daydream.report.text.difference import columns_of
 from daydream.report.text.layout import printable, shortened
 from daydream.report.text.numbers import UNITS, scale, speedup, time_text
+from daydream.simulate.causes import Bound, PathCause
 from daydream.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -143,7 +144,14 @@ def _breakdowns(
     after: Mapping[str, Mapping[str, int]],
     names: tuple[str, str],
 ) -> Any:
-    """Return bars of where a step's time goes, by cause on the left, by phase on the right."""
+    """Return bars of where a step's time goes, by cause on the left, by phase on the right.
+
+    The names of causes stand on the colour of what they make the step wait for.
+    """
+    from matplotlib.patches import Patch
+
+    bounds = {cause.label: cause.bound for cause in PathCause}
+    awaited: dict[Bound, Any] = {}
     figure = _figure(11, 4.5)
     figure.suptitle(printable(title))
     # The parts of the text, so that both leave out and sum up the same.
@@ -162,8 +170,15 @@ def _breakdowns(
         axes.invert_yaxis()
         axes.margins(x=0.12)
         _tidy(axes)
+        for label in axes.get_yticklabels():
+            if label.get_text() in bounds:
+                color = bounds[label.get_text()].light
+                label.set_bbox({"facecolor": color, "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
+                awaited[bounds[label.get_text()]] = Patch(color=color, alpha=0.6)
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    handles += awaited.values()
+    labels += [f"waits for {bound.awaited}" for bound in awaited]
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
     return figure
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from daydream.simulate.causes import PathCause
+from daydream.simulate.path_causes import ns_by_cause
+
 if TYPE_CHECKING:
     from daydream.simulate.steady import Settled
 
-HELD = "before the recording"  # the name of that cause in a breakdown
 MUCH = 0.05  # of a step: more is said
 
 
 def held_ns(settled: Settled) -> int:
     """Return how long a step waits for recorded starts, in ns on its chain of causes; mean over the steps."""
-    breakdown = settled.timeline.breakdown(settled.copy, *settled.step_times())
-    return int(breakdown["by_cause"].get(HELD, 0))
+    causes = ns_by_cause(settled.timeline, settled.copy, list(settled.step_times()))
+    return causes.get(PathCause.RECORDING, 0)
 
 
 def held_text(held: int, step_ns: int) -> str | None:

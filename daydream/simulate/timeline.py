@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,18 +23,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.lower import Lowered
 
-WAITING_FOR = {
-    Cause.LAUNCH: "launch latency",
-    Cause.SYNC: "synchronization",
-    Cause.EVENT: "stream wait",
-    Cause.QUEUE: "launch queue",
-    Cause.HANDOFF: "thread hand-off",
-    Cause.COMMUNICATION: "communication",
-    Cause.GRAPH: "graph",
-    Cause.USER: "inserted edge",
-    Cause.RELEASE: "before the recording",
-    Cause.LOCK: "driver's lock",
-}
+Name = TypeVar("Name", bound=str)  # of a part of a step
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +179,8 @@ class Timeline(Drawn):
         """Return where the time of some steps goes, `by_phase` and `by_cause`, in ns a step.
 
         Each adds up to the mean of the steps. Only time on the chain of causes that leads to their completion
-        counts: work that ran beside it was hidden.
+        counts: work that ran beside it was hidden. `by_cause` names kinds of tasks and of edges, which
+        reports do not; it goes with the keys of that name in JSON.
         """
         stretches = self.stretches(copy, steps)
         return {
@@ -277,7 +267,7 @@ def _by_cause(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int
     found = dict(zip(KINDS, work.tolist(), strict=True))
     for cause in Cause:
         for on_device, ns in enumerate(delay[cause].tolist()):
-            why = WAITING_FOR.get(cause, "")
+            why = cause.label
             if cause == Cause.LANE:
                 why = "start-up between device tasks" if on_device else "untraced CPU time"
             found[why] = found.get(why, 0) + ns
@@ -292,7 +282,7 @@ def _by_phase(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int
     return dict(zip(("unknown", *PHASES), total.tolist(), strict=True))
 
 
-def per_step(total: Mapping[str, int], steps: int) -> dict[str, int]:
+def per_step(total: Mapping[Name, int], steps: int) -> dict[Name, int]:
     """Return the parts of a step in whole ns, which add up to the mean step; no parts of nothing."""
     there = {name: ns for name, ns in total.items() if ns}
     found = {name: round(ns / steps) for name, ns in there.items()}

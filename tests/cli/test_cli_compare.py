@@ -58,7 +58,9 @@ def test_json_is_one_object_with_units_in_its_keys(pair, ask):
     assert found["change_ns"] == both[1]["step_ns"] - both[0]["step_ns"] < 0
     assert found["error"] is None
     for side, total in zip(both, ("before_ns", "after_ns"), strict=True):
-        assert sum(side["by_phase"].values()) == sum(side["by_cause"].values())
+        assert sum(side["by_phase"].values()) == sum(side["ns_by_cause"].values())
+        assert sum(side["ns_by_bound"].values()) == sum(side["ns_by_cause"].values())
+        assert side["by_cause"] == side["ns_by_cause"]  # until 0.3
         work = [sum(each[total] for each in found[part]) for part in ("layers", "operators", "kernels")]
         assert max(work) - min(work) <= len(found["kernels"])  # each is rounded to whole ns
 

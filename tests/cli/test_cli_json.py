@@ -67,10 +67,13 @@ def test_whatif_prints_the_keys_of_the_contract(ask):
     assert result["optimization"] == "amp"
     assert result["options"] == {"math_speedup": 2.5, "memory_speedup": 2.0, "model": "measured"}
     assert [list(step) for step in result["steps"]] == [["name", "rank", "replayed_ns", "predicted_ns"]] * 3
-    parts = ["by_phase", "by_cause", "by_bound", "by_layer", "beside"]
-    assert list(result["before"]) == list(result["after"]) == parts
+    parts = ["ns_by_cause", "ns_by_bound", "by_phase", "by_layer", "beside"]
+    old = ["by_cause", "by_bound"]  # until 0.3
+    assert list(result["before"]) == list(result["after"]) == parts + old
     for side in (result["before"], result["after"]):
-        assert len({sum(side[part].values()) for part in parts[:4]}) == 1  # each adds up to the step
+        whole = [part for part in parts + old if part != "beside"]
+        assert len({sum(side[part].values()) for part in whole}) == 1  # each adds up to the step
+        assert side["by_bound"] == side["ns_by_cause"]
     assert result["speedup"] == pytest.approx(result["replayed_ns"] / result["predicted_ns"])
     assert result["predicted_low_ns"] <= result["predicted_ns"] <= result["predicted_high_ns"]
 

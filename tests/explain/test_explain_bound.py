@@ -7,11 +7,12 @@ from shared import shared_replay
 
 import daydream
 from daydream.explanation.asking import Asked
-from daydream.explanation.bound import BOTH, Without, bound
+from daydream.explanation.bound import Without, bound
 from daydream.explanation.causes import Share
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.report.text.explain import verdict
+from daydream.simulate.causes import Bound, PathCause
 
 NO_TASKS = Selection(Graph(), [], "")
 
@@ -21,7 +22,7 @@ def answer(left: int) -> Asked:
 
 
 def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int | None) -> str:
-    causes = [Share(name, round(100 * share), share, NO_TASKS, ()) for name, share in shares.items()]
+    causes = [Share(PathCause(key), round(100 * share), share, NO_TASKS, ()) for key, share in shares.items()]
     device = None if without_device is None else answer(without_device)
     return bound(causes, Without(answer(without_cpu), device, None))
 
@@ -33,8 +34,8 @@ def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int |
         ({"launch-bound CPU": 0.9}, 30, 96, "CPU"),
         ({"launch-bound CPU": 0.5, "compute-bound kernels": 0.5}, 60, 60, "turns"),
         # Each alone takes nearly as long; the path lies on the side that is a little shorter.
-        ({"launch-bound CPU": 0.81, "compute-bound kernels": 0.19}, 98, 97, BOTH),
-        ({"launch-bound CPU": 0.2, "compute-bound kernels": 0.8}, 97, 98, BOTH),
+        ({"launch-bound CPU": 0.81, "compute-bound kernels": 0.19}, 98, 97, Bound.BOTH),
+        ({"launch-bound CPU": 0.2, "compute-bound kernels": 0.8}, 97, 98, Bound.BOTH),
         # The device is not fast enough beside the loader to leave it alone, but loading is what takes long.
         ({"data loading": 0.68, "kernels of unknown bound": 0.32}, 47, 79, "data loading"),
         ({"untraced CPU time": 0.88, "kernels of unknown bound": 0.12}, 17, 89, "CPU"),
@@ -60,5 +61,5 @@ def test_sentence_table_and_ranking_say_the_same(name: str) -> None:
 
     assert ranking.bound == explanation.bound
     opposite = {"GPU": "CPU", "CPU": "GPU"}.get(explanation.bound, "")
-    if explanation.group_share(opposite) > 0.6:  # then the sentence says why
+    if explanation.bound_share(opposite) > 0.6:  # then the sentence says why
         assert "the critical path runs" in verdict(explanation)

@@ -8,9 +8,10 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream import GraphError
-from daydream.explanation.causes import KERNELS
 from daydream.report.text.explain import beside, explain_text, sentence, verdict
+from daydream.simulate.causes import PathCause
 
+KERNELS = PathCause.KERNELS
 STEPS = 4
 
 

@@ -28,6 +28,7 @@ class Number:
     value: float
     bar: float | None = None
     kind: str = ""  # class of the cell
+    color: str = ""  # of the bar: a variable of the page's style
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def _cell(cell: Cell) -> Html:
     kind = f"n {cell.kind}".strip()
     if cell.bar is not None:
         kind += " b"
-        width = f"--w:{100 * min(max(cell.bar, 0.0), 1.0):.2f}%"
-        inside = joined(cell.text, element("span", "", class_="bar", style=width))
+        style = f"--w:{100 * min(max(cell.bar, 0.0), 1.0):.2f}%"
+        style += f";--bar:var({cell.color})" if cell.color else ""
+        inside = joined(cell.text, element("span", "", class_="bar", style=style))
     return element("td", inside, class_=kind, data_v=f"{cell.value:.12g}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.explanation.parts import parts_of_change, parts_of_replay
 from daydream.files.atomic import write_whole
-from daydream.report.html import sections
+from daydream.report.html import bounds, sections
 from daydream.report.html.elements import Html, data, element, joined
 from daydream.report.html.packing import Names, legend, packed
 from daydream.report.html.path import StepPath, step_path
@@ -118,7 +118,7 @@ def page(replay: Replay, comparison: Comparison | None = None, ranking: Ranking 
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
         element("title", f"daydream {title}"),
-        f"<style>{_asset('uPlot.min.css')}{_asset('report.css')}</style></head><body>",
+        f"<style>{_asset('uPlot.min.css')}{bounds.style()}{_asset('report.css')}</style></head><body>",
         element("main", body),
         data("timeline-data", _timelines(replay, comparison)),
         data("steps-data", _step_times(replay, comparison)),

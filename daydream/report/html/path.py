@@ -10,7 +10,8 @@ import numpy as np
 from daydream.graph.plan import Cause
 from daydream.graph.query.columns import coded
 from daydream.report.text.numbers import count
-from daydream.simulate.timeline import WAITING_FOR, Timeline
+from daydream.simulate.causes import PathCause
+from daydream.simulate.timeline import Timeline
 from daydream.trace.schema import PHASES
 
 MOST_STRETCHES = 40  # that are shown for themselves; what lies between them is summed up
@@ -140,5 +141,5 @@ def step_path(timeline: Timeline, copy: int, step: int) -> StepPath:
 
 def _delay(cause: int, *, on_device: bool) -> str:
     if cause == Cause.LANE:
-        return "start-up" if on_device else "untraced CPU time"
-    return WAITING_FOR[Cause(cause)]
+        return "start-up" if on_device else PathCause.UNTRACED.label
+    return Cause(cause).label

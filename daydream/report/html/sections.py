@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from daydream.report.html.bounds import legend, variable_of
 from daydream.report.html.elements import Cell, Html, Number, element, facts, joined, sortable, table
 from daydream.report.html.path import StepPath, Total
 from daydream.report.text.breakdown import MEANWHILE, meanwhile
@@ -36,9 +37,10 @@ class Figures:
         self.step_ns = max(step_ns, 1)
         self.unit, self.size, self.digits = scale(step_ns)
 
-    def time(self, ns: int, *, bar: bool = False) -> Number:
-        """Return a time, as a bar of the step if asked for."""
-        return Number(f"{ns / self.size:,.{self.digits}f}", ns, ns / self.step_ns if bar else None)
+    def time(self, ns: int, *, bar: bool = False, color: str = "") -> Number:
+        """Return a time, as a bar of the step if asked for, in a colour of the page's style."""
+        share = ns / self.step_ns if bar else None
+        return Number(f"{ns / self.size:,.{self.digits}f}", ns, share, color=color)
 
     def change(self, ns: int) -> Number:
         """Return a difference: what is saved, and what is added."""
@@ -103,26 +105,16 @@ def breakdowns(
     that_step = [("the step", *whole)]
     titled = [(title, found + that_step) for title, found in step_sections(sides, max(whole))[:2]]
     titled += [(MEANWHILE, found) for found in [meanwhile(sides, max(whole))] if found]
+    names = ("before", "after", "change") if after else ("replayed", "share")
     for title, rows in titled:  # layers have a table of their own
-        parts.append(
-            table(
-                [
-                    f"{title}, {figures.unit}",
-                    *(("before", "after", "change") if after else ("replayed", "share")),
-                ],
-                [
-                    [
-                        name,
-                        figures.time(old, bar=True),
-                        figures.time(new, bar=True),
-                        figures.change(new - old),
-                    ]
-                    if after
-                    else [name, figures.time(old, bar=True), _share(old, whole[0])]
-                    for name, old, new in rows
-                ],
-            )
-        )
+        cells: list[list[Cell]] = []
+        for name, old, new in rows:
+            color = variable_of(name)
+            then = [figures.time(new, bar=True, color=color), figures.change(new - old)]
+            share = [_share(old, whole[0])]
+            cells.append([name, figures.time(old, bar=True, color=color), *(then if after else share)])
+        key = legend([name for name, *_ in rows])
+        parts.append(element("div", table([f"{title}, {figures.unit}", *names], cells), key))
     return element("div", *parts, class_="pair")
 
 

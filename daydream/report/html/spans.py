@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.graph.plan import Cause
 from daydream.report.perfetto.tasks import waits, waits_for
-from daydream.simulate.timeline import WAITING_FOR
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.simulate.timeline import Timeline
 
 ON_PATH, INSERTED = 1, 2  # bits of the flags
-WHY = {int(cause): words for cause, words in WAITING_FOR.items()}
+WHY = {int(cause): cause.label for cause in Cause}
 NOT_KNOWN = -1  # what a measured task waited for
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from daydream.graph.plan import Cause
 from daydream.report.perfetto.events import flow
-from daydream.simulate.timeline import WAITING_FOR
 from daydream.trace.schema import DEVICE_KINDS
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def simulated_flows(
     leaves = np.clip(leaves, start[src], np.maximum(start[dst], start[src]))
     for cause in (Cause.LAUNCH, *SHOWN):
         edges = np.flatnonzero(both & (plan.edge_cause == cause) & (leaves <= start[dst]))
-        name = LAUNCH if cause is Cause.LAUNCH else WAITING_FOR[cause]
+        name = LAUNCH if cause is Cause.LAUNCH else cause.label
         source, target = src[edges], dst[edges]
         yield from _arrows(
             process, name, thread[source], leaves[edges], thread[target], start[target], numbers

@@ -13,7 +13,6 @@ from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.report.perfetto.events import About, microseconds, span, thread
 from daydream.report.perfetto.flows import measured_flows
-from daydream.simulate.timeline import WAITING_FOR
 from daydream.trace.schema import DEVICE_KINDS, HOST_KINDS, PHASES
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def simulated_slices(
         if wait > 0:
             args += f',"wait_us":{microseconds(wait)}'
             if KINDS[codes[0]] == "cpu":
-                reason = json.dumps(f"wait: {WAITING_FOR.get(Cause(why[place]), '')}")
+                reason = json.dumps(f"wait: {Cause(why[place]).label}")
                 yield span(process, thread_id, begin - wait, wait, reason, '"wait"', "")
         if on_path[place]:
             args += ',"critical":true'

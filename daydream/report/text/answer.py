@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from daydream.predict.bottleneck import why_unmoved
 from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, shows, sums
-from daydream.report.text.causes import explained
 from daydream.report.text.layout import (
     MARGIN,
     Block,
@@ -28,6 +27,7 @@ from daydream.report.text.numbers import (
     speedup,
     time_text,
 )
+from daydream.simulate.causes import PathCause
 
 if TYPE_CHECKING:
     from daydream.explanation.suggestion import Suggestion
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 WAITS_FOR = "what a step waits for"
 MOST_CAUSES, FEWEST_CAUSES = 8, 2
 AT_LEAST = 3  # causes of a step that are shown, changed or not, where there is room
-BOUNDS = {"GPU": "the GPU", "CPU": "the CPU"}
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def change_rows(before: Parts, after: Parts, most: int) -> list[list[str]]:
     shown = (changed + [each for each in large if each not in changed][:few])[:most]
     others = [each for each in found if each not in shown]
     small = sums(others, len(sides))
-    rows = [row(MARGIN + explained(name), *ns) for name, *ns in shown]
+    rows = [row(MARGIN + PathCause(name).explained, *ns) for name, *ns in shown]
     rows += [row(MARGIN + REST, *small)] if shows((REST, *small), max(whole)) else []
     return [[f"{WAITS_FOR}, {unit}", "before", "after", "change"], *rows, row("the step", *whole)]
 
@@ -170,7 +169,7 @@ def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None
     """Return what the step waits for after the change, and what to try next, with its line of code."""
     what, share = comparison.bound
     still = " still" if why_unmoved(comparison) else ""
-    said = f"bottleneck now: {BOUNDS.get(what, what)}{still}, {percent(share)} of the step"
+    said = f"bottleneck now: {what.awaited}{still}, {percent(share)} of the step"
     blocks: list[Block] = ["", Words(f"{said}. {moved}" if moved else said)]
     if suggestion is None:
         return blocks

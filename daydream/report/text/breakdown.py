@@ -7,13 +7,14 @@ from typing import Any, TypeAlias
 
 from daydream.report.text.layout import MARGIN, NAME_WIDTH, Table, layer_name
 from daydream.report.text.numbers import count, scale, time_text
+from daydream.simulate.causes import Bound, PathCause
 from daydream.trace.schema import PHASES
 
 Parts: TypeAlias = Mapping[str, Mapping[str, int]]
 Row: TypeAlias = tuple[Any, ...]  # a name, and a time in ns on each side
 
 MOVED = 0.1  # of the step: what waits for the other side after a change, if it is worth a sentence
-SIDES = {"GPU": "device", "copies": "device", "communication": "device", "CPU": "CPU"}
+ON_DEVICE = (Bound.GPU, Bound.COPIES, Bound.COMMUNICATION)
 HIDDEN = 0.0005  # a row that is less than this part of the step before and after is left out
 MOST_LAYERS = 10
 PATH = "along the critical path, mean of the steps"
@@ -80,21 +81,19 @@ def moved_bound(before: Parts, after: Parts) -> str:
 
 def _waits_for(side: Parts) -> dict[str, int]:
     """Return how long a step waits for device and CPU."""
-    from daydream.explanation.causes import GROUPS  # needed by none that only replays
-
-    total = {"device": 0, "CPU": 0}
+    waits = {PathCause(cause).bound: 0 for cause in side["by_cause"]}
     for cause, ns in side["by_cause"].items():
-        group = SIDES.get(GROUPS.get(cause, ""))
-        if group is not None:
-            total[group] += ns
-    return total
+        waits[PathCause(cause).bound] += ns
+    on_device = sum(waits.get(bound, 0) for bound in ON_DEVICE)
+    return {"device": on_device, "CPU": waits.get(Bound.CPU, 0)}
 
 
 def sections(sides: Sequence[Parts], whole: int) -> list[tuple[str, list[Row]]]:
     """Return the parts that add up to the step, each a title and rows of a name and its time on each side."""
+    causes = [{PathCause(key).label: ns for key, ns in side.items()} for side in _each(sides, "by_cause")]
     found = [
-        (title, merged_parts(_each(sides, key), whole))
-        for title, key in (("by cause", "by_cause"), ("by phase", "by_phase"))
+        ("by cause", merged_parts(causes, whole)),
+        ("by phase", merged_parts(_each(sides, "by_phase"), whole)),
     ]
     layers = merged_layers(_each(sides, "by_layer"), whole)
     return [*found, ("by layer", layers)] if layers else found

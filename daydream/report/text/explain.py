@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
-from daydream.explanation.causes import UNTRACED_DEVICE
-from daydream.report.text.causes import explained
+from daydream.explanation.bound import NOT_RECORDED
 from daydream.report.text.explain_costs import avoidable_costs, idle_costs, sentence
 from daydream.report.text.layout import (
     Block,
@@ -24,6 +22,7 @@ from daydream.report.text.layout import (
 )
 from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import count, listed, number, percent, replayed_text, scale, time_text
+from daydream.simulate.causes import Bound, PathCause
 
 if TYPE_CHECKING:
     from daydream.explanation import Asked, Explanation, Share
@@ -101,19 +100,19 @@ def verdict(explanation: Explanation) -> str:
     step = explanation.replayed_ns
     if explanation.without_device is None:
         what = f", and all of {time_text(step)} is work of CPU threads"
-        if explanation.bound == "communication":
+        if explanation.bound is Bound.COMMUNICATION:
             what = f". {_by_communication(explanation)}"
         return f"CPU only: nothing is launched to a device{what}."
     without_cpu = _predicted(explanation.without_cpu)
     without_device = _predicted(explanation.without_device)
     still = "still " if (explanation.without_cpu.saving_ns or 0) < SMALLEST * step else ""
     floor = f"without any CPU cost the step would {still}take {without_cpu} of {time_text(step)}"
-    if explanation.bound == UNRECORDED:
-        missing = explanation.share("untraced device work") + explanation.share("before the recording")
+    if explanation.bound is Bound.UNRECORDED:
+        missing = sum(explanation.share(cause) for cause in NOT_RECORDED)
         return f"What bounds the step cannot be told: {percent(missing)} of it is work that was not recorded."
     said = {
-        "GPU": _bound_by_gpu, "communication": _bound_by_transfers, "copies": _bound_by_transfers,
-        TURNS: _in_turns, BOTH: _by_both,
+        Bound.GPU: _bound_by_gpu, Bound.COMMUNICATION: _bound_by_transfers, Bound.COPIES: _bound_by_transfers,
+        Bound.TURNS: _in_turns, Bound.BOTH: _by_both,
     }  # fmt: skip
     return said.get(explanation.bound, _bound_by_cpu)(explanation, without_device, floor)
 
@@ -124,9 +123,9 @@ def _bound_by_gpu(explanation: Explanation, _without_device: str, floor: str) ->
 
 
 def _bound_by_transfers(explanation: Explanation, _without_device: str, floor: str) -> str:
-    share = percent(explanation.group_share(explanation.bound))
-    what = f"Bound by {explanation.bound}, {share} of the critical path"
-    if explanation.bound == "communication":
+    share = percent(explanation.bound_share(explanation.bound))
+    what = f"Bound by {explanation.bound.label}, {share} of the critical path"
+    if explanation.bound is Bound.COMMUNICATION:
         what = _by_communication(explanation)
     return f"{what}; {floor}."
 
@@ -137,7 +136,7 @@ def _in_turns(explanation: Explanation, without_device: str, _floor: str) -> str
 
 
 def _by_both(explanation: Explanation, without_device: str, _floor: str) -> str:
-    alone, share = _each_alone(explanation, without_device), percent(explanation.group_share("CPU"))
+    alone, share = _each_alone(explanation, without_device), percent(explanation.bound_share(Bound.CPU))
     return f"Bound by CPU and device alike: {alone}; the critical path runs {share} on the CPU."
 
 
@@ -149,7 +148,7 @@ def _each_alone(explanation: Explanation, without_device: str) -> str:
 
 
 def _by_communication(explanation: Explanation) -> str:
-    share, none = percent(explanation.group_share("communication")), explanation.without_communication
+    share, none = percent(explanation.bound_share(Bound.COMMUNICATION)), explanation.without_communication
     said = f"Bound by communication, {share} of the critical path"
     return said if none is None else f"{said}: without it the step would take {_predicted(none)}"
 
@@ -158,19 +157,19 @@ def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> 
     step = time_text(explanation.replayed_ns)
     infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
     busy = f"the device is busy {percent(explanation.busy_share or 0)} of the time"
-    if explanation.group_share("CPU") < HALF:  # on the critical path the device has taken over in part
+    if explanation.bound_share(Bound.CPU) < HALF:  # on the critical path the device has taken over in part
         return f"CPU-bound, and the device waits for it again and again: {infinite}; {floor}."
-    mine = [each for each in explanation.causes if each.group == "CPU"]
+    mine = [each for each in explanation.causes if each.bound is Bound.CPU]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
-    said = [f"{each.cause} is {percent(each.share)}" for each in mine]
+    said = [f"{each.cause.label} is {percent(each.share)}" for each in mine]
     by = f"{listed(said)} of the critical path"
-    what = "Bound by data loading" if explanation.bound == "data loading" else "CPU-bound"
+    what = "Bound by data loading" if explanation.bound is Bound.LOADING else "CPU-bound"
     return f"{what}: {by}; {infinite}, and {busy}."
 
 
 def _beside_communication(explanation: Explanation) -> str:
     """Return that other work takes nearly as long as the communication that is most of the critical path."""
-    share, without = explanation.group_share("communication"), explanation.without_communication
+    share, without = explanation.bound_share(Bound.COMMUNICATION), explanation.without_communication
     if share < HALF or without is None:
         return ""
     return (
@@ -181,7 +180,7 @@ def _beside_communication(explanation: Explanation) -> str:
 
 def _beside_cpu(explanation: Explanation) -> str:
     """Return that the device has work beside the CPU that is most of the critical path."""
-    share = explanation.group_share("CPU")
+    share = explanation.bound_share(Bound.CPU)
     if share < HALF:
         return ""
     return (
@@ -204,7 +203,7 @@ def beside(explanation: Explanation) -> list[str]:
     said = []
     launching = explanation.launching
     if explanation.busy_share is not None:
-        missing = explanation.share(UNTRACED_DEVICE)
+        missing = explanation.share(PathCause.UNTRACED_DEVICE)
         more = (
             f" with recorded work, and {percent(missing)} with work that was not recorded" if missing else ""
         )
@@ -256,7 +255,7 @@ def _causes(explanation: Explanation) -> Table:
     rest = [each for each in explanation.causes if each not in large]
     steps = len(explanation.steps)
     rows = [["critical path of a step" if steps == 1 else f"critical path, mean of {steps}", unit, "share"]]
-    rows += [[each.cause, number(each.ns / size), percent(each.share)] for each in large]
+    rows += [[each.cause.label, number(each.ns / size), percent(each.share)] for each in large]
     if rest:
         ns = sum(each.ns for each in rest)
         rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
@@ -270,7 +269,7 @@ def _explained_causes(explanation: Explanation, most: int) -> Table:
     large = [each for each in explanation.causes if abs(each.share) >= SMALLEST][:most]
     rest = [each for each in explanation.causes if each not in large]
     rows = [["what a step waits for (the critical path)", unit, "share"]]
-    rows += [[explained(each.cause), number(each.ns / size), percent(each.share)] for each in large]
+    rows += [[each.cause.explained, number(each.ns / size), percent(each.share)] for each in large]
     if rest:
         ns = sum(each.ns for each in rest)
         rows.append(["the rest", number(ns / size), percent(ns / max(explanation.step_ns, 1))])
@@ -298,8 +297,8 @@ def _communication(explanation: Explanation) -> list[str]:
     else:
         total += f", {time_text(found.exposed_ns)} of it on the critical path; "
     hiding = [
-        f"{time_text(ns)} run beside {name}"
-        for name, ns in found.behind[:2]
+        f"{time_text(ns)} run beside {cause.label}"
+        for cause, ns in found.behind[:2]
         if ns > SMALLEST * found.total_ns
     ]
     said = (total + listed(hiding)).rstrip(" :;") + "."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from daydream.report.text.layout import MARGIN, Block, Title, Words, printable, section, shortened, tail
 from daydream.report.text.numbers import listed, speedup, time_text
+from daydream.simulate.causes import Bound
 
 if TYPE_CHECKING:
     from daydream.explanation import Asked, Avoidable, Explanation
@@ -124,7 +125,7 @@ def _why_not(explanation: Explanation, cost: Avoidable) -> str:
 
 def _gain(explanation: Explanation, cost: Avoidable) -> str:
     gain = f"only {time_text(cost.saving_ns)}" if cost.saving_ns > 0 else "nothing"
-    busy = {"GPU": "device", "CPU": "CPU", "data loading": "loader"}.get(explanation.bound)
+    busy = {Bound.GPU: "device", Bound.CPU: "CPU", Bound.LOADING: "loader"}.get(explanation.bound)
     reason = f": the {busy} has work meanwhile" if busy and cost.saving_ns < HALF * cost.cost_ns else ""
     return f"{gain}{reason}"
 

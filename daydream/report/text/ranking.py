@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from daydream.explanation.bound import BOTH, TURNS, UNRECORDED
 from daydream.predict.ranking import NEEDS
 from daydream.report.text.layout import (
     MARGIN,
@@ -26,6 +25,7 @@ from daydream.transforms import stages
 if TYPE_CHECKING:
     from daydream.predict.ranking import Ranked, Ranking
     from daydream.predict.sensitivity import Curve
+    from daydream.simulate.causes import Bound
 
 NAME_WIDTH = 34
 MOST_LINES = 5  # of code beside the best rows
@@ -33,11 +33,6 @@ MOST_REASONS = 6
 REASON_WIDTH = 110
 SPARE = ("at 75%", "at 25%")  # points of the curves that a narrow terminal does without
 OTHER_WORK = "the step then computes something else (another batch, layers, algorithm)"
-WORDS = {
-    TURNS: "CPU and GPU in turns",
-    BOTH: "CPU- and GPU-bound",
-    UNRECORDED: "unknown: most was not recorded",
-}
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 
@@ -196,10 +191,9 @@ def _left_out(ranking: Ranking) -> list[Block]:
     return ["", Title("left out"), *(Words(said, MARGIN, 2 * MARGIN) for said in shown)]
 
 
-def bound_text(bound: str, share: float) -> str:
+def bound_text(bound: Bound, share: float) -> str:
     """Return what a step is bound by, and its share of the step if it is known."""
-    word = f"{bound}-bound" if bound in {"GPU", "CPU"} else WORDS.get(bound, bound)
-    return f"{word} ({share:.0%})" if share else word
+    return f"{bound.label} ({share:.0%})" if share else bound.label
 
 
 def _knee(curve: Curve) -> str:

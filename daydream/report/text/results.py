@@ -124,13 +124,13 @@ def _details(comparison: Comparison) -> list[Block]:
 
 def whatif_json(comparison: Comparison) -> dict[str, Any]:
     """Return the object `whatif --json` prints: the figures, and what the text tells of the step's time."""
-    from daydream.explanation.parts import parts_of_change
+    from daydream.explanation.parts import parts_json, parts_of_change
     from daydream.transforms.registry import code_of
 
     found = comparison.to_json() | {"code": code_of(comparison.optimization)}
     for side, parts in zip(("before", "after"), parts_of_change(comparison), strict=True):
-        more = {"by_bound": "by_cause", "by_layer": "by_layer", "beside": "beside"}
-        found[side] |= {name: parts[key] for name, key in more.items()}
+        old = {"by_bound": parts["by_cause"]}  # until 0.3, as `by_cause` of `Comparison.to_json`
+        found[side] = parts_json(parts) | found[side] | old
     return found
 
 

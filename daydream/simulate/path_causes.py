@@ -1,0 +1,101 @@
+"""The critical path of some steps as pieces of time, each with its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daydream.graph.plan import Cause
+from daydream.graph.query.device import device_work
+from daydream.graph.rules import device_graphs
+from daydream.graph.tables import KINDS
+from daydream.simulate.causes import CAUSES, OF_EDGE, OF_KIND, PathCause
+from daydream.simulate.timeline import per_step
+from daydream.trace.schema import PHASES
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.simulate.timeline import Timeline
+
+CPU, DATA = KINDS.index("cpu"), PHASES.index("data")
+NOT_TRACED = (device_graphs.UNTRACED, device_graphs.UNTRACED_HEAD)
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """The critical path of some steps as columns of equal length, int64: a piece is work, or a delay.
+
+    All pieces add up to the steps. Steps that follow each other share a window: what led to the end of the
+    last decided what they took together.
+    """
+
+    windows: np.ndarray  # begin and end of each window in ns, and the rank: a row a window
+    window: np.ndarray  # which of the windows each piece is in
+    task: np.ndarray  # the graph's task that the time belongs to; a gap belongs to the task before it
+    begin_ns: np.ndarray
+    ns: np.ndarray
+    edge: np.ndarray  # -1 for work, else what bound the task delayed: a `Cause`
+
+
+def pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
+    """Return the critical path of some covered steps of one copy of a timeline's window."""
+    parts: list[tuple[np.ndarray, ...]] = []
+    windows = []
+    # A trace of one rank may say which it is; its rows, and so its lanes, do not.
+    ranks = {lane.rank for lane in timeline.graph.lanes}
+    alone = ranks.pop() if len(ranks) == 1 else None
+    for number, each in enumerate(timeline.stretches(copy, steps)):
+        path, work, delay = each.path, each.work_ns, each.delay_ns
+        own = timeline.task[path.task]
+        before = np.append(own[:1], own[:-1])
+        gap = path.cause == Cause.LANE
+        end = each.begin_ns + int(work.sum() + delay.sum())
+        rank = timeline.graph.steps[each.steps[0]].get("rank", 0) if alone is None else alone
+        windows.append((each.begin_ns, end, rank))
+        begin = np.maximum(timeline.start_ns[path.task], each.begin_ns)
+        window = np.full(len(own), number)
+        parts.append((window, own, begin, work, np.full(len(own), -1)))
+        parts.append((window, np.where(gap, before, own), begin - delay, delay, path.cause.astype(np.int64)))
+    nothing = (np.zeros(0, np.int64),) * 5  # a change may have left the steps no work
+    columns = [np.concatenate(column) for column in zip(nothing, *parts, strict=True)]
+    there = columns[3] != 0
+    return Pieces(np.array(windows, np.int64).reshape(-1, 3), *(column[there] for column in columns))
+
+
+def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
+    """Return the code of each piece's `PathCause`, int64; what bounds a kernel is left open."""
+    columns = graph.columns
+    kind, work = columns["kind"][task], edge < 0
+    found = np.array([OF_KIND[name].code for name in KINDS])[kind]
+    if not device_work(graph)[graph.alive].any():
+        found[kind == CPU] = PathCause.OPERATORS.code
+    waits = np.isin(task, graph.syncs["task"]) & (kind == CPU)
+    found[waits & work] = PathCause.SYNC.code
+    for each, cause in OF_EDGE.items():
+        found[edge == each] = cause.code
+    found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
+    lane = edge == Cause.LANE
+    found[lane] = np.where(kind[lane] != CPU, PathCause.BETWEEN.code, PathCause.UNTRACED.code)
+    loads = (columns["phase"][task] == DATA) & (kind == CPU) & (work | lane) & ~waits
+    found[loads] = PathCause.LOADING.code
+    return found
+
+
+def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[PathCause, int]:
+    """Return what the time of some steps is spent on, in ns a step; what bounds a kernel is left open.
+
+    It adds up to the mean of the steps.
+    """
+    pieces = pieces_of(timeline, copy, steps)
+    total = np.zeros(len(CAUSES), np.int64)
+    np.add.at(total, codes_of(timeline.graph, pieces.task, pieces.edge), pieces.ns)
+    return per_step(dict(zip(CAUSES, total.tolist(), strict=True)), len(steps))
+
+
+def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
+    """Return a mask of those tasks that stand for device work that the profiler left out."""
+    names = [number for number, text in enumerate(graph.texts["name"]) if text in NOT_TRACED]
+    return np.isin(graph.columns["name"][task], names) & (graph.columns["row"][task] < 0)

@@ -1,0 +1,96 @@
+"""One taxonomy of causes and bounds: a key, a label, a colour each, which every output takes from there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from machine.programs import PROGRAMS
+
+import daydream
+from daydream.explanation.causes import OF_KERNELS
+from daydream.explanation.parts import parts_of_replay
+from daydream.graph.plan import Cause
+from daydream.graph.tables import KINDS
+from daydream.predict.bottleneck import waited_for_ns
+from daydream.report.html.page import page
+from daydream.report.text.results import whatif_json, whatif_text
+from daydream.simulate.causes import OF_EDGE, OF_KIND, Bound, PathCause, by_bound
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+LARGE = 0.01  # of the step: no screen leaves such a cause out
+ROW = re.compile(r"<td class=\"t\"><span>([^<]*)</span></td><td class=\"n b\" data-v=\"(\d+)\">(.*?)</td>")
+
+
+@pytest.fixture(scope="module")
+def replay():
+    return daydream.replay(EXAMPLE)
+
+
+@pytest.fixture(scope="module")
+def comparison(replay):
+    return daydream.whatif(replay, "amp")
+
+
+@pytest.mark.parametrize("words", [Bound, PathCause, Cause])
+def test_every_member_has_one_label_of_its_own(words):
+    labels = [member.label for member in words]
+    assert all(labels)
+    assert len(set(labels)) == len(labels)
+
+
+def test_what_causes_wait_for_has_a_colour_of_its_own_on_light_and_on_dark():
+    waits = {cause.bound for cause in PathCause}
+    assert waits == {Bound.GPU, Bound.CPU, Bound.COPIES, Bound.COMMUNICATION, Bound.OTHER}
+    for colours in ({bound.light for bound in waits}, {bound.dark for bound in waits}):
+        assert len(colours) == len(waits)
+        assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
+
+
+def test_every_kind_of_task_and_of_edge_has_a_cause():
+    assert set(OF_KIND) == set(KINDS)
+    assert set(OF_EDGE) == set(Cause) - {Cause.LANE}  # which is a gap, or a start-up on the device
+    assert {cause.bound for cause in OF_KERNELS.values()} == {OF_KIND["kernel"].bound}
+
+
+def test_a_key_is_a_word_of_json_and_of_text():
+    assert f"{PathCause.CPU}" == str(PathCause.CPU) == PathCause.CPU.value == "launch-bound CPU"
+    assert PathCause("launch-bound CPU") is PathCause.CPU
+    assert [cause.code for cause in PathCause] == list(range(len(PathCause)))
+
+
+def test_text_json_and_html_name_the_same_causes_with_the_same_times(comparison):
+    before, after = (whatif_json(comparison)[side]["ns_by_cause"] for side in ("before", "after"))
+    lines = str(whatif_text(comparison)).splitlines()
+    rows = {name: (int(ns), cell) for name, ns, cell in ROW.findall(page(comparison.replay, comparison))}
+    large = [key for key, ns in before.items() if ns > LARGE * comparison.replayed_ns]
+    assert len(large) > 1
+    for cause in map(PathCause, large):
+        (line,) = [line.split() for line in lines if line.strip().startswith(f"{cause.label}  ")]
+        assert f"{before[cause] / 1e6:.2f}" in line
+        assert f"{after[cause] / 1e6:.2f}" in line
+        assert rows[cause.label][0] == before[cause]
+        assert f"var(--bound-{cause.bound.value.lower()})" in rows[cause.label][1]
+
+
+def test_json_tells_what_the_step_waits_for_by_the_same_causes(comparison):
+    for side in (whatif_json(comparison)[name] for name in ("before", "after")):
+        causes = {PathCause(key): ns for key, ns in side["ns_by_cause"].items()}
+        assert side["ns_by_bound"] == by_bound(causes)
+
+
+@pytest.mark.parametrize("name", ["cpu_bound", "queue_full_16", "synchronizing", "multi_stream", "graphs"])
+def test_rank_and_explain_have_one_definition_of_what_a_step_waits_for(tmp_path, name):
+    PROGRAMS[name]().run(steps=8).write(tmp_path / "step.json", 3, 6)
+    replay = daydream.replay(tmp_path / "step.json")
+    explanation = daydream.explain(replay)
+
+    assert waited_for_ns(replay.settled) == pytest.approx(
+        parts_of_replay(replay)["by_bound"], abs=len(PathCause)
+    )
+    assert {each.cause: each.ns for each in explanation.causes} == pytest.approx(
+        parts_of_replay(replay)["by_cause"], abs=1
+    )
+    for bound, ns in waited_for_ns(replay.settled).items():
+        assert explanation.bound_share(bound) == pytest.approx(ns / explanation.step_ns, abs=1e-4)
