@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import os
 import re
@@ -34,6 +35,9 @@ import pytest
 from shared import TRACES
 
 import daydream
+import daydream.costs
+import daydream.model
+import daydream.transforms
 from daydream.cli import COMMANDS, main
 from daydream.cli.whatif_options import click_options
 from daydream.transforms.registry import find, names
@@ -341,6 +345,12 @@ def test_the_site_builds_and_has_every_optimization_and_public_name(site: Path) 
 
     assert {path.stem for path in (site / "optimizations").glob("*.html")} == set(names())
     assert set(daydream.__all__) - there == set()
+    for package in (daydream.costs, daydream.model, daydream.transforms):
+        public = {name: getattr(package, name) for name in package.__all__}
+        described = {
+            name for name, each in public.items() if inspect.isclass(each) or inspect.isroutine(each)
+        }
+        assert described - there == set()
 
 
 def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:

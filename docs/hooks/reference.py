@@ -14,9 +14,11 @@ ABOUT_COMMANDS = """\
 What `daydream COMMAND --help` prints; `daydream whatif NAME --help` has the options of an optimization, as
 its [page](optimizations.md) does. The result goes to stdout, everything else to stderr. Exit codes: 0 done,
 1 bad input or no answer, 2 usage, 130 interrupted; `collect` passes on the script's own."""
+PROMISED = ("daydream.costs", "daydream.model", "daydream.transforms")
 ABOUT_API = """\
-All names are attributes of `daydream`. Times are integer nanoseconds (`_ns`), sizes bytes. What goes wrong
-is a `DaydreamError` that says what was found, what was needed and what to do."""
+Names are attributes of `daydream`, and those for optimizations of [three packages](extending.md). Times are
+integer nanoseconds (`_ns`), sizes bytes. What goes wrong is a `DaydreamError` that says what was found, what
+was needed and what to do."""
 
 
 def commands() -> str:
@@ -43,14 +45,20 @@ def api() -> str:
     for title, these in parts.items():
         lines += ["", f"## {title}"]
         for name in these:
-            lines += ["", f"::: {_home(name)}.{name}"]
+            lines += ["", f"::: {_home('daydream', name)}.{name}"]
             if name in errors:
                 lines += ["    options: {members: false}"]
+    for package in PROMISED:
+        module = importlib.import_module(package)
+        lines += ["", f"## For optimizations: `{package}`"]
+        for name in module.__all__:
+            value = getattr(module, name)
+            if name not in daydream.__all__ and (inspect.isclass(value) or inspect.isroutine(value)):
+                lines += ["", f"::: {_home(package, name)}.{name}"]
     return "\n".join(lines) + "\n"
 
 
-def _home(name: str) -> str:
-    """Return the module that defines a public name."""
-    value = getattr(daydream, name)
-    home = getattr(value, "__module__", "")
-    return home if hasattr(importlib.import_module(home), name) else "daydream"
+def _home(package: str, name: str) -> str:
+    """Return the module that defines a public name of a package."""
+    home = getattr(getattr(importlib.import_module(package), name), "__module__", "")
+    return home if hasattr(importlib.import_module(home), name) else package
