@@ -94,6 +94,11 @@ def json_option() -> click.Option:
     return click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object and nothing else.")
 
 
+def verbose_option(more: str) -> click.Option:
+    """Return `-v`; its help says what more it shows."""
+    return click.Option(["-v", "--verbose"], is_flag=True, help=f"Show {more} too.")
+
+
 def force_option() -> click.Option:
     """Return `--force`."""
     return click.Option(["--force"], is_flag=True, help="Overwrite the output file if it exists.")
