@@ -11,9 +11,11 @@ from daydream.cli.output import help_of
 from daydream.cli.source import force_option, json_option
 
 if TYPE_CHECKING:
+    from daydream.cli.suggestions import Suggestions
     from daydream.collect.launcher.runner import Collected
 
 FAILED = 1
+SIGNALLED = 128  # and the signal's number: the exit code of what a signal ended
 
 
 def _collect(
@@ -26,6 +28,7 @@ def _collect(
     with_stack: bool,
     nproc_per_node: int | None,
     module: bool,
+    no_suggestions: bool,
     force: bool,
     as_json: bool,
 ) -> int:
@@ -38,7 +41,8 @@ def _collect(
 
     Options of `collect` stand before the script, everything behind it is the script's
     own. The first steps are skipped, the next ones timed without a profiler, then a few
-    are captured, and the script goes on untouched. Its exit code is passed on.
+    are captured, and the script goes on untouched. Its exit code is passed on. At the end the
+    three changes that would shorten the step most are named, with the code that makes them.
     """
     from daydream.cli.failures import message
     from daydream.cli.output import check, quoted
@@ -60,13 +64,16 @@ def _collect(
     restless = None if done.path is None else _unrest(done.path)
     if restless:
         click.echo(f"note: {restless}", err=True)
+    found = None if done.path is None or no_suggestions else _suggestions(done.path, done.exit_code)
     if as_json:
-        _print_json(done, restless)
+        _print_json(done, restless, found)
     if done.path is None:
         return done.exit_code or FAILED
     if as_json:
         return done.exit_code
     click.echo(f"wrote {done.path} ({done.path.stat().st_size:,} bytes)", err=True)
+    for line in [] if found is None else found.lines(done.path):
+        click.echo(line, err=True)
     click.echo(f"next: daydream info {quoted(done.path)}", err=True)
     return done.exit_code
 
@@ -102,7 +109,16 @@ def _unrest(path: Path) -> str | None:
         return None
 
 
-def _print_json(done: Collected, restless: str | None) -> None:
+def _suggestions(path: Path, exit_code: int) -> Suggestions | None:
+    """Return the largest suggestions; None where a signal ended the script, as somebody wants to be done."""
+    if exit_code > SIGNALLED:
+        return None
+    from daydream.cli.suggestions import suggestions
+
+    return suggestions(path)
+
+
+def _print_json(done: Collected, restless: str | None, suggested: Suggestions | None) -> None:
     from daydream.cli.results import print_json
 
     found: dict[str, object] = {}
@@ -118,6 +134,7 @@ def _print_json(done: Collected, restless: str | None) -> None:
             "covered": sum(bool(step.get("covered")) for step in steps),
             "bytes": done.path.stat().st_size,
             "notes": [*trace.metadata.get("notes", []), *filter(None, [restless])],
+            "suggestions": None if suggested is None else list(suggested.entries),
         }
     print_json({
         "trace": None if done.path is None else str(done.path),
@@ -155,6 +172,11 @@ command = click.Command(
             ["--nproc-per-node"],
             type=click.IntRange(min=1),
             help="Start so many processes with torch.distributed.run; one trace holds every rank.",
+        ),
+        click.Option(
+            ["--no-suggestions"],
+            is_flag=True,
+            help="Do not predict at the end what would shorten the step; that takes a few seconds.",
         ),
         click.Option(["-m", "module"], is_flag=True, help="Run a module, as `python -m` does."),
         force_option(),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from daydream.cli.output import help_of
-from daydream.cli.source import json_option, read, stdout_for_the_result, step_options
+from daydream.cli.source import json_option, read, stdout_for_the_result, step_options, verbose_option
 
 if TYPE_CHECKING:
     from daydream.predict.prediction import Comparison
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from daydream.transforms.registry import Optimization
 
 CHOSEN = "daydream.optimizations"  # where a context keeps what was named
-SHOWN = 4
+SHOWN = 3
 
 
 class Compare(click.Command):
@@ -59,6 +59,7 @@ def _compare(
     steps: str | None,
     whatif: str | None,
     top: int,
+    verbose: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -97,7 +98,7 @@ def _compare(
     if as_json:
         print_json(found.to_json())
     else:
-        print_screen(difference_text(found, top=top))
+        print_screen(difference_text(found, top=top, verbose=verbose))
 
 
 def _predicted(replay: Replay, options: dict[str, Any]) -> Comparison:
@@ -129,6 +130,7 @@ command = Compare(
             ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",
             help="How many rows of each part to show; --json has all.",
         ),
+        verbose_option("phases, layers and kernels, and what runs meanwhile"),
         json_option(),
     ],
 )  # fmt: skip

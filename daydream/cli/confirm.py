@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from daydream.cli.output import help_of
-from daydream.cli.source import force_option, json_option, stdout_for_the_result
+from daydream.cli.source import force_option, json_option, stdout_for_the_result, verbose_option
 
 if TYPE_CHECKING:
     from daydream.collect.launcher.runner import Collected
@@ -76,6 +76,7 @@ def _confirm(
     nproc_per_node: int | None,
     module: bool,
     force: bool,
+    verbose: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -135,7 +136,7 @@ def _confirm(
                 raise
             click.echo(message("interrupted before the change was confirmed"), err=True)
             return done.exit_code
-        _show(done, trace, chosen, values, as_json=as_json)
+        _show(done, trace, chosen, values, as_json=as_json, verbose=verbose)
         if output is not None:
             for kept in filter(None, (done.path, done.changed)):
                 click.echo(f"wrote {kept} ({kept.stat().st_size:,} bytes)", err=True)
@@ -143,7 +144,13 @@ def _confirm(
 
 
 def _show(
-    done: Collected, trace: Trace, chosen: list[Optimization], values: dict[str, Any], *, as_json: bool
+    done: Collected,
+    trace: Trace,
+    chosen: list[Optimization],
+    values: dict[str, Any],
+    *,
+    as_json: bool,
+    verbose: bool,
 ) -> None:
     import daydream
     from daydream.cli.failures import of_optimizations
@@ -159,7 +166,7 @@ def _show(
     if as_json:
         print_json(found.to_json())
     else:
-        print_screen(confirmation_text(found))
+        print_screen(confirmation_text(found, verbose=verbose))
 
 
 def _names(chosen: list[Optimization]) -> list[str]:
@@ -189,6 +196,7 @@ def _parameters() -> list[click.Parameter]:
         ),
         *(shared[name] for name in kept[:5]),
         force_option(),
+        verbose_option("phases, layers and kernels"),
         json_option(),
         *(shared[name] for name in kept[5:]),
     ]  # fmt: skip

@@ -11,9 +11,10 @@ from daydream.cli.source import (
     table_option,
     trace_options,
     trace_words,
+    verbose_option,
 )
 
-SHOWN = 10
+SHOWN = 5
 PAIRS = 3
 
 
@@ -25,17 +26,19 @@ def _rank(
     top: int,
     pairs: int,
     no_curves: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Predict every optimization that applies, alone and in pairs, and sort by what it would save.
 
-    Also shows, for every layer, operator, kernel family, link and CPU cost, how the step
-    depends on its speed: what a step would take if it took half its time or none, and the
-    knee, from where on making it faster stops paying.
+    Below each stands the line of a training script that makes the change. "then" says what most
+    of the step waits for after it, "needs" what it takes besides code: other hardware, more
+    GPUs, or other work, which is a step that computes something else (another batch, other
+    layers, another algorithm) and is to be judged by what it trains, too.
 
-    "then" says what most of the step waits for after the change, "needs" what it takes besides
-    code: other hardware, more GPUs, or other work, which is a step that computes something else
-    (another batch, other layers, another algorithm) and is to be judged by what it trains, too.
+    With -v it shows for every layer, operator, kernel family, link and CPU cost how the step
+    depends on its speed: what a step would take if it took half its time or none, and from where
+    on making it faster stops paying.
     """
     import daydream
     from daydream.cli.progress import Progress
@@ -53,7 +56,7 @@ def _rank(
     if as_json:
         print_json({"trace": trace, **ranking.to_json()})
         return
-    print_screen(ranking_text(ranking, top=top))
+    print_screen(ranking_text(ranking, top=top, verbose=verbose))
     best = next((each for each in ranking.optimizations if each.saving_ns > 0), None)
     again = trace_words(trace, step_marker, steps)
     if best is None or best.changes_nothing:
@@ -79,6 +82,7 @@ command = click.Command(
             help="How many of the best pairs to keep; 0 tries none.",
         ),
         click.Option(["--no-curves"], is_flag=True, help="Leave out how the step depends on each part."),
+        verbose_option("how the step depends on each part, what was left out and why, and all notes"),
         json_option(),
     ],
 )  # fmt: skip

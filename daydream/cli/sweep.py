@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from daydream.predict.sweep import Sort, Sweep
     from daydream.transforms.registry import Optimization, Option
 
-SHOWN = 20
+SHOWN = 12
 FORMATS = (".csv", ".parquet")
 
 

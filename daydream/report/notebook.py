@@ -183,7 +183,7 @@ def _ranking(ranking: Ranking) -> str:
     left_out = [["left out", "why"], *([name, why] for name, why in ranking.left_out.items())]
     reasons = _table(left_out, texts=2) if ranking.left_out else ""
     return _together(
-        ranking_headline(ranking),
+        *ranking_headline(ranking),
         _table(optimizations) if ranking.optimizations else "no optimization applies to this trace",
         html(Curves(ranking.curves)) if ranking.curves else "",
         reasons,

@@ -54,7 +54,7 @@ class Bound(Word):
     OTHER = "other", "other causes"
 
     LOADING = "data loading"
-    TURNS = "turns", "CPU and GPU in turns"
+    TURNS = "turns", "bound by CPU and GPU in turns"
     BOTH = "CPU and GPU", "CPU- and GPU-bound"
     UNRECORDED = "unrecorded", "unknown: most was not recorded"
     NOTHING = "nothing"

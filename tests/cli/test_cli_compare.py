@@ -16,6 +16,7 @@ from machine.programs import PROGRAMS, queue_full
 GOLDEN = Path(__file__).parent.parent / "golden"
 SCREENS = {
     "compare": "compare step.json.gz faster.json.gz",
+    "compare_verbose": "compare step.json.gz faster.json.gz -v",
     "compare_whatif": "compare step.json.gz faster.json.gz --whatif scale --on gpu --factor 0.5",
 }
 

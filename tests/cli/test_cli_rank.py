@@ -16,7 +16,7 @@ import daydream
 from daydream.report.text.ranking import ranking_text
 from daydream.transforms.registry import names
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "rank.txt"
+GOLDEN = Path(__file__).parent.parent / "golden"
 KEYS = [
     "schema", "trace", "measured_ns", "replayed_ns", "replay_error", "bound", "bound_share", "optimizations",
     "pairs", "left_out", "curves", "notes",
@@ -36,12 +36,14 @@ def fits(screen):
     assert not any(line != line.rstrip() for line in lines)
 
 
-def test_the_screen_is_as_reviewed():
-    screen = ranking_text(daydream.rank(steps(), ALL), top=4) + "\n"
+@pytest.mark.parametrize(("name", "verbose"), [("rank", False), ("rank_verbose", True)])
+def test_the_screen_is_as_reviewed(name, verbose):
+    screen = ranking_text(daydream.rank(steps(), ALL), top=4, verbose=verbose) + "\n"
 
+    golden = GOLDEN / f"{name}.txt"
     if os.environ.get("DAYDREAM_GOLDEN") == "write":
-        GOLDEN.write_text(screen, encoding="utf-8")
-    assert screen == GOLDEN.read_text(encoding="utf-8")
+        golden.write_text(screen, encoding="utf-8")
+    assert screen == golden.read_text(encoding="utf-8")
     fits(screen)
 
 
@@ -58,7 +60,7 @@ def test_the_whole_command_fits_a_screen_and_says_what_to_type_next(run):
     done = run("rank", "--trace", "step.parquet", "--top", "8")
 
     assert done.code == 0, done.err
-    assert done.out.startswith("  step time   measured 3.177 ms   replayed 3.177 ms")
+    assert done.out.startswith("  amp: 3.177 -> 2.197 ms per step, 1.45x (90 % interval ")
     ranked = json.loads(run("rank", "--trace", "step.parquet", "--json").out)["optimizations"]
     best = ranked[0]["optimization"]
     assert done.err == f"next: daydream whatif {best} --trace step.parquet\n"

@@ -43,9 +43,12 @@ def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
 
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0].startswith("  step time   measured ")
-    assert " ".join(lines[2].split()) == "factor on predicted, ms 90 % interval, ms speedup notes"
-    assert [line.split()[:2] for line in lines[3:5]] == [["0.125", "gpu"], ["0.25", "gpu"]]
+    assert lines[0].startswith(
+        "  scale factor=0.125 on=gpu: 3.177 -> 2.185 ms per step, 1.45x (90 % interval "
+    )
+    assert lines[1].startswith("  step time   measured ")
+    assert " ".join(lines[3].split()) == "factor on predicted, ms 90 % interval, ms speedup notes"
+    assert [line.split()[:2] for line in lines[4:6]] == [["0.125", "gpu"], ["0.25", "gpu"]]
     assert "left out: 2 scenarios\n  factor=1: a factor of 1 leaves every task as it is" in done.out
     assert done.err == "next: daydream whatif scale --factor 0.125 --on gpu --trace step.parquet\n"
     next_one = run(*done.err.split()[2:], "--json")
@@ -105,7 +108,7 @@ def test_several_traces_are_told_apart(ask):
     speedups = [each["speedup"] for each in result["scenarios"]]
     assert speedups == sorted(speedups, reverse=True)
     screen = ask(*asked, "--sort", "order").out
-    assert [line.split()[0] for line in screen.splitlines()[4:8]] == ["step.parquet"] * 2 + ["ranks"] * 2
+    assert [line.split()[0] for line in screen.splitlines()[5:9]] == ["step.parquet"] * 2 + ["ranks"] * 2
 
 
 @pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", marks=pytest.mark.slow)])

@@ -72,11 +72,11 @@ def replay():
 
 
 def test_the_legend_says_that_contention_is_in_what_is_exposed(replay):
-    legend = "exposed: transfers that nothing hides"
+    legend = "exposed: transfers that the step waits for"
     slowed = scaling_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
     alone = scaling_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention="off"))
 
-    assert f"{legend}, and what they slow kernels beside them." in " ".join(slowed.split())
+    assert f"{legend}, and what they slow kernels that run meanwhile." in " ".join(slowed.split())
     assert f"{legend}." in " ".join(alone.split())
 
 
@@ -239,10 +239,13 @@ def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
     screen = scaling_text(found)
 
     lines = screen.splitlines()
-    assert lines[0].startswith("  step time   measured 100.0 us   replayed 100.0 us")
+    assert lines[0] == "  1,024 workers: 29.69x the throughput of one, efficiency 2.90 %"
+    assert lines[1].startswith(
+        "  most is lost to inter-node bandwidth; from a step of 100.0 us on 1 worker, "
+    )
     heads = "workers  throughput  efficiency  step, us  overhead  exposed  waiting  bound by, lost to"
-    assert lines[2].split() == heads.split()
-    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "1,024"]
+    assert lines[3].split() == heads.split()
+    assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "1,024"]
     assert screen.isascii()
     assert max(map(len, lines)) <= 100
     assert found._repr_html_().count("<tr>") == 4
@@ -259,7 +262,7 @@ def test_the_command_prints_the_table_and_what_to_type_next(run):
     done = run("scaling", *TRACE, "--workers", "1,2,4,...,64", "--bandwidth", "10")
 
     assert done.code == 0, done.err
-    rows = [line.split()[0] for line in done.out.splitlines()[3:10]]
+    rows = [line.split()[0] for line in done.out.splitlines()[4:11]]
     assert rows == ["1", "2", "4", "8", "16", "32", "64"]
     assert (
         done.err

@@ -83,8 +83,9 @@ class Folder:
     def python(self, *command: str) -> Done:
         return self.finish(self.start(*command))
 
-    def collect(self, *args: str, **environment: str) -> Done:
-        return self.finish(self.start("-m", "daydream", "collect", *args, **environment))
+    def collect(self, *args: str, suggestions: bool = False, **environment: str) -> Done:
+        own = [] if suggestions else ["--no-suggestions"]  # they take a few seconds
+        return self.finish(self.start("-m", "daydream", "collect", *own, *args, **environment))
 
     def confirm(self, *args: str) -> Done:
         return self.finish(self.start("-m", "daydream", "confirm", *args))

@@ -30,8 +30,10 @@ def test_a_plain_script_gives_a_trace_and_says_what_to_do_next(folder):
         print("trained")
         """
     )
-    done = folder.collect("--steps", "2", "train.py")
-    *stages, wrote, following = done.err.splitlines()
+    done = folder.collect("--steps", "2", "train.py", suggestions=True)
+    *stages, following = done.err.splitlines()
+    at = next(at for at, line in enumerate(stages) if line.startswith("wrote "))
+    stages, (wrote, *suggested) = stages[:at], stages[at:]
 
     assert (done.code, done.out) == (0, "trained\n")
     assert done.steps() == 2
@@ -43,6 +45,7 @@ def test_a_plain_script_gives_a_trace_and_says_what_to_do_next(folder):
     assert "captured, wrote train.parquet" in stages
     assert "USDT" not in done.err  # the profiler's own lines
     assert wrote.startswith("wrote train.parquet (")
+    assert re.match("largest suggestions|no change of the code|suggestions left out", suggested[0])
     assert following == "next: daydream info train.parquet"
 
 

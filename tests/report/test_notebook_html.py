@@ -151,7 +151,7 @@ def test_a_ranking_shows_the_figures_of_its_screen(replay):
     ranking = daydream.rank(replay, ["amp", "fused-adam", "vdnn"])
     page = shown(ranking)
 
-    screen = re.sub(r" +", " ", ranking_text(ranking, top=20))
+    screen = re.sub(r" +", " ", ranking_text(ranking, top=20, verbose=True))
     for row in page.tables[0][1:]:
         assert " ".join(row).strip() in screen
     assert set(ranking.left_out) <= {row[0] for row in page.tables[-1]}

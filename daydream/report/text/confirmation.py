@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING
 
 from daydream.explanation.parts import parts_of_change
 from daydream.report.text.breakdown import breakdown_rows
-from daydream.report.text.difference import work_table
-from daydream.report.text.layout import MARGIN, Block, Figures, Screen, Table, notes, printable
+from daydream.report.text.difference import cause_rows, work_table
+from daydream.report.text.layout import (
+    Block,
+    Figures,
+    Screen,
+    Table,
+    Words,
+    notes,
+    printable,
+)
 from daydream.report.text.numbers import percent, speedup, time_or_unknown, time_text
 
 if TYPE_CHECKING:
@@ -15,26 +23,22 @@ if TYPE_CHECKING:
     from daydream.predict.difference import Difference
 
 HOW = (
-    "Medians of {rounds} rounds of blocks with and without the change, in turns, no profiler; the prediction "
-    "knows only the steps that were recorded before."
+    "Medians of {rounds} rounds of blocks of steps with and without the change, in turns, without a profiler."
 )
 
 
-def confirmation_text(confirmation: Confirmation) -> Screen:
-    """Return the baseline, the predicted and the confirmed step, the error and the control."""
+def confirmation_text(confirmation: Confirmation, *, verbose: bool = False) -> Screen:
+    """Return the predicted and the confirmed step, the error and the control, and where a step differs."""
     blocks, comparison = confirmation.blocks, confirmation.comparison
     base = blocks.baseline_ns
     rows = [
         ("", "step", "speedup"),
-        ("baseline", time_text(base), ""),
+        ("without the change", time_text(base), ""),
         ("predicted", time_or_unknown(confirmation.predicted_ns), speedup(base, confirmation.predicted_ns)),
         ("confirmed", time_text(blocks.confirmed_ns), speedup(base, blocks.confirmed_ns)),
     ]
     said = [HOW.format(rounds=blocks.rounds)]
-    error = "unknown"
-    if confirmation.error is not None:
-        error = percent(confirmation.error, signed=True)
-    else:
+    if confirmation.error is None:
         said.append(f"The step could not be predicted from the trace, because {comparison.reason}.")
     if confirmation.restless:
         said.append("The unchanged step differs from itself by more than 5 %: the machine was not at rest.")
@@ -47,26 +51,36 @@ def confirmation_text(confirmation: Confirmation) -> Screen:
             f"{blocks.speedup:.2f}x: the few recorded ones with the change were disturbed, or recording "
             "costs them another share. Of the tables believe the counts more than the times."
         )
-    said += comparison.notes
+    said += comparison.notes  # of the recording too: the trace need not have been kept for `info`
     return Screen([
-        f"{printable(comparison.optimization)}   predicted and then made for real",
-        Table(rows),
+        *map(Words, confirmation_headline(confirmation)),
         "",
-        (
-            f"{MARGIN}error of the prediction {error}; "
-            f"the unchanged step against itself {percent(blocks.control - 1, signed=True)}"
-        ),
-        *([] if difference is None else ["", *_compared(confirmation, difference)]),
+        Table(rows),
+        *([] if difference is None else ["", *_compared(confirmation, difference, verbose=verbose)]),
+        *([] if verbose or difference is None else [Words("-v adds: phases, layers and kernels")]),
         *notes(said),
     ])  # fmt: skip
 
 
-def _compared(confirmation: Confirmation, difference: Difference) -> list[Block]:
+def confirmation_headline(confirmation: Confirmation) -> list[str]:
+    """Return what was predicted, what came of it, and how far a step differs from itself."""
+    blocks, base = confirmation.blocks, confirmation.blocks.baseline_ns
+    name = printable(confirmation.comparison.optimization)
+    predicted, confirmed = speedup(base, confirmation.predicted_ns), speedup(base, blocks.confirmed_ns)
+    error = "unknown" if confirmation.error is None else percent(confirmation.error, signed=True)
+    control = percent(blocks.control - 1, signed=True)
+    return [
+        f"{name}: predicted {predicted}, confirmed {confirmed}; error of the predicted step {error}",
+        f"the unchanged step against itself {control}: what this machine's steps vary by",
+    ]
+
+
+def _compared(confirmation: Confirmation, difference: Difference, *, verbose: bool) -> list[Block]:
     """Return where in the recorded step the prediction came true, and where not."""
     before, predicted = confirmation.comparison.replayed_ns, difference.before.step_ns
     measured = difference.after.step_ns
     head = (
-        f"recorded    before {time_text(before)}   predicted {time_text(predicted)}   "
+        f"the recorded step   before {time_text(before)}   predicted {time_text(predicted)}   "
         f"measured {time_text(measured)}   error {percent(predicted / measured - 1, signed=True)}"
     )
     was, _ = parts_of_change(confirmation.comparison)
@@ -74,10 +88,7 @@ def _compared(confirmation: Confirmation, difference: Difference) -> list[Block]
         {key: part for key, part in side.items() if key != "by_layer"}  # the layers' work is told below
         for side in (was, difference.before.breakdown, difference.after.breakdown)
     ]
-    return [
-        Figures(head),
-        "",
-        Table(breakdown_rows(*sides, names=("before", "predicted", "measured"), change="off by")),
-        "",
-        work_table(difference),
-    ]
+    names = ("before", "predicted", "measured")
+    rows = (breakdown_rows if verbose else cause_rows)(*sides, names=names, change="off by")
+    blocks: list[Block] = [Figures(head), Table(rows)]
+    return [*blocks, "", work_table(difference)] if verbose else blocks

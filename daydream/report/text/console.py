@@ -15,6 +15,7 @@ from typing import TextIO
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, OverflowMethod, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -119,7 +120,8 @@ def _table(table: Table, there: Console) -> RenderableType:
             cells.append(_Rest(table.rest[place]))
         grid.add_row(*cells)
     narrowest = sum(len(MARGIN) + (column.min_width or 0) for column in grid.columns)
-    return _Whole(grid, narrowest)
+    shown = _WithBelow(grid, table, min(there.width, WIDTH)) if table.below else grid
+    return _Whole(shown, narrowest)
 
 
 def _columns(table: Table, head: list[str], body: Rows, width: int) -> Grid:
@@ -174,6 +176,25 @@ class _Rest:
 
     def __rich_measure__(self, there: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(0, cell_len(BESIDE + self._fitted(options.max_width - len(BESIDE))))
+
+
+class _WithBelow:
+    """A grid with a text below some of its rows, each of which is a line."""
+
+    def __init__(self, grid: Grid, table: Table, room: int) -> None:
+        self._grid, self._table, self._room = grid, table, room
+
+    def __rich_console__(self, there: Console, options: ConsoleOptions) -> RenderResult:
+        lines = there.render_lines(self._grid, options, pad=False)
+        head = len(lines) - len(self._table.rows)  # the lines by which the head is taller than one
+        for at, line in enumerate(lines):
+            yield from line
+            yield Segment.line()
+            if at >= head:
+                yield from (_text(each) for each in self._table.lines_below(at - head, self._room))
+
+    def __rich_measure__(self, there: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(there, options, self._grid)
 
 
 class _Whole:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daydream.predict.sensitivity import family
 from daydream.predict.work_of_steps import SAME, Change
-from daydream.report.text.breakdown import breakdown_rows, breakdown_table, moved_bound
+from daydream.report.text.breakdown import Parts, breakdown_rows, breakdown_table, moved_bound
 from daydream.report.text.layout import (
     MARGIN,
     NAME_WIDTH,
     Facts,
-    Figures,
     Screen,
     Table,
     Words,
@@ -21,7 +20,16 @@ from daydream.report.text.layout import (
     printable,
     shortened,
 )
-from daydream.report.text.numbers import count, listed, percent, range_text, scale, speedup, time_text
+from daydream.report.text.numbers import (
+    count,
+    listed,
+    percent,
+    range_text,
+    scale,
+    speedup,
+    step_text,
+    time_text,
+)
 from daydream.text import listed as some_of
 
 if TYPE_CHECKING:
@@ -29,23 +37,28 @@ if TYPE_CHECKING:
 
 TOP = 4
 MOST_NAMES = 5
+SMALL_CAUSE, OTHER_CAUSES = 0.01, "other causes"  # a share of the step
 COPIES = ("Memcpy ", "Memset ")  # named by what they copy, not as functions are
 
 
-def difference_text(difference: Difference, *, top: int = TOP) -> Screen:
-    """Return the two steps, where their time goes, and what changed most: layers, operators, kernels."""
+def difference_text(difference: Difference, *, top: int = TOP, verbose: bool = False) -> Screen:
+    """Return the change of the step, where the time of both goes by cause, and what changed most.
+
+    Verbose adds phases and layers, and the work by layer, operator, kernel and CPU operator.
+    """
     one, two = difference.before, difference.after
-    steps = step_rows(difference)
+    steps = step_rows(difference, verbose=verbose)
+    more = [] if verbose else [Words("-v adds: phases, layers and kernels, and what runs meanwhile")]
     return Screen([
+        *map(Words, difference_headline(difference)),
         Facts(list(zip(columns_of(difference), (side_text(one), side_text(two)), strict=True))),
-        *map(Figures, difference_headline(difference)),
         "",
         Table(steps, judged=0) if one.prediction else breakdown_table(steps),
         *map(Words, step_remarks(difference)),
         "",
-        work_table(difference, top),
-        "",
+        work_table(difference, top, verbose=verbose),
         *(Words(said, MARGIN, MARGIN * 2) for said in unchanged(difference)),
+        *more,
         *notes(difference.notes()),
     ])  # fmt: skip
 
@@ -66,40 +79,67 @@ def side_text(side: Side) -> str:
         text += f" on {count(side.ranks, 'rank')}"
     if side.reason or side.low_ns == side.high_ns:
         return text
-    return f"{text}, {'likely' if side.prediction else 'mostly'} {range_text(side.low_ns, side.high_ns)}"
+    return (
+        f"{text}, {'90 % interval' if side.prediction else 'mostly'} {range_text(side.low_ns, side.high_ns)}"
+    )
 
 
 def difference_headline(difference: Difference) -> list[str]:
     """Return lines about the step, before and after."""
     one, two = difference.before, difference.after
     names = columns_of(difference)
-    parts = [
-        f"{name} {'unknown' if side.reason else time_text(side.step_ns)}"
-        for name, side in zip(names, (one, two), strict=True)
-    ]
-    if one.reason:
-        said = "no prediction to judge"
-    elif difference.error is not None:
-        said = f"error {percent(difference.error, signed=True)}"
+    if one.prediction:
+        lines = _judged(difference)
     else:
-        said = speedup(one.step_ns, two.step_ns)
-    lines = [f"step time   {'   '.join([*parts, said])}"]
-    start = difference.started_from_ns
-    if start is not None and not one.reason:
-        lines.append(
-            f"speedup     predicted {speedup(start, one.step_ns)}   measured {speedup(start, two.step_ns)}, "
-            f"from {time_text(start)}"
-        )
+        lines = [f"{step_text(one.step_ns, two.step_ns)}, {speedup(one.step_ns, two.step_ns)}"]
     if one.unprofiled_ns is not None and two.unprofiled_ns is not None:
-        told = f"{names[0]} {time_text(one.unprofiled_ns)}   {names[1]} {time_text(two.unprofiled_ns)}"
-        lines.append(f"unprofiled  {told}   {speedup(one.unprofiled_ns, two.unprofiled_ns)}")
+        told = f"{names[0]} {time_text(one.unprofiled_ns)}, {names[1]} {time_text(two.unprofiled_ns)}"
+        lines.append(f"without the profiler: {told}, {speedup(one.unprofiled_ns, two.unprofiled_ns)}")
     return lines
 
 
-def step_rows(difference: Difference) -> list[list[str]]:
-    """Return one table of where a step's time goes, its head first."""
-    sides = difference.before.breakdown, difference.after.breakdown
-    return breakdown_rows(*sides, names=columns_of(difference))
+def _judged(difference: Difference) -> list[str]:
+    """Return what was predicted and what came of it."""
+    one, two, start = difference.before, difference.after, difference.started_from_ns
+    name, measured = printable(one.prediction), time_text(two.step_ns)
+    if one.reason or difference.error is None:
+        return [f"{name}: predicted unknown, measured {measured} per step; no prediction to judge"]
+    error = percent(difference.error, signed=True)
+    lines = [f"{name}: predicted {time_text(one.step_ns)}, measured {measured} per step; error {error}"]
+    if start is not None:
+        times = f"predicted {speedup(start, one.step_ns)}, measured {speedup(start, two.step_ns)}"
+        lines.append(f"from {time_text(start)}: {times}")
+    return lines
+
+
+def step_rows(difference: Difference, *, verbose: bool = True) -> list[list[str]]:
+    """Return one table of where a step's time goes, its head first; by cause only, if not verbose."""
+    sides: Sequence[Parts] = (difference.before.breakdown, difference.after.breakdown)
+    if verbose:
+        return breakdown_rows(*sides, names=columns_of(difference))
+    return cause_rows(*sides, names=columns_of(difference))
+
+
+def cause_rows(*sides: Parts, **words: Any) -> list[list[str]]:
+    """Return a table of where a step's time goes, by cause only, small causes in one row."""
+    rows = breakdown_rows(*main_causes(sides), **words)
+    following = [*(row[0] for row in rows[1:]), ""]
+    return [
+        row for row, after in zip(rows, following, strict=True) if any(row[1:]) or after.startswith(MARGIN)
+    ]
+
+
+def main_causes(sides: Sequence[Parts]) -> list[dict[str, dict[str, int]]]:
+    """Return the parts of steps by cause alone; causes that are small on all sides are put together."""
+    causes = [side["by_cause"] for side in sides]
+    least = SMALL_CAUSE * max(sum(each.values()) for each in causes)
+    large = {name for each in causes for name, ns in each.items() if ns >= least}
+    found = []
+    for each in causes:
+        parts = {name: ns for name, ns in each.items() if name in large}
+        rest = sum(each.values()) - sum(parts.values())
+        found.append({"by_cause": {**parts, OTHER_CAUSES: rest} if rest else parts})
+    return found
 
 
 def step_remarks(difference: Difference) -> list[str]:
@@ -108,8 +148,11 @@ def step_remarks(difference: Difference) -> list[str]:
     return [moved] if moved and not difference.before.prediction else []
 
 
-def work_rows(difference: Difference, top: int = TOP) -> list[list[str]]:
-    """Return one table of the largest changes, its head first: how often a step, and how long it takes."""
+def work_rows(difference: Difference, top: int = TOP, *, verbose: bool = True) -> list[list[str]]:
+    """Return one table of the largest changes, its head first: how often a step, and how long it takes.
+
+    If not verbose it has operators only, of the GPU or, where none of these changed, of the CPU.
+    """
     one, two = difference.before, difference.after
     longest = max(
         sum(each.before_ns for each in difference.layers), sum(each.after_ns for each in difference.layers)
@@ -129,15 +172,18 @@ def work_rows(difference: Difference, top: int = TOP) -> list[list[str]]:
         found = [each for each in _grouped(changes, label) if _shows(each[1], size)]
         if title == "by layer" and len(found) < 2 and any(each.layer is None for each in changes):
             continue  # no layers are known
-        if found:
+        if found and (verbose or title.endswith("by operator")):
             rows.append([title, "", "", "", ""])
             rows += [_row(MARGIN + name, group, size) for name, group in found[:top]]
+            if not verbose:
+                break
     return rows
 
 
-def work_table(difference: Difference, top: int = TOP) -> Table:
+def work_table(difference: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
     """Return these rows as a table; what differs from a prediction is neither better nor worse."""
-    return Table(work_rows(difference, top), spare=[1], judged=0 if difference.before.prediction else None)
+    rows = work_rows(difference, top, verbose=verbose)
+    return Table(rows, spare=[1], judged=0 if difference.before.prediction else None)
 
 
 def _grouped(changes: Sequence[Change], label: Callable[[Change], str]) -> list[tuple[str, list[Change]]]:
@@ -214,8 +260,8 @@ def unchanged(difference: Difference) -> list[str]:
     whole = sum(each.before_ns for each in changes)
     same = [each for each in changes if each.state == "same"]
     share = sum(each.before_ns for each in same) / whole if whole else 0.0
-    alike = f"{len(same):,} of {count(len(changes), what)}, {percent(share)} of their time before"
-    said = [f"unchanged (as often, their time within {100 * SAME:g} %): {alike}"]
+    alike = f"{len(same):,} of {count(len(changes), what)}, {percent(share)} of the time before"
+    said = [f"unchanged (within {100 * SAME:g} %): {alike}"]
     sides = {"new": difference.new, "vanished": difference.vanished}
     known = {
         "new": {_family(name) for each in changes for name in each.before},

@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from daydream.report.text.numbers import count
+
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from daydream.predict.replay import Replay
 
 WIDTH = 96
 USUAL_WIDTH, USUAL_LINES = 80, 24  # of a terminal: an answer stands on one screen of it
@@ -55,7 +59,8 @@ class Table:
     Where a terminal is narrow the first column is cut, and the columns headed by `words` are wrapped. Before
     less than `least_name` characters of the first are left, columns at the places `spare` are left out, one
     by one, and other heads wrapped. `rest` gives a last column to the left: of each row what fits in so many
-    characters. In the first `judged` rows, if not in all, less time is better.
+    characters. In the first `judged` rows, if not in all, less time is better. `below` gives each row, the
+    head too, a text that stands wrapped on the lines below it, if it is not empty.
     """
 
     rows: Rows
@@ -64,6 +69,7 @@ class Table:
     least_name: int = 20
     rest: Sequence[Callable[[int], str]] = ()
     judged: int | None = None
+    below: Sequence[str] = ()
 
     def lines(self, width: int) -> list[str]:
         """Return the lines; only `rest` is cut to the width."""
@@ -72,6 +78,8 @@ class Table:
         for first, *others in self.rows:
             cells = [cell.rjust(room) for cell, room in zip(others, wide[1:], strict=True)]
             lines.append((MARGIN + MARGIN.join([first.ljust(wide[0]), *cells])).rstrip())
+        if self.below:
+            return [each for at, line in enumerate(lines) for each in (line, *self.lines_below(at, width))]
         if not self.rest:
             return lines
         start = max(map(len, lines)) + len(MARGIN + BESIDE)
@@ -79,6 +87,11 @@ class Table:
             (line.ljust(start) + rest(width - start)).rstrip()
             for line, rest in zip(lines, self.rest, strict=True)
         ]
+
+    def lines_below(self, place: int, width: int) -> list[str]:
+        """Return the lines below a row."""
+        text = self.below[place] if self.below else ""
+        return wrapped(text, 3 * MARGIN, 4 * MARGIN, width) if text else []
 
 
 @dataclass(frozen=True)
@@ -185,6 +198,19 @@ def _on_terminal(block: Block, width: int) -> list[str]:
 def notes(sentences: Iterable[str]) -> list[Block]:
     """Return a section of notes, each once and wrapped; nothing if there are none."""
     return section("notes", map(printable, dict.fromkeys(sentences)), aside=True)
+
+
+def recording_notes(replay: Replay, trace: str = "TRACE") -> list[Block]:
+    """Return one line on what `daydream info` says of a recording in full; nothing where it says nothing.
+
+    That the machine was not at rest is said in full: it makes every figure doubtful.
+    """
+    others = [note for note in replay.notes if note != replay.unrest]
+    lines: list[Block] = [Words(printable(replay.unrest), aside=True)] if replay.unrest else []
+    if others:
+        told = f"{count(len(others), 'note')} on the recording: daydream info {trace}"
+        lines.append(Words(told, aside=True))
+    return lines
 
 
 def section(title: str, sentences: Iterable[str], *, aside: bool = False) -> list[Block]:

@@ -81,6 +81,25 @@ def speedup(before_ns: float, after_ns: float | None) -> str:
     return f"{before_ns / after_ns:,.2f}x" if after_ns else "nothing is left of the step"
 
 
+def step_text(before_ns: float, after_ns: float | None) -> str:
+    """Return a step before and after a change, the unit once: `16.64 -> 8.84 ms per step`."""
+    unit, size, digits = scale(before_ns)
+    after = "unknown" if after_ns is None else f"{after_ns / size:,.{digits}f} {unit}"
+    return f"{before_ns / size:,.{digits}f}{f' {unit}' if after_ns is None else ''} -> {after} per step"
+
+
+def speedup_text(
+    before_ns: float, after_ns: float | None, low_ns: float | None, high_ns: float | None
+) -> str:
+    """Return a speed-up and its range, from a step and the range of the step: `1.88x (90 % interval ...)`."""
+    told = speedup(before_ns, after_ns)
+    if not high_ns or low_ns is None:
+        return told
+    if not low_ns:
+        return f"{told} (90 % interval {before_ns / high_ns:,.2f}x or more)"
+    return f"{told} (90 % interval {before_ns / high_ns:,.2f} to {before_ns / low_ns:,.2f}x)"
+
+
 def count(number: int, one: str, many: str | None = None) -> str:
     """Return a number with its noun: `1 step`, `2,000 steps`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 MOST_STREAMS = 6
 MOST_REASONS = 3
 LEAST_SHOWN = 0.0005
+NOUNS = {  # of kinds of events
+    "memcpy": ("copy", "copies"),
+    "memset": ("fill", "fills"),
+    "runtime": ("runtime call",),
+    "sync": ("synchronization",),
+}
 QUESTIONS = {
-    "replay": "replay",
+    "replay": "replaying",
     "what-if": "what-ifs",
     "by phase": "  by phase",
     "by layer": "  by layer",
@@ -26,14 +32,14 @@ QUESTIONS = {
 
 
 def info_text(overview: Overview) -> Screen:
-    """Return what a trace holds, a screen of it, and whether that is good enough."""
+    """Return whether a trace is good enough, and what it holds, a screen of it."""
     found = Facts([
-        ("recorded", _recorded(overview)),
+        ("trace", _recorded(overview)),
         ("device", _device(overview)),
         *_software(overview),
         *collected_facts(overview.trace),
-        ("rows", _rows(overview)),
-        ("lanes", _lanes(overview)),
+        ("events", _events(overview)),
+        ("runs on", _lanes(overview)),
         ("steps", _steps(overview)),
         ("launches", _launches(overview)),
         ("waits", _waits(overview)),
@@ -45,7 +51,7 @@ def info_text(overview: Overview) -> Screen:
         answer, why = verdicts[name]
         answers.append((question, f"{answer}: {why}"))
     enough = Facts(answers, answers=True)
-    return Screen([found, "", Title("good enough for"), enough, *notes(overview.notes())])
+    return Screen([Title("good enough for"), enough, "", Title("recorded"), found, *notes(overview.notes())])
 
 
 def _recorded(overview: Overview) -> str:
@@ -83,8 +89,10 @@ def _software(overview: Overview) -> list[tuple[str, str]]:
     return [("software", ", ".join(said))] if said else []
 
 
-def _rows(overview: Overview) -> str:
-    found = [f"{kind} {number:,}" for kind, number in rows_by_kind(overview.trace).items()]
+def _events(overview: Overview) -> str:
+    found = [
+        count(number, *NOUNS.get(kind, (kind,))) for kind, number in rows_by_kind(overview.trace).items()
+    ]
     return f"{len(overview.trace):,}: {', '.join(found)}"
 
 
@@ -128,10 +136,10 @@ def _launches(overview: Overview) -> str:
     if not total:
         return "none: no device work"
     facts_ = overview.graph.facts
-    text = f"{total - facts_.orphans:,} of {total:,} device tasks have their launch"
+    text = f"{total - facts_.orphans:,} of {total:,} device tasks have the call that launched them"
     if facts_.queue_depth is not None:
-        text += f"; launch queue {facts_.queue_depth:,} deep"
-        text += " (learned)" if facts_.queue_learned else " (assumed, never full)"
+        text += f"; a stream holds {facts_.queue_depth:,} launches "
+        text += "(as measured here)" if facts_.queue_learned else "(assumed: it was never full)"
     return text
 
 
@@ -141,14 +149,14 @@ def _waits(overview: Overview) -> str:
     parts = []
     if sum(waits.values()):
         how = [f"{number:,} {name}" for name, number in waits.items() if number]
-        parts.append(f"{count(sum(waits.values()), 'stream wait')} ({', '.join(how)})")
+        parts.append(f"a stream waits for another {count(sum(waits.values()), 'time')} ({', '.join(how)})")
     else:
-        parts.append("no stream waits")
+        parts.append("no stream waits for another")
     calls = len(set(overview.graph.syncs["task"].tolist()))
-    parts.append(f"{count(calls, 'blocking call')} resolved, {found.unresolved_syncs:,} not")
-    rows = rows_by_kind(overview.trace).get("sync", 0)
-    parts.append(count(rows, "synchronization row") if rows else "no synchronization rows")
-    return ", ".join(parts)
+    unresolved = found.unresolved_syncs
+    said = f"{count(calls + unresolved, 'CPU call')} may wait for the device"
+    parts.append(said + (f", {unresolved:,} of them for unknown work" if unresolved else ""))
+    return "; ".join(parts)
 
 
 def _phases(overview: Overview) -> str:
@@ -158,5 +166,5 @@ def _phases(overview: Overview) -> str:
     shares["unknown"] = 1 - sum(shares.values())
     parts = [f"{name} {percent(share)}" for name, share in shares.items() if share >= LEAST_SHOWN]
     assumed = float(overview.trace.metadata.get("phases_assumed", 0.0))
-    guess = f" ({percent(assumed)} only taken for forward)" if assumed >= LEAST_SHOWN else ""
+    guess = f" ({percent(assumed)} assumed forward)" if assumed >= LEAST_SHOWN else ""
     return f"of the {overview.time_of} {', '.join(parts)}{guess}"

@@ -9,17 +9,25 @@ from daydream.predict.ranking import NEEDS
 from daydream.report.text.layout import (
     MARGIN,
     Block,
-    Figures,
     Screen,
     Table,
     Title,
     Words,
     notes,
     printable,
+    recording_notes,
     shortened,
     tail,
 )
-from daydream.report.text.numbers import count, replayed_text, scale, speedup, time_text
+from daydream.report.text.numbers import (
+    count,
+    percent,
+    scale,
+    speedup,
+    speedup_text,
+    step_text,
+    time_text,
+)
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
@@ -28,54 +36,60 @@ if TYPE_CHECKING:
     from daydream.simulate.causes import Bound
 
 NAME_WIDTH = 34
-MOST_LINES = 5  # of code beside the best rows
 MOST_REASONS = 6
 REASON_WIDTH = 110
 SPARE = ("at 75%", "at 25%")  # points of the curves that a narrow terminal does without
-OTHER_WORK = "the step then computes something else (another batch, layers, algorithm)"
+OTHER_WORK = "the step computes something else (batch, layers, algorithm)"
+THEN = "then the step is"
+ONLY_VERBOSE = ("saves", "needs")  # columns that follow from others, or stand below the row
+PATH = "of the critical path, the work that sets its length"
+MOST_PAIRS = 2  # on a screen that is not verbose
+CURVES = (
+    "own time: what the part takes in a step; at 50%: the step if it took half of that; pays down to: below "
+    "this share of its time, making it faster shortens the step no more"
+)
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 
-def ranking_text(ranking: Ranking, *, top: int) -> Screen:
-    """Return the best optimizations, pairs and curves, and what was left out."""
+def ranking_text(ranking: Ranking, *, top: int, verbose: bool = False) -> Screen:
+    """Return the best optimizations and pairs with the code that makes them; verbose what else was found."""
+    verbose = verbose or not ranking.optimizations  # then the reasons are the answer
     return Screen([
-        Figures(ranking_headline(ranking)),
+        *map(Words, ranking_headline(ranking)),
         "",
-        *_optimizations(ranking, top),
-        *_curves(ranking, top),
-        *_left_out(ranking),
-        *notes(ranking.notes()),
+        *_optimizations(ranking, top, verbose=verbose),
+        *([*_curves(ranking, top), *_left_out(ranking), *notes(ranking.notes())] if verbose else []),
+        *([] if verbose else _more(ranking)),
     ])  # fmt: skip
 
 
-def ranking_headline(ranking: Ranking) -> str:
-    """Return the measured and the replayed step, and what it is bound by."""
-    parts = [
-        f"step time   measured {time_text(ranking.replay.measured_ns)}",
-        replayed_text(ranking.replay, ranking.replayed_ns),
-        f"now {bound_text(ranking.bound, ranking.bound_share)}",
-    ]
-    return "   ".join(parts)
+def ranking_headline(ranking: Ranking) -> list[str]:
+    """Return what the best change gives, and what the step is bound by now."""
+    best = next(iter(effective(ranking)), None)
+    if best is None:
+        said = f"{time_text(ranking.replayed_ns)} per step; no optimization here makes it shorter"
+    else:
+        low, high = best.predicted_low_ns, best.predicted_high_ns
+        times = speedup_text(best.replayed_ns, best.predicted_ns, low, high)
+        said = f"{printable(best.name)}: {step_text(best.replayed_ns, best.predicted_ns)}, {times}"
+    error = percent(ranking.replay.error, signed=True)
+    share = f": {100 * ranking.bound_share:.0f} % {PATH}" if ranking.bound_share else ""
+    return [f"{said}; replay error {error}", f"now {bound_text(ranking.bound, 0.0)}{share}"]
 
 
-def _optimizations(ranking: Ranking, top: int) -> list[Block]:
+def _optimizations(ranking: Ranking, top: int, *, verbose: bool) -> list[Block]:
     if not ranking.optimizations:
         return [f"{MARGIN}no optimization applies to this trace"]
-    rows = optimization_rows(ranking, effective(ranking)[:top])
-    blocks: list[Block] = (
-        [Table(rows, spare=[rows[0].index(head) for head in ("then", "90 % interval") if head in rows[0]])]
-        if len(rows) > 1
-        else []
-    )
-    blocks += _in_code(effective(ranking)[:MOST_LINES])
-    if len(rows) > 1 and any(row[-1] == NEEDS[stages.WORK] for row in rows):
-        blocks.append(Words(f"{NEEDS[stages.WORK]}: {OTHER_WORK}", MARGIN, 2 * MARGIN))
-    more = len(effective(ranking))
-    if more > top:
-        blocks.append(f"{MARGIN}{count(more - top, 'more applies', 'more apply')}: --top {more}")
+    better = effective(ranking)
+    pairs = ranking.pairs if verbose else ranking.pairs[:MOST_PAIRS]
+    blocks: list[Block] = [*_best(ranking, better[:top], pairs, verbose=verbose)]
+    if better[top:]:
+        names = ", ".join(f"{printable(each.name)} {times_faster(each)}" for each in better[top:])
+        blocks.append(Words(f"{names} (--top {len(better)})", f"{MARGIN}less: ", 2 * MARGIN))
     blocks += [
         Words(", ".join(names), f"{MARGIN}{head}: ", 2 * MARGIN) for head, names in without_gain(ranking)
-    ]
+        if verbose
+    ]  # fmt: skip
     by_reason: dict[str, list[str]] = {}
     for name, reason in unpredictable(ranking):
         by_reason.setdefault(reason, []).append(name)
@@ -86,15 +100,49 @@ def _optimizations(ranking: Ranking, top: int) -> list[Block]:
     return blocks
 
 
-def _in_code(best: Sequence[Ranked]) -> list[Block]:
-    """Return the lines of a training script that make the best changes."""
-    lines = {each.code: each.name for each in reversed(best) if each.code}
-    told = [[printable(lines[code]), printable(code)] for code in reversed(lines)]
-    return (
-        [MARGIN + "in code", *(Words(code, f"{2 * MARGIN}{name}: ", 3 * MARGIN) for name, code in told)]
-        if told
-        else []
-    )
+def _best(ranking: Ranking, best: Sequence[Ranked], pairs: Sequence[Ranked], *, verbose: bool) -> list[Block]:
+    """Return a table of the best and of pairs, and below each row what makes that change."""
+    if not best and not pairs:
+        return []
+    rows = optimization_rows(ranking, best, pairs)
+    told: set[str] = set()
+    below = ["", *(_made_by(each, told) for each in best), *([""] if pairs else [])]
+    below += [_made_by(each, told) for each in pairs]
+    kept = [place for place, head in enumerate(rows[0]) if verbose or head not in ONLY_VERBOSE]
+    rows = [
+        [row[place].replace("then", THEN) if row is rows[0] else row[place] for place in kept] for row in rows
+    ]
+    spare = [rows[0].index(head) for head in (THEN, "90 % interval") if head in rows[0]]
+    blocks: list[Block] = [Table(rows, spare=spare, below=below)]
+    if any(each.needs == NEEDS[stages.WORK] for each in best):
+        blocks.append(Words(f"[{NEEDS[stages.WORK]}]: {OTHER_WORK}", MARGIN, 2 * MARGIN))
+    return blocks
+
+
+def _made_by(each: Ranked, told: set[str]) -> str:
+    """Return the line of a training script that makes a change, and what else that takes.
+
+    A pair's lines are those of its parts, and not told again.
+    """
+    if "+" in each.name:
+        parts = [] if each.code is None else each.code.split("; ")
+        return ";  ".join(printable(part) for part in parts if part not in told)
+    told.add(each.code or "")
+    needs = [f"[{each.needs}]"] if each.needs else []
+    return " ".join([*needs, *([printable(each.code)] if each.code else [])])
+
+
+def _more(ranking: Ranking) -> list[Block]:
+    """Return a line on what `-v` adds."""
+    more = [
+        *(["what each layer and kernel would save"] if ranking.curves else []),
+        *([f"{len(ranking.left_out)} that were left out, and why"] if ranking.left_out else []),
+    ]
+    lines = [f"{head}: {count(len(names), 'change')}" for head, names in without_gain(ranking)]
+    blocks: list[Block] = [Words("   ".join(lines))] if lines else []
+    if more:
+        blocks.append(Words("; ".join(more), f"{MARGIN}-v adds: ", 2 * MARGIN))
+    return [*blocks, *recording_notes(ranking.replay)]
 
 
 def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:
@@ -124,8 +172,10 @@ def times_faster(each: Ranked) -> str:
     return "-" if each.predicted_ns == 0 else speedup(each.replayed_ns, each.predicted_ns)
 
 
-def optimization_rows(ranking: Ranking, shown: Sequence[Ranked]) -> list[list[str]]:
-    """Return a head, a row for each of the optimizations shown, and one for each pair."""
+def optimization_rows(
+    ranking: Ranking, shown: Sequence[Ranked], pairs: Sequence[Ranked] | None = None
+) -> list[list[str]]:
+    """Return a head, a row for each of the optimizations shown, and one for each pair, by default all."""
     unit, size, digits = scale(ranking.replayed_ns)
     rows = [["optimization", f"predicted, {unit}", "90 % interval", "saves", "speedup", "then", "needs"]]
 
@@ -143,8 +193,9 @@ def optimization_rows(ranking: Ranking, shown: Sequence[Ranked]) -> list[list[st
         ]
 
     rows += map(row, shown)
-    if ranking.pairs:
-        rows += [["pairs", *[""] * 6], *map(row, ranking.pairs)]
+    together = ranking.pairs if pairs is None else pairs
+    if together:
+        rows += [["pairs", *[""] * 6], *map(row, together)]
     empty = [place for place in range(1, len(rows[0])) if not any(row[place] for row in rows[1:])]
     return [[text for place, text in enumerate(row) if place not in empty] for row in rows]
 
@@ -157,6 +208,7 @@ def _curves(ranking: Ranking, top: int) -> list[Block]:
     spare = [place for place, head in enumerate(rows[0]) if head in SPARE]
     blocks: list[Block] = ["", Table(rows, spare=spare, least_name=NAME_WIDTH)]
     more = len(ranking.curves) - min(top, len(shown))
+    blocks.append(Words(CURVES))
     return [*blocks, f"{MARGIN}{count(more, 'other part')} in --json"] if more else blocks
 
 
@@ -193,7 +245,7 @@ def _left_out(ranking: Ranking) -> list[Block]:
 
 def bound_text(bound: Bound, share: float) -> str:
     """Return what a step is bound by, and its share of the step if it is known."""
-    return f"{bound.label} ({share:.0%})" if share else bound.label
+    return f"{bound.label} ({100 * share:.0f} %)" if share else bound.label
 
 
 def _knee(curve: Curve) -> str:

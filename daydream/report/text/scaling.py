@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from daydream.report.text.layout import MARGIN, Screen, Table, Words, notes
+from daydream.report.text.layout import Screen, Table, Words, notes, recording_notes
 from daydream.report.text.numbers import UNITS, count, percent, time_text
 
 if TYPE_CHECKING:
@@ -18,23 +18,34 @@ STEP = 3  # the column of the step's time
 
 def scaling_text(scaling: Scaling) -> Screen:
     """Return a line on the one worker that was recorded, and a row for each number of workers."""
-    error = percent(scaling.replay.error, signed=True)
-    headline = [
-        f"step time   measured {time_text(scaling.replay.measured_ns)}",
-        f"replayed {time_text(scaling.replay.replayed_ns)} (error {error})",
-        *([f"recorded with {count(scaling.recorded, 'worker')}"] if scaling.recorded > 1 else []),
-    ]
     waits = scaling.waits
     said = (
-        "overhead: what exchanging gradients costs besides transfers. exposed: transfers that nothing hides."
+        "efficiency: the throughput of each worker against that of one alone. overhead: what exchanging "
+        "gradients costs besides transfers. exposed: transfers that the step waits for."
     )
     if scaling.contention is not None and scaling.contention.slows:
-        said = said.removesuffix(".") + ", and what they slow kernels beside them."
+        said = said.removesuffix(".") + ", and what they slow kernels that run meanwhile."
     if waits:
-        said += " waiting: for workers that are slower."
+        said += " waiting: for slower workers."
     rows = _rows(scaling)
     table = Table(rows, words=[LOSS], spare=range(STEP + 1, len(rows[0]) - 1))
-    return Screen([MARGIN + "   ".join(headline), "", table, "", Words(said), *notes(scaling.notes())])
+    own = [note for note in scaling.notes() if note not in scaling.replay.notes]
+    return Screen([
+        *map(Words, scaling_headline(scaling)), "", table, Words(said), *notes(own),
+        *recording_notes(scaling.replay),
+    ])  # fmt: skip
+
+
+def scaling_headline(scaling: Scaling) -> list[str]:
+    """Return what the largest number of workers gives, and what it was predicted from."""
+    most, replay = scaling.rows[-1], scaling.replay
+    workers = count(most.workers, "worker")
+    lost = f"most is lost to {most.lost_to}; " if most.lost_to else ""
+    recorded = f"{time_text(replay.measured_ns)} on {count(scaling.recorded, 'worker')}"
+    return [
+        f"{workers}: {most.throughput:,.2f}x the throughput of one, efficiency {percent(most.efficiency)}",
+        f"{lost}from a step of {recorded}, replay error {percent(replay.error, signed=True)}",
+    ]
 
 
 def scaling_html(scaling: Scaling) -> str:

@@ -16,7 +16,16 @@ from daydream.report.text.layout import (
     printable,
     shortened,
 )
-from daydream.report.text.numbers import UNITS, count, number, percent, speedup, time_text
+from daydream.report.text.numbers import (
+    UNITS,
+    count,
+    number,
+    percent,
+    speedup,
+    speedup_text,
+    step_text,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from daydream.predict.sweep import Sweep
@@ -30,7 +39,7 @@ MOST_NAMED = 4  # scenarios that one reason names
 
 def sweep_text(sweep: Sweep, *, top: int) -> Screen:
     """Return how the traces replay, the best scenarios, and what was left out."""
-    blocks: list[Block] = [*(MARGIN + line for line in _headlines(sweep)), ""]
+    blocks: list[Block] = [*_answer(sweep), *(MARGIN + line for line in _headlines(sweep)), ""]
     if sweep.scenarios:
         rows = scenario_rows(sweep, sweep.scenarios[:top])
         last = len(rows[0]) - 1
@@ -49,6 +58,17 @@ def sweep_text(sweep: Sweep, *, top: int) -> Screen:
         blocks += ["", Title(f"left out: {count(len(sweep.refused), 'scenario')}")]
         blocks += [Words(f"{names}: {reason}", MARGIN, 2 * MARGIN) for names, reason in left_out_rows(sweep)]
     return Screen([*blocks, *notes([*sweep.notes(), *_common(sweep)])])
+
+
+def _answer(sweep: Sweep) -> list[Block]:
+    """Return what the best scenario gives, if one could be predicted."""
+    best = max(sweep.scenarios, key=lambda each: each.speedup or 0.0, default=None)
+    if best is None or best.predicted_ns is None:
+        return []
+    low, high = best.predicted_low_ns, best.predicted_high_ns
+    times = speedup_text(best.replayed_ns, best.predicted_ns, low, high)
+    step = step_text(best.replayed_ns, best.predicted_ns)
+    return [Words(f"{sweep.optimization} {_words(_labels(sweep, best))}: {step}, {times}")]
 
 
 def sweep_title(sweep: Sweep) -> str:

@@ -1,0 +1,77 @@
+"""The largest suggestions for a trace that was just recorded: a ranking in a process of its own.
+
+Neither the trace nor the exit code of `collect` depends on it: what fails, or takes too long, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daydream.cli.output import quoted
+from daydream.report.text.layout import MARGIN, printable
+from daydream.report.text.numbers import speedup_text, step_text
+
+PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two for usual traces
+MOST = 3
+NEEDS_MORE = ("other hardware", "more GPUs")  # no change of the script alone
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """What would shorten the step most, each as `rank --json` has it; or why that is not known."""
+
+    entries: tuple[dict[str, Any], ...] = ()
+    missing: str | None = None
+
+    def lines(self, path: Path) -> list[str]:
+        """Return what to print: each suggestion, and below it the code that makes the change."""
+        again = f"daydream rank --trace {quoted(path)}"
+        if self.missing is not None:
+            return [f"suggestions left out: {self.missing}; {again} makes them"]
+        if not self.entries:
+            return [f"no change of the code is predicted to make this step shorter; {again} says why"]
+        lines = ["largest suggestions, predicted from this trace:"]
+        for each in self.entries:
+            after, before = each["predicted_ns"], each["predicted_ns"] + each["saving_ns"]
+            times = speedup_text(before, after, each["predicted_low_ns"], each["predicted_high_ns"])
+            lines.append(f"{MARGIN}{printable(each['optimization'])}: {step_text(before, after)}, {times}")
+            lines.append(f"{3 * MARGIN}{printable(each['code'])}")
+        return lines
+
+
+def suggestions(path: Path, *, patience_s: float = PATIENCE_S) -> Suggestions:
+    """Return the largest suggestions for a trace; never raises, and takes no longer than the patience."""
+    words = ["rank", "--trace", str(path.resolve()), "--json", "--no-curves", "--pairs", "0"]
+    # Modules are looked for where this process finds them: not in the current folder, if not there too.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from daydream.cli import main; main({words!r})"
+    try:
+        done = subprocess.run(  # noqa: S603 - Python itself, with words of ours and a path
+            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            reason = said[0].removeprefix("error: ") if said else f"exit code {done.returncode}"
+            return Suggestions(missing=f"ranking failed ({printable(reason)})")
+        return Suggestions(tuple(_largest(json.loads(done.stdout)["optimizations"])))
+    except subprocess.TimeoutExpired:
+        return Suggestions(missing=f"ranking took longer than {patience_s:g} s")
+    except KeyboardInterrupt:
+        return Suggestions(missing="interrupted")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Suggestions(missing=f"ranking failed ({type(error).__name__})")
+
+
+def _largest(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first that a line of code makes, of those that the same line makes one."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in ranked:
+        gains = each["predicted_ns"] is not None and each["saving_ns"] > 0
+        if gains and each["code"] and each["needs"] not in NEEDS_MORE:
+            found.setdefault(each["code"], each)
+    return list(found.values())[:MOST]

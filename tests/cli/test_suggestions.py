@@ -1,0 +1,74 @@
+"""What `collect` suggests at its end: the largest gains, with their code; nothing that harms the run."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from daydream.cli import suggestions as module
+from daydream.cli.suggestions import Suggestions, suggestions
+
+
+def entry(name, saving, code, *, needs=None):
+    return {
+        "optimization": name, "predicted_ns": 10_000_000 - saving, "saving_ns": saving, "code": code,
+        "predicted_low_ns": None, "predicted_high_ns": None, "needs": needs,
+    }  # fmt: skip
+
+
+def test_the_three_largest_of_a_trace_are_those_of_rank(folder, ask):
+    found = suggestions(folder / "step.parquet", patience_s=100)
+    ranked = json.loads(ask("rank", "--trace", "step.parquet", "--json").out)["optimizations"]
+
+    assert found.missing is None
+    assert found.entries[0] == ranked[0]
+    assert 1 <= len(found.entries) <= 3
+    assert len({each["code"] for each in found.entries}) == len(found.entries)
+    lines = found.lines(folder / "step.parquet")
+    assert lines[0].startswith("largest suggestions")
+    assert [line.strip() for line in lines[2::2]] == [each["code"] for each in found.entries]
+
+
+def test_only_what_a_line_of_code_does_is_suggested_and_each_line_once():
+    ranked = [
+        entry("gpu", 5_000_000, "x", needs="other hardware"), entry("amp", 4_000_000, "autocast()"),
+        entry("autocast", 3_000_000, "autocast()"), entry("pcie", 2_000_000, None),
+        entry("compile", 1_000_000, "compile()"), entry("slow", -1, "slow()"),
+    ]  # fmt: skip
+
+    assert [each["optimization"] for each in module._largest(ranked)] == ["amp", "compile"]
+
+
+def test_a_trace_that_cannot_be_ranked_is_told_in_a_line(tmp_path):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    found = suggestions(tmp_path / "broken.parquet", patience_s=100)
+
+    assert found.entries == ()
+    (line,) = found.lines(tmp_path / "broken.parquet")
+    assert line.startswith("suggestions left out: ranking failed (")
+
+
+def test_ranking_is_not_waited_for(folder):
+    began = time.monotonic()
+    found = suggestions(folder / "step.parquet", patience_s=0.05)
+
+    assert found.missing == "ranking took longer than 0.05 s"
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_nothing_that_goes_wrong_gets_out(folder, monkeypatch, error):
+    def fail(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(module.subprocess, "run", fail)
+
+    assert suggestions(folder / "step.parquet").missing
+
+
+def test_that_nothing_helps_is_said():
+    (line,) = Suggestions().lines(module.Path("t.parquet"))
+
+    assert line.startswith("no change of the code is predicted to make this step shorter")
