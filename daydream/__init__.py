@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from daydream.graph.groups import Groups
     from daydream.graph.selection import Selection
     from daydream.predict.difference import Difference, compare
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.ranking import Ranking, rank
     from daydream.predict.replay import Replay, replay
     from daydream.predict.scale_out import Scaling, scaling
@@ -70,7 +70,7 @@ _HOMES = {
     "daydream.graph.groups": ("Groups",),
     "daydream.graph.selection": ("Selection",),
     "daydream.predict.difference": ("Difference", "compare"),
-    "daydream.predict.prediction": ("Comparison",),
+    "daydream.predict.prediction": ("Prediction",),
     "daydream.predict.ranking": ("Ranking", "rank"),
     "daydream.predict.replay": ("Replay", "replay"),
     "daydream.predict.scale_out": ("Scaling", "scaling"),
@@ -83,8 +83,9 @@ _HOMES = {
     "daydream.transforms.registry": ("Optimization",),
 }
 
+_RETIRED = {"Comparison": "Prediction"}  # old name -> new name, until 0.3
+
 __all__ = [
-    "Comparison",
     "DaydreamError",
     "Difference",
     "Explanation",
@@ -96,6 +97,7 @@ __all__ = [
     "NotApplicableError",
     "Optimization",
     "OutputError",
+    "Prediction",
     "Ranking",
     "Replay",
     "Scaling",
@@ -140,4 +142,4 @@ def _answer(hook: str) -> Callable[..., Any]:
 for _hook in _ANSWERS:
     hooks.give(_hook, _answer(_hook))
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED)

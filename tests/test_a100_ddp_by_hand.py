@@ -66,7 +66,7 @@ def recorded(replay: daydream.Replay, step: int) -> Recorded:
     )
 
 
-def delays(comparison: daydream.Comparison) -> list[int]:
+def delays(comparison: daydream.Prediction) -> list[int]:
     return [step["predicted_ns"] - step["replayed_ns"] for step in comparison.to_json()["steps"]]
 
 

@@ -140,9 +140,9 @@ def _load(path: Path, cache: Path | None) -> daydream.Trace:
     return trace
 
 
-def unchanged(replay: daydream.Replay) -> daydream.Comparison:
+def unchanged(replay: daydream.Replay) -> daydream.Prediction:
     """Return the comparison of a replay with itself."""
-    return daydream.Comparison.unchanged(replay)
+    return daydream.Prediction.unchanged(replay)
 
 
 def outcome(found: Found, replay: daydream.Replay, optimization: Optimization, trace: str) -> Cell:

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from daydream.predict.prediction import Comparison
+from daydream.predict.prediction import Prediction
 from daydream.predict.uncertainty import MODEL_ERROR, model_ns
 
 LEVEL = 0.9
@@ -65,7 +65,7 @@ class HeldOut:
     widths: list[float]
 
 
-def of_comparison(group: str, model: str, comparison: Comparison, measured: float) -> Pair:
+def of_comparison(group: str, model: str, comparison: Prediction, measured: float) -> Pair:
     """Return the pair of a comparison; `measured` is the ratio of the step after to the step before."""
     predicted = comparison.simulated_ns
     found = comparison.uncertainty

@@ -31,7 +31,7 @@ from daydream.explanation.causes import trace_back
 from daydream.graph.graph import Graph
 from daydream.graph.query.device import device_work
 from daydream.predict.bottleneck import waited_for_ns
-from daydream.predict.prediction import Comparison
+from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.report.text.explain import verdict
 from daydream.transforms.registry import names
@@ -101,7 +101,7 @@ def judge(name: str, path: Path, chosen: Sequence[str]) -> Judged:
         found.found("replay", "no crash", traceback.format_exc().strip().splitlines()[-1])
         return found
     found.steps = len(replay.steps)
-    answers: dict[str, Comparison] = {}
+    answers: dict[str, Prediction] = {}
     for each in chosen:
         asked = each + "".join(f" {key} {value}" for key, value in ASKED.get(each, {}).items())
         try:
@@ -132,7 +132,7 @@ def judge(name: str, path: Path, chosen: Sequence[str]) -> Judged:
 # -- laws of single answers -------------------------------------------------------------------------
 
 
-def figures_agree(_name: str, answer: Comparison) -> str:
+def figures_agree(_name: str, answer: Prediction) -> str:
     """An interval holds its prediction, the speedup is their ratio, and all of them are missing together."""
     told = [answer.predicted_ns, answer.predicted_low_ns, answer.predicted_high_ns, answer.speedup]
     if None in told:
@@ -144,7 +144,7 @@ def figures_agree(_name: str, answer: Comparison) -> str:
     return ""
 
 
-def no_gain_beyond_what_is_touched(name: str, answer: Comparison) -> str:
+def no_gain_beyond_what_is_touched(name: str, answer: Prediction) -> str:
     """A step gets no shorter than by the time that was taken away, unless waits were taken away too."""
     saved = answer.replayed_ns - answer.simulated_ns
     if saved <= ROUNDING * answer.replayed_ns or name == "scale" or _orders_anew(answer):
@@ -155,7 +155,7 @@ def no_gain_beyond_what_is_touched(name: str, answer: Comparison) -> str:
     return f"saves {_ms(saved)} of {_ms(answer.replayed_ns)}, and only {_ms(taken)} were taken away"
 
 
-def nothing_absent(name: str, answer: Comparison) -> str:
+def nothing_absent(name: str, answer: Prediction) -> str:
     """An optimization changes nothing where what it is about does not occur."""
     there = PRESENT.get(name)
     return (
@@ -163,14 +163,14 @@ def nothing_absent(name: str, answer: Comparison) -> str:
     )
 
 
-def credible(name: str, answer: Comparison) -> str:
+def credible(name: str, answer: Prediction) -> str:
     """No change of code makes a step ten times faster and more."""
     if name == "scale" or answer.speedup is None or answer.speedup <= INCREDIBLE:
         return ""
     return f"{answer.speedup:,.1f}x"
 
 
-def _orders_anew(answer: Comparison) -> bool:
+def _orders_anew(answer: Prediction) -> bool:
     """Tell whether the change moves work to other lanes or takes waits away, so that more may be saved."""
     before, after = answer.replay.graph, answer.graph
     size = before.size
@@ -189,7 +189,7 @@ def _orders_anew(answer: Comparison) -> bool:
     return tables or bool(gone[waiting[waiting >= 0]].any())
 
 
-def _taken_away_ns(answer: Comparison) -> float:
+def _taken_away_ns(answer: Prediction) -> float:
     """Return by how much all tasks together got shorter, in ns a step."""
     before, after = answer.replay.graph, answer.graph
     size = before.size

@@ -10,7 +10,7 @@ from daydream.cli.output import help_of
 from daydream.cli.source import json_option, read, stdout_for_the_result, step_options, verbose_option
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
     from daydream.transforms.registry import Optimization
 
@@ -90,7 +90,7 @@ def _compare(
                 replays.append(daydream.replay(recording))
             except GraphError as error:  # of two traces, say which
                 raise GraphError(f"{trace}: {error}") from None
-        first: Replay | Comparison = replays[0]
+        first: Replay | Prediction = replays[0]
         if whatif is not None:
             progress(f"predicting {whatif}")
             first = _predicted(replays[0], options)
@@ -101,7 +101,7 @@ def _compare(
         print_screen(difference_text(found, top=top, verbose=verbose))
 
 
-def _predicted(replay: Replay, options: dict[str, Any]) -> Comparison:
+def _predicted(replay: Replay, options: dict[str, Any]) -> Prediction:
     """Return the prediction; a value that an optimization cannot work with is a usage error."""
     import daydream
     from daydream.cli.failures import of_optimizations

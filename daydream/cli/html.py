@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
 
 SUFFIXES = (".html", ".htm")
@@ -48,7 +48,7 @@ def check_html(output: str | None, *, force: bool) -> None:
 def write_html(
     output: str,
     replay: Replay,
-    comparison: Comparison | None,
+    comparison: Prediction | None,
     *,
     force: bool,
     ranked: bool,

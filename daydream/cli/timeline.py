@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
 
 SUFFIXES = (".json", ".json.gz")
@@ -34,7 +34,7 @@ def check_timeline(output: str | None, *, force: bool) -> None:
     check(output, force=force)
 
 
-def write_timeline(output: str, replay: Replay, comparison: Comparison | None, *, force: bool) -> None:
+def write_timeline(output: str, replay: Replay, comparison: Prediction | None, *, force: bool) -> None:
     """Write the file. Raises `OutputError` if that fails."""
     from daydream.report.perfetto.file import write
 

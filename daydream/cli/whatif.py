@@ -25,7 +25,7 @@ from daydream.cli.timeline import check_timeline, timeline_option, write_timelin
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
     from daydream.explanation.suggestion import Suggestion
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
     from daydream.transforms.registry import Optimization
 
@@ -203,7 +203,7 @@ def _whatif(
 
 
 def _suggestion(
-    ctx: click.Context, comparison: Comparison, given: Mapping[str, Any], progress: Progress
+    ctx: click.Context, comparison: Prediction, given: Mapping[str, Any], progress: Progress
 ) -> Suggestion | None:
     """Return what to try on top of this; nothing where it cannot be told how that is typed."""
     from daydream.cli.whatif_options import option_values
@@ -222,7 +222,7 @@ def _predict(
     optimizations: list[Optimization],
     given: Mapping[str, Any],
     contention: str,
-) -> Comparison:
+) -> Prediction:
     from daydream.cli.failures import of_optimizations
     from daydream.cli.whatif_options import option_values
     from daydream.predict.prediction import predict

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daydream.errors import DaydreamError
-from daydream.predict.prediction import Comparison, predict
+from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay
 from daydream.transforms.compose import edit_of, parse
 from daydream.transforms.registry import code_of, find
@@ -75,7 +75,7 @@ class Asker:
     """Asks what-ifs of one replay, each once, on top of a change that was made already (if any)."""
 
     def __init__(
-        self, replay: Replay, after: Comparison | None = None, given: Mapping[str, Any] | None = None
+        self, replay: Replay, after: Prediction | None = None, given: Mapping[str, Any] | None = None
     ) -> None:
         self.replay, self.after, self.given = replay, after, dict(given or {})
         self.step_ns = replay.settled.step_ns if after is None else after.simulated_ns

@@ -14,7 +14,7 @@ from daydream.simulate.causes import CAUSES, by_bound
 from daydream.simulate.timeline import per_step
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
     from daydream.simulate.timeline import Timeline
 
@@ -63,7 +63,7 @@ def parts_of_replay(replay: Replay) -> dict[str, dict[str, int]]:
     return parts_of(replay.timeline, replay.settled.copy, replay.settled.step_times())
 
 
-def parts_of_change(comparison: Comparison) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+def parts_of_change(comparison: Prediction) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
     """Return the parts of a step before and after a change, the mean over the steps."""
     after = comparison.after
     return parts_of_replay(comparison.replay), parts_of(after.timeline, after.copy, after.step_times())

@@ -22,7 +22,7 @@ from daydream.explanation.causes import Share, shares, trace_back
 from daydream.explanation.reached import Reached, general_convolutions_ns, reached
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
-from daydream.predict.prediction import Comparison
+from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, as_replay
 from daydream.simulate.causes import Bound
 
@@ -46,7 +46,7 @@ class Explanation:
     """
 
     replay: Replay
-    after: Comparison | None  # the change that is explained, if any
+    after: Prediction | None  # the change that is explained, if any
     steps: tuple[str, ...]
     step_ns: int
     replayed_ns: int  # the settled step, which savings are counted from
@@ -162,7 +162,7 @@ def explain(
     after = None if whatif is None else ask(before, whatif, **options)
     asker = Asker(before, after, options)
     settled = before.settled if after is None else after.after
-    known = (after or Comparison.unchanged(before)).notes
+    known = (after or Prediction.unchanged(before)).notes
     say("following the critical path", -1.0)
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     say("asking what would save time", -1.0)

@@ -10,7 +10,7 @@ from daydream.errors import DaydreamError
 from daydream.explanation.asking import Asked, Asker
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
 from daydream.explanation.causes import trace_back
-from daydream.predict.prediction import Comparison, predict
+from daydream.predict.prediction import Prediction, predict
 from daydream.transforms.compose import check, edit_of, parse
 from daydream.transforms.registry import Optimization, find
 
@@ -55,7 +55,7 @@ class _Listed(Asker):
 
 
 def suggestion(
-    comparison: Comparison,
+    comparison: Prediction,
     optimizations: Sequence[Optimization] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Suggestion | None:
@@ -105,6 +105,6 @@ def _candidates(
 
 
 def _predicted(
-    comparison: Comparison, optimizations: Sequence[Optimization], options: Mapping[str, Any]
+    comparison: Prediction, optimizations: Sequence[Optimization], options: Mapping[str, Any]
 ) -> int | None:
     return predict(comparison.replay, edit_of(optimizations, options)).predicted_ns

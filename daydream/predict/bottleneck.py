@@ -8,7 +8,7 @@ from daydream.simulate.causes import Bound, by_bound
 from daydream.simulate.path_causes import ns_by_cause
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.simulate.steady import Settled
 
 UNMOVED = 0.002  # of the step: less is shown as 1.00x
@@ -19,7 +19,7 @@ def waited_for_ns(settled: Settled) -> dict[Bound, int]:
     return by_bound(ns_by_cause(settled.timeline, settled.copy, list(settled.step_times())))
 
 
-def bound_by(comparison: Comparison) -> tuple[Bound, float]:
+def bound_by(comparison: Prediction) -> tuple[Bound, float]:
     """Return what most of a step waits for, and its share, from the chain of causes behind it."""
     shares = comparison.waited_for_ns
     total = sum(shares.values())
@@ -29,7 +29,7 @@ def bound_by(comparison: Comparison) -> tuple[Bound, float]:
     return most, shares[most] / total
 
 
-def why_unmoved(comparison: Comparison) -> str | None:
+def why_unmoved(comparison: Prediction) -> str | None:
     """Return what the step waits for instead, in a sentence, where the change leaves its time as it was."""
     if abs(comparison.simulated_ns - comparison.replayed_ns) > UNMOVED * comparison.replayed_ns:
         return None

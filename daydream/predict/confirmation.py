@@ -9,7 +9,7 @@ from typing import Any
 from daydream.collect.live.alternating import steps_needed
 from daydream.errors import DaydreamError, GraphError
 from daydream.predict.difference import Difference, compare
-from daydream.predict.prediction import Comparison
+from daydream.predict.prediction import Prediction
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
@@ -67,7 +67,7 @@ class Confirmation:
     in the step it came true. None where the changed steps could not be recorded.
     """
 
-    comparison: Comparison
+    comparison: Prediction
     blocks: Blocks
     difference: Difference | None = None
 
@@ -127,7 +127,7 @@ class Confirmation:
         }
 
 
-def confirmation(comparison: Comparison, recorded: Trace, changed: Trace | None) -> Confirmation:
+def confirmation(comparison: Prediction, recorded: Trace, changed: Trace | None) -> Confirmation:
     """Return a prediction beside what came of it.
 
     `recorded` is the trace that it was made from, with the blocks that were timed, `changed` that of the

@@ -13,7 +13,7 @@ import numpy as np
 from daydream.display import Drawn
 from daydream.explanation.parts import parts_json, parts_of, parts_of_change
 from daydream.graph.query.device import device_work as on_device
-from daydream.predict.prediction import Comparison
+from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.predict.work_of_steps import (
     Change,
@@ -211,24 +211,24 @@ class Difference(Drawn):
 
 
 def compare(
-    before: Source | Replay | Comparison,
+    before: Source | Replay | Prediction,
     after: Source | Replay,
     *,
     names: tuple[str, str] | None = None,
 ) -> Difference:
     """Return what is different between the steps of two traces, or of a prediction and a trace.
 
-    A `Comparison` (of `whatif`) as `before` stands for the predicted step, which is held against
+    A `Prediction` (of `whatif`) as `before` stands for the predicted step, which is held against
     the one that was recorded after the change was made. `names` are what the two are called;
     the names of their files by default. Raises `TraceError` if a trace cannot be
     read, `GraphError` if one covers no step.
     """
-    start = before.measured_ns if isinstance(before, Comparison) else None
-    found = before if isinstance(before, Comparison) else as_replay(before)
+    start = before.measured_ns if isinstance(before, Prediction) else None
+    found = before if isinstance(before, Prediction) else as_replay(before)
     other = as_replay(after)
     graph = found.graph
     shared = _ranks(graph) & _ranks(other.graph)
-    one = _predicted(found) if isinstance(found, Comparison) else _recorded(found, shared)
+    one = _predicted(found) if isinstance(found, Prediction) else _recorded(found, shared)
     two = _recorded(other, shared)
     if names is None:
         names = (one.name or "the first trace", two.name or "the second trace")
@@ -278,7 +278,7 @@ def _steps(found: Replay, ranks: AbstractSet[int]) -> list[int]:
     return [step for step in found.settled.first_pass() if not ranks or _rank(found.graph, step) in ranks]
 
 
-def _predicted(comparison: Comparison) -> Side:
+def _predicted(comparison: Prediction) -> Side:
     _, after = parts_of_change(comparison)
     return Side(
         name=_name(comparison.replay.graph),

@@ -1,4 +1,4 @@
-"""Comparison: a training step before and after a change."""
+"""Prediction: a training step before and after a change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the
 
 
 @dataclass(repr=False)
-class Comparison(Drawn):
+class Prediction(Drawn):
     """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
 
     `speedup = replayed / predicted`, so that a bias common to both cancels. Both are means over the covered
@@ -56,15 +56,15 @@ class Comparison(Drawn):
     bias: float | None = None  # how far that graph's step is from the step that was measured so
 
     @classmethod
-    def unchanged(cls, replay: Replay) -> Comparison:
+    def unchanged(cls, replay: Replay) -> Prediction:
         """Return the comparison of a replay with itself."""
         return cls("", {}, replay, replay.graph, replay.settled, 0, 0, 0)
 
     def __repr__(self) -> str:
         if self.predicted_ns is None:
-            return f"<Comparison {self.optimization}: cannot be predicted, because {self.reason}>"
+            return f"<Prediction {self.optimization}: cannot be predicted, because {self.reason}>"
         return (
-            f"<Comparison {self.optimization}: replayed {self.replayed_ns / 1e6:,.3f} ms, "
+            f"<Prediction {self.optimization}: replayed {self.replayed_ns / 1e6:,.3f} ms, "
             f"predicted {self.predicted_ns / 1e6:,.3f} ms, {self.speedup:.2f}x>"
         )
 
@@ -182,7 +182,7 @@ class Comparison(Drawn):
         return self.after.timeline
 
     @cached_property
-    def unprofiled(self) -> Comparison | None:
+    def unprofiled(self) -> Prediction | None:
         """The same change without the profiler's cost; None if that is not known.
 
         `predicted_ns` of it is the prediction for a run without a profiler.
@@ -192,11 +192,11 @@ class Comparison(Drawn):
         )
 
     @cached_property
-    def anchored(self) -> Comparison | None:
+    def anchored(self) -> Prediction | None:
         """The same change in unprofiled steps that take as long as measured; see `Replay.anchored`."""
         return self._again(self.replay.anchored if self.edit is not None else None)
 
-    def _again(self, before: Replay | None, bias: float | None = None) -> Comparison | None:
+    def _again(self, before: Replay | None, bias: float | None = None) -> Prediction | None:
         if before is None or self.edit is None:
             return None
         again = predict(before, self.edit, contention=self.contention or MEASURED)
@@ -339,7 +339,7 @@ def predict(
     *,
     start: Graph | None = None,
     contention: ContentionOption | Choice = MEASURED,
-) -> Comparison:
+) -> Prediction:
     """Return what an edit would give: it is made in a copy of the replay's graph, which is simulated.
 
     `start` is a changed copy of that graph, for an edit that comes on top of another change. `contention`
@@ -363,7 +363,7 @@ def predict(
         after = settle(graph, passes=replay.settled.passes, contention=slowed)
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
         raise GraphError(f"{edit.name} left a broken graph: {error}.") from None
-    return Comparison(
+    return Prediction(
         optimization=edit.name,
         options=options,
         replay=replay,

@@ -11,7 +11,7 @@ from daydream.display import Drawn
 from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
-from daydream.predict.prediction import Comparison, predict
+from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.sensitivity import Curve, curves
 from daydream.simulate.causes import Bound
@@ -327,7 +327,7 @@ def _predicted(
     return ranked
 
 
-def _ranked(parsed: Sequence[Optimization], comparison: Comparison, *, with_ranges: bool) -> Ranked:
+def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_ranges: bool) -> Ranked:
     bound, share = comparison.bound
     known = set(comparison.replay.notes)
     needs = [NEEDS[each.stage] for each in parsed if each.stage in NEEDS]

@@ -14,7 +14,7 @@ import numpy as np
 from daydream.graph.query.device import device_work, in_replays
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
 
 MUCH = 0.05  # of a step's device work: less is not said
 
@@ -41,7 +41,7 @@ class LeftOut:
         )
 
 
-def left_in_replays(comparison: Comparison) -> LeftOut | None:
+def left_in_replays(comparison: Prediction) -> LeftOut | None:
     """Return what a change of device work leaves out in replays; None if that is little or nothing.
 
     Only work of the phases counts that the change is about.

@@ -14,7 +14,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.predict.bottleneck import waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, Option
-from daydream.predict.prediction import Comparison, predict
+from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay
 from daydream.simulate.causes import Bound
 from daydream.simulate.ranks.many_ranks import COLLECTIVE, job
@@ -124,9 +124,9 @@ class Model:
             lost_to=_most(lost) if any(lost.values()) else None,
         )
 
-    def _predicted(self, edit: Edit | None, start: Graph | None = None) -> Comparison:
+    def _predicted(self, edit: Edit | None, start: Graph | None = None) -> Prediction:
         if edit is None:
-            return Comparison.unchanged(self.before)
+            return Prediction.unchanged(self.before)
         return predict(self.before, edit, start=start, contention=self.contention)
 
     def _no_less(self, ns: int, least: int) -> int:
@@ -139,7 +139,7 @@ class Model:
             self._silent_ns = self._predicted(_without(self.way.transfers(graph)), graph).simulated_ns
         return self._silent_ns
 
-    def _waiting(self, after: Comparison, workers: int) -> int:
+    def _waiting(self, after: Prediction, workers: int) -> int:
         """Return what a step takes longer because some of the workers do."""
         if not self.jitter and self.straggler == 1:
             return 0
@@ -172,7 +172,7 @@ class _Ddp:
             return None
         return Edit(NAME, lambda graph: apply(self.ddp, graph, {**self.given, "workers": workers}))
 
-    def network(self, after: Comparison, workers: int) -> Network:
+    def network(self, after: Prediction, workers: int) -> Network:
         """Return what joins so many workers."""
         used = after.options
         self.options = {name: value for name, value in used.items() if name != "workers"}
@@ -219,7 +219,7 @@ class _Recorded:
 
         return Edit(NAME, resize)
 
-    def network(self, after: Comparison, workers: int) -> Network:  # noqa: ARG002 - the cluster's own
+    def network(self, after: Prediction, workers: int) -> Network:  # noqa: ARG002 - the cluster's own
         """Return what joins so many workers."""
         return Network(workers, self.collectives.cluster.holding(workers), None)
 
@@ -252,7 +252,7 @@ def _transfers_ns(graph: Graph, transfers: np.ndarray) -> int:
     return round(int(graph.columns["duration_ns"][transfers[inside]].sum()) / len(covered))
 
 
-def _own_parts(after: Comparison) -> dict[Bound, float]:
+def _own_parts(after: Prediction) -> dict[Bound, float]:
     """Return what a step of one worker waits for, in ns, by the chain of causes behind it."""
     parts = waited_for_ns(after.after)
     return dict(parts) if parts else {Bound.NOTHING: 0}

@@ -39,7 +39,7 @@ from daydream.simulate.steady import settle
 if TYPE_CHECKING:
     from daydream.graph.tables import Facts
     from daydream.predict.affected import Touched
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
 
 # Errors over touched time, by sort, that hold 90 % of the ledger's predictions, rounded up: `python
 # validation/ranges.py` fits them. These are of processes that gave freed memory back at times, as a
@@ -100,7 +100,7 @@ class Uncertainty:
         there.sort(key=lambda words: -shares[words])
         return ", ".join(f"{words} {100 * shares[words]:.1f} %" for words in there)
 
-    def reason(self, comparison: Comparison) -> str:
+    def reason(self, comparison: Prediction) -> str:
         """Return in words what keeps the step from being predicted: the largest of the causes."""
         step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
         parts = {"replay": self.replay, "model": self.model, "unknown": self.unknown}
@@ -122,17 +122,17 @@ class Uncertainty:
         return f"{max(what, key=lambda words: what[words])} may carry it by {share}"
 
 
-def uncertainty_of(comparison: Comparison) -> Uncertainty:
+def uncertainty_of(comparison: Prediction) -> Uncertainty:
     """Return how far the step after a change may be from the predicted one."""
     return _uncertainty(comparison, _exposed_ns(comparison), _another_run_ns(comparison))
 
 
-def most_ns(comparison: Comparison) -> float:
+def most_ns(comparison: Prediction) -> float:
     """Return at least `Uncertainty.of_the_change_ns`, without simulating anything."""
     return _uncertainty(comparison, model_ns(comparison.touched)).of_the_change_ns
 
 
-def _uncertainty(comparison: Comparison, model: float, rerun: float = 0.0) -> Uncertainty:
+def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Uncertainty:
     recorded, step_ns = comparison.recorded or comparison.replay, comparison.simulated_ns
     facts, touched = comparison.replay.graph.facts, comparison.touched
     measured = sum(step.measured_ns for step in recorded.steps)
@@ -146,7 +146,7 @@ def _uncertainty(comparison: Comparison, model: float, rerun: float = 0.0) -> Un
     )
 
 
-def _out_of_reach_ns(comparison: Comparison) -> float:
+def _out_of_reach_ns(comparison: Prediction) -> float:
     """Return how far what the change cannot reach may carry the step: work in replays, recorded starts."""
     left, held = comparison.left_out, comparison.replay.held_ns
     out = 0.0 if left is None else left.unknown_ns
@@ -155,7 +155,7 @@ def _out_of_reach_ns(comparison: Comparison) -> float:
     return float(min(out, comparison.replayed_ns))
 
 
-def _another_run_ns(comparison: Comparison) -> float:
+def _another_run_ns(comparison: Prediction) -> float:
     """Return how far another run of the changed program may be from this one, by what its step waits for."""
     if not device_work(comparison.graph)[comparison.graph.alive].any():
         return 0.0
@@ -165,7 +165,7 @@ def _another_run_ns(comparison: Comparison) -> float:
     return scale * hypot(ANOTHER_RUN["CPU"] * cpu, ANOTHER_RUN["device"] * sum(waits.values()))
 
 
-def _variation(comparison: Comparison) -> float:
+def _variation(comparison: Prediction) -> float:
     """Return the relative half-width of the mean of the recorded steps, or of those after the change."""
     graph = comparison.replay.graph
     measured = {
@@ -188,7 +188,7 @@ def _kinds(times: Mapping[int, int], tasks: np.ndarray) -> list[list[int]]:
     return kinds
 
 
-def _exposed_ns(comparison: Comparison) -> float:
+def _exposed_ns(comparison: Prediction) -> float:
     """Return how much longer the step is if all that is touched takes longer by the models' errors."""
     touched = comparison.touched
     waits = MODEL_ERROR["moved"] * touched.waits
@@ -235,7 +235,7 @@ def unknown_ns(
     return min(share * step_ns, together) + unresolved * min(together, step_ns, side_by_side_ns)
 
 
-def _side_by_side_ns(comparison: Comparison) -> float:
+def _side_by_side_ns(comparison: Prediction) -> float:
     """Return how long streams work that are not the busiest one of their rank, per step."""
     graph = comparison.replay.graph
     steps = [number for number, step in enumerate(graph.steps) if step.get("covered")]

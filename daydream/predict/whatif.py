@@ -10,7 +10,7 @@ from daydream.costs.device.table import KernelTable
 from daydream.graph.graph import Graph
 from daydream.predict.contention_option import MEASURED
 from daydream.predict.contention_option import Option as ContentionOption
-from daydream.predict.prediction import Comparison, predict
+from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.transforms.compose import edit_of, parse
 
@@ -22,7 +22,7 @@ def whatif(
     table: KernelTable | str | os.PathLike[str] | None = None,
     contention: ContentionOption = MEASURED,
     **options: Any,
-) -> Comparison:
+) -> Prediction:
     """Return what a change would give: a name, `"a+b"`, the path of a file, or a function of a graph.
 
     A replay given as the source is used again, so that many questions cost one replay. `table` is as in

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daydream.errors import DaydreamError
 from daydream.explanation.parts import parts_of_change
 from daydream.predict.difference import Difference
-from daydream.predict.prediction import Comparison
+from daydream.predict.prediction import Prediction
 from daydream.predict.ranking import Ranking
 from daydream.predict.replay import Replay
 from daydream.predict.scale_out import Scaling
@@ -59,7 +59,7 @@ def _draw(thing: object) -> Any:
 
 
 @_draw.register
-def _comparison(comparison: Comparison) -> Any:
+def _comparison(comparison: Prediction) -> Any:
     title = f"{comparison.optimization}: {time_text(comparison.replayed_ns)} replayed, "
     if comparison.predicted_ns is None:
         title += "cannot be predicted"

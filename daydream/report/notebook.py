@@ -15,7 +15,7 @@ from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KINDS
 from daydream.predict.difference import Difference
-from daydream.predict.prediction import Comparison
+from daydream.predict.prediction import Prediction
 from daydream.predict.ranking import Ranking
 from daydream.predict.replay import Replay
 from daydream.predict.scale_out import Scaling
@@ -150,7 +150,7 @@ def _replay(replay: Replay) -> str:
 
 
 @html.register
-def _comparison(comparison: Comparison) -> str:
+def _comparison(comparison: Prediction) -> str:
     before, after = parts_of_change(comparison)
     return _together(
         f"{comparison.optimization}: {whatif_headline(comparison)}",

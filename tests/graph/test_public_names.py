@@ -44,6 +44,11 @@ def test_no_public_name_is_also_that_of_a_file(package):
     assert files & set(module.__all__) == files & {"stages"}
 
 
+def test_comparison_is_prediction_now_and_says_so():
+    with pytest.warns(DeprecationWarning, match="daydream.Comparison is daydream.Prediction now"):
+        assert daydream.Comparison is daydream.Prediction
+
+
 def test_a_name_that_went_still_works_and_says_so(monkeypatch):
     package = ModuleType("package_of_old_names")
     monkeypatch.setitem(sys.modules, package.__name__, package)

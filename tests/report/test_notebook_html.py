@@ -9,7 +9,7 @@ import pytest
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.predict.prediction import Comparison
+from daydream.predict.prediction import Prediction
 from daydream.predict.sensitivity import Curves
 from daydream.report.notebook import MOST_ROWS, html
 from daydream.report.text.ranking import ranking_text
@@ -176,7 +176,7 @@ def test_names_cannot_break_out_of_the_page(replay):
     tasks = graph.select(kind="kernel")
     again = daydream.replay(graph)
     comparison = daydream.whatif(again, "scale", factor=0.5, kind="kernel")
-    renamed = Comparison(NASTY, {}, again, comparison.graph, comparison.after, 1, 0, 0)
+    renamed = Prediction(NASTY, {}, again, comparison.graph, comparison.after, 1, 0, 0)
 
     for thing in (graph, tasks, tasks.group_by("name"), again.timeline, again, renamed, daydream.rank(again)):
         text = thing._repr_html_()

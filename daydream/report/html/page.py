@@ -26,7 +26,7 @@ from daydream.simulate.critical_path import critical_path
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.ranking import Ranking
     from daydream.predict.replay import Replay
     from daydream.report.html.spans import Window
@@ -55,7 +55,7 @@ WITH_FINGERS = "Two fingers zoom, one moves sideways; the buttons do so too."
 def write(
     path: str | os.PathLike[str],
     replay: Replay,
-    comparison: Comparison | None = None,
+    comparison: Prediction | None = None,
     *,
     ranking: Ranking | None = None,
     force: bool = False,
@@ -74,7 +74,7 @@ def write(
     write_whole(path, fill, force=force)
 
 
-def page(replay: Replay, comparison: Comparison | None = None, ranking: Ranking | None = None) -> str:
+def page(replay: Replay, comparison: Prediction | None = None, ranking: Ranking | None = None) -> str:
     """Return the report of a replay, or of a what-if with its replay, as a whole page."""
     title = f"what if: {comparison.optimization}" if comparison is not None else "replay"
     before, after = _paths(replay, comparison)
@@ -128,7 +128,7 @@ def page(replay: Replay, comparison: Comparison | None = None, ranking: Ranking 
     ])  # fmt: skip
 
 
-def _options(comparison: Comparison | None) -> Html:
+def _options(comparison: Prediction | None) -> Html:
     options = sections.options(comparison) if comparison is not None else []
     said = ", ".join(f"{name} {value}" for name, value in options)
     return element("p", said, class_="options") if said else Html()
@@ -150,7 +150,7 @@ def _section(name: str, title: str, said: str, *parts: str) -> Html:
     )
 
 
-def _paths(replay: Replay, comparison: Comparison | None) -> tuple[StepPath, StepPath | None]:
+def _paths(replay: Replay, comparison: Prediction | None) -> tuple[StepPath, StepPath | None]:
     """Return the critical path of the step that the breakdowns are about, before and after."""
     if comparison is None:
         return step_path(replay.timeline, replay.settled.copy, replay.settled.typical()[0]), None
@@ -174,7 +174,7 @@ def _which(before: StepPath, after: StepPath | None) -> str:
     )
 
 
-def _breakdowns(replay: Replay, comparison: Comparison | None) -> Html:
+def _breakdowns(replay: Replay, comparison: Prediction | None) -> Html:
     if comparison is None:
         return sections.breakdowns(parts_of_replay(replay), None)
     before, after = parts_of_change(comparison)
@@ -197,7 +197,7 @@ def _in_order(before: StepPath, after: StepPath | None) -> Html:
     )  # fmt: skip
 
 
-def _timelines(replay: Replay, comparison: Comparison | None) -> dict[str, Any]:
+def _timelines(replay: Replay, comparison: Prediction | None) -> dict[str, Any]:
     names = Names()
     graph = replay.graph
     shown = []
@@ -232,7 +232,7 @@ def _whole_path(timeline: Timeline, copy: int, window: Window) -> Any:
     return critical_path(plan, timeline.start_ns, timeline.end_ns, last, since=window.begin_ns).task
 
 
-def _step_times(replay: Replay, comparison: Comparison | None) -> dict[str, Any]:
+def _step_times(replay: Replay, comparison: Prediction | None) -> dict[str, Any]:
     """Return the covered steps in ms for the chart of steps."""
     covered = [number for number, step in enumerate(replay.graph.steps) if step.get("covered")]
     said: dict[str, Any] = {

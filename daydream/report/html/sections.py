@@ -22,7 +22,7 @@ from daydream.report.text.numbers import (
 from daydream.report.text.results import edits_text, graph_facts, likely_text
 
 if TYPE_CHECKING:
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
 
 MOST_NOTES = 4  # that stand there before the rest is asked for
@@ -50,7 +50,7 @@ class Figures:
         return Number(text, ns, kind="less" if ns < 0 else "more-time")
 
 
-def cards(replay: Replay, comparison: Comparison | None) -> Html:
+def cards(replay: Replay, comparison: Prediction | None) -> Html:
     """Return the headline: the step as measured, replayed and predicted, and the speed-up."""
     if comparison is None:
         error = f"{percent(replay.error, signed=True)} in the mean"
@@ -182,7 +182,7 @@ def path_in_order(path: StepPath) -> Html:
     return table(head, rows)
 
 
-def steps(replay: Replay, comparison: Comparison | None) -> Html:
+def steps(replay: Replay, comparison: Prediction | None) -> Html:
     """Return every covered step: measured, replayed and, where it is told, predicted."""
     several = len({step.rank for step in replay.steps}) > 1
     figures = Figures(max(step.measured_ns for step in replay.steps))
@@ -213,13 +213,13 @@ def replay_facts(replay: Replay) -> Html:
     return facts(graph_facts(replay, replay.to_json()))
 
 
-def options(comparison: Comparison) -> list[tuple[str, str]]:
+def options(comparison: Prediction) -> list[tuple[str, str]]:
     """Return the names and values of the options."""
     given = comparison.options.items()
     return [(name.replace("_", "-"), str(value)) for name, value in given if value is not None]
 
 
-def assumptions(replay: Replay, comparison: Comparison | None) -> Html:
+def assumptions(replay: Replay, comparison: Prediction | None) -> Html:
     """Return what was changed, what the range is made of, and every note: those on the change come first."""
     if comparison is None:
         return _notes(list(dict.fromkeys(replay.notes))) or element("p", "none")
@@ -245,7 +245,7 @@ def _notes(said: Sequence[str]) -> Html:
     return joined(listed, element("details", element("summary", f"{len(rest)} more notes"), more))
 
 
-def _speedups(comparison: Comparison) -> str:
+def _speedups(comparison: Prediction) -> str:
     """Return the range of the speed-up: that of the prediction, turned over."""
     low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
     if low is None or not high:
@@ -266,7 +266,7 @@ def _unprofiled_replay(replay: Replay) -> list[tuple[str, str, str]]:
     return [("unprofiled", time_text(replayed), f"replayed{against}{told}")]
 
 
-def _unprofiled_prediction(comparison: Comparison) -> list[tuple[str, str, str]]:
+def _unprofiled_prediction(comparison: Prediction) -> list[tuple[str, str, str]]:
     without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
     if without is None or comparison.unprofiled_predicted_ns is None:
         return []

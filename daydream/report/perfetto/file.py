@@ -28,7 +28,7 @@ from daydream.report.perfetto.tasks import measured_slices, simulated_slices
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
     from daydream.simulate.timeline import Timeline
 
@@ -38,7 +38,7 @@ EVENTS_AT_ONCE = 10_000
 
 
 def write(
-    path: str | os.PathLike[str], replay: Replay, comparison: Comparison | None = None, *, force: bool = False
+    path: str | os.PathLike[str], replay: Replay, comparison: Prediction | None = None, *, force: bool = False
 ) -> None:
     """Write the timelines of a replay, or of a what-if with its replay, as .json or .json.gz.
 
@@ -56,7 +56,7 @@ def write(
     write_whole(path, fill, force=force)
 
 
-def _fill(file: IO[bytes] | gzip.GzipFile, replay: Replay, comparison: Comparison | None) -> None:
+def _fill(file: IO[bytes] | gzip.GzipFile, replay: Replay, comparison: Prediction | None) -> None:
     about: dict[str, Any] = {"measured_ns": replay.measured_ns, "replayed_ns": replay.replayed_ns}
     if comparison is not None:
         about |= {
@@ -74,7 +74,7 @@ def _fill(file: IO[bytes] | gzip.GzipFile, replay: Replay, comparison: Compariso
     file.write(b"\n]}\n")
 
 
-def events(replay: Replay, comparison: Comparison | None = None) -> Iterator[str]:
+def events(replay: Replay, comparison: Prediction | None = None) -> Iterator[str]:
     """Return the events of the file, each as JSON text."""
     graph, timeline = replay.graph, replay.timeline
     processes = [(REPLAYED, "replayed", graph)]
@@ -98,7 +98,7 @@ def events(replay: Replay, comparison: Comparison | None = None) -> Iterator[str
         yield from simulated_counters(pid, simulated, origin)
 
 
-def _origin(replay: Replay, comparison: Comparison | None) -> int:
+def _origin(replay: Replay, comparison: Prediction | None) -> int:
     """Return the earliest time of all: what the file counts from."""
     times = [replay.timeline.start_ns, np.array([step["start_ns"] for step in replay.graph.steps])]
     if comparison is not None:

@@ -31,7 +31,7 @@ from daydream.simulate.causes import PathCause
 
 if TYPE_CHECKING:
     from daydream.explanation.suggestion import Suggestion
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
 
 WAITS_FOR = "what a step waits for"
 MOST_CAUSES, FEWEST_CAUSES = 8, 2
@@ -53,7 +53,7 @@ class _Told:
         return max(self.after_ns - self.half_width_ns, 0), self.after_ns + self.half_width_ns
 
 
-def _told(comparison: Comparison) -> _Told:
+def _told(comparison: Prediction) -> _Told:
     """Return the step without a profiler where the trace knows it, as a run pays for it; else as recorded.
 
     Where it was measured, the prediction starts from that measured time.
@@ -71,7 +71,7 @@ def _told(comparison: Comparison) -> _Told:
     )
 
 
-def headline(comparison: Comparison) -> Headline:
+def headline(comparison: Prediction) -> Headline:
     """Return the answer in one line: the step before and after, and how many times faster, with its range."""
     name = printable(comparison.optimization)
     error = f"replay error {percent(comparison.replay_error, signed=True)}"
@@ -85,7 +85,7 @@ def headline(comparison: Comparison) -> Headline:
     return Headline(f"{name}: {change_text(told.before_ns, told.after_ns)} {step}, {times}{likely}; {error}")
 
 
-def options_words(comparison: Comparison) -> list[Block]:
+def options_words(comparison: Prediction) -> list[Block]:
     """Return the options that are not at their defaults."""
     from daydream.errors import DaydreamError
     from daydream.transforms.compose import option_names, parse
@@ -106,7 +106,7 @@ def options_words(comparison: Comparison) -> list[Block]:
     return [Words(f"with {', '.join(given)}", MARGIN, 2 * MARGIN)] if given else []
 
 
-def range_words(comparison: Comparison) -> list[Block]:
+def range_words(comparison: Prediction) -> list[Block]:
     """Return the range as times and what it is made of, or why there is no prediction, wrapped.
 
     With it the recorded step, where the headline is about another one, and how much no change can move.
@@ -165,7 +165,7 @@ def tables(before: Parts, after: Parts) -> list[list[Block]]:
     return [["", breakdown_table(change_rows(before, after, most))] for most in lengths]
 
 
-def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None) -> list[Block]:
+def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None) -> list[Block]:
     """Return what the step waits for after the change, and what to try next, with its line of code."""
     what, share = comparison.bound
     still = " still" if why_unmoved(comparison) else ""
@@ -179,13 +179,13 @@ def bottleneck(comparison: Comparison, moved: str, suggestion: Suggestion | None
     return [*blocks, *code_words(suggestion.code, 2 * MARGIN)]
 
 
-def own_notes(comparison: Comparison) -> list[str]:
+def own_notes(comparison: Prediction) -> list[str]:
     """Return the notes about this prediction that no other line of the screen tells."""
     told = {*comparison.replay.notes, why_unmoved(comparison)}  # the bottleneck's line tells the latter
     return [printable(note) for note in dict.fromkeys(comparison.notes) if note not in told]
 
 
-def short_notes(comparison: Comparison, most: int, trace: Sequence[str]) -> list[Block]:
+def short_notes(comparison: Prediction, most: int, trace: Sequence[str]) -> list[Block]:
     """Return notes about this prediction, and how many others there are, also about the recording."""
     own = own_notes(comparison)
     more = [f"{count(len(own) - most, 'more note')} with -v"] if len(own) > most else []

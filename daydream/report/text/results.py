@@ -34,7 +34,7 @@ from daydream.report.text.numbers import (
 
 if TYPE_CHECKING:
     from daydream.explanation.suggestion import Suggestion
-    from daydream.predict.prediction import Comparison
+    from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay, StepReplay
     from daydream.trace.trace import Trace
 
@@ -73,7 +73,7 @@ def replay_text(replay: Replay, *, verbose: bool = False, trace: Sequence[str] =
 
 
 def whatif_text(
-    comparison: Comparison,
+    comparison: Prediction,
     *,
     verbose: bool = False,
     suggestion: Suggestion | None = None,
@@ -111,7 +111,7 @@ def whatif_text(
     return fitting(screens, trace)
 
 
-def _details(comparison: Comparison) -> list[Block]:
+def _details(comparison: Prediction) -> list[Block]:
     """Return measured, replayed and predicted steps, the options that were used, and what was changed."""
     options = [
         f"{name.replace('_', '-')} {printable(str(value))}"
@@ -122,14 +122,14 @@ def _details(comparison: Comparison) -> list[Block]:
     return [*figures, *used, MARGIN + edits_text(comparison)]
 
 
-def whatif_json(comparison: Comparison) -> dict[str, Any]:
+def whatif_json(comparison: Prediction) -> dict[str, Any]:
     """Return the object `whatif --json` prints: the figures, and what the text tells of the step's time."""
     from daydream.explanation.parts import parts_json, parts_of_change
     from daydream.transforms.registry import code_of
 
     found = comparison.to_json() | {"code": code_of(comparison.optimization)}
     for side, parts in zip(("before", "after"), parts_of_change(comparison), strict=True):
-        old = {"by_bound": parts["by_cause"]}  # until 0.3, as `by_cause` of `Comparison.to_json`
+        old = {"by_bound": parts["by_cause"]}  # until 0.3, as `by_cause` of `Prediction.to_json`
         found[side] = parts_json(parts) | found[side] | old
     return found
 
@@ -227,7 +227,7 @@ def replay_headline(replay: Replay) -> str:
     return f"step time   measured {time_text(replay.measured_ns)}   {replayed}"
 
 
-def whatif_headline(comparison: Comparison) -> str:
+def whatif_headline(comparison: Prediction) -> str:
     """Return the measured, the replayed and the predicted step, and the speedup."""
     parts = [
         f"step time   measured {time_text(comparison.measured_ns)}",
@@ -247,7 +247,7 @@ def typical_replay(replay: Replay) -> list[str]:
     return [f"median step   measured {measured}   replayed {replayed}"]
 
 
-def typical_prediction(comparison: Comparison) -> list[str]:
+def typical_prediction(comparison: Prediction) -> list[str]:
     """Return the line about the median step before and after, if the mean is not near it."""
     after, before = comparison.typical_predicted_ns, comparison.replay.settled.typical_ns
     if after is None or not comparison.replay.steps_differ:
@@ -268,7 +268,7 @@ def unprofiled_replay(replay: Replay) -> list[str]:
     return [f"unprofiled  {'   '.join(parts)}"] if parts else []
 
 
-def unprofiled_prediction(comparison: Comparison) -> list[str]:
+def unprofiled_prediction(comparison: Prediction) -> list[str]:
     """Return the line about the step without a profiler, if it is predicted."""
     without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
     if without is None or comparison.unprofiled_predicted_ns is None:
@@ -281,7 +281,7 @@ def unprofiled_prediction(comparison: Comparison) -> list[str]:
     return [line]
 
 
-def likely_text(comparison: Comparison) -> str:
+def likely_text(comparison: Prediction) -> str:
     """Return the range of the prediction, and what it is made of; or why there is no prediction.
 
     With it how much of the step no change can move, where that is much.
@@ -294,7 +294,7 @@ def likely_text(comparison: Comparison) -> str:
     return f"90 % interval {range_text(low, high)}" + (f" ({causes})" if causes else "") + held
 
 
-def edits_text(comparison: Comparison) -> str:
+def edits_text(comparison: Prediction) -> str:
     """Return how many tasks were changed, inserted and removed."""
     parts = [
         f"{number:,} {what}"
