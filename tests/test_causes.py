@@ -62,7 +62,7 @@ def test_a_key_is_a_word_of_json_and_of_text():
 
 def test_text_json_and_html_name_the_same_causes_with_the_same_times(comparison):
     before, after = (whatif_json(comparison)[side]["ns_by_cause"] for side in ("before", "after"))
-    lines = str(whatif_text(comparison)).splitlines()
+    lines = str(whatif_text(comparison, verbose=True)).splitlines()
     rows = {name: (int(ns), cell) for name, ns, cell in ROW.findall(page(comparison.replay, comparison))}
     large = [key for key, ns in before.items() if ns > LARGE * comparison.replayed_ns]
     assert len(large) > 1

@@ -58,7 +58,7 @@ def test_a_figure_names_the_tasks_it_was_read_from():
 
     assert shares[KERNELS].tasks.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
     assert shares["data loading"].tasks.name.tolist() == ["load"] * (STEPS - 1)
-    assert shares[KERNELS].tasks.words == f"{KERNELS} on the critical path"
+    assert shares[KERNELS].tasks.words == f"{KERNELS.label} on the critical path"
 
 
 def test_cpu_and_device_that_wait_for_each_other_take_turns():

@@ -12,6 +12,7 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream.explanation.parts import parts_of_change
 from daydream.report import step_figure
+from daydream.simulate.causes import PathCause
 
 pytest.importorskip("matplotlib", reason="figures need the extra `notebook`")
 
@@ -37,6 +38,8 @@ def test_bars_are_where_the_time_goes_before_and_after(replay):
     before, after = parts_of_change(comparison)
     figure = comparison.plot()
 
+    for side in (before, after):  # bars are named by the labels of causes
+        side["by_cause"] = {PathCause(key).label: ns for key, ns in side["by_cause"].items()}
     for axes, part in zip(figure.axes, ("by_cause", "by_phase"), strict=True):
         names = texts(axes.get_yticklabels())
         assert axes.get_title() == part.replace("_", " ")

@@ -27,6 +27,7 @@ from daydream.report.html.spans import (
     simulated_window,
 )
 from daydream.report.text.numbers import range_text, time_text
+from daydream.simulate.causes import PathCause
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
@@ -152,7 +153,10 @@ def test_the_breakdowns_are_those_of_the_comparison(document, comparison):
     by_cause, by_phase = document.tables[:2]
 
     for table, key in ((by_cause, "by_cause"), (by_phase, "by_phase")):
-        assert {row[0] for row in table[1:]} - {"the step", "the rest"} <= {*before[key], *after[key]}
+        names = {*before[key], *after[key]}
+        if key == "by_cause":
+            names = {PathCause(name).label for name in names}
+        assert {row[0] for row in table[1:]} - {"the step", "the rest"} <= names
         *_, last = table
         whole = f"{sum(before[key].values()) / 1e6:,.3f}"[: len(last[1])]
         assert last[0] == "the step"

@@ -90,13 +90,18 @@ def _waits_for(side: Parts) -> dict[str, int]:
 
 def sections(sides: Sequence[Parts], whole: int) -> list[tuple[str, list[Row]]]:
     """Return the parts that add up to the step, each a title and rows of a name and its time on each side."""
-    causes = [{PathCause(key).label: ns for key, ns in side.items()} for side in _each(sides, "by_cause")]
+    causes = [{_label(key): ns for key, ns in side.items()} for side in _each(sides, "by_cause")]
     found = [
         ("by cause", merged_parts(causes, whole)),
         ("by phase", merged_parts(_each(sides, "by_phase"), whole)),
     ]
     layers = merged_layers(_each(sides, "by_layer"), whole)
     return [*found, ("by layer", layers)] if layers else found
+
+
+def _label(cause: str) -> str:
+    """Return what people read for a cause; a row of several has its name already."""
+    return PathCause(cause).label if cause in {each.value for each in PathCause} else cause
 
 
 def meanwhile(sides: Sequence[Parts], whole: int) -> list[Row]:
