@@ -36,7 +36,7 @@ PARTS = 2
 HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 # Of the first screen: how many avoidable costs, and how many causes where there is room for more.
-FIRST_COSTS, FEWEST_CAUSES, MOST_CAUSES = 2, 2, 8
+FIRST_COSTS, FEWEST_CAUSES, MOST_CAUSES = 2, 1, 8
 OFF_PATH = "off the critical path"
 NO_SAVING = "No what-if of the list would save half a percent of the step."
 
