@@ -18,8 +18,11 @@ COMMANDS = {
     "info": "info step.parquet",
     "info_ranks": "info ranks",
     "replay": "replay --trace step.parquet",
+    "replay_verbose": "replay -v --trace step.parquet",
     "explain": "explain --trace step.parquet",
+    "explain_verbose": "explain -v --trace step.parquet",
     "whatif_scale": "whatif scale --on gpu --factor 0.5 --trace step.parquet",
+    "whatif_scale_verbose": "whatif scale -v --on gpu --factor 0.5 --trace step.parquet",
     "whatif_amp": "whatif amp --math-speedup 2.5 --trace step.parquet",
     "whatif_amp_fused": "whatif amp+fused-adam --fused-adam.memory-speedup 2 --trace step.parquet",
 }
@@ -42,6 +45,6 @@ def test_the_screen_is_plain_and_fits_a_terminal(name):
     text = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
 
     assert text.isascii()
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 110  # a headline is one line
     assert len(text.splitlines()) <= 45
     assert not any(line != line.rstrip() for line in text.splitlines())

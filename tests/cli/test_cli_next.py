@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from itertools import product
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from graph.small_traces import note, op, trace
 from test_cli_golden import COMMANDS
+
+from daydream.report.text.numbers import speedup, time_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEXT = "next: daydream "
@@ -91,9 +94,21 @@ def test_a_suggestion_reads_the_trace_as_it_was_read(ask):
 def test_a_suggested_file_is_a_new_one(ask, folder):
     (folder / "amp.json.gz").write_text("kept")
 
-    done = ask("whatif", "amp", "--trace", "step.parquet")
+    done = ask("whatif", "amp", "--trace", "step.parquet", "--verbose")
 
     assert done.err.endswith("-o amp-2.json.gz\n")
+
+
+def test_a_change_to_try_next_keeps_what_was_typed_and_saves_what_was_said(ask):
+    asked = ("whatif", "amp", "--math-speedup", "2.5", "--trace", "step.parquet")
+    done = ask(*asked)
+    words = shlex.split(done.err.splitlines()[-1].removeprefix(NEXT))
+    alone, both = (json.loads(ask(*each, "--json").out)["predicted_ns"] for each in (asked, words))
+
+    assert words[1].startswith("amp+")
+    assert words[2:6] == [*asked[2:]]
+    added = words[1].removeprefix("amp+")
+    assert f"try next: {added} saves {time_text(alone - both)} more, {speedup(alone, both)}" in done.out
 
 
 def test_where_nothing_is_gained_no_whatif_is_suggested(ask, folder):

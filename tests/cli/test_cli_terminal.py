@@ -6,7 +6,7 @@ import pytest
 from terminal_session import CODE, daydream_on_terminal, without_codes
 
 WHATIF = ["whatif", "scale", "--on", "gpu", "--factor", "0.5", "--trace", "step.parquet"]
-GREEN, RED, BOLD = "\x1b[32m", "\x1b[31m", "\x1b[1m"
+GREEN, RED, BOLD, DIM = "\x1b[32m", "\x1b[31m", "\x1b[1m", "\x1b[2m"
 
 
 @pytest.fixture
@@ -19,10 +19,11 @@ def on_terminal(folder):
 def test_a_terminal_gets_colours_for_what_is_better_and_what_is_worse(on_terminal, run):
     shown = on_terminal(*WHATIF)
 
-    (headline,) = (line for line in shown.splitlines() if "predicted" in line)
-    assert headline.endswith(f"   {GREEN}1.44x\x1b[0m"), headline
-    assert f"{BOLD}by cause" in shown
+    headline = shown.splitlines()[0]
+    assert f" ms per step, {GREEN}1.44x\x1b[0m (90 % interval " in headline, headline
+    assert f"{BOLD}what a step waits for, ms" in shown
     changes = [line for line in shown.splitlines() if line.startswith("    ") and "\x1b[3" in line]
+    assert changes
     assert {RED in line for line in changes} == {"+" in line for line in changes}
 
 
@@ -32,7 +33,16 @@ def test_who_wants_no_colours_gets_the_words_alone(on_terminal, run, setting):
 
     assert not CODE.search(shown)
     assert "\x1b" not in shown
-    assert without_codes(shown) == run(*WHATIF).out
+    assert without_codes(shown).replace("\N{RIGHTWARDS ARROW}", "->") == run(*WHATIF).out
+
+
+@pytest.mark.parametrize(
+    "command", [WHATIF, ["explain", "--trace", "step.parquet"], ["replay", "--trace", "step.parquet"]]
+)
+def test_no_colour_vanishes_on_light_or_dark(on_terminal, command):
+    shown = on_terminal(*command) + on_terminal(*command, "-v")
+
+    assert set(CODE.findall(shown)) <= {GREEN, RED, BOLD, DIM, "\x1b[0m"}
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,9 @@ def test_a_change_of_nothing_is_an_error_with_a_reason(ask, folder):
 
 
 def test_the_last_line_is_the_next_command(ask, folder):
-    asked = ask("whatif", "amp", "--trace", "step.parquet")
+    asked = ask("whatif", "amp", "-v", "--trace", "step.parquet")
     next_command = asked.err.splitlines()[-1]
 
-    assert next_command == "next: daydream whatif amp --trace step.parquet -o amp.json.gz"
+    assert next_command == "next: daydream whatif amp -v --trace step.parquet -o amp.json.gz"
     assert ask(*next_command.split()[2:]).code == 0
     assert (folder / "amp.json.gz").exists()

@@ -92,4 +92,4 @@ def test_explain_names_the_line_of_a_synchronization(tmp_path: Path):
     (cost,) = [each for each in explanation.avoidable if each.sort == "synchronization"]
 
     assert cost.place.source == "net/train.py(12): log_loss"
-    assert "net/train.py(12): log_loss" in " ".join(explain_text(explanation).split())
+    assert "net/train.py(12): log_loss" in " ".join(explain_text(explanation, verbose=True).split())

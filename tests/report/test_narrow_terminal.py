@@ -12,7 +12,17 @@ import daydream
 from daydream.report.text.console import show
 from daydream.report.text.difference import difference_text
 from daydream.report.text.explain import explain_text
-from daydream.report.text.layout import WIDTH, Facts, Figures, Screen, Table, Title, Words, notes
+from daydream.report.text.layout import (
+    WIDTH,
+    Facts,
+    Figures,
+    Headline,
+    Screen,
+    Table,
+    Title,
+    Words,
+    notes,
+)
 from daydream.report.text.overview import overview
 from daydream.report.text.overview_text import info_text
 from daydream.report.text.ranking import ranking_text
@@ -60,11 +70,15 @@ def replay(tmp_path_factory):
 @pytest.fixture(scope="module")
 def screens(replay):
     comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    explanation = daydream.explain(replay)
     return {
         "info": info_text(overview(replay.graph.trace)),
         "replay": replay_text(replay),
+        "replay -v": replay_text(replay, verbose=True),
         "whatif": whatif_text(comparison),
-        "explain": explain_text(daydream.explain(replay)),
+        "whatif -v": whatif_text(comparison, verbose=True),
+        "explain": explain_text(explanation),
+        "explain -v": explain_text(explanation, verbose=True),
         "rank": ranking_text(daydream.rank(replay, ["amp", "fused-adam"]), top=4),
         "compare": difference_text(daydream.compare(comparison, replay)),
         "scaling": scaling_text(daydream.scaling(replay, [1, 8], gradient_mb=100.0, cluster="dgx-a100")),
@@ -72,14 +86,16 @@ def screens(replay):
     }
 
 
-SCREENS = ("info", "replay", "whatif", "explain", "rank", "compare", "scaling", "sweep")
+VERBOSE = ("replay -v", "whatif -v", "explain -v")
+SCREENS = ("info", "replay", "whatif", "explain", "rank", "compare", "scaling", "sweep", *VERBOSE)
 
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_a_terminal_as_wide_as_the_text_shows_the_text(screens, shown, name):
     lines = screens[name].splitlines()
 
-    assert shown(screens[name], max(WIDTH, *map(len, lines))) == lines
+    wide = shown(screens[name], max(WIDTH, *map(len, lines)))
+    assert [line.replace("\N{RIGHTWARDS ARROW}", "->") for line in wide] == lines
 
 
 @pytest.mark.parametrize("columns", [60, 80])
@@ -98,7 +114,7 @@ def test_a_usual_terminal_hides_no_figure(screens, shown, name):
 
 
 def test_a_narrow_table_has_no_more_lines_than_rows(screens, shown):
-    (table,) = (block for block in screens["whatif"].blocks if isinstance(block, Table))
+    (table,) = (block for block in screens["whatif -v"].blocks if isinstance(block, Table))
 
     assert len(shown([table], 80)) == len(table.rows)
 
@@ -166,6 +182,21 @@ def test_a_terminal_of_ascii_gets_no_other_character(coloured, monkeypatch):
     monkeypatch.setattr(Terminal, "encoding", "ascii")
 
     assert coloured([Table([["name", "x"], ["n" * 90, "1.0"]])], 60)[1] == "  " + "n" * 53 + "  1.0"
+    assert coloured([Headline("amp: 2.0 -> 1.0 ms per step")], 60) == ["amp: 2.0 -> 1.0 ms per step"]
+
+
+def test_an_answer_is_one_line_and_breaks_at_its_bracket_where_a_terminal_is_narrow(coloured, shown):
+    answer = Headline(
+        f"amp: 16.6 -> 8.8 ms per step, 1.89x (90 % interval {'1.5 to 2.6x' * 2}); replay error"
+    )
+
+    assert Screen([answer]) == answer
+    (line,) = coloured([answer], 120)
+    assert line == answer.replace("->", "\N{RIGHTWARDS ARROW}").replace("1.89x", "\x1b[32m1.89x\x1b[0m")
+    assert shown([answer], 60) == [
+        "amp: 16.6 \N{RIGHTWARDS ARROW} 8.8 ms per step, 1.89x",
+        "  (90 % interval 1.5 to 2.6x1.5 to 2.6x); replay error",
+    ]
 
 
 def test_a_table_may_have_no_rows(shown):
@@ -217,6 +248,7 @@ HOSTILE = "[bold red]gemm[/] :smile: \x1b[31mred\x1b]0;title\x07 [/nothing]"
         Words(HOSTILE),
         Figures(HOSTILE),
         Title(HOSTILE),
+        Headline(HOSTILE),
         HOSTILE,
         *notes([HOSTILE])[2:],
     ],
@@ -232,9 +264,11 @@ def test_reports_judge_the_step_and_not_what_runs_meanwhile_or_differs_from_a_pr
     def judged(screen):
         return [line for line in coloured(screen, 96) if re.search(r"\x1b\[3[12]m *[-+]", line)]
 
-    beside = coloured(screens["whatif"], 96)
+    beside = coloured(screens["whatif -v"], 96)
     start = next(at for at, line in enumerate(beside) if "meanwhile" in line)
     assert judged(screens["whatif"])
-    assert not any("\x1b[3" in line for line in beside[start:])
-    assert any(re.search(r"[-+]\d", line) for line in beside[start:])
+    assert judged(screens["whatif -v"])
+    beside = beside[start : beside.index("", start)]
+    assert not any("\x1b[3" in line for line in beside)
+    assert any(re.search(r"[-+]\d", line) for line in beside)
     assert not judged(screens["compare"])  # of a prediction and the replay

@@ -8,6 +8,7 @@ What optimizations predict is left out but for `scale`: it changes with each tha
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,9 @@ def info(replay):
     return info_text(Overview(replay.graph.trace, replay.graph, replay))
 
 
-def whatif(replay):
+def whatif(replay, **how):
     on = "gpu" if Overview(replay.graph.trace, replay.graph, replay).on_device else "cpu"
-    return whatif_text(daydream.whatif(replay, "scale", on=on, factor=0.5))
+    return whatif_text(daydream.whatif(replay, "scale", on=on, factor=0.5), **how)
 
 
 def rank(replay):
@@ -51,7 +52,15 @@ def compare(replay):
     return difference_text(daydream.compare(daydream.whatif(replay, "scale", on="cpu", factor=0.8), replay))
 
 
-SCREENS = {"info": info, "replay": replay_text, "whatif": whatif, "rank": rank, "compare": compare}
+SCREENS = {
+    "info": info,
+    "replay": replay_text,
+    "replay_verbose": partial(replay_text, verbose=True),
+    "whatif": whatif,
+    "whatif_verbose": partial(whatif, verbose=True),
+    "rank": rank,
+    "compare": compare,
+}
 
 
 @pytest.mark.parametrize("screen", SCREENS)

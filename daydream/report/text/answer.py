@@ -168,8 +168,9 @@ def tables(before: Parts, after: Parts) -> list[list[Block]]:
 def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None) -> list[Block]:
     """Return what the step waits for after the change, and what to try next, with its line of code."""
     what, share = comparison.bound
-    still = " still" if why_unmoved(comparison) else ""
-    said = f"bottleneck now: {what.awaited}{still}, {percent(share)} of the step"
+    said = f"bottleneck now: {what.awaited}, {percent(share)} of the step"
+    if why_unmoved(comparison):
+        said += ". This change does not move it"
     blocks: list[Block] = ["", Words(f"{said}. {moved}" if moved else said)]
     if suggestion is None:
         return blocks
@@ -188,7 +189,8 @@ def own_notes(comparison: Prediction) -> list[str]:
 def short_notes(comparison: Prediction, most: int, trace: Sequence[str]) -> list[Block]:
     """Return notes about this prediction, and how many others there are, also about the recording."""
     own = own_notes(comparison)
-    more = [f"{count(len(own) - most, 'more note')} with -v"] if len(own) > most else []
+    what = "more note" if most else "note"
+    more = [f"{count(len(own) - most, what)} with -v"] if len(own) > most else []
     others = ", ".join([*more, *recording_notes(comparison.replay.notes, trace)])
     blocks: list[Block] = [
         Words(note, f"{MARGIN}note: ", MARGIN + " " * len("note: ")) for note in own[:most]

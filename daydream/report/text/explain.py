@@ -35,7 +35,7 @@ PARTS = 2
 HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 # Of the first screen: how many avoidable costs, and how many causes where there is room for more.
-FIRST_COSTS, FEWEST_CAUSES, MOST_CAUSES = 2, 2, 8
+FIRST_COSTS, FEW_CAUSES, MOST_CAUSES = 2, 3, 8
 OFF_PATH = "off the critical path"
 NO_SAVING = "No what-if of the list would save half a percent of the step."
 
@@ -43,18 +43,18 @@ NO_SAVING = "No what-if of the list would save half a percent of the step."
 def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
     """Return what bounds the step, the largest avoidable costs and the causes of its time.
 
-    With `verbose` follow all of these, what goes on off the critical path, and the notes. `trace` are the
-    words that name the trace on a command line.
+    With `verbose` all of these, what goes on off the critical path, and the notes. `trace` are the words
+    that name the trace on a command line.
     """
     top: list[Block] = [Words(verdict(explanation), "", ""), Figures(_headline(explanation))]
     if verbose:
         return Screen([
             *top,
-            *avoidable_costs(explanation),
-            *idle_costs(explanation),
             "",
             _causes(explanation),
             *section(OFF_PATH, beside(explanation)),
+            *avoidable_costs(explanation),
+            *idle_costs(explanation),
             *notes(explanation.notes()),
         ])  # fmt: skip
     bottom = [Words(note) for note in recording_notes(explanation.replay.notes, trace)]
@@ -67,8 +67,8 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
             Words(_more(explanation, costs)),
             *bottom,
         ])
-        for costs in range(FIRST_COSTS, 0, -1)
-        for causes in range(MOST_CAUSES, FEWEST_CAUSES - 1, -1)
+        for costs, fewest in ((FIRST_COSTS, FEW_CAUSES), (1, 1))
+        for causes in range(MOST_CAUSES, fewest - 1, -1)
     )  # fmt: skip
     return fitting(screens, trace)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH = 96
 USUAL_WIDTH, USUAL_LINES = 80, 24  # of a terminal: an answer stands on one screen of it
-TYPED, NEXT = 30, 45  # characters of what is typed and of `next: ...` there, but for the trace's name
+TYPED, NEXT = 35, 60  # characters of what is typed and of `next: ...` there, but for the trace's name
 MARGIN = "  "
 PERCENT = "\N{NO-BREAK SPACE}%"  # a figure and its sign stay on one line
 BESIDE = " "  # more between figures, which stand to the right, and words, which stand to the left

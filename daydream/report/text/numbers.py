@@ -45,7 +45,7 @@ def range_text(low_ns: float, high_ns: float) -> str:
 
 def change_text(before_ns: float, after_ns: float) -> str:
     """Return a time before and after a change, its unit once: `16.65 -> 8.82 ms`."""
-    unit, size, digits = scale(before_ns)
+    unit, size, digits = scale(max(before_ns, after_ns))
     small = after_ns < before_ns / 10  # as many digits would tell little of it
     after = number(after_ns / size) if small else f"{after_ns / size:,.{digits}f}"
     return f"{before_ns / size:,.{digits}f} -> {after} {unit}"

@@ -1,0 +1,237 @@
+"""The first screen of whatif, explain and replay: the answer first, all of it on a usual terminal."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from functools import partial
+from pathlib import Path
+
+import pytest
+from graph.small_traces import op, trace
+from machine.programs import PROGRAMS
+from shared import shared_replay
+
+import daydream
+from daydream.errors import DaydreamError
+from daydream.explanation.suggestion import suggestion
+from daydream.report.text import answer
+from daydream.report.text.explain import explain_text
+from daydream.report.text.layout import height
+from daydream.report.text.results import replay_text, whatif_text
+
+COLUMNS, LINES = 80, 24
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PUBLIC = (
+    "kineto/a100_resnet_ddp_rank0of2.json.gz",
+    "kineto/v100_recsys_rank1of2_copy_waits.json.gz",
+    "kineto/v100_resnet50_loader_workers_0.json.gz",
+    "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz",
+    "kineto/v100_dlrm_4_of_8_ranks",
+    "kineto/h100_bert_small_inference.json.gz",
+    "kineto/gpu_user_annotation.json.gz",
+    "odd/cpu_only.json.gz",
+)
+WHATIFS = ("amp", "amp+compile", "cuda-graphs", "fused-optimizer")
+
+
+RECORDING = {
+    "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000}, "input_ns": 0, "module_ns": 0,
+    "annotation_ns": 0, "inside_ns": 200, "before_share": 0.75, "heads": [], "step_hooks_ns": 0,
+}  # fmt: skip
+
+
+def small_run(factor=1.0):
+    """Three steps of 20 us, 2 of them recording; without a profiler they took 18, times the factor."""
+    rows = [
+        part for at in (0, 20, 40)
+        for part in (op("a", at, at + 8, phase="forward"), op("b", at + 12, at + 18, phase="forward"))
+    ]  # fmt: skip
+    times = [round(factor * 18_000)] * 3
+    return trace(rows, steps=(0, 20, 40, 60), profiler_cost=RECORDING, unprofiled_step_ns=times)
+
+
+def lines(screen, *commands):
+    """Lines of a terminal on which commands were typed or suggested, with the prompt below."""
+    typed = sum(math.ceil(len(f"next: daydream {shlex.join(words)}") / COLUMNS) for words in commands)
+    return typed + height(screen.blocks, COLUMNS) + 1
+
+
+def screens(replay, name):
+    """Yield each command of a trace with its lines."""
+    trace = ("--trace", name)
+    then = ("explain", *trace)
+    yield "replay", lines(replay_text(replay, trace=trace), ("replay", *trace), then)
+    for asked in WHATIFS:
+        try:
+            comparison = daydream.whatif(replay, asked)
+        except DaydreamError:
+            continue
+        found = suggestion(comparison)
+        words = ("whatif", asked, *trace)
+        following = [*words, "-o", f"{asked}.json.gz"]
+        if found is not None:
+            following = ["whatif", f"{asked}+{found.name}", *trace, *found.command]
+        yield asked, lines(whatif_text(comparison, suggestion=found, trace=trace), words, following)
+    explanation = daydream.explain(replay)
+    best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
+    following = then if best is None else (*best.command[1:], *trace)
+    yield "explain", lines(explain_text(explanation, trace=trace), ("explain", *trace), following)
+
+
+def too_long(replay, name):
+    return {asked: taken for asked, taken in screens(replay, name) if taken > LINES}
+
+
+@pytest.mark.parametrize("name", ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz"])
+def test_an_answer_about_an_example_fits_one_screen(name):
+    replay = daydream.replay(EXAMPLES / name)
+
+    assert too_long(replay, f"examples/{name}") == {}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_an_answer_about_a_public_trace_fits_one_screen(name):
+    assert too_long(shared_replay(name), name) == {}
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory):
+    path = tmp_path_factory.mktemp("first") / "t.json"
+    return daydream.replay(PROGRAMS["synchronizing"]().run(steps=12).write(path, 4, 8))
+
+
+def test_the_answer_comes_first_in_one_line(replay):
+    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    first, *_ = whatif_text(comparison).splitlines()
+
+    low = comparison.replayed_ns / comparison.predicted_high_ns
+    high = comparison.replayed_ns / comparison.predicted_low_ns
+    assert first == (
+        f"scale: {comparison.replayed_ns / 1e6:.3f} -> {comparison.predicted_ns / 1e6:.3f} ms per step, "
+        f"{comparison.speedup:.2f}x (90 % interval {low:.2f} to {high:.2f}x); replay error 0.00 %"
+    )
+
+
+def test_the_headline_is_the_step_without_the_profiler_where_the_trace_knows_it():
+    def halve_b(graph):
+        graph.select(name="^b$").scale(0.5)
+
+    # Recorded 20 us, of which 2 are recording; it was measured to take 18 without. Half of b is 2.9.
+    screen = whatif_text(daydream.whatif(small_run(), halve_b)).splitlines()
+
+    assert screen[0].startswith("halve-b: 18.00 -> 15.10 us per step without the profiler, 1.19x (90 % ")
+    assert "  with the profiler, as below: 20.00 -> 17.00 us, 1.18x" in screen
+
+
+def test_where_the_step_was_measured_without_a_profiler_the_prediction_starts_from_that():
+    def add(graph):
+        graph.insert_after(graph.select(name="^a$"), "new work", kind="cpu", duration_ns=3_000)
+
+    # The correction finds 18 us; it took 9. What the change adds is 3 on either.
+    found = whatif_text(daydream.whatif(small_run(factor=0.5), add))
+
+    assert found.startswith("add: 9.00 -> 12.00 us per step without the profiler, 0.75x")
+
+
+def test_phases_and_layers_stand_behind_verbose(replay):
+    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    short, long = whatif_text(comparison), whatif_text(comparison, verbose=True)
+
+    assert "by phase" in long
+    assert "by phase" not in short
+    assert long.splitlines()[0] == short.splitlines()[0]
+    assert "replayed 3.1" in long  # beside the measured one
+    assert "tasks" in long.split("options")[1]
+
+
+def test_what_changes_by_cause_adds_up_and_takes_twelve_lines_at_most(replay):
+    comparison = daydream.whatif(replay, "amp")
+    before, after = comparison.breakdowns()
+    parts = {"by_cause": before["by_cause"]}, {"by_cause": after["by_cause"]}
+    for most in (1, 3, 8):
+        (_, *rows, whole) = answer.change_rows(*parts, most)
+
+        assert len(rows) <= most + 1
+        assert sum(float(row[1]) for row in rows) == pytest.approx(float(whole[1]), abs=0.002)
+        assert sum(float(row[3]) for row in rows) == pytest.approx(float(whole[3]), abs=0.004)
+    assert 1 + answer.MOST_CAUSES + 1 + 1 <= 12
+
+
+def test_notes_about_the_recording_are_counted_and_those_about_the_prediction_told():
+    replay = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
+    comparison = daydream.whatif(replay, "fused-optimizer")
+    text = " ".join(whatif_text(comparison, trace=("--trace", "t.parquet")).split())
+
+    (recorded,) = replay.notes
+    own = [note for note in comparison.notes if note not in replay.notes]
+    assert recorded not in text
+    assert "1 note about the recording: daydream info t.parquet" in text
+    assert own
+    assert all(f"note: {note}" in text for note in own)
+    whole = " ".join(whatif_text(comparison, verbose=True).split())
+    assert all(note in whole for note in comparison.notes)
+
+
+def test_a_prediction_that_says_nothing_leads_with_that_and_why():
+    comparison = daydream.whatif(
+        shared_replay("kineto/mi300x_sglang_decode_graph_replay.json.gz"), "scale", on="gpu", factor=0.5
+    )
+    first, *rest = whatif_text(comparison).splitlines()
+
+    assert first.startswith("scale: cannot be predicted from this trace; replay error")
+    assert f"because {comparison.reason}" in " ".join(" ".join(rest).split())
+    assert not any("change" in line.split() for line in rest)
+    assert suggestion(comparison) is None
+
+
+@pytest.mark.parametrize("asked", ["amp", "scale"])
+def test_what_is_suggested_saves_what_is_said_on_top_of_the_change(replay, asked):
+    given = {"on": "gpu", "factor": 0.5} if asked == "scale" else {"math_speedup": 2.5}
+    comparison = daydream.whatif(replay, asked, **given)
+    found = suggestion(comparison, options=given)
+
+    both = daydream.whatif(replay, f"{asked}+{found.name}", **given, **found.options)
+    assert found.saving_ns == comparison.predicted_ns - both.predicted_ns > 0
+    assert found.name not in asked
+    assert f"try next: {found.name} saves" in whatif_text(comparison, suggestion=found)
+
+
+def test_nothing_is_suggested_that_the_change_excludes_or_holds_already(replay):
+    everything = "amp+cuda-graphs"
+    found = suggestion(daydream.whatif(replay, everything))
+
+    assert found is None or found.name not in {"amp", "autocast", "tf32", "cuda-graphs"}
+
+
+def test_of_a_very_long_recording_nothing_more_is_simulated(replay, monkeypatch):
+    comparison = daydream.whatif(replay, "amp")
+    monkeypatch.setattr("daydream.explanation.suggestion.MOST_TASKS", 10)
+
+    assert suggestion(comparison) is None
+
+
+@pytest.mark.parametrize("text", [replay_text, partial(replay_text, verbose=True)])
+def test_a_replay_leads_with_its_error(replay, text):
+    first, second, *_ = text(replay).splitlines()
+
+    assert first.startswith("replayed 3.1")
+    assert first.endswith(": error 0.00 %, worst step 0.00 %")
+    assert (
+        second
+        == "  A replay is the recording simulated without a change. Predictions start from it: what it gets"
+    )
+
+
+def test_explain_names_the_bound_then_the_cost_its_command_and_its_code(replay):
+    explanation = daydream.explain(replay)
+    text = explain_text(explanation)
+    best = explanation.worth_it[0].best
+
+    at = [
+        text.index(part) for part in ("CPU", "step time", "what could be avoided", shlex.join(best.command))
+    ]
+    assert at == sorted(at)
+    assert text.index("in code: ") > at[-1]
+    assert text.index("what a step waits for (the critical path)") > at[-1]
+    assert "off the critical path\n" not in text
