@@ -56,9 +56,9 @@ def _rank(
     if as_json:
         print_json({"trace": trace, **ranking.to_json()})
         return
-    print_screen(ranking_text(ranking, top=top, verbose=verbose))
-    best = next((each for each in ranking.optimizations if each.saving_ns > 0), None)
     again = trace_words(trace, step_marker, steps)
+    print_screen(ranking_text(ranking, top=top, verbose=verbose, trace=again))
+    best = next((each for each in ranking.optimizations if each.saving_ns > 0), None)
     if best is None or best.changes_nothing:
         print_next("explain", *again)
     else:

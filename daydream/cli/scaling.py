@@ -142,7 +142,7 @@ def _scaling(
     if as_json:
         print_json({"trace": trace, **found.to_json()})
     else:
-        print_screen(scaling_text(found))
+        print_screen(scaling_text(found, trace=trace_words(trace, step_marker, steps)))
     if plot is not None:
         click.echo(f"wrote {plot}", err=True)
     elif not as_json:

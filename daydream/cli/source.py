@@ -94,9 +94,9 @@ def json_option() -> click.Option:
     return click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object and nothing else.")
 
 
-def verbose_option(more: str) -> click.Option:
-    """Return `-v`; its help says what more it shows."""
-    return click.Option(["-v", "--verbose"], is_flag=True, help=f"Show {more} too.")
+def verbose_option(what: str) -> click.Option:
+    """Return `-v`, for what does not stand on the first screen."""
+    return click.Option(["-v", "--verbose"], is_flag=True, help=f"Show {what}, too.")
 
 
 def force_option() -> click.Option:

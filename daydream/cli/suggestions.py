@@ -14,7 +14,7 @@ from typing import Any
 
 from daydream.cli.output import quoted
 from daydream.report.text.layout import MARGIN, printable
-from daydream.report.text.numbers import speedup_text, step_text
+from daydream.report.text.numbers import step_change_text
 
 PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two for usual traces
 MOST = 3
@@ -38,8 +38,8 @@ class Suggestions:
         lines = ["largest suggestions, predicted from this trace:"]
         for each in self.entries:
             after, before = each["predicted_ns"], each["predicted_ns"] + each["saving_ns"]
-            times = speedup_text(before, after, each["predicted_low_ns"], each["predicted_high_ns"])
-            lines.append(f"{MARGIN}{printable(each['optimization'])}: {step_text(before, after)}, {times}")
+            step = step_change_text(before, after, each["predicted_low_ns"], each["predicted_high_ns"])
+            lines.append(f"{MARGIN}{printable(each['optimization'])}: {step}")
             lines.append(f"{3 * MARGIN}{printable(each['code'])}")
         return lines
 

@@ -16,6 +16,7 @@ Row: TypeAlias = tuple[Any, ...]  # a name, and a time in ns on each side
 MOVED = 0.1  # of the step: what waits for the other side after a change, if it is worth a sentence
 ON_DEVICE = (Bound.GPU, Bound.COPIES, Bound.COMMUNICATION)
 HIDDEN = 0.0005  # a row that is less than this part of the step before and after is left out
+SMALL = 0.01  # the same, where a table has causes only
 MOST_LAYERS = 10
 PATH = "along the critical path, mean of the steps"
 MEANWHILE = "meanwhile (not part of the step)"
@@ -23,12 +24,16 @@ NO_LAYER, REST = "no layer", "the rest"
 
 
 def breakdown_rows(
-    *sides: Parts, names: tuple[str, ...] = ("before", "after"), change: str = "change"
+    *sides: Parts,
+    names: tuple[str, ...] = ("before", "after"),
+    change: str = "change",
+    only_causes: bool = False,
 ) -> list[list[str]]:
     """Return one table of the step's time on two sides or more, its head first; see `parts_of`.
 
     Times by cause, by phase and by layer are shares of the critical path and add up to the step; what runs
-    meanwhile does not. The last column is what the last side has more than the one before it.
+    meanwhile does not. The last column is what the last side has more than the one before it. With
+    `only_causes` there are no phases and layers, and small causes are summed up.
     """
     total = tuple(sum(side["by_cause"].values()) for side in sides)
     unit, size, digits = scale(max(total))
@@ -43,11 +48,11 @@ def breakdown_rows(
     def title(text: str) -> list[str]:
         return [text, *[""] * (len(sides) + 1)]
 
-    for text, found in sections(sides, max(total)):
+    for text, found in [_causes(sides, max(total), SMALL)] if only_causes else sections(sides, max(total)):
         rows.append(title(text))
         rows += [row(MARGIN + name, *ns) for name, *ns in found]
     rows.append(row("the step", *total))
-    beside = meanwhile(sides, max(total))
+    beside = [] if only_causes else meanwhile(sides, max(total))
     if beside:
         rows.append(title(MEANWHILE))
         rows += [row(MARGIN + name, *ns) for name, *ns in beside]
@@ -90,18 +95,14 @@ def _waits_for(side: Parts) -> dict[str, int]:
 
 def sections(sides: Sequence[Parts], whole: int) -> list[tuple[str, list[Row]]]:
     """Return the parts that add up to the step, each a title and rows of a name and its time on each side."""
-    causes = [{_label(key): ns for key, ns in side.items()} for side in _each(sides, "by_cause")]
-    found = [
-        ("by cause", merged_parts(causes, whole)),
-        ("by phase", merged_parts(_each(sides, "by_phase"), whole)),
-    ]
+    found = [_causes(sides, whole), ("by phase", merged_parts(_each(sides, "by_phase"), whole))]
     layers = merged_layers(_each(sides, "by_layer"), whole)
     return [*found, ("by layer", layers)] if layers else found
 
 
-def _label(cause: str) -> str:
-    """Return what people read for a cause; a row of several has its name already."""
-    return PathCause(cause).label if cause in {each.value for each in PathCause} else cause
+def _causes(sides: Sequence[Parts], whole: int, least: float = HIDDEN) -> tuple[str, list[Row]]:
+    causes = [{PathCause(key).label: ns for key, ns in side.items()} for side in _each(sides, "by_cause")]
+    return "by cause", merged_parts(causes, whole, least)
 
 
 def meanwhile(sides: Sequence[Parts], whole: int) -> list[Row]:
@@ -109,12 +110,12 @@ def meanwhile(sides: Sequence[Parts], whole: int) -> list[Row]:
     return [each for each in merged_parts(_each(sides, "beside"), whole) if each[0] != REST]
 
 
-def merged_parts(sides: Sequence[Mapping[str, int]], whole: int) -> list[Row]:
+def merged_parts(sides: Sequence[Mapping[str, int]], whole: int, least: float = HIDDEN) -> list[Row]:
     """Return rows, phases in their order, causes by size, what is too small summed up."""
     names = dict.fromkeys(name for side in sides for name in side)
     rows: list[Row] = [(name, *(side.get(name, 0) for side in sides)) for name in names]
     rows.sort(key=lambda row: (PHASES.index(row[0]) if row[0] in PHASES else len(PHASES), -max(row[1:])))
-    small = [row for row in rows if not shows(row, whole)]
+    small = [row for row in rows if not shows(row, whole, least)]
     rest = (REST, *sums(small, len(sides)))
     return [*(row for row in rows if row not in small), *([rest] if shows(rest, whole) else [])]
 
@@ -144,9 +145,9 @@ def _each(sides: Sequence[Parts], key: str) -> list[Mapping[str, int]]:
     return [side.get(key, {}) for side in sides]
 
 
-def shows(row: Row, whole: int) -> bool:
+def shows(row: Row, whole: int, least: float = HIDDEN) -> bool:
     """Tell whether a row is large enough to be shown beside a step of this length."""
-    return max(abs(ns) for ns in row[1:]) >= HIDDEN * whole
+    return max(abs(ns) for ns in row[1:]) >= least * whole
 
 
 def sums(rows: Sequence[Row], sides: int) -> list[int]:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from daydream.explanation.parts import parts_of_change
 from daydream.report.text.breakdown import breakdown_rows
-from daydream.report.text.difference import cause_rows, work_table
+from daydream.report.text.difference import work_table
 from daydream.report.text.layout import (
     Block,
     Figures,
     Screen,
     Table,
     Words,
+    headed,
     notes,
     printable,
 )
@@ -53,7 +54,7 @@ def confirmation_text(confirmation: Confirmation, *, verbose: bool = False) -> S
         )
     said += comparison.notes  # of the recording too: the trace need not have been kept for `info`
     return Screen([
-        *map(Words, confirmation_headline(confirmation)),
+        *headed(confirmation_headline(confirmation)),
         "",
         Table(rows),
         *([] if difference is None else ["", *_compared(confirmation, difference, verbose=verbose)]),
@@ -89,6 +90,6 @@ def _compared(confirmation: Confirmation, difference: Difference, *, verbose: bo
         for side in (was, difference.before.breakdown, difference.after.breakdown)
     ]
     names = ("before", "predicted", "measured")
-    rows = (breakdown_rows if verbose else cause_rows)(*sides, names=names, change="off by")
+    rows = breakdown_rows(*sides, names=names, change="off by", only_causes=not verbose)
     blocks: list[Block] = [Figures(head), Table(rows)]
     return [*blocks, "", work_table(difference)] if verbose else blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daydream.predict.sensitivity import family
 from daydream.predict.work_of_steps import SAME, Change
@@ -15,6 +15,7 @@ from daydream.report.text.layout import (
     Screen,
     Table,
     Words,
+    headed,
     layer_name,
     notes,
     printable,
@@ -27,7 +28,7 @@ from daydream.report.text.numbers import (
     range_text,
     scale,
     speedup,
-    step_text,
+    step_change_text,
     time_text,
 )
 from daydream.text import listed as some_of
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 TOP = 4
 MOST_NAMES = 5
-SMALL_CAUSE, OTHER_CAUSES = 0.01, "other causes"  # a share of the step
 COPIES = ("Memcpy ", "Memset ")  # named by what they copy, not as functions are
 
 
@@ -50,7 +50,7 @@ def difference_text(difference: Difference, *, top: int = TOP, verbose: bool = F
     steps = step_rows(difference, verbose=verbose)
     more = [] if verbose else [Words("-v adds: phases, layers and kernels, and what runs meanwhile")]
     return Screen([
-        *map(Words, difference_headline(difference)),
+        *headed(difference_headline(difference)),
         Facts(list(zip(columns_of(difference), (side_text(one), side_text(two)), strict=True))),
         "",
         Table(steps, judged=0) if one.prediction else breakdown_table(steps),
@@ -88,10 +88,7 @@ def difference_headline(difference: Difference) -> list[str]:
     """Return lines about the step, before and after."""
     one, two = difference.before, difference.after
     names = columns_of(difference)
-    if one.prediction:
-        lines = _judged(difference)
-    else:
-        lines = [f"{step_text(one.step_ns, two.step_ns)}, {speedup(one.step_ns, two.step_ns)}"]
+    lines = _judged(difference) if one.prediction else [step_change_text(one.step_ns, two.step_ns)]
     if one.unprofiled_ns is not None and two.unprofiled_ns is not None:
         told = f"{names[0]} {time_text(one.unprofiled_ns)}, {names[1]} {time_text(two.unprofiled_ns)}"
         lines.append(f"without the profiler: {told}, {speedup(one.unprofiled_ns, two.unprofiled_ns)}")
@@ -115,31 +112,7 @@ def _judged(difference: Difference) -> list[str]:
 def step_rows(difference: Difference, *, verbose: bool = True) -> list[list[str]]:
     """Return one table of where a step's time goes, its head first; by cause only, if not verbose."""
     sides: Sequence[Parts] = (difference.before.breakdown, difference.after.breakdown)
-    if verbose:
-        return breakdown_rows(*sides, names=columns_of(difference))
-    return cause_rows(*sides, names=columns_of(difference))
-
-
-def cause_rows(*sides: Parts, **words: Any) -> list[list[str]]:
-    """Return a table of where a step's time goes, by cause only, small causes in one row."""
-    rows = breakdown_rows(*main_causes(sides), **words)
-    following = [*(row[0] for row in rows[1:]), ""]
-    return [
-        row for row, after in zip(rows, following, strict=True) if any(row[1:]) or after.startswith(MARGIN)
-    ]
-
-
-def main_causes(sides: Sequence[Parts]) -> list[dict[str, dict[str, int]]]:
-    """Return the parts of steps by cause alone; causes that are small on all sides are put together."""
-    causes = [side["by_cause"] for side in sides]
-    least = SMALL_CAUSE * max(sum(each.values()) for each in causes)
-    large = {name for each in causes for name, ns in each.items() if ns >= least}
-    found = []
-    for each in causes:
-        parts = {name: ns for name, ns in each.items() if name in large}
-        rest = sum(each.values()) - sum(parts.values())
-        found.append({"by_cause": {**parts, OTHER_CAUSES: rest} if rest else parts})
-    return found
+    return breakdown_rows(*sides, names=columns_of(difference), only_causes=not verbose)
 
 
 def step_remarks(difference: Difference) -> list[str]:

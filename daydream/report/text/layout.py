@@ -12,12 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from daydream.report.text.numbers import count
-
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from daydream.predict.replay import Replay
 
 WIDTH = 96
 USUAL_WIDTH, USUAL_LINES = 80, 24  # of a terminal: an answer stands on one screen of it
@@ -170,6 +166,11 @@ class Screen(str):
         return self
 
 
+def headed(lines: Sequence[str]) -> list[Block]:
+    """Return an answer and lines on it."""
+    return [Headline(lines[0]), *map(Words, lines[1:])]
+
+
 def fitting(screens: Iterable[Screen], trace: Sequence[str] = ()) -> Screen:
     """Return the first of some screens that a usual terminal shows as a whole, else the last of them.
 
@@ -198,19 +199,6 @@ def _on_terminal(block: Block, width: int) -> list[str]:
 def notes(sentences: Iterable[str]) -> list[Block]:
     """Return a section of notes, each once and wrapped; nothing if there are none."""
     return section("notes", map(printable, dict.fromkeys(sentences)), aside=True)
-
-
-def recording_notes(replay: Replay, trace: str = "TRACE") -> list[Block]:
-    """Return one line on what `daydream info` says of a recording in full; nothing where it says nothing.
-
-    That the machine was not at rest is said in full: it makes every figure doubtful.
-    """
-    others = [note for note in replay.notes if note != replay.unrest]
-    lines: list[Block] = [Words(printable(replay.unrest), aside=True)] if replay.unrest else []
-    if others:
-        told = f"{count(len(others), 'note')} on the recording: daydream info {trace}"
-        lines.append(Words(told, aside=True))
-    return lines
 
 
 def section(title: str, sentences: Iterable[str], *, aside: bool = False) -> list[Block]:

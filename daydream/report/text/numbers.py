@@ -81,23 +81,18 @@ def speedup(before_ns: float, after_ns: float | None) -> str:
     return f"{before_ns / after_ns:,.2f}x" if after_ns else "nothing is left of the step"
 
 
-def step_text(before_ns: float, after_ns: float | None) -> str:
-    """Return a step before and after a change, the unit once: `16.64 -> 8.84 ms per step`."""
-    unit, size, digits = scale(before_ns)
-    after = "unknown" if after_ns is None else f"{after_ns / size:,.{digits}f} {unit}"
-    return f"{before_ns / size:,.{digits}f}{f' {unit}' if after_ns is None else ''} -> {after} per step"
-
-
-def speedup_text(
-    before_ns: float, after_ns: float | None, low_ns: float | None, high_ns: float | None
+def step_change_text(
+    before_ns: float, after_ns: float | None, low_ns: float | None = None, high_ns: float | None = None
 ) -> str:
-    """Return a speed-up and its range, from a step and the range of the step: `1.88x (90 % interval ...)`."""
-    told = speedup(before_ns, after_ns)
-    if not high_ns or low_ns is None:
-        return told
-    if not low_ns:
-        return f"{told} (90 % interval {before_ns / high_ns:,.2f}x or more)"
-    return f"{told} (90 % interval {before_ns / high_ns:,.2f} to {before_ns / low_ns:,.2f}x)"
+    """Return a step before and after a change, and how many times faster: `16.65 -> 8.82 ms per step, 1.89x`.
+
+    With the range of the step after it follows that of the speed-up: `(90 % interval 1.49 to 2.58x)`.
+    """
+    if after_ns is None:
+        return f"{time_text(before_ns)} per step, unknown with the change"
+    told = f"{change_text(before_ns, after_ns)} per step, {speedup(before_ns, after_ns)}"
+    likely = "" if low_ns is None or high_ns is None else gain_range_text(before_ns, low_ns, high_ns)
+    return f"{told} (90 % interval {likely})" if likely else told
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

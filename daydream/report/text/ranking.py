@@ -13,19 +13,19 @@ from daydream.report.text.layout import (
     Table,
     Title,
     Words,
+    headed,
     notes,
     printable,
-    recording_notes,
     shortened,
     tail,
 )
+from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     count,
     percent,
     scale,
     speedup,
-    speedup_text,
-    step_text,
+    step_change_text,
     time_text,
 )
 from daydream.transforms import stages
@@ -51,15 +51,15 @@ CURVES = (
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 
-def ranking_text(ranking: Ranking, *, top: int, verbose: bool = False) -> Screen:
+def ranking_text(ranking: Ranking, *, top: int, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
     """Return the best optimizations and pairs with the code that makes them; verbose what else was found."""
     verbose = verbose or not ranking.optimizations  # then the reasons are the answer
     return Screen([
-        *map(Words, ranking_headline(ranking)),
+        *headed(ranking_headline(ranking)),
         "",
         *_optimizations(ranking, top, verbose=verbose),
         *([*_curves(ranking, top), *_left_out(ranking), *notes(ranking.notes())] if verbose else []),
-        *([] if verbose else _more(ranking)),
+        *([] if verbose else _more(ranking, trace)),
     ])  # fmt: skip
 
 
@@ -70,8 +70,7 @@ def ranking_headline(ranking: Ranking) -> list[str]:
         said = f"{time_text(ranking.replayed_ns)} per step; no optimization here makes it shorter"
     else:
         low, high = best.predicted_low_ns, best.predicted_high_ns
-        times = speedup_text(best.replayed_ns, best.predicted_ns, low, high)
-        said = f"{printable(best.name)}: {step_text(best.replayed_ns, best.predicted_ns)}, {times}"
+        said = f"{printable(best.name)}: {step_change_text(best.replayed_ns, best.predicted_ns, low, high)}"
     error = percent(ranking.replay.error, signed=True)
     share = f": {100 * ranking.bound_share:.0f} % {PATH}" if ranking.bound_share else ""
     return [f"{said}; replay error {error}", f"now {bound_text(ranking.bound, 0.0)}{share}"]
@@ -132,7 +131,7 @@ def _made_by(each: Ranked, told: set[str]) -> str:
     return " ".join([*needs, *([printable(each.code)] if each.code else [])])
 
 
-def _more(ranking: Ranking) -> list[Block]:
+def _more(ranking: Ranking, trace: Sequence[str]) -> list[Block]:
     """Return a line on what `-v` adds."""
     more = [
         *(["what each layer and kernel would save"] if ranking.curves else []),
@@ -142,7 +141,7 @@ def _more(ranking: Ranking) -> list[Block]:
     blocks: list[Block] = [Words("   ".join(lines))] if lines else []
     if more:
         blocks.append(Words("; ".join(more), f"{MARGIN}-v adds: ", 2 * MARGIN))
-    return [*blocks, *recording_notes(ranking.replay)]
+    return [*blocks, *map(Words, recording_notes(ranking.replay.notes, trace))]
 
 
 def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:

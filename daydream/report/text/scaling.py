@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from daydream.report.text.layout import Screen, Table, Words, notes, recording_notes
+from daydream.report.text.layout import Screen, Table, Words, headed, notes
+from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import UNITS, count, percent, time_text
 
 if TYPE_CHECKING:
@@ -16,8 +18,11 @@ LOSS = "bound by, lost to"  # the head of the last column
 STEP = 3  # the column of the step's time
 
 
-def scaling_text(scaling: Scaling) -> Screen:
-    """Return a line on the one worker that was recorded, and a row for each number of workers."""
+def scaling_text(scaling: Scaling, *, trace: Sequence[str] = ()) -> Screen:
+    """Return what most workers give, and a row for each number of workers.
+
+    `trace` are the words that name the trace on a command line.
+    """
     waits = scaling.waits
     said = (
         "efficiency: the throughput of each worker against that of one alone. overhead: what exchanging "
@@ -31,8 +36,8 @@ def scaling_text(scaling: Scaling) -> Screen:
     table = Table(rows, words=[LOSS], spare=range(STEP + 1, len(rows[0]) - 1))
     own = [note for note in scaling.notes() if note not in scaling.replay.notes]
     return Screen([
-        *map(Words, scaling_headline(scaling)), "", table, Words(said), *notes(own),
-        *recording_notes(scaling.replay),
+        *headed(scaling_headline(scaling)), "", table, Words(said), *notes(own),
+        *map(Words, recording_notes(scaling.replay.notes, trace)),
     ])  # fmt: skip
 
 

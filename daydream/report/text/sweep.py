@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from daydream.report.text.layout import (
     MARGIN,
     Block,
+    Headline,
     Screen,
     Table,
     Title,
@@ -22,8 +23,7 @@ from daydream.report.text.numbers import (
     number,
     percent,
     speedup,
-    speedup_text,
-    step_text,
+    step_change_text,
     time_text,
 )
 
@@ -66,9 +66,8 @@ def _answer(sweep: Sweep) -> list[Block]:
     if best is None or best.predicted_ns is None:
         return []
     low, high = best.predicted_low_ns, best.predicted_high_ns
-    times = speedup_text(best.replayed_ns, best.predicted_ns, low, high)
-    step = step_text(best.replayed_ns, best.predicted_ns)
-    return [Words(f"{sweep.optimization} {_words(_labels(sweep, best))}: {step}, {times}")]
+    step = step_change_text(best.replayed_ns, best.predicted_ns, low, high)
+    return [Headline(f"{sweep.optimization} {_words(_labels(sweep, best))}: {step}")]
 
 
 def sweep_title(sweep: Sweep) -> str:
