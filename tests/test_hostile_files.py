@@ -499,3 +499,9 @@ def test_an_autograd_thread_whose_caller_never_idles_is_read(ask, tmp_path):
     (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
 
     assert "internal" not in ask("replay", "--trace", "t.json")[2]
+
+
+def test_more_gradients_than_can_be_counted_are_refused():
+    gpt = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+    with pytest.raises(GraphError, match="gradient_mb must be above 0 and at most 268,435,456, not 1e\\+20"):
+        daydream.whatif(gpt, "p3", servers=4, gradient_mb=1e20)

@@ -22,6 +22,7 @@ from daydream.graph.selection import Selection
 from daydream.graph.tables import phase_code
 
 MIB = 2**20
+MOST_MB = 2**28  # 281 TB of gradients: bytes that a task can hold
 FIRST_BUCKET_MB, BUCKET_MB = 1.0, 25.0  # of DistributedDataParallel where no size is given
 
 
@@ -173,8 +174,8 @@ def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None 
     kept = np.flatnonzero(known)[_of_last_pass(graph, nodes[known])]
     nodes, makers, nbytes = nodes[kept], makers[kept], nbytes[kept]
     if gradient_mb is not None:
-        if gradient_mb <= 0:
-            raise GraphError(f"gradient_mb must be above 0, not {gradient_mb:g}")
+        if not 0 < gradient_mb <= MOST_MB:
+            raise GraphError(f"gradient_mb must be above 0 and at most {MOST_MB:,}, not {gradient_mb:g}")
         steps, place = np.unique(graph.columns["step"][nodes], return_inverse=True)
         nbytes = np.rint(gradient_mb * MIB / np.bincount(place, minlength=len(steps)))[place].astype(np.int64)
     if not nbytes.any():

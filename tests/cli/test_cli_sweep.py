@@ -43,9 +43,7 @@ def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
 
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0].startswith(
-        "scale factor=0.125 on=gpu: 3.177 -> 2.185 ms per step, 1.45x (90 % interval "
-    )
+    assert lines[0].startswith("scale factor=0.125 on=gpu: 3.177 -> 2.185 ms per step, 1.45x (90 % interval ")
     assert lines[1].startswith("  step time   measured ")
     assert " ".join(lines[3].split()) == "factor on predicted, ms 90 % interval, ms speedup notes"
     assert [line.split()[:2] for line in lines[4:6]] == [["0.125", "gpu"], ["0.25", "gpu"]]
