@@ -22,15 +22,6 @@ def print_next(*words: str) -> None:
     click.echo(f"next: daydream {shlex.join(words)}", err=True)
 
 
-def print_code(name: str) -> None:
-    """Say on stderr which line of a training script makes a change, if one does."""
-    from daydream.transforms.registry import code_of
-
-    code = code_of(name)
-    if code is not None:
-        click.echo(f"in code: {code}", err=True)
-
-
 def print_screen(screen: Screen) -> None:
     """Print a report: fitted to a terminal and with colour there, else its plain text."""
     if sys.stdout.isatty():
