@@ -91,20 +91,16 @@ def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = Non
         timeline = simulate(graph, contention=contention)
         return Settled(timeline, timeline.step_times(), 0, settled=True)
     members = coupled(graph, waiting=True)
-    asked, copies = 2, 0
     beyond = 0 if contention is None else 1  # what transfers meet in the pass behind slows them too
+    asked = 2
+    copies = asked if graph.scheduled else max(asked, passes)  # by policy a later pass may overtake another
     while True:
-        if asked > copies - beyond:  # a lane with a policy may run a later pass ahead of an earlier one
-            copies = (asked if graph.scheduled or copies else max(asked, passes)) + beyond
-            timeline = simulate(graph, copies=copies, window=window, contention=contention)
-            times, ends = timeline.step_times(), _lane_ends(timeline)
-            if len(ends) == 1:  # a change has left the window nothing to repeat
-                return Settled(timeline, times, 0, settled=True)
-        times_of = {key: ns for key, ns in times.items() if key[0] < asked}
-        more, first = _judge(timeline, times_of, ends[:asked], members)
-        if more <= 0:
-            return Settled(timeline, times_of, asked - 1 if more else first, settled=not more)
-        asked = more
+        timeline = simulate(graph, copies=copies + beyond, window=window, contention=contention)
+        ends = _lane_ends(timeline)[:copies]
+        found = settled_within(timeline, timeline.step_times(), ends, members, asked)
+        if isinstance(found, Settled):
+            return found
+        copies = asked = found
 
 
 def need_steps(graph: Graph) -> None:
@@ -136,6 +132,29 @@ def passes_needed(copies: int, before: int, last: int, slowest: int, ahead: int,
     if more * tasks > MOST_TASKS or more > (MOST_LAGGING if lagging else MOST_COPIES):
         return -1
     return more
+
+
+def settled_within(
+    timeline: Timeline,
+    times: dict[tuple[int, int], int],
+    ends: np.ndarray,
+    members: Mapping[int, frozenset[int]],
+    asked: int = 2,
+) -> Settled | int:
+    """Return the steps of the passes that had settled, or how many passes to simulate for that.
+
+    `times` are those of the steps, `ends` when each lane ends with each pass. Judged are the first `asked`
+    passes, then as many as those ask for. A sole pass, where nothing can be repeated, has settled.
+    """
+    if len(ends) == 1:
+        return Settled(timeline, times, 0, settled=True)
+    while asked <= len(ends):
+        times_of = {key: ns for key, ns in times.items() if key[0] < asked}
+        more, first = _judge(timeline, times_of, ends[:asked], members)
+        if more <= 0:
+            return Settled(timeline, times_of, asked - 1 if more else first, settled=not more)
+        asked = more
+    return asked
 
 
 def _judge(

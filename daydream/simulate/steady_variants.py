@@ -15,7 +15,8 @@ import numpy as np
 
 from daydream.simulate import simulate
 from daydream.simulate.batch import LEAST_VARIANTS, Change, ends, scaled
-from daydream.simulate.steady import SETTLED, Settled, need_steps, passes_needed, repeatable, settle
+from daydream.simulate.rank_windows import coupled
+from daydream.simulate.steady import Settled, need_steps, repeatable, settle, settled_within
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -71,9 +72,8 @@ def settle_all(graph: Graph, speedups: Sequence[Speedup], *, passes: int = 2) ->
                 result.step_ns[variant, place[step]] = ns
 
     window = repeatable(graph)
-    copies = 1 if window is None else max(passes, 2)
-    asked = min(copies, 2)
-    waiting = {copies: np.arange(count)}
+    members = coupled(graph, waiting=True)
+    waiting = {1 if window is None else max(passes, 2): np.arange(count)}
     while waiting:
         copies, variants = waiting.popitem()
         if len(variants) < LEAST_VARIANTS or graph.scheduled or isinstance(window, Mapping):
@@ -81,10 +81,13 @@ def settle_all(graph: Graph, speedups: Sequence[Speedup], *, passes: int = 2) ->
                 note(variant, settle(changed))
             continue
         run = _Run(simulate(graph, copies=copies, window=window))
-        needed = run.settle(_chosen(speedups, variants), result, variants, place, asked)
-        asked = 0
-        for more in np.unique(needed[needed > 0]).tolist():
-            waiting[more] = np.append(waiting.get(more, variants[:0]), variants[needed == more])
+        found = run.variants(_chosen(speedups, variants))
+        for variant, (times, lane_ns) in zip(variants.tolist(), found, strict=True):
+            settled = settled_within(run.timeline, times, lane_ns, members)
+            if isinstance(settled, Settled):
+                note(variant, settled)
+            else:
+                waiting[settled] = np.append(waiting.get(settled, variants[:0]), variant)
     return result
 
 
@@ -94,88 +97,21 @@ class _Run:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.copies = int(timeline.copy.max()) + 1
-        lanes = timeline.graph.lanes
-        self.closing = timeline.closing
-        step = timeline.graph.columns["step"][timeline.task[self.closing]]
-        key = timeline.copy[self.closing] * np.int64(len(timeline.graph.steps) + 1) + step
-        self.closing = self.closing[np.argsort(key, kind="stable")]
         # The last entry of each lane in each pass, as the last assigned to a place stays; -1 for none.
-        self.lane_ends = np.full((self.copies, len(lanes)), -1)
+        self.lane_ends = np.full((self.copies, len(timeline.graph.lanes)), -1)
         self.lane_ends[timeline.copy, timeline.plan.lane] = np.arange(len(timeline.task))
-        self.background = np.array([lane.background for lane in lanes], bool)
 
-    def settle(
-        self,
-        speedups: Sequence[Speedup],
-        result: SettledVariants,
-        variants: np.ndarray,
-        place: dict[int, int],
-        asked: int,
-    ) -> np.ndarray:
-        """Note the variants that have settled; return how many passes the others need, 0 for the noted.
-
-        Judged are the first `asked` passes, then as many as those ask for; with 0 all of them.
-        """
-        observed = np.append(self.closing, self.lane_ends[self.lane_ends >= 0])
-        found = ends(self.timeline.plan, list(self._changes(speedups)), observed)
-        times = self._times(found[:, : len(self.closing)])
-        if self.copies == 1:
-            copy, needed = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
-        else:
-            repeated = {step for copy, step in times if copy}
-            passes = np.zeros((self.copies, len(found)), np.int64)
-            for (number, step), ns in times.items():
-                if step in repeated:
-                    passes[number] += ns
-            lane_ns = np.zeros((*self.lane_ends.shape, len(found)), np.int64)
-            lane_ns[self.lane_ends >= 0] = found[:, len(self.closing) :].T
-            copy = np.zeros(len(found), np.int64)
-            needed = np.full(len(found), asked or self.copies)
-            while (open_ := (needed > 0) & (needed <= self.copies)).any():
-                count = int(needed[open_].min())
-                rows = np.flatnonzero(needed == count)
-                copy[rows], needed[rows] = self._judged(passes[:count, rows], lane_ns[:count, :, rows])
-        for (number, step), ns in times.items():
-            rows = (copy == number) & (needed <= 0)
-            result.step_ns[variants[rows], place[step]] = ns[rows]
-        result.settled[variants] = needed == 0
-        return needed
-
-    def _judged(self, passes: np.ndarray, lane_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pass each variant is read from, and what `passes_needed` says of these passes."""
-        taken, ahead = self._slowest_lane(lane_ns[-2:])
-        close = np.abs(passes - passes[-1]) <= SETTLED * passes[-1]
-        needed = np.array([
-            passes_needed(len(passes), int(a), int(b), int(c), int(d), len(self.timeline.graph))
-            for a, b, c, d in zip(passes[-2], passes[-1], taken, ahead, strict=True)
-        ])  # fmt: skip
-        return np.where(needed == 0, close.argmax(axis=0), len(passes) - 1), needed
-
-    def _times(self, closing_ns: np.ndarray) -> dict[tuple[int, int], np.ndarray]:
-        """Return the time of each (copy, step), a variant an entry, as `Timeline.step_times` does for one."""
-        timeline = self.timeline
-        copy = timeline.copy[self.closing]
-        step = timeline.graph.columns["step"][timeline.task[self.closing]]
-        first = np.flatnonzero(np.append(True, (copy[1:] != copy[:-1]) | (step[1:] != step[:-1])))
-        last = np.maximum.reduceat(closing_ns, first, axis=1)
-        at = {
-            key: place
-            for place, key in enumerate(zip(copy[first].tolist(), step[first].tolist(), strict=True))
-        }
-        times = {}
-        for key, before in timeline.spans.items():
-            begin = int(timeline.graph.steps[key[1]]["start_ns"]) if before is None else last[:, at[before]]
-            times[key] = last[:, at[key]] - begin
-        return times
-
-    def _slowest_lane(self, lane_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `settle` asks about the slowest lane, for each variant."""
-        before, last = lane_ns
-        counts = (last > 0) & ~self.background[:, None]
-        taken = np.where(counts, last - before, 0)
-        slowest = taken.argmax(axis=0)
-        rows = np.arange(taken.shape[1])
-        return taken[slowest, rows], np.where(counts, last, 0).max(axis=0) - last[slowest, rows]
+    def variants(
+        self, speedups: Sequence[Speedup]
+    ) -> Iterator[tuple[dict[tuple[int, int], int], np.ndarray]]:
+        """Yield, for each variant, the times of its steps and when each lane ends with each pass."""
+        closing = self.timeline.closing
+        ends_with = self.lane_ends >= 0
+        observed = np.append(closing, self.lane_ends[ends_with])
+        for row in ends(self.timeline.plan, list(self._changes(speedups)), observed):
+            lane_ns = np.zeros(self.lane_ends.shape, np.int64)
+            lane_ns[ends_with] = row[len(closing) :]
+            yield self.timeline.step_times(row[: len(closing)]), lane_ns
 
     def _changes(self, speedups: Sequence[Speedup]) -> list[Change]:
         """Return the speed-ups as changes of the plan, whose gaps between passes stand for another task's."""

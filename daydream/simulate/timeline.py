@@ -120,18 +120,33 @@ class Timeline(Drawn):
         named = trace.is_kind("annotation")[np.maximum(rows, 0)] | (rows < 0)
         return ~named | (self.graph.columns["kind"] > 0)
 
-    def step_times(self) -> dict[tuple[int, int], int]:
+    def step_times(self, closing_ns: np.ndarray | None = None) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
 
         A sole step counts from its recorded start. In a repeated window the step before
-        the first is the last of the copy before.
+        the first is the last of the copy before. `closing_ns` is when the `closing` tasks end in a variant
+        of this timeline, in their order.
         """
-        ends = {key: int(self.end_ns[task]) for key, task in self.last_of_steps.items()}
+        keys, order, first = self._closed_steps
+        if not keys:
+            return {}
+        closing_ns = self.end_ns[self.closing] if closing_ns is None else closing_ns
+        ends = dict(zip(keys, np.maximum.reduceat(closing_ns[order], first).tolist(), strict=True))
         times = {}
         for key, before in self.spans.items():
             begin = ends[before] if before is not None else int(self.graph.steps[key[1]]["start_ns"])
             times[key] = ends[key] - begin
         return times
+
+    @cached_property
+    def _closed_steps(self) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
+        """Each (copy, step), the order in which its `closing` stand together, and where it begins there."""
+        copy, step = self.copy[self.closing], self.graph.columns["step"][self.task[self.closing]]
+        order = np.lexsort((step, copy))
+        copy, step = copy[order], step[order]
+        new = (copy[1:] != copy[:-1]) | (step[1:] != step[:-1])
+        first = np.flatnonzero(np.append(True, new)[: len(order)])
+        return list(zip(copy[first].tolist(), step[first].tolist(), strict=True)), order, first
 
     @cached_property
     def spans(self) -> dict[tuple[int, int], tuple[int, int] | None]:

@@ -89,8 +89,8 @@ def job(
     chosen = Ranks.of(timeline.plan, factors, scale=scale, meets=meets, groups=patterns)
     closing = timeline.closing
     found = ends(timeline.plan, chosen, closing).max(axis=1)
-    job_ns = _step_times(timeline, closing, found, settled_copy)
-    alone_ns = _step_times(timeline, closing, timeline.end_ns[closing], settled_copy)
+    job_ns = _step_times(timeline, found, settled_copy)
+    alone_ns = _step_times(timeline, timeline.end_ns[closing], settled_copy)
     return Job(ranks, int(chosen.classes().max()) + 1, job_ns, alone_ns)
 
 
@@ -159,19 +159,9 @@ def _steps(timeline: Timeline) -> tuple[np.ndarray, int]:
     return number.reshape(-1), len(found)
 
 
-def _step_times(timeline: Timeline, closing: np.ndarray, end_ns: np.ndarray, settled_copy: int) -> np.ndarray:
+def _step_times(timeline: Timeline, closing_ns: np.ndarray, settled_copy: int) -> np.ndarray:
     """Return the times of the steps behind the settled pass, each from one completion to the next."""
-    copy, step = (
-        timeline.copy[closing].tolist(),
-        timeline.graph.columns["step"][timeline.task[closing]].tolist(),
-    )
-    completed: dict[tuple[int, int], int] = {}
-    for key, end in zip(zip(copy, step, strict=True), end_ns.tolist(), strict=True):
-        completed[key] = max(end, completed.get(key, end))
-    last = max(copy)
-    times = []
-    for key, before in timeline.spans.items():
-        if key[0] > settled_copy or last <= settled_copy:
-            begin = int(timeline.graph.steps[key[1]]["start_ns"]) if before is None else completed[before]
-            times.append(completed[key] - begin)
-    return np.array(times, np.int64)
+    times = timeline.step_times(closing_ns)
+    last = int(timeline.copy[timeline.closing].max())
+    behind = [ns for (copy, _), ns in times.items() if copy > settled_copy or last <= settled_copy]
+    return np.array(behind, np.int64)
