@@ -234,6 +234,15 @@ def test_the_house_stays_tidy() -> None:
     assert silent == []
 
 
+def test_kinds_of_tasks_have_names_and_no_bare_numbers() -> None:
+    numbered = re.compile(r'\["kind"\](\[([^][]|\[[^][]*\])*\])?\)? (==|!=|[<>]=?) \d')
+    files = {path.name: path.read_text() for path in (ROOT / "daydream").rglob("*.py")}
+
+    assert [
+        name for name, text in files.items() if numbered.search(text)
+    ] == []  # see `daydream.graph.tables`
+
+
 def test_every_package_is_listed_for_setuptools() -> None:
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "daydream").rglob("*.py")}
 

@@ -26,6 +26,7 @@ from parts_of_pages import put
 
 import daydream
 from daydream.errors import DaydreamError
+from daydream.graph.tables import KERNEL
 
 BEGIN, END = "<!-- begin: gpu pairs -->", "<!-- end: gpu pairs -->"
 STEP, KERNELS = "step", "kernels"
@@ -194,7 +195,7 @@ def _truth(path: Path, marker: str | None) -> dict[str, float]:
 
 def _kernels(graph: Any, question: Question) -> float:
     """Return the kernels' time of a step of a changed graph, in ns."""
-    chosen = graph.alive & (graph.columns["kind"] == 1)
+    chosen = graph.alive & (graph.columns["kind"] == KERNEL)
     if question.series.marker is None:
         return float(graph.columns["duration_ns"][chosen].sum())
     covered = [n for n, step in enumerate(graph.steps) if step["covered"]]

@@ -29,13 +29,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from daydream.costs.device.roofline import is_matrix_kernel
-from daydream.graph.graph import KINDS, Graph
+from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.query.columns import coded, is_text
 from daydream.graph.query.coverage import Coverage, sharing
+from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.trace.trace import Trace
 
-KERNEL, COLLECTIVE = KINDS.index("kernel"), KINDS.index("collective")
 BESIDE = 0.5  # of a run: a touch by a transfer says little, and a long run is touched more easily
 SHARED = 0.1  # of a run beside other kernels
 RESOLVED = 20  # times what the clock resolves: then a run is 5 % off at most

@@ -15,7 +15,7 @@ from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.graph import Graph
 from daydream.graph.query.columns import read_column
 from daydream.graph.selection import Selection
-from daydream.graph.tables import kind_code
+from daydream.graph.tables import CPU, KERNEL, kind_code
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -71,7 +71,7 @@ def work(graph: Graph, selection: Selection) -> Work:
         return _unknown(len(rows))
     found = work_of_rows(graph.trace, rows)
     factors = grown_by(graph, selection)[:2] if graph.resized else (1.0, 1.0)
-    on_cpu = graph.columns["kind"][selection.ids] == 0
+    on_cpu = graph.columns["kind"][selection.ids] == CPU
     part = np.where(on_cpu, _part_of_row(graph, selection.ids), 1.0) if on_cpu.any() else 1.0
     for amounts, factor in zip((found.flop, found.nbytes), factors, strict=True):
         known = amounts >= 0
@@ -108,7 +108,7 @@ def _unknown(count: int) -> Work:
 def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return how much of its row's CPU time each task is: an operator's time is cut by what it calls."""
     rows, duration = graph.columns["row"], graph.columns["duration_ns"]
-    mine = graph.alive & (rows >= 0) & (graph.columns["kind"] == 0)
+    mine = graph.alive & (rows >= 0) & (graph.columns["kind"] == CPU)
     # A repetition of a call is a call of its own.
     key = rows + graph.columns["repeat"].astype(np.int64) * (int(rows.max(initial=0)) + 1)
     size = int(key.max(initial=0)) + 1
@@ -154,7 +154,7 @@ def peaks(formats: np.ndarray, device: Device) -> np.ndarray:
 
 def floor_ns(graph: Graph) -> float:
     """Return what the smallest kernels of this graph take: the fixed cost of any kernel, as recorded."""
-    kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == 1) & graph.alive))
+    kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == KERNEL) & graph.alive))
     duration = recorded_duration_ns(kernels)
     duration = duration[duration > 0]
     if not len(duration):

@@ -19,10 +19,10 @@ from daydream.explanation.asking import Asked, Asker
 from daydream.explanation.beside import Waits, waits
 from daydream.explanation.causes import Chain
 from daydream.explanation.places import Place, place_of
-from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
+from daydream.graph.tables import MEMCPY
 from daydream.model.loading import untraced_waits
 from daydream.simulate.causes import PathCause
 from daydream.trace.schema import PHASES
@@ -34,7 +34,6 @@ MOST_WAITS = 4  # groups of waiting calls
 TO_DEVICE = re.compile(r"HtoD|HostToDevice")
 FROM_DEVICE = re.compile(r"DtoH|DeviceToHost")
 ALLOCATION = re.compile(r"(?i)malloc|free")
-MEMCPY = KINDS.index("memcpy")
 MODEL = [PHASES.index(name) for name in ("forward", "loss", "backward")]
 OPTIMIZER, OTHER = PHASES.index("optimizer"), PHASES.index("other")
 

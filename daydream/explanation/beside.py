@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.explanation.causes import Chain
-from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.graph.query.coverage import Coverage
 from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
+from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.simulate.causes import CAUSES, PathCause
 from daydream.simulate.path_causes import untraced_device_work
-
-COLLECTIVE = KINDS.index("collective")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +70,7 @@ def waits(chain: Chain, cause: Cause) -> Waits:
     src, dst = plan.edge_src[edges], plan.edge_dst[edges]
     held = np.zeros(len(plan), bool)
     held[dst[start[src] + plan.edge_delay_ns[edges] == start[dst]]] = True
-    held &= (graph.columns["kind"][timeline.task] == 0) & (timeline.wait_ns > 0)
+    held &= (graph.columns["kind"][timeline.task] == CPU) & (timeline.wait_ns > 0)
     on_device = graph.alive & device_work(graph)
     last_launch = graph.columns["order"][on_device].max(initial=0)
     at_end = graph.columns["order"][timeline.task] > last_launch

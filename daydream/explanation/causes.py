@@ -11,6 +11,7 @@ from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import KINDS, Graph
 from daydream.graph.selection import Selection
+from daydream.graph.tables import KERNEL
 from daydream.predict.sensitivity import family
 from daydream.simulate.causes import CAUSES, Bound, PathCause
 from daydream.simulate.path_causes import Pieces, codes_of, pieces_of
@@ -22,7 +23,6 @@ OF_KERNELS = {
     "latency": PathCause.SMALL,
     "unknown": PathCause.KERNELS,
 }
-KERNEL = KINDS.index("kernel")
 MOST_PARTS = 5
 
 

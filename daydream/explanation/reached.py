@@ -10,8 +10,9 @@ import numpy as np
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import number_formats, peaks, work
 from daydream.errors import NotApplicableError
-from daydream.explanation.causes import KERNEL, Chain, labels
+from daydream.explanation.causes import Chain, labels
 from daydream.graph.selection import Selection
+from daydream.graph.tables import KERNEL
 
 # cuDNN's algorithms that fit any convolution. Without `benchmark` it chooses by rules of thumb, and takes
 # them at times where Winograd's or a product with precomputed offsets would be faster.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from daydream.graph.graph import Graph
+from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
@@ -159,7 +160,7 @@ class Draft:
     def collectives(self) -> dict[int, np.ndarray]:
         """Return the launched collectives of each lane that has any, in program order."""
         columns = self.graph.columns
-        tasks = np.flatnonzero((columns["kind"] == 4) & (columns["launch"] >= 0))
+        tasks = np.flatnonzero((columns["kind"] == COLLECTIVE) & (columns["launch"] >= 0))
         tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
         lanes = columns["lane"][tasks]
         return {lane: tasks[lanes == lane] for lane in np.unique(lanes).tolist()}
@@ -168,7 +169,7 @@ class Draft:
     def side_work(self) -> dict[int, np.ndarray]:
         """Return the launched work of each stream that runs no collectives, in program order."""
         columns = self.graph.columns
-        tasks = np.flatnonzero((columns["kind"] > 0) & (columns["launch"] >= 0))
+        tasks = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
         tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
         lanes = columns["lane"][tasks]
         return {
@@ -235,7 +236,7 @@ class Draft:
     def _lanes_of_stream(self) -> dict[tuple[int, int], list[int]]:
         columns, trace = self.graph.columns, self.trace
         found: dict[tuple[int, int], list[int]] = {}
-        on_device = np.flatnonzero(columns["kind"] > 0)
+        on_device = np.flatnonzero(columns["kind"] != CPU)
         lanes, first, count = np.unique(columns["lane"][on_device], return_index=True, return_counts=True)
         for lane, place in sorted(
             zip(lanes.tolist(), first.tolist(), strict=True),
@@ -249,7 +250,7 @@ class Draft:
 def stream_runs(draft: Draft) -> list[tuple[int, np.ndarray]]:
     """Return (lane, task ids in lane order) for every device lane."""
     graph = draft.graph
-    ids = np.flatnonzero(graph.columns["kind"] > 0)
+    ids = np.flatnonzero(graph.columns["kind"] != CPU)
     if draft.host_lanes:
         ids = ids[~np.isin(graph.columns["lane"][ids], list(draft.host_lanes))]
     ids = ids[np.lexsort((ids, graph.columns["order"][ids], graph.columns["lane"][ids]))]

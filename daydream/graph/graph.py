@@ -55,6 +55,9 @@ from daydream.trace.trace import Trace
 if TYPE_CHECKING:
     import networkx as nx
 
+    from daydream.costs.device.table import KernelTable
+    from daydream.costs.resize.prior_resizes import Resizing
+
 __all__ = [
     "ALL_LANES",
     "CODED",
@@ -86,12 +89,12 @@ class Graph(Shown):
         self.queue_depth: dict[int, int] = {}
         self.scheduled: dict[int, str | Callable[[Selection], Any]] = {}  # lane -> key of its tasks
         self.facts = Facts()
-        self.times: Any = None  # a daydream.costs.KernelTable: what the user measured; copies share it
+        self.times: KernelTable | None = None  # what the user measured; copies share it
         self.steps: list[dict[str, Any]] = []
         self.edits = 0  # goes up with every editing word
         self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
         self.doubted: list[tuple[np.ndarray, np.ndarray]] = []  # ids, and how far such a time may be off
-        self.resized: list[Any] = []  # `prior_resizes.Resizing`: what made the recorded work more
+        self.resized: list[Resizing] = []  # what made the recorded work more
         self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
         self._codes: dict[str, dict[str, int]] = {}
         self._lane_ids: dict[str, int] = {}

@@ -8,6 +8,7 @@ import numpy as np
 
 from daydream.errors import GraphError
 from daydream.graph.cycles import task_name
+from daydream.graph.tables import CPU
 from daydream.text import counted
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
         lost, "device task",
         "without the call that launched them, {first} first; remove the work, and its launch goes along.",
     )  # fmt: skip
-    is_cpu = columns["kind"][alive] == 0
+    is_cpu = columns["kind"][alive] == CPU
     check(
-        launched & ~lost & (columns["kind"][launch] != 0), "device task",
+        launched & ~lost & (columns["kind"][launch] != CPU), "device task",
         "launched by device work, {first} first; only CPU tasks launch.",
     )  # fmt: skip
     check(launched & is_cpu, "CPU task", "with a launch, {first} first; only device work is launched.")

@@ -23,7 +23,7 @@ from daydream.graph.query.calls import operators
 from daydream.graph.query.columns import keep_durations, read_column
 from daydream.graph.query.expression import SHOWN, passes
 from daydream.graph.query.matching import matching, no_match
-from daydream.graph.tables import CODED, LONGEST_NS, kind_code, nanoseconds
+from daydream.graph.tables import CODED, CPU, LONGEST_NS, kind_code, nanoseconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -272,7 +272,7 @@ class Selection(Shown):
                 given = code(value) if isinstance(value, str) else [code(text) for text in value]
                 if (
                     name == "kind"
-                    and ((np.asarray(given) > 0) != (self.graph.columns["kind"][self.ids] > 0)).any()
+                    and ((np.asarray(given) > 0) != (self.graph.columns["kind"][self.ids] != CPU)).any()
                 ):
                     raise GraphError("CPU tasks cannot become device work, nor the other way round")
                 graph.columns[name][self.ids] = given

@@ -11,6 +11,7 @@ from daydream.errors import GraphError
 from daydream.trace.schema import PHASES
 
 KINDS = ("cpu", "kernel", "memcpy", "memset", "collective")
+CPU, KERNEL, MEMCPY, MEMSET, COLLECTIVE = range(len(KINDS))  # their codes in the column `kind`
 DEVICE_KINDS = KINDS[1:]
 ORDER_STEP = 4096  # program-order keys between two nanoseconds, room for inserted tasks
 

@@ -25,6 +25,7 @@ from daydream.collect.live.event_cost import CLASSES, heads, inputs_of, recorded
 from daydream.errors import GraphError
 from daydream.graph.builder import distinct_rows
 from daydream.graph.graph import Graph
+from daydream.graph.tables import CPU
 from daydream.trace.trace import Trace
 
 SHORT_HEAD_NS = 3_000  # in a longer one other things happen than recording
@@ -51,7 +52,7 @@ def without_profiler(graph: Graph) -> Graph:
     ends = begins + trace["duration_ns"][rows]
     columns = corrected.columns
     thread, threads = distinct_rows([np.maximum(trace[name][rows], 0) for name in ("rank", "pid", "tid")])
-    tasks = np.flatnonzero(corrected.alive & (columns["kind"] == 0) & (columns["row"] >= 0))
+    tasks = np.flatnonzero(corrected.alive & (columns["kind"] == CPU) & (columns["row"] >= 0))
     thread_of_row = np.full(len(trace), -1, np.int64)
     thread_of_row[rows] = thread
     of_task = thread_of_row[columns["row"][tasks]]

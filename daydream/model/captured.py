@@ -21,6 +21,7 @@ from daydream.graph.query.calls import call_rows
 from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.graph.rules.synchronization import MAY_SYNC
 from daydream.graph.selection import Selection
+from daydream.graph.tables import CPU
 from daydream.trace.schema import PHASES
 
 DISPATCH_NS = 1_000_000
@@ -44,7 +45,7 @@ def capture_parts(graph: Graph, captured: Selection, by: Selection) -> Groups:
     """
     lanes, kinds, launch = (graph.columns[name] for name in ("lane", "kind", "launch"))
     program = _programs(graph, captured)
-    made_by = np.where(kinds == 0, lanes, np.where(launch >= 0, lanes[launch], -1))
+    made_by = np.where(kinds == CPU, lanes, np.where(launch >= 0, lanes[launch], -1))
     number, count, by = np.full(len(captured), -1), 0, by | captures(graph)
     for each in np.unique(program[program >= 0]).tolist():
         mine, theirs = (np.append(program, -1)[made_by[chosen.ids]] == each for chosen in (captured, by))
@@ -67,7 +68,7 @@ def _from_outside(held: Selection) -> Selection:
     graph = held.graph
     lane = graph.columns["lane"]
     used = np.unique(lane[held.ids])
-    device = graph.ids[graph.columns["kind"][graph.ids] > 0]
+    device = graph.ids[graph.columns["kind"][graph.ids] != CPU]
     between = device[np.isin(lane[device], used) & ~np.isin(device, held.ids)]
     outside = np.isin(graph.waits["target"], used) & ~np.isin(graph.waits["source"], used)
     waits = graph.waits["wait"][outside]
@@ -106,7 +107,7 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
     calls = columns["launch"][parts.by_group.ids]
     part = np.repeat(np.arange(len(parts)), parts.sizes)
     found[calls] = part
-    cpu = graph.ids[columns["kind"][graph.ids] == 0]
+    cpu = graph.ids[columns["kind"][graph.ids] == CPU]
     for lane in np.unique(lanes[calls]).tolist():
         here = lanes[calls] == lane
         first, last = np.full(len(parts), 2**62), np.full(len(parts), -(2**62))
@@ -142,7 +143,7 @@ def no_dispatch(tasks: Selection) -> Selection:
 def pauses_that_stay(graph: Graph, region: np.ndarray, tasks: np.ndarray) -> np.ndarray:
     """Return a mask of those CPU tasks whose untraced time stays: long, or not inside one region."""
     columns = graph.columns
-    cpu = graph.ids[columns["kind"][graph.ids] == 0]
+    cpu = graph.ids[columns["kind"][graph.ids] == CPU]
     by_lane = cpu[np.argsort(columns["lane"][cpu], kind="stable")]
     following = np.full(graph.size, -1)
     following[by_lane[:-1]] = np.where(

@@ -7,7 +7,7 @@ import numpy as np
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
-from daydream.graph.tables import phase_code
+from daydream.graph.tables import CPU, phase_code
 from daydream.model.buckets import Gradients
 from daydream.trace.trace import Trace
 
@@ -31,12 +31,12 @@ def first_parameter_uses(graph: Graph, gradients: Gradients) -> Selection:
     """
     columns = graph.columns
     forward = graph.ids[columns["phase"][graph.ids] == phase_code("forward")]
-    device = forward[columns["kind"][forward] > 0]
+    device = forward[columns["kind"][forward] != CPU]
     users = device if len(device) else forward
     nodes = gradients.nodes.ids
     begun = _operator_starts(graph, gradients)
     found = np.full(len(nodes), -1)
-    cpu = forward[(columns["kind"][forward] == 0) & (columns["measured_start_ns"][forward] >= 0)]
+    cpu = forward[(columns["kind"][forward] == CPU) & (columns["measured_start_ns"][forward] >= 0)]
     cpu = cpu[np.argsort(columns["measured_start_ns"][cpu], kind="stable")]
     ranks = gradients.nodes.rank
     for step, rank in sorted(set(gradients.step_and_rank)):

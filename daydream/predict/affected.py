@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream.graph.tables import KINDS
+from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY
 from daydream.predict.uncertainty import MODEL_ERROR
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
-CPU, TRANSFERS = KINDS.index("cpu"), [KINDS.index("memcpy"), KINDS.index("collective")]
+TRANSFERS = [MEMCPY, COLLECTIVE]
 
 
 @dataclass(frozen=True)

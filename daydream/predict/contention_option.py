@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from daydream.costs.contention import COLLECTIVE, KERNEL, Evidence, Measured, measured_contention
+from daydream.costs.contention import Evidence, Measured, measured_contention
 from daydream.costs.device.roofline import is_matrix_kernel
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
+from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.simulate.contention import Contention
 from daydream.text import counted
 

@@ -19,6 +19,7 @@ from daydream.errors import GraphError
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
+from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.graph.unprofiled import can_be_corrected, without_profiler
 from daydream.predict.recorded_time import recorded_time
 from daydream.simulate.pinned import held_ns
@@ -189,7 +190,7 @@ class Replay(Drawn):
     def to_json(self) -> dict[str, Any]:
         """Return the object `replay --json` prints, without the trace's name."""
         graph, facts = self.graph, self.graph.facts
-        kernels = int((graph.columns["kind"][graph.alive] == 1).sum())
+        kernels = int((graph.columns["kind"][graph.alive] == KERNEL).sum())
         return {
             "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
             "steps": [
@@ -318,7 +319,7 @@ def collectives(result: Replay) -> list[dict[str, Any]]:
     graph, timeline = result.graph, result.timeline
     first = timeline.copy == 0
     measured_work = graph.columns["row"][timeline.task] >= 0
-    chosen = np.flatnonzero((graph.columns["kind"][timeline.task] == 4) & first & measured_work)
+    chosen = np.flatnonzero((graph.columns["kind"][timeline.task] == COLLECTIVE) & first & measured_work)
     if not len(chosen):
         return []
     tasks = timeline.task[chosen]
@@ -350,7 +351,7 @@ def collectives(result: Replay) -> list[dict[str, Any]]:
 def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:
     """Return the median and 95th percentile of how far kernels start from where they were recorded, in ns."""
     measured = graph.columns["measured_start_ns"][timeline.task]
-    kernels = (graph.columns["kind"][timeline.task] == 1) & (timeline.copy == 0) & (measured >= 0)
+    kernels = (graph.columns["kind"][timeline.task] == KERNEL) & (timeline.copy == 0) & (measured >= 0)
     if not kernels.any():
         kernels = (timeline.copy == 0) & (measured >= 0)
     off = np.abs(timeline.start_ns[kernels] - measured[kernels])

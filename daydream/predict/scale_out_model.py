@@ -12,12 +12,13 @@ from daydream.costs.network.networks import Network, network_of
 from daydream.costs.network.world_size import Message, RecordedCollectives, times
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.graph.tables import COLLECTIVE
 from daydream.predict.bottleneck import waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, Option
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay
 from daydream.simulate.causes import Bound
-from daydream.simulate.ranks.many_ranks import COLLECTIVE, job
+from daydream.simulate.ranks.many_ranks import job
 from daydream.simulate.steady import SETTLED
 from daydream.transforms.compose import Edit, apply, parse
 from daydream.transforms.registry import find

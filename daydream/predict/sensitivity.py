@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.display import Drawn
-from daydream.graph.graph import KINDS, Graph
+from daydream.graph.graph import Graph
+from daydream.graph.tables import COLLECTIVE, CPU, KERNEL, MEMCPY
 from daydream.predict.replay import Replay, as_replay
 from daydream.simulate.steady_variants import Speedup, settle_all
 
@@ -32,8 +33,6 @@ LEAST_SHARE = 0.002  # of a step: what takes less on its own is left out, it can
 MOST_PARTS = 40  # of each sort, those that take longest
 KNEE = 0.5  # beyond the knee a quarter of the part's time saves less than this much of what the first did
 LEAST_GAIN = 0.0005  # of a step: what saves less is flat
-
-KERNEL, MEMCPY, COLLECTIVE = KINDS.index("kernel"), KINDS.index("memcpy"), KINDS.index("collective")
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
 def _parts(graph: Graph, step_ns: int) -> Iterator[_Part]:
     columns = graph.columns
     kind = np.where(graph.alive, columns["kind"], -1)
-    cpu = kind == 0
+    cpu = kind == CPU
     yield from _by_code(
         graph, "layer", np.where(graph.alive, columns["layer"], -1), graph.texts["layer"], step_ns
     )

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.query.device import device_work
+from daydream.graph.tables import CPU
 from daydream.simulate.causes import Bound
 from daydream.simulate.steady import settle
 
@@ -239,7 +240,7 @@ def _side_by_side_ns(comparison: Prediction) -> float:
     """Return how long streams work that are not the busiest one of their rank, per step."""
     graph = comparison.replay.graph
     steps = [number for number, step in enumerate(graph.steps) if step.get("covered")]
-    chosen = graph.alive & (graph.columns["kind"] > 0) & np.isin(graph.columns["step"], steps)
+    chosen = graph.alive & (graph.columns["kind"] != CPU) & np.isin(graph.columns["step"], steps)
     busy = np.bincount(
         graph.columns["lane"][chosen], graph.columns["duration_ns"][chosen], minlength=len(graph.lanes)
     )

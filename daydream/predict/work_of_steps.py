@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daydream.graph.query.numbering import distinct_rows
+from daydream.graph.tables import CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -96,7 +97,7 @@ class Change:
 
 def device_work(graph: Graph) -> dict[Key, Amount]:
     """Return the device work of a step: kernels, copies, collectives."""
-    tasks = _of_covered_steps(graph, graph.columns["kind"] > 0)
+    tasks = _of_covered_steps(graph, graph.columns["kind"] != CPU)
     return _added_up(graph, tasks, np.arange(len(tasks)))
 
 
@@ -107,7 +108,7 @@ def cpu_work(graph: Graph) -> dict[Key, Amount]:
     """
     background = np.array([lane.background for lane in graph.lanes] + [False])
     columns = graph.columns
-    tasks = _of_covered_steps(graph, (columns["kind"] == 0) & ~background[columns["lane"]])
+    tasks = _of_covered_steps(graph, (columns["kind"] == CPU) & ~background[columns["lane"]])
     call = graph.column("call", tasks)
     row = columns["row"][tasks].astype(np.int64)
     rows = 0 if graph.trace is None else len(graph.trace)

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from daydream.graph.query.coverage import Coverage, sharing
-from daydream.graph.tables import KINDS
+from daydream.graph.tables import COLLECTIVE, CPU, KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     Engine = Callable[[Plan], tuple[np.ndarray, np.ndarray]]
 
-KERNEL, COLLECTIVE = KINDS.index("kernel"), KINDS.index("collective")
 MOST_TURNS = 100
 NEGLIGIBLE = 1e-4  # of the makespan: what is left to stretch then is not worth another turn
 EXACT_TURNS = 6  # then a kernel and a transfer may still round each other up and down by 1 ns
@@ -218,9 +217,9 @@ def _origins(before: Graph, graph: Graph) -> np.ndarray:
     size = before.size
     origin[:size] = np.arange(size)
     rows, kind = graph.columns["row"][size:], graph.columns["kind"]
-    measured = np.flatnonzero((rows >= 0) & (kind[size:] > 0)) + size
+    measured = np.flatnonzero((rows >= 0) & (kind[size:] != CPU)) + size
     if len(measured):
-        device = np.flatnonzero((before.columns["row"] >= 0) & (before.columns["kind"] > 0))
+        device = np.flatnonzero((before.columns["row"] >= 0) & (before.columns["kind"] != CPU))
         by_row = np.full(int(max(graph.columns["row"].max(), 0)) + 1, -1, np.int64)
         by_row[before.columns["row"][device]] = device
         origin[measured] = by_row[graph.columns["row"][measured]]

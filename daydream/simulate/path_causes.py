@@ -11,7 +11,7 @@ import numpy as np
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import device_work
 from daydream.graph.rules import device_graphs
-from daydream.graph.tables import KINDS
+from daydream.graph.tables import CPU, KINDS
 from daydream.simulate.causes import CAUSES, OF_EDGE, OF_KIND, PathCause
 from daydream.simulate.timeline import per_step
 from daydream.trace.schema import PHASES
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.simulate.timeline import Timeline
 
-CPU, DATA = KINDS.index("cpu"), PHASES.index("data")
+DATA = PHASES.index("data")
 NOT_TRACED = (device_graphs.UNTRACED, device_graphs.UNTRACED_HEAD)
 
 

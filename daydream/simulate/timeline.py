@@ -11,7 +11,7 @@ import numpy as np
 
 from daydream.display import Drawn
 from daydream.graph.plan import Cause
-from daydream.graph.tables import KINDS
+from daydream.graph.tables import CPU, KINDS
 from daydream.simulate.critical_path import CriticalPath, critical_path, slack
 from daydream.trace.schema import PHASES
 
@@ -118,7 +118,7 @@ class Timeline(Drawn):
         if trace is None or not len(trace):
             return np.ones(len(rows), bool)
         named = trace.is_kind("annotation")[np.maximum(rows, 0)] | (rows < 0)
-        return ~named | (self.graph.columns["kind"] > 0)
+        return ~named | (self.graph.columns["kind"] != CPU)
 
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
@@ -278,7 +278,7 @@ def _by_cause(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int
     for each in stretches:
         kinds = timeline.graph.columns["kind"][timeline.task[each.path.task]].astype(np.int64)
         np.add.at(work, kinds, each.work_ns)
-        np.add.at(delay, (each.path.cause.astype(np.int64), (kinds > 0).astype(np.int64)), each.delay_ns)
+        np.add.at(delay, (each.path.cause.astype(np.int64), (kinds != CPU).astype(np.int64)), each.delay_ns)
     found = dict(zip(KINDS, work.tolist(), strict=True))
     for cause in Cause:
         for on_device, ns in enumerate(delay[cause].tolist()):

@@ -13,6 +13,7 @@ from daydream.costs.kernels import floor_ns, recorded_duration_ns, work_of_rows
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.graph.tables import CPU
 
 STREAMING = ("element-wise", "optimizer", "copy")
 # Bytes, the first size that the trace has; smaller work is fixed cost more than bandwidth.
@@ -114,7 +115,7 @@ def _recorded(graph: Graph, on: str) -> Selection:
     if graph.recorded_ns is not None:  # parts that a task was split into are no recorded ones
         recorded[len(graph.recorded_ns) :] = False
     mine = recorded | (columns["row"] < 0) & graph.alive
-    return Selection(graph, np.flatnonzero(mine & ((columns["kind"] > 0) == (on == "gpu"))))
+    return Selection(graph, np.flatnonzero(mine & ((columns["kind"] != CPU) == (on == "gpu"))))
 
 
 def _streaming(tasks: Selection) -> tuple[np.ndarray, np.ndarray]:

@@ -24,6 +24,7 @@ from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.graph.tables import CPU
 
 TINY_BYTES = 16 * 1024  # moved in well under a microsecond
 TINY_FLOP = 32 * 1024
@@ -72,7 +73,7 @@ def scaled_time(
     factor = np.broadcast_to(np.asarray(work_factor, np.float64), len(selection))
     old = selection.duration_ns
     new = old.astype(np.int64)
-    on_cpu = graph.columns["kind"][selection.ids] == 0
+    on_cpu = graph.columns["kind"][selection.ids] == CPU
     models = np.full(len(old), "unchanged", dtype=object)
     device = np.flatnonzero(~on_cpu)
     if len(device):

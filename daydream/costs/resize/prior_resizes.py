@@ -20,7 +20,7 @@ from daydream.graph.query.columns import coded
 from daydream.graph.query.numbering import distinct_rows
 from daydream.graph.query.shapes import shape_rows
 from daydream.graph.selection import Selection
-from daydream.graph.tables import phase_code
+from daydream.graph.tables import CPU, phase_code
 
 SCALAR_BYTES = 8  # a copied number grows with nothing
 PASSES = ("forward", "loss", "backward")
@@ -88,7 +88,7 @@ def grown_by(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.ndarray
     flop, nbytes, results = (np.ones(len(selection)) for _ in range(3))
     columns = graph.columns
     in_passes = np.isin(columns["phase"][selection.ids], [phase_code(phase) for phase in PASSES])
-    on_device = columns["kind"][selection.ids] > 0
+    on_device = columns["kind"][selection.ids] != CPU
     for each in graph.resized:
         mine = in_passes & (on_device == each.on_device)
         if each.old is None:

@@ -14,14 +14,13 @@ import numpy as np
 
 from daydream.errors import GraphError
 from daydream.graph.edit.place import place, place_beside
-from daydream.graph.tables import CODED, KINDS, kind_code, nanoseconds, phase_code
+from daydream.graph.tables import CODED, COLLECTIVE, CPU, kind_code, nanoseconds, phase_code
 from daydream.trace.schema import FIELDS
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
 
-CPU, COLLECTIVE = KINDS.index("cpu"), KINDS.index("collective")
 TAKEN_OVER = ("phase", "layer", "step", "op", "repeat")
 
 

@@ -10,7 +10,7 @@ from daydream.errors import GraphError
 from daydream.graph.edit.place import place_beside
 from daydream.graph.query.calls import pieces_of
 from daydream.graph.query.numbering import distinct_rows
-from daydream.graph.tables import COLUMNS
+from daydream.graph.tables import COLUMNS, CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -52,7 +52,7 @@ def repeat(groups: Groups, times: int, before: Selection | None, *, stay: bool =
     highest = graph.columns["repeat"][graph.alive].astype(np.int64).max(initial=0)
     lane = columns["lane"][source].astype(np.int64)
     if before is not None:
-        other = (columns["kind"][source] == 0) & (lane != columns["lane"][anchor][where])
+        other = (columns["kind"][source] == CPU) & (lane != columns["lane"][anchor][where])
         # Behind a thread's last task of the group it idles, and that is not part of the work.
         given["gap_ns"] = np.where(other & _last_on_lane(number, where, lane), 0, given["gap_ns"])
         lane = lane if stay else np.where(other, columns["lane"][anchor][where], lane)
@@ -76,7 +76,7 @@ def _with_launches(graph: Graph, groups: Groups) -> tuple[np.ndarray, np.ndarray
     ids, group = groups._ids, np.repeat(np.arange(len(groups)), groups.sizes)
     launch = columns["launch"][ids].astype(np.int64)
     # What was launched before the window cannot be launched again.
-    lost = (columns["kind"][ids] > 0) & (launch < 0) & (columns["row"][ids] >= 0)
+    lost = (columns["kind"][ids] != CPU) & (launch < 0) & (columns["row"][ids] >= 0)
     if lost.any():
         ids, group, launch = ids[~lost], group[~lost], launch[~lost]
     calls, first = np.unique(launch[launch >= 0], return_index=True)
@@ -98,7 +98,7 @@ def _last_on_lane(*keys: np.ndarray) -> np.ndarray:
 def _thread_of(graph: Graph, anchor: np.ndarray) -> np.ndarray:
     """Return the CPU task on whose thread the work before each anchor runs: its launch, or itself."""
     launch = graph.columns["launch"][anchor]
-    found: np.ndarray = np.where((graph.columns["kind"][anchor] > 0) & (launch >= 0), launch, anchor)
+    found: np.ndarray = np.where((graph.columns["kind"][anchor] != CPU) & (launch >= 0), launch, anchor)
     return found
 
 

@@ -12,7 +12,7 @@ from daydream.graph.edit.place import place_beside
 from daydream.graph.plan import Cause
 from daydream.graph.query.calls import pieces_of
 from daydream.graph.query.columns import keep_durations
-from daydream.graph.tables import ALL_LANES
+from daydream.graph.tables import ALL_LANES, CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -62,7 +62,7 @@ def share_launch(groups: Groups, name: str) -> Selection:
     graph = groups.tasks.need_some().need_all().graph
     columns = graph.columns
     ids = groups._ids
-    if (columns["kind"][ids] == 0).any():
+    if (columns["kind"][ids] == CPU).any():
         raise GraphError("only device work is launched; select kernels or copies")
     call = columns["launch"][groups.first().ids].astype(np.int64)
     if (call < 0).any():
@@ -116,7 +116,7 @@ def split(tasks: Selection, parts: int, *, launched: bool) -> Selection:
     keep_durations(graph)
     whole, extra = np.divmod(columns["duration_ns"][ids], parts)
     gap = columns["gap_ns"][ids].copy()
-    on_device = columns["kind"][ids] > 0
+    on_device = columns["kind"][ids] != CPU
     columns["duration_ns"][ids] = whole + (extra > 0)
     new: list[Selection] = []
     for part in range(1, parts):
@@ -162,7 +162,7 @@ def move(tasks: Selection, lane: str, *, follows: bool, held_for: bool) -> Selec
     graph = tasks.graph
     columns = graph.columns
     ids = tasks.ids
-    on_device = columns["kind"][ids] > 0
+    on_device = columns["kind"][ids] != CPU
     if on_device.any() != on_device.all():
         raise GraphError("CPU tasks and device work cannot go to one lane; move them one after the other")
     old = columns["lane"][ids].astype(np.int64)
@@ -248,7 +248,7 @@ def start_waiting(tasks: Selection, lane: str | None) -> Selection:
     """Let these calls wait for the device; see `Selection.start_waiting`."""
     graph = tasks.graph
     ids = tasks.need_some().need_all().ids
-    if (graph.columns["kind"][ids] != 0).any():
+    if (graph.columns["kind"][ids] != CPU).any():
         raise GraphError("only CPU tasks wait for the device; device work follows what it is linked to")
     lanes = ALL_LANES if lane is None else lanes_for(graph, lane, graph.columns["lane"][ids], on_device=True)
     graph.syncs.add(task=ids, lane=lanes, point=ids, latency_ns=0)

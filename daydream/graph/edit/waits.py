@@ -13,6 +13,7 @@ import numpy as np
 
 from daydream.errors import GraphError
 from daydream.graph.query.columns import lanes_named
+from daydream.graph.tables import CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def wait_for(calls: Selection, lane: str | Sequence[str], on: str | Sequence[str] | None) -> Selection:
     """Let calls, or streams, wait for the work on a lane; see `Selection.wait_for`."""
     graph = calls.need_some().need_all().graph
-    if (graph.columns["kind"][calls.ids] != 0).any():
+    if (graph.columns["kind"][calls.ids] != CPU).any():
         raise GraphError("device work waits by links; the calls that wait for a lane are CPU tasks")
     source = _lanes(graph, calls, lane)
     if on is None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.query.numbering import distinct
+from daydream.graph.tables import CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -142,7 +143,7 @@ def operators(tasks: Selection) -> Selection:
     rows, repeat = columns["row"][alive].astype(np.int64), columns["repeat"][alive].astype(np.int64)
     known = rows >= 0
     alive, rows, repeat = alive[known], rows[known], repeat[known]
-    device = columns["kind"][alive] > 0
+    device = columns["kind"][alive] != CPU
     chosen = np.isin(alive, tasks.ids)
     picked = np.zeros(len(alive), bool)
     for number in np.unique(repeat[chosen]).tolist():
@@ -173,7 +174,7 @@ def pieces_of(graph: Graph, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known = np.flatnonzero(cut[columns["row"][calls]])
     by_key = known[np.argsort(key[calls[known]])]
     keys = key[calls[by_key]]
-    ids = np.flatnonzero(graph.alive & (columns["kind"] == 0) & cut[columns["row"]])
+    ids = np.flatnonzero(graph.alive & (columns["kind"] == CPU) & cut[columns["row"]])
     ids = ids[np.isin(key[ids], keys) & ~np.isin(ids, calls)]
     return ids, by_key[np.searchsorted(keys, key[ids])]
 
@@ -183,7 +184,7 @@ def _cut_rows(graph: Graph) -> np.ndarray:
     assert graph.trace is not None  # noqa: S101 - rows are rows of a trace
     if "cut_rows" not in graph._of_trace:
         columns = graph.columns
-        pieces = columns["row"][(columns["kind"] == 0) & (columns["row"] >= 0) & (columns["repeat"] == 0)]
+        pieces = columns["row"][(columns["kind"] == CPU) & (columns["row"] >= 0) & (columns["repeat"] == 0)]
         several = np.bincount(pieces, minlength=len(graph.trace)) > 1
         graph._of_trace["cut_rows"] = np.append(several & graph.trace.is_kind("runtime"), [False])
     return np.asarray(graph._of_trace["cut_rows"])

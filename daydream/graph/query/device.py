@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.graph.tables import CPU
+
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
@@ -19,7 +21,7 @@ LAUNCH = re.compile(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia
 def device_work(graph: Graph) -> np.ndarray:
     """Return a mask over tasks of those that a device runs; collectives on CPU threads (gloo) are none."""
     host = np.array([lane.host for lane in graph.lanes] + [False], bool)
-    return np.asarray((graph.columns["kind"] > 0) & ~host[graph.columns["lane"]])
+    return np.asarray((graph.columns["kind"] != CPU) & ~host[graph.columns["lane"]])
 
 
 def in_replays(tasks: Selection) -> Selection:

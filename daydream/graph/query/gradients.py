@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream.errors import NotApplicableError
 from daydream.graph.query.shapes import product, shapes_in
+from daydream.graph.tables import CPU, KERNEL
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _accumulating(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     from daydream.graph.query.calls import instances
 
-    cpu = graph.ids[graph.columns["kind"][graph.ids] == 0]
+    cpu = graph.ids[graph.columns["kind"][graph.ids] == CPU]
     call = instances(graph, cpu, ACCUMULATE.pattern)
     cpu, call = cpu[call >= 0], call[call >= 0]
     calls, last = np.unique(call[::-1], return_index=True)
@@ -150,7 +151,7 @@ def _last_of_layers(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     columns = graph.columns
     sizes = _layer_bytes(graph)
     backward = graph.ids[(columns["phase"][graph.ids] == BACKWARD) & (columns["layer"][graph.ids] >= 0)]
-    work = backward[columns["kind"][backward] > 0]
+    work = backward[columns["kind"][backward] != CPU]
     tasks = work if len(work) else backward
     tasks, found = _shared_out(graph, tasks) if len(tasks) else (tasks, tasks)
     if not len(tasks) or not sizes.any():
@@ -166,8 +167,8 @@ def _producers(graph: Graph, tasks: np.ndarray) -> np.ndarray:
     chosen = tasks.copy()
     for rank in np.unique(ranks[columns["lane"][tasks]]).tolist():
         here = ids[ranks[columns["lane"][ids]] == rank]
-        compute = here[(columns["kind"][here] == 1) & (columns["phase"][here] == BACKWARD)]
-        mine = np.flatnonzero((columns["kind"][tasks] == 0) & (ranks[columns["lane"][tasks]] == rank))
+        compute = here[(columns["kind"][here] == KERNEL) & (columns["phase"][here] == BACKWARD)]
+        mine = np.flatnonzero((columns["kind"][tasks] == CPU) & (ranks[columns["lane"][tasks]] == rank))
         if not len(compute) or not len(mine):
             continue
         keys = columns["order"][compute]

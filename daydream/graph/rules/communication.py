@@ -24,11 +24,11 @@ import numpy as np
 
 from daydream.collect.derive.collective_matching import ENDS_AGREE_NS, Meetings, find_meetings
 from daydream.graph.builder import Draft
-from daydream.graph.graph import KINDS, Graph, Lane
+from daydream.graph.graph import Graph, Lane
 from daydream.graph.plan import Cause
+from daydream.graph.tables import COLLECTIVE
 from daydream.text import counted
 
-COLLECTIVE = KINDS.index("collective")
 ARRIVAL = "arrival"
 HANDED_ON = ("broadcast", "scatter", "reduce", "gather")
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.graph.builder import Draft, stream_runs
-from daydream.graph.graph import KINDS
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import GRAPH_LAUNCH
+from daydream.graph.tables import CPU, KERNEL
 from daydream.text import counted
 
 HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us
@@ -78,13 +78,13 @@ def link_nodes(draft: Draft) -> None:
     """Link nodes of one graph launch across streams, and count the holes that stand for untraced work."""
     graph = draft.graph
     columns = graph.columns
-    captured = int(draft.named(BEGIN_CAPTURE.search)[columns["kind"] == 0].sum())
+    captured = int(draft.named(BEGIN_CAPTURE.search)[columns["kind"] == CPU].sum())
     if captured:
         graph.note(
             f"{counted(captured, 'CUDA graph is', 'CUDA graphs are')} captured here: calls between begin and "
             "end of a capture run nothing; their work runs when the graph is replayed."
         )
-    holes = (columns["kind"] > 0) & (columns["row"] < 0)
+    holes = (columns["kind"] != CPU) & (columns["row"] < 0)
     if holes.any():
         graph.facts.untraced_ns += int(columns["duration_ns"][holes].sum())
         found, total = counted(int(holes.sum()), "hole"), columns["duration_ns"][holes].sum()
@@ -92,7 +92,7 @@ def link_nodes(draft: Draft) -> None:
             f"{found} between recorded nodes of CUDA graphs, {total / 1e6:,.2f} ms in all, "
             "taken as untraced device work."
         )
-    launched = np.flatnonzero((columns["kind"] > 0) & (columns["launch"] >= 0))
+    launched = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
     by_call = launched[np.lexsort((columns["lane"][launched], columns["launch"][launched]))]
     call, lane = columns["launch"][by_call], columns["lane"][by_call]
     for spread in np.unique(call[1:][(call[1:] == call[:-1]) & (lane[1:] != lane[:-1])]).tolist():
@@ -120,13 +120,13 @@ def _node_heads(draft: Draft) -> np.ndarray:
     """Return the first recorded nodes of graph launches that started long after all that could hold them."""
     columns = draft.graph.columns
     replays = draft.named(lambda name: GRAPH_LAUNCH in name)
-    nodes = np.flatnonzero((columns["kind"] > 0) & (columns["launch"] >= 0))
+    nodes = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
     nodes = nodes[replays[columns["launch"][nodes]]]
     nodes = nodes[np.argsort(draft.start_ns[nodes], kind="stable")]
     calls, first = np.unique(columns["launch"][nodes], return_index=True)
     first = nodes[first]
     begun = np.maximum(draft.start_ns[calls], draft.ended_before(first))
-    partly = np.isin(calls, columns["launch"][(columns["row"] < 0) & (columns["kind"] > 0)])
+    partly = np.isin(calls, columns["launch"][(columns["row"] < 0) & (columns["kind"] != CPU)])
     late = draft.start_ns[first] - _free(draft, first, begun)
     found: np.ndarray = first[late > np.where(partly, PARTLY_NS, HEAD_NS)]
     return found
@@ -154,7 +154,7 @@ def _add_heads(draft: Draft, tasks: np.ndarray, name: str, *, launched: bool = F
         else {"order": columns["order"][calls] - 1, "release_ns": begun}
     )
     graph.add(
-        len(tasks), lane=columns["lane"][tasks], kind=KINDS.index("kernel"), name=graph.code("name", name),
+        len(tasks), lane=columns["lane"][tasks], kind=KERNEL, name=graph.code("name", name),
         phase=columns["phase"][tasks], duration_ns=duration, measured_start_ns=begun, **how,
     )  # fmt: skip
     draft.extend(draft.start_ns[tasks])

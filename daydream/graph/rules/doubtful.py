@@ -13,6 +13,7 @@ from daydream.graph.cycles import CycleError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.plan import Cause
+from daydream.graph.tables import CPU
 from daydream.text import counted
 
 MOST = 100  # matches that are left out, one after the other
@@ -52,7 +53,7 @@ def _leave_out_one(graph: Graph, edges: list[tuple[int, int, Cause]]) -> Cause |
             _keep_call(graph, call)
             return cause
     for hub, _, cause in edges:
-        if cause == Cause.COMMUNICATION and graph.columns["kind"][hub] == 0:
+        if cause == Cause.COMMUNICATION and graph.columns["kind"][hub] == CPU:
             _keep_members(graph, hub)
             return cause
     return None
@@ -62,7 +63,7 @@ def _keep_call(graph: Graph, call: int) -> None:
     """Let a call wait for nothing, and keep its recorded time up to where its return begins."""
     columns, table = graph.columns, graph.syncs
     row, order, begun = columns["row"], columns["order"], columns["measured_start_ns"]
-    entries = np.flatnonzero((row == row[call]) & (columns["kind"] == 0) & (order < order[call]))
+    entries = np.flatnonzero((row == row[call]) & (columns["kind"] == CPU) & (order < order[call]))
     for entry in entries[-1:].tolist():
         columns["duration_ns"][entry] = begun[call] - begun[entry]
     table.keep(table["task"] != call)

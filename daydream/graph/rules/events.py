@@ -27,11 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.graph.builder import Draft, stream_runs
-from daydream.graph.graph import KINDS
+from daydream.graph.tables import COLLECTIVE, CPU
 
 WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
-COLLECTIVE = KINDS.index("collective")
 CLOCK_NS = 3_000  # device times of two streams against each other; recordings in whole us are 1 us off
 NEAR_NS = 20_000  # work that an event held back starts this soon after it
 LATE_NS = 30_000  # a start this much later than its known causes asks for another cause
@@ -52,7 +51,7 @@ class _Wait:
 def wait_for_events(draft: Draft) -> None:
     """Add the event waits of every thread, and count how each was found."""
     counts = draft.graph.facts.event_waits
-    if not (draft.graph.columns["kind"] > 0).any():
+    if not (draft.graph.columns["kind"] != CPU).any():
         return
     waits = list(_waits(draft))
     left = _recorded(draft, waits)

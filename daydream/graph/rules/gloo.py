@@ -23,13 +23,13 @@ import numpy as np
 from daydream.collect.derive.collective_matching import find_meetings
 from daydream.collect.derive.host_collectives import NEED_ALL, calls_of, host_collectives, operations
 from daydream.graph.builder import Draft
-from daydream.graph.graph import KINDS, Lane
+from daydream.graph.graph import Lane
 from daydream.graph.plan import Cause
 from daydream.graph.rules.gloo_waits import LATE_NS, WAKE_NS, Runs, Wait, find_waits, pauses_left
 from daydream.graph.rules.streams import DEVICE_PLACE
+from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.text import counted, listed
 
-COLLECTIVE = KINDS.index("collective")
 POOL = 2  # threads of a pool: torch gives gloo two a network interface
 
 
@@ -150,7 +150,7 @@ def _wait(draft: Draft, runs: Runs, wait: Wait) -> None:
     woken = min(max(int(draft.end_ns[collectives].max()), wait.begin), wait.end)
     rest = 0
     if wait.end > wait.begin and woken > wait.begin:
-        mates = np.flatnonzero((columns["lane"] == columns["lane"][task]) & (columns["kind"] == 0))
+        mates = np.flatnonzero((columns["lane"] == columns["lane"][task]) & (columns["kind"] == CPU))
         mates = mates[columns["order"][mates] < columns["order"][task]]
         before = int(mates[np.argmax(columns["order"][mates])])
         if columns["gap_ns"][before] == 0:  # it stood in a named range

@@ -21,6 +21,7 @@ import numpy as np
 from daydream.graph.builder import Draft
 from daydream.graph.graph import ORDER_STEP
 from daydream.graph.plan import Cause
+from daydream.graph.tables import CPU
 from daydream.trace.schema import PHASES
 
 ROUNDING_NS = 2_000  # recordings in whole microseconds overlap by this much
@@ -48,7 +49,7 @@ class IdleTime:
 def hand_over(draft: Draft) -> None:
     """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
     autograd = _autograd_tasks(draft)
-    lanes = np.unique(draft.graph.columns["lane"][draft.graph.columns["kind"] == 0]).tolist()
+    lanes = np.unique(draft.graph.columns["lane"][draft.graph.columns["kind"] == CPU]).tolist()
     busy = {lane: tasks_of(draft, lane) for lane in lanes}
     operators = draft.trace.is_kind("operator")
     rows = draft.graph.columns["row"]
@@ -88,7 +89,7 @@ def tell_background(draft: Draft) -> None:
     graph = draft.graph
     columns = graph.columns
     launching = set(np.unique(columns["lane"][columns["launch"][columns["launch"] >= 0]]).tolist())
-    lanes = np.unique(columns["lane"][columns["kind"] == 0]).tolist()
+    lanes = np.unique(columns["lane"][columns["kind"] == CPU]).tolist()
     # Work of the steps counts first: gloo's own threads spend the longest waiting for other ranks.
     time = {
         lane: tuple(int(columns["duration_ns"][(columns["lane"] == lane) & some].sum())

@@ -21,6 +21,7 @@ import numpy as np
 
 from daydream.graph.builder import Draft
 from daydream.graph.plan import Cause
+from daydream.graph.tables import CPU
 
 LATE_NS = 50_000  # beyond all known causes
 LONG_NS = 100_000  # of what held it: a short kernel leaves room at once
@@ -35,9 +36,9 @@ def follow_what_held(draft: Draft) -> None:
     draft.settle_events()
     columns = draft.graph.columns
     lanes = draft.graph.lanes
-    late = (draft.late_starts() >= LATE_NS) & (columns["launch"] >= 0) & (columns["kind"] > 0)
+    late = (draft.late_starts() >= LATE_NS) & (columns["launch"] >= 0) & (columns["kind"] != CPU)
     length = draft.end_ns - draft.start_ns
-    long = np.flatnonzero((columns["kind"] > 0) & (length >= LONG_NS) & (columns["row"] >= 0))
+    long = np.flatnonzero((columns["kind"] != CPU) & (length >= LONG_NS) & (columns["row"] >= 0))
     for lane in np.unique(columns["lane"][late]).tolist():
         if lane in draft.host_lanes:
             continue

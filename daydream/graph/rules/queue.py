@@ -13,13 +13,12 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.graph.builder import Draft, stream_runs
-from daydream.graph.graph import KINDS
+from daydream.graph.tables import MEMCPY
 
 NVIDIA_DEPTH = 1022  # assumed where the trace never fills a queue
 LEAST_BLOCKED = 2  # calls that must have stood blocked to believe that the queue was full
 BLOCKED_SHARE = 0.5  # of the calls that met a full queue
 CHANCE = 0.1  # of any moment to lie so close behind the end of some device task
-MEMCPY = KINDS.index("memcpy")
 LONG_NS = 50_000  # blocked for certain, where no unblocked call shows the usual cost
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from daydream.graph.builder import Draft
 from daydream.graph.rules.handoff import NO_EARLIER, spread, steadier
 from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN
+from daydream.graph.tables import CPU
 
 NEAR_NS = 100_000  # between the ends of what spins and of what it waits for: 25 to 70 us before (H800)
 
@@ -26,7 +27,7 @@ NEAR_NS = 100_000  # between the ends of what spins and of what it waits for: 25
 def wait_in_spins(draft: Draft) -> None:
     """Turn CPU time that ends with the device task launched before it, again and again, into a wait."""
     columns = draft.graph.columns
-    for lane in np.unique(columns["lane"][columns["kind"] == 0]).tolist():
+    for lane in np.unique(columns["lane"][columns["kind"] == CPU]).tolist():
         work = draft.launched_by_thread(lane)
         if len(work) < LEAST_STEADY:
             continue

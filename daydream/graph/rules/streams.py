@@ -18,6 +18,7 @@ import numpy as np
 from daydream.graph.builder import Draft, distinct_rows, runs_of
 from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
 from daydream.graph.rules.device_graphs import UNTRACED, DeviceWork, fill_holes
+from daydream.graph.tables import KERNEL
 from daydream.text import counted
 
 DEVICE_PLACE = 4  # program-order distance from a call to the device work it launched
@@ -66,7 +67,7 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
     graph.add(
         len(work.row),
         lane=work.lane + first_lane,
-        kind=np.where(untraced, KINDS.index("kernel"), kind),
+        kind=np.where(untraced, KERNEL, kind),
         row=work.row,
         duration_ns=work.duration,
         launch=work.launch,
@@ -80,7 +81,7 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
     launch = work.launch
     orphan = launch < 0
     graph.facts.orphans = int(orphan.sum())
-    graph.facts.unlaunched_kernels = int((orphan & (kind == 1)).sum())
+    graph.facts.unlaunched_kernels = int((orphan & (kind == KERNEL)).sum())
     if orphan.any():
         graph.note(
             f"{int(orphan.sum()):,} of {counted(len(launch), 'device task')} were launched before the "

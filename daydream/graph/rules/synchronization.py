@@ -16,6 +16,7 @@ import numpy as np
 from daydream.graph.builder import Draft, stream_runs
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.queue import usual_costs
+from daydream.graph.tables import CPU, MEMCPY
 from daydream.text import counted
 
 DEVICE_SYNC = re.compile(
@@ -66,7 +67,7 @@ class Streams:
 def wait_in_calls(draft: Draft) -> None:
     """Find the calls that wait for the device and split the wait from their cost."""
     graph = draft.graph
-    if not (graph.columns["kind"] > 0).any():
+    if not (graph.columns["kind"] != CPU).any():
         return
     streams = Streams(draft)
     waits: Waits = []
@@ -168,7 +169,9 @@ def _ended_with(draft: Draft, call: int) -> tuple[int, int, int]:
     start, end = int(draft.start_ns[call]), int(draft.end_ns[call])
     mine = [number for number, lane in enumerate(draft.graph.lanes) if lane.rank == _rank_of(draft, call)]
     work = np.flatnonzero(
-        (columns["kind"] > 0) & (columns["order"] < columns["order"][call]) & np.isin(columns["lane"], mine)
+        (columns["kind"] != CPU)
+        & (columns["order"] < columns["order"][call])
+        & np.isin(columns["lane"], mine)
     )
     ended = draft.end_ns[work]
     near = (
@@ -212,7 +215,7 @@ def blocking_copies(draft: Draft, _streams: Streams | None = None) -> Waits:
     """Return the calls that last as long as the copy they ask for."""
     graph = draft.graph
     columns = graph.columns
-    copies = np.flatnonzero((columns["kind"] == 2) & (columns["launch"] >= 0))
+    copies = np.flatnonzero((columns["kind"] == MEMCPY) & (columns["launch"] >= 0))
     calls = columns["launch"][copies]
     blocking = draft.named(BLOCKING_COPY.search)[copies] | draft.named(BLOCKING_COPY_CALL.search)[calls]
     returned, begun, ended = draft.end_ns[calls], draft.start_ns[copies], draft.end_ns[copies]
@@ -252,7 +255,7 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
         return
     start, end = draft.start_ns[calls], draft.end_ns[calls]
     # Of synchronizing calls only those known to have found the device done: others may have waited unseen.
-    others = (columns["kind"] == 0) & draft.is_call() & ~draft.waited & ~draft.named(is_sync)
+    others = (columns["kind"] == CPU) & draft.is_call() & ~draft.waited & ~draft.named(is_sync)
     others[calls], others[unblocked] = False, True
     usual = usual_costs(draft, np.flatnonzero(others))
     launching = np.unique(columns["launch"][columns["launch"] >= 0])

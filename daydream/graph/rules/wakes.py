@@ -38,6 +38,7 @@ from daydream.graph.rules.handoff import (
     steadier,
     tasks_of,
 )
+from daydream.graph.tables import CPU
 
 IDLE_NS = 50_000  # shorter pauses are a thread's own
 FAR_NS = 300_000  # the same where only how steady it is speaks for it: 80 to 100 us between DALI's executors
@@ -69,7 +70,7 @@ class Found:
 def wake_up(draft: Draft) -> None:
     """Link the pauses of every thread to the points of other threads that end them every time."""
     columns = draft.graph.columns
-    lanes = np.unique(columns["lane"][columns["kind"] == 0]).tolist()
+    lanes = np.unique(columns["lane"][columns["kind"] == CPU]).tolist()
     if len(lanes) < 2:
         return
     names = _without_numbers(draft.graph.texts["name"])

@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream.graph.plan import Cause
 from daydream.graph.query.columns import coded
+from daydream.graph.tables import CPU
 from daydream.report.text.numbers import count
 from daydream.simulate.causes import PathCause
 from daydream.simulate.timeline import Timeline
@@ -76,7 +77,7 @@ class StepPath:
         codes, texts = coded(graph, column, task)
         on_path, _ = coded(graph, column, self.task)
         size = len(texts) + 1
-        device = graph.columns["kind"][task] > 0
+        device = graph.columns["kind"][task] != CPU
         time = timeline.plan.duration_ns[ours]
         sums = np.zeros((4, size), np.int64)
         np.add.at(sums[0], on_path, self.work_ns + self.delay_ns)  # unknown (-1) is the last

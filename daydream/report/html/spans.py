@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.plan import Cause
+from daydream.graph.tables import CPU
 from daydream.report.perfetto.tasks import waits, waits_for
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def measured_spans(graph: Graph, window: Window) -> Spans:
         wait_ns=zero, why=zero + NOT_KNOWN, former_ns=zero - 1, flags=zero,
     )  # fmt: skip
     ready = spans.start_ns + spans.duration_ns + columns["gap_ns"][ordered]
-    follows = (spans.lane[1:] == spans.lane[:-1]) & (spans.kind[1:] == 0)
+    follows = (spans.lane[1:] == spans.lane[:-1]) & (spans.kind[1:] == CPU)
     wait = zero.copy()
     wait[1:][follows] = np.maximum(spans.start_ns[1:] - ready[:-1], 0)[follows]
     return replace(spans, wait_ns=wait)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.plan import Cause
+from daydream.graph.tables import CPU
 from daydream.report.perfetto.events import flow
 from daydream.trace.schema import DEVICE_KINDS
 
@@ -32,7 +33,7 @@ def measured_flows(
     thread[rows] = tid
     start = np.asarray(trace["start_ns"], np.int64) - origin
     columns = graph.columns
-    work = np.flatnonzero((columns["kind"] > 0) & (columns["launch"] >= 0) & (columns["row"] >= 0))
+    work = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0) & (columns["row"] >= 0))
     source, target = columns["row"][columns["launch"][work]], columns["row"][work]
     duration = np.asarray(trace["duration_ns"], np.int64)
     there = (

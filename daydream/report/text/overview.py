@@ -13,6 +13,7 @@ import numpy as np
 from daydream.errors import GraphError
 from daydream.graph.query.coverage import Coverage
 from daydream.graph.query.device import device_work
+from daydream.graph.tables import KERNEL
 from daydream.predict.recorded_time import recorded_time
 from daydream.trace.schema import DEVICE_KINDS, PHASES
 
@@ -75,7 +76,7 @@ class Overview:
     @property
     def has_kernels(self) -> bool:
         """Whether the trace holds kernels."""
-        return bool((self.graph.columns["kind"] == 1).any())
+        return bool((self.graph.columns["kind"] == KERNEL).any())
 
     @property
     def time_of(self) -> str:

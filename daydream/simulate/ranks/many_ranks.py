@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.graph import KINDS
+from daydream.graph.tables import COLLECTIVE
 from daydream.simulate import simulate
 from daydream.simulate.ranks.speeds import AS_PLANNED, NOWHERE, Ranks, ends
 from daydream.simulate.steady import need_steps, repeatable
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 STEPS = 16  # simulated after the settled pass: the mean over them is the job's step
 MOST_TASKS = 1_000_000  # of one rank's repeated window
-COLLECTIVE = KINDS.index("collective")
 
 
 @dataclass(frozen=True, eq=False)
