@@ -19,7 +19,7 @@ from daydream.model import (
 
 @dataclass(frozen=True)
 class Units:
-    """The units of all steps, one behind the other in the order in which their gradients are complete.
+    """The units of all steps, one after the other in the order in which their gradients are complete.
 
     `forward` is the first task of the forward pass that reads a unit's parameters, `backward` the
     first one of its backward pass, `node` the one that completes its last gradient. The `root`
@@ -47,7 +47,7 @@ def units_of(
     """Return the units: modules that match `layers`, else runs of `unit_mb` MiB, else what the trace tells.
 
     That is the blocks that the model repeats, else its outermost modules, else runs of 25 MiB. A
-    backward pass of a unit begins behind the gradient before its first one.
+    backward pass of a unit begins after the gradient before its first one.
     """
     label, what = _labels(graph, gradients, layers, unit_mb)
     place = np.arange(len(gradients))
@@ -105,9 +105,9 @@ def _labels(
 
 
 def _begins(graph: Graph, gradients: Gradients, first: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return the first backward task behind the gradient that comes before each unit's first one.
+    """Return the first backward task after the gradient that comes before each unit's first one.
 
-    Before the first gradient of a step none comes: the backward pass begins behind the forward pass.
+    Before the first gradient of a step none comes: the backward pass begins after the forward pass.
     """
     order = graph.columns["order"]
     lane, on_cpu = compute_lane(graph), str(gradients.nodes.lane[0])

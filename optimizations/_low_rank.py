@@ -44,9 +44,7 @@ def factors_of(graph: Graph, reduced: Selection, rank: int) -> Factors:
     width = [itemsize(dtype or "float32") or 4 for dtype in gradients.nodes.dtype.tolist()]
     sizes = [prod(shape) * each if shape else -1 for shape, each in zip(shapes, width, strict=True)]
     if sizes != gradients.nbytes.tolist():
-        raise NotApplicableError(
-            "this trace does not tell the shapes of its gradients; record it with shapes"
-        )
+        raise NotApplicableError("the shapes of this trace's gradients are unknown; record it with shapes")
     rows = np.array([shape[0] for shape in shapes])
     columns = np.array([prod(shape[1:]) for shape in shapes])
     thin = np.minimum(np.minimum(rows, columns), rank)

@@ -46,7 +46,7 @@ def substitute(places: Groups, durations: np.ndarray, gaps: np.ndarray) -> None:
     """Give each place as many tasks as there are durations, with these times.
 
     Tasks that are too many go with their launches and operators; missing ones come
-    behind the last, device work with a launch. Gaps are those of CPU tasks.
+    after the last, device work with a launch. Gaps are those of CPU tasks.
     """
     if not len(places):
         return

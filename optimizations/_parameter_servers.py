@@ -145,7 +145,7 @@ def _joint(
             waiting[here], group[here] = ids[np.argmin(order[ids])], 0
     return Waiting(
         waiting, group,
-        "The worker updates all parameters together, as far as the trace tells, so the update waits for the "
+        "The worker updates all parameters together, as far as the trace shows, so the update waits for the "
         "last gradient and the forward pass for the update; `--update server` shows what the order gains.",
     )  # fmt: skip
 

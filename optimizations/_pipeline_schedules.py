@@ -26,7 +26,7 @@ def passes_of_stages(schedule: str, stages: int, batches: int, chunks: int = 1) 
     """Return for each GPU its passes in the order in which it runs them; `chunks` is those of one GPU."""
     if chunks > 1 and batches % stages:
         raise GraphError(
-            f"interleaved stages take micro-batches by the {stages}; {batches} is no multiple of it"
+            f"interleaved stages take micro-batches by the {stages}; {batches} is not a multiple of it"
         )
     total = batches * chunks
     found = []

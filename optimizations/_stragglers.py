@@ -47,6 +47,6 @@ def waiting_words(graph: Graph, hubs: Selection) -> str:
     each = ", ".join(f"rank {rank} {ns / 1e6:,.2f} ms" for rank, ns in list(waited.items())[:MOST_RANKS])
     more = f" and {len(waited) - MOST_RANKS} more" if len(waited) > MOST_RANKS else ""
     return (
-        f"In the recording collectives stood until the last member had come: {each}{more}. Threads of all "
+        f"In the recording collectives waited for their last member: {each}{more}. Threads of all "
         f"ranks stood {sum(blocked.values()) / 1e6:,.2f} ms in calls that wait for the device."
     )

@@ -34,7 +34,7 @@ Key = tuple[str, str | None, tuple[int, ...]]  # block, layer, sizes in ascendin
 
 @dataclass(frozen=True)
 class Sum:
-    """An exchange behind a task: `nbytes` are those that a GPU puts in."""
+    """An exchange after a task: `nbytes` are those that a GPU puts in."""
 
     task: int
     nbytes: int
@@ -161,7 +161,7 @@ class _Finder:
         backward = self.tasks.where(phase="backward").group_by("rank", "step", "repeat", block=blocks)
         matched = [self._backward(key[0], self.place[part.ids], linear) for key, part in backward.items()]
         if len(self.tasks.where(phase="backward")) and not any(matched):
-            raise NotApplicableError("the trace does not tell which backward work belongs to which layer")
+            raise NotApplicableError("the trace does not say which backward work belongs to which layer")
 
     def _regions(self, places: np.ndarray) -> list[_Region]:
         """Return the regions of one block's forward pass; none without attention."""

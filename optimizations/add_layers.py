@@ -27,7 +27,7 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     `blocks.*` with 4 blocks and a count of 4 each one is there twice. By default the middle one
     of the blocks that the model repeats is copied; where modules take turns, as Linear and ReLU do, it is one
     turn more (`4 + 5`). A copy does the block's forward,
-    backward and optimizer work again right behind it, on the CPU and on the device, with its
+    backward and optimizer work again right after it, on the CPU and on the device, with its
     launches. An update of all parameters at once, and gradients reduced between ranks,
     grow in proportion to the parameters; other collectives are not copied. On a CPU autograd's walks
     over its graph take as much longer as it has more nodes.

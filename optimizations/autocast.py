@@ -70,7 +70,7 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     if len(turned):
         graph.insert_before(turned, LAYOUT_CHANGE, duration_ns=turned_ns).doubt(DOUBT_OF_CONVOLUTIONS)
         graph.note(
-            f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in all. "
+            f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in total. "
             "Tensor cores take channels last; see channels-last."
         )
     if not casts:
@@ -84,7 +84,7 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     total = (activations_ns.sum() + weights_ns.sum()) / 1e6
     graph.note(
         f"Casts inserted: {len(cast):,} of activations, {len(weights):,} of weights and their gradients, "
-        f"{total:,.2f} ms in all."
+        f"{total:,.2f} ms in total."
     )
     if dispatch:
         graph.note(f"Each cast takes {dispatch / 1e3:,.1f} us of CPU time besides its launch.")

@@ -31,7 +31,7 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     shapes with the new batch in them: parameters, and what is done with them alone, stay.
     `recorded` is the size of the trace's batch, by default the one that most calls show.
     Kernels keep their fixed cost and fill idle units of the device first; on a trace without device
-    work, operator calls keep their overhead. Work without shapes is taken to grow by `factor`, which
+    work, operator calls keep their overhead. Work without shapes is assumed to grow by `factor`, which
     over-predicts work on parameters: so where it is most of the time, inference is refused, which may
     read its weights whatever the batch. What is combined with this sees the new sizes.
 
@@ -61,17 +61,17 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
         retimed = scaled_time(graph, work, factor)
         time, shares = retimed.duration_ns, shares_of_growth(work, retimed)
         need_shapes(graph, shares)
-        said = "The trace's shapes do not tell its batch: all work of the passes grows by the factor."
+        said = "The trace's shapes do not show its batch: all work of the passes grows by the factor."
     else:
         new = round(size * factor)
         if new < 1 or abs(new - size * factor) > 1e-6 * new:
-            raise GraphError(f"{factor:g} times a batch of {size} is no whole number of samples")
+            raise GraphError(f"{factor:g} times a batch of {size} is not a whole number of samples")
         work = work | copies
         retimed = resized_time(graph, work, size, new)
         shares = shares_of_growth(work, retimed, growth_of(graph, work, size, new).known)
         said = f"The batch goes from {size:,} to {new:,}, {shares.words()}. {retimed.words()}"
         if is_feature_size(graph, size):
-            graph.note(f"The model has features of size {size} too: shapes do not tell which of them grow.")
+            graph.note(f"The model has features of size {size} too: shapes do not show which of them grow.")
         time = retimed.duration_ns
         need_shapes(graph, shares)
     work.set(duration_ns=time)

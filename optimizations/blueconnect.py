@@ -28,7 +28,7 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
 
     The parts share the time of the all-reduce as their times stand to that of a plain all-reduce of
     the same size on `cluster` (machines of the trace's GPU if not given). `workers` is the job's
-    if the trace tells. Waiting for peers in the trace of one rank is scaled like the transfer.
+    if the trace shows it. Waiting for peers in the trace of one rank is scaled like the transfer.
     """
     reduced = graph.select(kind="collective", collective="all_reduce", phase="backward")
     reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass")

@@ -22,12 +22,12 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
 
     The all-reduces of the backward pass are replaced by those of buckets that are full at `bucket_mb`
     MiB, in the order in which gradients are ready. Each begins when the work launched before its last
-    gradient's hook has ended, and what runs behind the backward pass waits for the last. They take as
+    gradient's hook has ended, and what runs after the backward pass waits for the last. They take as
     long as the recorded ones together: a gradient takes its share of the bucket that it was recorded in,
     and each all-reduce the fixed cost of a short one on `cluster` (machines of the trace's GPU if not
     given).
 
-    Where the trace does not tell how large each gradient is, those of a recorded bucket share its bytes
+    Where the trace does not say how large each gradient is, those of a recorded bucket share its bytes
     equally: exact for buckets of several recorded ones, a guess for parts of one. Without sizes, as from
     Nsight Systems, a bucket's follows from its time on `cluster`, and each kernel that its thread launched
     since the bucket before is taken for a gradient. What recorded times hold of waiting for peers is kept in
@@ -37,7 +37,9 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
         raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
     old = _recorded_reductions(graph)
     if len(set(old.rank.tolist())) > 1:
-        graph.does_not_apply("several ranks were recorded together, and their collectives meet as they are")
+        graph.does_not_apply(
+            "several ranks were recorded together, and their collectives are matched as recorded"
+        )
     lane, stream = compute_lane(graph), str(old.lane[0])
     if lane is None or lane == stream:
         graph.does_not_apply("its collectives have no stream of their own")
@@ -62,7 +64,7 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     time = fixed + np.bincount(buckets.number, share, len(buckets))
     steps = len(np.unique(old.step))
     was = counted(round(len(old) / steps), "bucket")
-    said = f"{old.total('bytes') / steps / 1e6:,.1f} MB a step in {was} as recorded"
+    said = f"{old.total('bytes') / steps / 1e6:,.1f} MB per step in {was} as recorded"
 
     old.remove()
     hooks = _ends_of_hooks(graph, gradients.nodes)[1]

@@ -46,12 +46,12 @@ def channels_last(graph: Graph) -> None:
         )
     inputs = layout.where(name=TO_NHWC).group_by("rank", "step").first()
     gone = layout - inputs
-    gone.need("more than one change of layout a step: only the images are transposed")
+    gone.need("more than one change of layout per step: only the images are transposed")
     total, each = int(gone.duration_ns.sum()), len(inputs)
     count = len(gone)
     gone.remove()
     graph.note(
-        f"{count:,} layout kernels of {total / 1e6:,.2f} ms go; {each:,} stay, one a step, for the images."
+        f"{count:,} layout kernels of {total / 1e6:,.2f} ms go; {each:,} stay, one per step, for the images."
     )
 
 

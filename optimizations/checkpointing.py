@@ -48,7 +48,7 @@ def checkpointing(
     12.3 us in the backward pass (measured in training steps of perceptrons of 8 to 41 saved tensors
     a block, torch 2.13.0, `use_reentrant=False`, x86, one thread; in a loop of nothing else it is half
     of that). On a CPU a block's data takes the place of Python's in the caches: 9 us more a MB that its
-    forward pass moves behind the first 0.25, 170 us at most in the forward pass and 110 us in the
+    forward pass moves after the first 0.25, 170 us at most in the forward pass and 110 us in the
     backward pass (perceptrons of 0.06 to 23 MB a block). The tensors that a node saves are those of torch's
     derivative formulas. With `reentrant` it is what a block costs alone: no tensor passes through Python
     (not measured).
@@ -160,4 +160,4 @@ def _say(graph: Graph, work: Selection, behind: Selection, known: np.ndarray) ->
     on = "gpu" if len(work.where(on="gpu")) else "cpu"
     left_out, whole = (some.where(on=on).total("duration_ns") for some in (behind, work))
     if left_out:
-        graph.note(f"Left out: the {left_out / whole:.0%} of that work behind the last tensor that is saved.")
+        graph.note(f"Left out: the {left_out / whole:.0%} of that work after the last tensor that is saved.")

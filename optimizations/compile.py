@@ -79,7 +79,9 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
         graph.does_not_apply("no two element-wise kernels follow each other on a stream")
     if gone:
         steps = max(len(device.group_by("step")), 1)
-        said.append(f"{gone / steps / 1e6:,.2f} ms a step of module Python, views and dispatch go on the CPU")
+        said.append(
+            f"{gone / steps / 1e6:,.2f} ms per step of module Python, views and dispatch go on the CPU"
+        )
     graph.note(f"{'; '.join(said)}; compiled code also checks its guards before each call.")
 
 

@@ -27,15 +27,15 @@ def compression(
     """Predict all-reduces of gradients in 16 bits, or with `rank` of their low-rank factors (PowerSGD).
 
     As with torch's `fp16_compress` and `bf16_compress` hooks, a kernel on the compute stream casts a bucket
-    down before its all-reduce, one behind it casts the result up; both bring their launches and take
+    down before its all-reduce, one after it casts the result up; both bring their launches and take
     their bytes at the trace's own memory bandwidth. The all-reduce takes its time by the bytes that are
     left, but no less than the 6.6 us that any collective takes. The two of `dtype` differ in
     accuracy, not in time.
 
     With `rank` r a gradient of n x m values is exchanged as n x r values, then as m x r (Vogels et al.,
     2019; torch's `powerSGD_hook`, where r is 1 if not given), unless that saves less than half. A bucket then
-    takes two all-reduces, one behind the other, the first with what is not compressed; kernels before,
-    between and behind them pass over the gradients as the hook of torch 2.13.0 does, with error feedback.
+    takes two all-reduces, one after the other, the first with what is not compressed; kernels before,
+    between and after them pass over the gradients as the hook of torch 2.13.0 does, with error feedback.
     Left out is that each matrix has products and launches of its own (a fixed cost of a kernel is
     counted, CPU time is not), and to make the columns of the factors orthogonal: an upper bound.
 
@@ -94,8 +94,8 @@ def _in_factors(
     nbytes = reduced.bytes
     steps = len(set(reduced.step.tolist()))
     graph.note(
-        f"{factors.matrices.sum() / steps:,.0f} of {factors.tensors.sum() / steps:,.0f} gradients a step go "
-        f"as factors of rank {rank}: {100 * ((sent + sent_right) * nbytes).sum() / nbytes.sum():.1f} % of "
+        f"{factors.matrices.sum() / steps:,.0f} of {factors.tensors.sum() / steps:,.0f} gradients per step "
+        f"go as factors of rank {rank}: {100 * ((sent + sent_right) * nbytes).sum() / nbytes.sum():.1f} % of "
         "the bytes. To make factors orthogonal and to launch for each matrix costs more than is counted."
     )
 

@@ -29,7 +29,7 @@ def cuda_graphs(
     step has already.
     A step without such parts is one graph. Untraced CPU time between two launches of a graph goes too, as
     Python that a replay does not run; a note says how much it is. What lies before a graph's first launch
-    and behind its last stays, and so do pauses and calls of over 1 ms and allocations: loading, first
+    and after its last stays, and so do pauses and calls of over 1 ms and allocations: loading, first
     uses, file access, waiting (daydream/model/captured.py).
 
     Not modelled: capture itself, the copy of inputs to fixed addresses, the memory of a pool
@@ -60,7 +60,7 @@ def cuda_graphs(
     start_as_nodes(captured, round(node_us * 1e3))
     taken = capture(graph, parts, name=CALL, launch_ns=round(launch_us * 1e3), stays=stays, phases=phases)
     many = max(len(captured.group_by("step")), 1)
-    graph.note(f"{counted(round(len(parts) / many), 'graph')} a step of {nodes:,.0f} nodes in the mean.")
+    graph.note(f"{counted(round(len(parts) / many), 'graph')} per step, of {nodes:,.0f} nodes on average.")
     _say(graph, taken)
 
 
@@ -69,12 +69,12 @@ def _say(graph: Graph, taken: Captured) -> None:
     steps = max(sum(bool(step.get("covered")) for step in graph.steps), 1)
     if taken.untraced > 0:
         graph.note(
-            f"Of the CPU time that goes, {taken.untraced / steps / 1e6:,.2f} ms a step "
+            f"Of the CPU time that goes, {taken.untraced / steps / 1e6:,.2f} ms per step "
             f"({taken.untraced / (taken.untraced + max(taken.work, 0)):.0%}) are untraced: taken for Python "
             "between launches."
         )
     if taken.stays > LEAST_SAID_NS * steps:
         graph.note(
-            f"{taken.stays / steps / 1e6:,.2f} ms a step of CPU time between captured launches stay: calls "
+            f"{taken.stays / steps / 1e6:,.2f} ms per step of CPU time between captured launches stay: calls "
             "and pauses of over 1 ms and allocations are first uses, file access or waiting."
         )

@@ -63,7 +63,7 @@ def dataloader(
         _take_out(loading, waits)
         graph.link(made.move(POOL, follows=False, held_for=False), get)
         pace = cost.mean()
-    graph.note(f"{counted(workers, 'worker')} can make a batch every {pace / 1e6:,.1f} ms in the mean.")
+    graph.note(f"{counted(workers, 'worker')} can make a batch every {pace / 1e6:,.1f} ms on average.")
 
 
 def _loading(graph: Graph) -> tuple[Selection | None, LoaderWaits]:
@@ -75,7 +75,7 @@ def _loading(graph: Graph) -> tuple[Selection | None, LoaderWaits]:
             graph.does_not_apply("no step waits for a batch: none has untraced time before its first copy")
         graph.note(
             "No loader was recorded: the longest untraced time before each step's first copy to the device "
-            f"is taken for the wait for its batch, {waits.time_ns.mean() / 1e6:,.1f} ms in the mean."
+            f"is assumed to be the wait for its batch, {waits.time_ns.mean() / 1e6:,.1f} ms on average."
         )
         return None, waits
     device = graph.select(on="gpu", phase="data")
@@ -108,7 +108,7 @@ def _workers_of(
             "       Say by --recorded how many there are."
         )
     graph.note(
-        "Which process loads is not recorded: the main thread is taken to. Give workers by --recorded."
+        "Which process loads is not recorded: the main thread is assumed to. Give workers by --recorded."
     )
     return 0
 

@@ -34,7 +34,7 @@ def ddp(
     size of all gradients in MiB, for a trace that does not tell.
 
     Assumes workers that are equally fast, each with the batch of this trace. Not modelled: what
-    else DDP does on the CPU, broadcasts of buffers, kernels that a transfer beside them slows.
+    else DDP does on the CPU, broadcasts of buffers, kernels that a concurrent transfer slows.
     """
     if workers < 1:
         raise GraphError(f"workers must be 1 or more, not {workers}")
@@ -79,7 +79,7 @@ def ddp(
     graph.note(network.describe())
     steps = len(np.unique(gradients.nodes.step))
     graph.note(
-        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients a step in "
+        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients per step in "
         f"{counted(round(len(buckets) / steps), 'bucket')}."
     )
     if copies is None:

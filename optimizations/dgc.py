@@ -25,7 +25,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     """Predict deep gradient compression (Daydream, section 5.2).
 
     Before each all-reduce of gradients a kernel on the compute stream selects `ratio` of the values; an
-    all-gather of values and 32-bit indices takes the place of the all-reduce; a kernel behind it adds
+    all-gather of values and 32-bit indices takes the place of the all-reduce; a kernel after it adds
     those of all workers up. All bring their launches. An all-gather of n workers moves
     n/2 x ratio x (value + index) bytes for each value that the all-reduce moved, and its time
     goes with that, but not below the 6.6 us that any collective takes. The kernels take their bytes at

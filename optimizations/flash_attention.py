@@ -37,7 +37,7 @@ def flash_attention(graph: Graph) -> None:
     both = dict(zip(("forward", "backward"), attention_chains(graph), strict=True))
     if not len(both["forward"]) and not len(both["backward"]):
         graph.does_not_apply(
-            "no attention found: no softmax with a batched matrix product before and behind it"
+            "no attention found: no softmax with a batched matrix product before and after it"
         )
     times = {name: fused_attention_ns(graph, both[name], backward=name == "backward") for name in both}
     with_operators = bool((kernels.op != None).any())  # noqa: E711 - an array, compared one by one

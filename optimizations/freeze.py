@@ -62,7 +62,7 @@ def freeze(graph: Graph, *, layers: str) -> None:
         calls = calls | gone.operators()
     updates = chosen.tasks.where(phase="optimizer")
     if not len(gone) + len(partly) + len(calls) + len(updates):
-        graph.does_not_apply("the trace does not tell which backward work computes gradients of parameters")
+        graph.does_not_apply("the trace does not say which backward work computes gradients of parameters")
     tensors, elements = (1 - part for part in trained.part(names))
     joint, time = joint_update(graph, tensors, elements)
     reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)

@@ -31,7 +31,7 @@ def fsdp(
     """Predict one of `workers` workers that shard by ZeRO's `stage`, from the trace of a single one.
 
     1: gradients are all-reduced as by `ddp`, each worker updates its share of the parameters, and
-    behind the update all are gathered. 2: parameters are gathered unit by unit before the
+    after the update all are gathered. 2: parameters are gathered unit by unit before the
     forward pass of each, gradients reduce-scattered unit by unit. 3: parameters are gathered for the
     backward pass once more. In all three the update's work is divided by `workers`, its calls stay.
 
@@ -63,7 +63,7 @@ def fsdp(
             "in buckets"
         )
     if overlap is False and forward_prefetch:
-        raise GraphError("forward_prefetch is of transfers beside compute; without overlap there are none")
+        raise GraphError("forward_prefetch is of transfers during compute; without overlap there are none")
     if workers == 1:
         graph.does_not_apply("one worker has nothing to share")
     if len(graph.select(kind="collective")):
@@ -101,17 +101,19 @@ def fsdp(
             f"{counted(round(len(units) / steps), 'unit')}: {units.what}."
         )
         if sharding.copies is None:
-            graph.note("Copies beside the transfers are left out: the trace shows no memory bandwidth.")
+            graph.note(
+                "Copies before and after the transfers are left out: the trace shows no memory bandwidth."
+            )
         if not sharding.overlap:
-            graph.note("Each transfer is waited for where it is asked for: nothing runs beside one.")
+            graph.note("Each transfer is waited for where it is asked for: nothing runs meanwhile.")
     updates.set(duration_ns=share)  # last: the update's own rate is what copies go by
     if units is not None and python:
         if dispatch.any():
             calls.set(duration_ns=calls.duration_ns + dispatch)
         hooks = graph.select(name=r"^ask for ").total("duration_ns") + dispatch.sum()
         spent = f"{hooks / steps / 1e6:,.3f} ms"
-        graph.note(f"Hooks and calls on shards take {spent} of the CPU a step, as on an x86 server.")
-    graph.note(f"To update 1/{workers} of the parameters takes {saved / 1e6:,.3f} ms a step less.")
+        graph.note(f"Hooks and calls on shards take {spent} of the CPU per step, as on an x86 server.")
+    graph.note(f"To update 1/{workers} of the parameters takes {saved / 1e6:,.3f} ms less per step.")
 
 
 class _Sharding:
@@ -232,7 +234,7 @@ class _Sharding:
 
 
 def _gather_behind(updates: Selection, nbytes: float, network: Network) -> None:
-    """Gather all parameters behind each step's update; what comes then waits."""
+    """Gather all parameters after each step's update; what comes then waits."""
     graph = updates.graph
     lane = compute_lane(graph)
     last = updates.group_by("step").last()

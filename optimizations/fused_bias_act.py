@@ -27,7 +27,7 @@ FUSED = r"(?i)addmm_activation|bias_?(gelu|relu|act|swish)|gelu_?bias|epilogue\w
 
 
 def fused_bias_act(graph: Graph) -> None:
-    """Predict a bias and an activation behind a matrix product that run as one kernel.
+    """Predict a bias and an activation after a matrix product that run as one kernel.
 
     Behind a product or convolution, the addition of the bias and the activation become one
     kernel that reads and writes the tensor once; a GELU written out in eight operators likewise, with
@@ -47,5 +47,5 @@ def fused_bias_act(graph: Graph) -> None:
             graph.does_not_apply("bias and activation run as one kernel already")
         if len(work.where(within=ACTIVATION)):
             graph.does_not_apply("each activation runs as one operator with no separate bias before it")
-        graph.does_not_apply("no activation behind a matrix product in this trace")
+        graph.does_not_apply("no activation after a matrix product in this trace")
     graph.note(fuse_passes(chains, "fused activation", forward=2, backward=3))

@@ -52,7 +52,7 @@ def fused_optimizer(
     if kind == "auto":
         need_setting(graph, "fused")
     if (updates.group_by("step").sizes == 1).all():
-        graph.does_not_apply("the optimizer runs one kernel a step: it is fused already")
+        graph.does_not_apply("the optimizer runs one kernel per step: it is fused already")
     update = update_of(graph)
     chosen = update.kind if kind == "auto" else kind
     steps = updates.group_by("step")

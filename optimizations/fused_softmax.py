@@ -25,7 +25,7 @@ def fused_softmax(graph: Graph) -> None:
     """Predict scores that are scaled, masked and normalized by one kernel.
 
     A softmax and the scaling, mask (added or filled in) and casts right before it, or a cast
-    behind it, become one kernel that reads the scores once and writes the probabilities once; backward
+    after it, become one kernel that reads the scores once and writes the probabilities once; backward
     it reads gradient and probabilities and writes the scores' gradient. Time: these bytes at
     the bandwidth that the trace's own streaming work reaches, or that of the longest operator
     where shapes are unknown. The other launches and the CPU time of their operators go.
@@ -42,6 +42,6 @@ def fused_softmax(graph: Graph) -> None:
                 "attention runs as one operator already; no other softmax has a mask or scale"
             )
         if len(work.where(within=WORDS["S"])):
-            graph.does_not_apply("no scale, mask or cast comes right before or behind a softmax")
+            graph.does_not_apply("no scale, mask or cast comes right before or after a softmax")
         graph.does_not_apply("no softmax in this trace")
     graph.note(fuse_passes(chains, "fused softmax", forward=2, backward=3))

@@ -28,7 +28,9 @@ def gradient_accumulation(graph: Graph, *, batches: int = 2) -> None:
     the first of a step, which is stored); memory; convergence with the larger batch.
     """
     if batches < 2:
-        raise GraphError(f"batches must be 2 or more, not {batches}: the trace has one batch a step already")
+        raise GraphError(
+            f"batches must be 2 or more, not {batches}: the trace has one batch per step already"
+        )
     passes = graph.select(phase=PASSES)
     reductions = passes.where(kind="collective", phase="backward", collective=REDUCTIONS)
     passes = passes - reductions - reductions.launches()

@@ -30,7 +30,7 @@ def metaflow(
 ) -> None:
     """Predict other layers in the place of some, `layers="blocks.*.conv?"` (Daydream, section 5.2).
 
-    Layers that match `layers` and run one behind the other are one place, and are substituted
+    Layers that match `layers` and run one after the other are one place, and are substituted
     together, forward and backward. The time of what comes there is known from one of:
 
     - `like`: other layers of this trace, in one place of a step or in as many; their kernels'
@@ -72,10 +72,10 @@ def metaflow(
             each = [old] if len(new) < 2 else by_place_in_step(old)
             if len(new) not in (0, len(each)):
                 raise GraphError(
-                    f"{layers!r} stand in {len(each)} places of a {phase} pass, {like!r} in {len(new)}: "
-                    "give patterns that stand in one place, or in as many"
+                    f"{layers!r} occur in {len(each)} places of a {phase} pass, {like!r} in {len(new)}: "
+                    "give patterns that occur in one place, or in as many"
                 )
             for number, place in enumerate(each):
                 durations, gaps = usual_times(new[number]) if new else NOTHING
                 substitute(place, durations * (1.0 if factor is None else factor), gaps)
-    graph.note(f"Layers {layers!r} stand in {len(sites['forward']):,} places of the forward pass.")
+    graph.note(f"Layers {layers!r} occur in {len(sites['forward']):,} places of the forward pass.")

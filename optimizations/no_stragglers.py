@@ -27,7 +27,7 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
 
     In the trace of one rank waiting cannot be told from transferring. There a `cluster` is needed: a
     collective then takes no longer than on these machines (with as many nodes as the `workers`
-    need; the job's if the trace tells), and what it took beyond that counts as waiting.
+    need; the job's if the trace shows it), and what it took beyond that counts as waiting.
     """
     collectives = graph.select(kind="collective").need("collectives")
     hubs = graph.select(kind="cpu", name=HUB)

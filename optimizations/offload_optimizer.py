@@ -24,7 +24,7 @@ def offload_optimizer(
     """Predict ZeRO-Offload-like training: gradients go to the CPU, updated parameters come back.
 
     Gradients are copied in buckets of `bucket_mb` as the backward pass completes them (all
-    behind it where the trace does not tell which task completes one). The main thread waits
+    after it where the trace does not say which task completes one). The main thread waits
     for the last, updates every parameter by a fused pass over float32 values at
     `cpu_bandwidth` GB/s, and copies the parameters back on the compute stream, so the next
     forward pass waits for them. Copies go at `bandwidth` GB/s, by default that of the trace's
@@ -40,7 +40,7 @@ def offload_optimizer(
     updates.need("optimizer work on the device")
     update = update_of(graph)
     if update.elements < 0 or update.kind is None:
-        graph.does_not_apply("the trace does not tell which optimizer it has, or of how many parameters")
+        graph.does_not_apply("the trace does not say which optimizer it has, or of how many parameters")
     state = (UPDATE_RULES[update.kind].reads - 2) * STATE_BYTES * update.elements
     if state <= 0:
         graph.does_not_apply(f"{update.kind} keeps no state that could be offloaded")

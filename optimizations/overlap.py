@@ -62,7 +62,7 @@ def overlap(graph: Graph) -> None:
     elif (transfers.row >= 0).any():
         graph.note("One rank was recorded: waiting for peers is in its transfers, and hidden with them.")
     graph.note(
-        f"Transfers of one stream take up to {busiest / 1e6:,.3f} ms a step; no step is shorter than that."
+        f"Transfers of one stream take up to {busiest / 1e6:,.3f} ms per step; no step is shorter than that."
     )
 
 

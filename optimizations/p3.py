@@ -42,7 +42,7 @@ def p3(
     loops over parameters updates those of an operator right before it; one that updates all in the same
     calls (foreach, fused) waits for the last gradient, and the forward pass for it.
 
-    Sizes are the recorded ones, or `gradient_mb` MiB in all where the trace tells none. Every worker is a
+    Sizes are the recorded ones, or `gradient_mb` MiB in total where the trace has none. Every worker is a
     server too, and its link of `bandwidth` GB/s carries (workers - 1)/workers of all gradients once as
     pushes and once as pulls. With `servers` machines of their own a slice takes workers/servers times as
     long where that is more than one, and pulls do not hold up pushes.
@@ -96,7 +96,7 @@ def p3(
     wait_for_parameters(graph, waiting.tasks[of[first]], lanes)
     steps = len(set(gradients.nodes.step.tolist()))
     graph.note(
-        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients a step in {len(of) / steps:,.0f} "
+        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients per step in {len(of) / steps:,.0f} "
         f"slices; {counted(workers, 'worker')}, "
         f"{counted(servers, 'server') if servers else 'each of them a server too'}. {waiting.said}"
     )

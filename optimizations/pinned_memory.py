@@ -17,7 +17,7 @@ def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
     """Predict `pin_memory=True` with `non_blocking=True` for the copies to the device.
 
     A copy from pageable memory is staged by the driver, so the CPU stands in the call until
-    the stream is done, and again in the synchronization behind it. From pinned memory it is
+    the stream is done, and again in the synchronization after it. From pinned memory it is
     an asynchronous launch of the trace's usual cost, at `bandwidth` GB/s: by default that of
     the trace's own pinned copies, else 3/4 of the device's PCIe rate. No copy gets slower.
 

@@ -30,7 +30,7 @@ def pipeline(
     """Predict training on `stages` GPUs, each with some of the blocks that the model repeats.
 
     Blocks are shared out in order, so that the longest stage is as short as it can be; what runs before,
-    between and behind them goes with its neighbour: embeddings with the first, the loss with the last.
+    between and after them goes with its neighbour: embeddings with the first, the loss with the last.
     Each GPU runs its passes in the order of the `schedule`: all forward passes first (`gpipe`), one
     forward and one backward in turn (`1f1b`), or that with two chunks of blocks a GPU
     (`interleaved`). Between stages activations, and backward their gradients, are sent. Every GPU updates
@@ -45,14 +45,14 @@ def pipeline(
 
     Loading of data stays as it was. Not modelled: labels that the last stage loads, sums of gradients
     of tied weights or of norms over stages, the addition of a micro-batch's gradients to the others',
-    memory, kernels that a message beside them slows.
+    memory, kernels that a concurrent message slows.
     """
     if stages < 1 or micro_batches < 1:
         raise GraphError(f"stages and micro_batches must be 1 or more, not {stages} and {micro_batches}")
     if activation_mb is not None and activation_mb < 0:
         raise GraphError(f"activation_mb must be 0 or more, not {activation_mb:g}")
     if stages == 1:
-        graph.does_not_apply("one stage is no pipeline")
+        graph.does_not_apply("one stage is not a pipeline")
     if len(graph.select(kind="collective")):
         graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
     passes = passes_by_block(graph)
@@ -182,7 +182,7 @@ def _update(graph: Graph, layers_of_stages: list[set[str]]) -> None:
         members.set(duration_ns=duration, gap_ns=gap)
     every.arrange([stage for _, stage in every.keys])
     if not trained.elements:
-        graph.note("The trace does not tell the parameters of layers: each GPU updates an equal part.")
+        graph.note("The trace does not list the parameters of layers: each GPU updates an equal part.")
 
 
 def _say(

@@ -36,4 +36,4 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
         pinned_memory(graph)
     copies.move(STREAM, follows=False, held_for=False)
     megabytes = copies.total("bytes") / max(len(copies.group_by("step")), 1) / 1e6
-    graph.note(f"{megabytes:,.3g} MB a step come ahead.")
+    graph.note(f"{megabytes:,.3g} MB per step are copied ahead.")

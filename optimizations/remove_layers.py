@@ -50,5 +50,5 @@ def remove_layers(graph: Graph, *, layers: str) -> None:
     graph.note(f"Removed: {listed(blocks.keys)}.")
     if len(joint) and not elements:
         graph.note(
-            "The trace does not tell the parameters of layers: an update of all at once keeps its time."
+            "The trace does not list the parameters of layers: an update of all at once keeps its time."
         )

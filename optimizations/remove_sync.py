@@ -41,4 +41,4 @@ def remove_sync(graph: Graph, *, which: str | None = None) -> None:
     calls = waits.group_by("row").first() if (waits.row >= 0).all() else waits
     common = Counter(op or name for op, name in zip(calls.op.tolist(), calls.name.tolist(), strict=True))
     listed = ", ".join(f"{name} {count / steps:.3g}" for name, count in common.most_common(4))
-    graph.note(f"Waits removed a step: {listed}.")
+    graph.note(f"Waits removed per step: {listed}.")

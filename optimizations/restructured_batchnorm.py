@@ -25,7 +25,7 @@ def restructured_batchnorm(graph: Graph) -> None:
     """Predict batch normalization that is split and fused with its neighbours (Daydream, section 5.2).
 
     Its first half, the statistics, goes into the convolution before it, its second half into the
-    activation and the convolution behind. So in every chain of convolution, normalization and
+    activation and the convolution after. So in every chain of convolution, normalization and
     activation, forward and backward, the activation's kernels go with their launches and the
     CPU time of their operators, and those of the normalization take half: they move half the
     bytes. A normalization with anything else on either side (a sum of branches, say) stays.
@@ -40,7 +40,7 @@ def restructured_batchnorm(graph: Graph) -> None:
     )
     chains = find_chains(graph, WORDS, CHAIN, unseen=counters, one_kernel=False)
     if not len(chains):
-        graph.does_not_apply("no batch normalization stands between a convolution and an activation")
+        graph.does_not_apply("no batch normalization is between a convolution and an activation")
     backward = backward_chains(chains)
     norms = chains.tasks.where(within=WORDS["B"]) | backward.tasks.where(within=NORM_BACKWARD)
     activations = chains.tasks.where(within=WORDS["R"]) | backward.tasks.where(within=ACTIVATION_BACKWARD)
@@ -48,7 +48,7 @@ def restructured_batchnorm(graph: Graph) -> None:
 
     norms.scale(0.5)
     remove_with_operators(activations)
-    graph.note(f"{len(chains):,} of {every:,} batch normalizations stand between convolution and activation.")
+    graph.note(f"{len(chains):,} of {every:,} batch normalizations are between convolution and activation.")
     if not len(graph.select(phase="backward")):
         graph.note("Without a backward pass a normalization can be folded into its convolution altogether.")
     elif not len(backward):

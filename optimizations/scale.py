@@ -32,7 +32,7 @@ def scale(
         graph.does_not_apply("a factor of 1 leaves every task as it is")
     tasks = graph.select(on=on, kind=kind, name=name, op=op, layer=layer, phase=phase)
     if only_gaps:
-        tasks = tasks.where(lambda each: each.gap_ns > 0).need("untraced time behind these tasks")
+        tasks = tasks.where(lambda each: each.gap_ns > 0).need("untraced time after these tasks")
         tasks.set(gap_ns=tasks.gap_ns * factor)
         return
     tasks.scale(factor, gaps="cpu" in (on, kind))

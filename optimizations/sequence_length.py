@@ -72,12 +72,10 @@ def _by_shapes(graph: Graph, work: Selection, length: int, recorded: int | None)
     if is_feature_size(graph, old):
         if is_channel_size(graph, old):
             graph.does_not_apply(
-                f"the model has channels of size {old} too, which shapes cannot tell from the length.\n"
+                f"the model has channels of size {old} too, which by shape look like the length.\n"
                 "       Record it with a length that occurs nowhere else."
             )
-        graph.note(
-            f"The model has features of size {old} too: tokens are told from them by where they stand."
-        )
+        graph.note(f"The model has features of size {old} too: tokens are recognized by their position.")
     retimed = resized_time(graph, work, old, length, every=True)
     shares = shares_of_growth(work, retimed, growth_of(graph, work, old, length, every=True).known)
     need_shapes(graph, shares)

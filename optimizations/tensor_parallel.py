@@ -30,7 +30,7 @@ def tensor_parallel(
     activations between are divided, norms and residuals are not. Each part ends with an all-reduce of its
     output, and in the backward pass with one of its input's gradient: two and two a block. All work
     waits for them. Where the last layer and an embedding are as wide, they and the loss are
-    divided, with an all-reduce behind the embedding and behind the gradient of the last layer's input, and a
+    divided, with an all-reduce after the embedding and after the gradient of the last layer's input, and a
     small one for the loss; logits that no loss follows are gathered. The optimizer updates what a GPU has.
 
     Kernels get a time for their part of FLOP and bytes, and keep their fixed cost, their launches, the

@@ -82,7 +82,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     if len(turned):
         layout = graph.insert_before(turned, LAYOUT_CHANGE, duration_ns=turned_ns)
         layout.doubt(DOUBT_OF_CONVOLUTIONS)
-        graph.note(f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in all.")
+        graph.note(f"Changes of layout inserted: {len(turned):,}, {turned_ns.sum() / 1e6:,.2f} ms in total.")
     graph.note(
         f"{len(products):,} of {len(matrix):,} matrix kernels move to TF32: {old.sum() / 1e6:,.2f} ms become "
         f"{new.sum() / 1e6:,.2f} ms; {int((~known).sum()):,} by the constant, as their shapes are unknown."

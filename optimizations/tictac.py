@@ -80,7 +80,7 @@ def tictac(
     wait_for_parameters(graph, waiting.tasks[turn[first]], lanes)
     steps = len(last)
     graph.note(
-        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients a step in "
+        f"{gradients.nbytes.sum() / steps / MIB:,.1f} MiB of gradients per step in "
         f"{counted(round(len(pushed) / steps), 'transfer')} each way; {counted(workers, 'worker')}, "
         f"{counted(servers, 'server') if servers else 'each of them a server too'}. {waiting.said}"
     )

@@ -47,7 +47,7 @@ def vdnn(
     calls, nodes = makers_and_users(work, *(CONVOLUTION if layers == "conv" else PRODUCT))
     nbytes = input_bytes(calls)
     if (nbytes < 0).any():
-        graph.does_not_apply("the trace does not tell how large feature maps are; record it with shapes")
+        graph.does_not_apply("the trace does not say how large feature maps are; record it with shapes")
     step = calls.first().step
     places = np.arange(len(step))
     last = np.array([places[step == one].max() for one in step.tolist()])
@@ -76,4 +76,6 @@ def vdnn(
         graph.link(beside, copies, from_start=True)
     graph.schedule(PREFETCH, key="order")
     saved = nbytes[offloaded].sum() / len(np.unique(step))
-    graph.note(f"Up to {saved / 2**20:,.0f} MiB of feature maps a step wait outside of the device's memory.")
+    graph.note(
+        f"Up to {saved / 2**20:,.0f} MiB of feature maps per step wait outside of the device's memory."
+    )

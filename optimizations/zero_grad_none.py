@@ -24,7 +24,7 @@ def zero_grad_none(graph: Graph) -> None:
     """Predict `zero_grad(set_to_none=True)`, torch's default since 2.0.
 
     The fills of the zero_grad range go with their operators, and so does what Python does there
-    for each parameter but for one assignment. In the first backward pass behind it
+    for each parameter but for one assignment. In the first backward pass after it
     `AccumulateGrad` takes the incoming gradient over, so its addition goes too; with
     gradient accumulation the additions of later passes stay: of each step as many go as
     tensors were zeroed. Where one fill covers many tensors (foreach), all of the step go.

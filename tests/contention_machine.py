@@ -1,6 +1,6 @@
 """A machine whose kernels and transfers slow each other, run in slices of time; it writes the trace of it.
 
-A step launches all of its work, then waits for the device. Kernels run one behind the other on one
+A step launches all of its work, then waits for the device. Kernels run one after the other on one
 stream. A transfer runs on another, once the kernel that it belongs to has ended; the last kernel waits for
 all transfers. In each slice whatever runs proceeds by the slice divided by its factor, if its
 counterpart runs too. Nothing here knows the formulas that are tested with it.
@@ -64,7 +64,7 @@ class Machine:
         return trace(rows, steps=tuple(borders), world_size=2)
 
     def step_us(self) -> float:
-        """Return how long a step takes, in the mean."""
+        """Return how long a step takes, on average."""
         return float(np.mean([self._step(0.0, number)[1] for number in range(1, self.steps)]))
 
     def _step(self, at: float, number: int) -> tuple[list[Row], float]:

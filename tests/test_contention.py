@@ -95,7 +95,7 @@ def test_what_a_prediction_was_made_with_is_said():
     replay = recorded(Machine(kernel_factor=1.2))
     found = daydream.whatif(replay, "network", bandwidth_factor=2.0)
     (note,) = [note for note in found.notes if "beside" in note]
-    assert note.startswith("Kernels take x1.20 while a transfer runs beside them, measured on ")
+    assert note.startswith("Kernels take x1.20 while a transfer runs, measured on ")
     told = found.to_json()["contention"]
     assert told["mode"] == "measured"
     assert told["matrix_factor"] == told["other_factor"] == pytest.approx(1.2, rel=0.005)
@@ -104,7 +104,7 @@ def test_what_a_prediction_was_made_with_is_said():
     given = daydream.whatif(replay, "network", bandwidth_factor=2.0, contention="1.5,1.25")
     assert given.contention is not None
     assert given.contention.note() == (
-        "Kernels take x1.5 while a transfer runs beside them, transfers x1.25 beside kernels, as given."
+        "Kernels take x1.5 while a transfer runs, transfers x1.25 during kernels, as given."
     )
     off = daydream.whatif(replay, "network", bandwidth_factor=2.0, contention="off")
     assert off.to_json()["contention"]["mode"] == "off"
@@ -122,7 +122,7 @@ def test_too_little_to_measure_is_said_and_changes_nothing():
     found = daydream.whatif(recorded(machine), "network", bandwidth_factor=2.0)
     assert found.contention is not None
     assert found.contention.note() == (
-        "Contention is not modelled: too few kernels ran beside a transfer in one step and alone in another; "
+        "Contention is not modelled: too few kernels ran during a transfer in one step and alone in another; "
         "--contention F sets a factor."
     )
     assert found.speedup == predicted(machine, 2, contention="off")

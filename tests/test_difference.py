@@ -24,7 +24,7 @@ STEPS = (0, 100, 200, 300)
 
 
 def step(at, *kernels, layer="fc", operator="aten::mm"):
-    """One operator that launches kernels of (name, us), one behind the other."""
+    """One operator that launches kernels of (name, us), one after the other."""
     rows, start = [op(operator, at, at + 40, op=operator, layer=layer)], at + 10
     for number, (name, time) in enumerate(kernels):
         there = {"op": operator, "layer": layer}

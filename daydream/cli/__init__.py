@@ -55,7 +55,7 @@ class Commands(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(COMMANDS)}."
+            hint = f"Did you mean {near[0]!r}?" if near else f"The commands are {', '.join(COMMANDS)}."
             raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 

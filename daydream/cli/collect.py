@@ -39,7 +39,7 @@ def _collect(
     daydream collect -o run.parquet -m package.train --epochs 1
     daydream collect --nproc-per-node 2 train.py
 
-    Options of `collect` stand before the script, everything behind it is the script's
+    Options of `collect` come before the script, everything after it is the script's
     own. The first steps are skipped, the next ones timed without a profiler, then a few
     are captured, and the script goes on untouched. Its exit code is passed on. At the end the
     three changes that would shorten the step most are named, with the code that makes them.
@@ -86,7 +86,7 @@ def check_target(target: str, *, module: bool) -> None:
     if Path(target).name.startswith(("python", "torchrun")):
         hint = " Name the training script alone; --nproc-per-node starts several processes."
     raise click.BadParameter(
-        f"{target!r} is no file.{hint}", click.get_current_context(), param_hint="SCRIPT"
+        f"{target!r} is not a file.{hint}", click.get_current_context(), param_hint="SCRIPT"
     )
 
 
@@ -171,7 +171,7 @@ command = click.Command(
         click.Option(
             ["--nproc-per-node"],
             type=click.IntRange(min=1),
-            help="Start so many processes with torch.distributed.run; one trace holds every rank.",
+            help="Start this many processes with torch.distributed.run; one trace holds every rank.",
         ),
         click.Option(
             ["--no-suggestions"],

@@ -63,7 +63,7 @@ def _compare(
     as_json: bool,
     **options: Any,
 ) -> None:
-    r"""Set the steps of two traces side by side: what changed, and what did not.
+    r"""Compare the steps of two traces: what changed, and what did not.
 
     \b
     daydream compare before.json.gz after.json.gz
@@ -71,7 +71,7 @@ def _compare(
 
     BEFORE and AFTER are parquet traces or anything `daydream import` accepts. Layers,
     operators and kernels are matched by layer and operator, then by name. With --whatif the
-    change is predicted from BEFORE, and the prediction is held against AFTER, which was
+    change is predicted from BEFORE, and the prediction is compared with AFTER, which was
     recorded when the change had been made.
     """
     import daydream
@@ -117,14 +117,14 @@ command = Compare(
     "compare",
     callback=_compare,
     help=help_of(_compare),
-    short_help="Set two traces, or a prediction and what came of it, side by side.",
+    short_help="Compare two traces, or a prediction with what was measured.",
     params=[
         click.Argument(["before"], metavar="BEFORE"),
         click.Argument(["after"], metavar="AFTER"),
         *step_options(),
         click.Option(
             ["--whatif"], metavar="NAME[+NAME...]",
-            help="Predict this change from BEFORE, and hold the prediction against AFTER. Takes its options.",
+            help="Predict this change from BEFORE, and compare the prediction with AFTER. Takes its options.",
         ),
         click.Option(
             ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",

@@ -91,8 +91,8 @@ def _confirm(
     change, in turns, which are timed without a profiler; at last a few steps with the change are
     recorded, and compared with the prediction. That takes some 130 steps, fewer with `--rounds` and
     `--block-steps`. The result comes when the script ends, or at once with `--stop-after`.
-    Options of `confirm` and of the optimization stand before the script. The changed steps
-    train on, with the change: what the script saves behind them is not what it would have been.
+    Options of `confirm` and of the optimization come before the script. The changed steps
+    train on, with the change: what the script saves after them is not what it would have been.
     """
     from daydream.cli.collect import check_target
     from daydream.cli.failures import INTERRUPTED, message
@@ -192,7 +192,7 @@ def _parameters() -> list[click.Parameter]:
         ),
         click.Option(
             ["--block-steps"], type=click.IntRange(min=1), default=5,
-            help="Steps of a block that count, behind one that does not; 5 by default.",
+            help="Steps of a block that count, after one that does not; 5 by default.",
         ),
         *(shared[name] for name in kept[:5]),
         force_option(),

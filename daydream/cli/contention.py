@@ -23,6 +23,6 @@ def contention_option() -> click.Option:
         default="measured",
         callback=_checked,
         metavar="measured|off|F[,F]",
-        help="How much slower kernels run beside a transfer, and, second, transfers beside kernels. "
-        "By default as measured in the trace, where it tells.",
+        help="How many times as long kernels take during a transfer, and, second, transfers during kernels. "
+        "By default as measured in the trace, where it can be.",
     )

@@ -30,5 +30,5 @@ def engine_option() -> click.Option:
         default="local",
         show_default=True,
         metavar="ENGINE",
-        help="Who works: local (this process), processes[:N], dask[:N] or dask:tcp://HOST:PORT.",
+        help="Where it runs: local (this process), processes[:N], dask[:N] or dask:tcp://HOST:PORT.",
     )

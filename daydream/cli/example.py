@@ -13,7 +13,7 @@ GPU = "synthetic_gpt_gpu.json.gz"
 EXAMPLES = {  # file -> what it is, and the command to try with it
     GPU: ("a small GPT's training on a GPU that does not exist: round figures", "rank --trace {}"),
     "mlp_cpu.json.gz": ("a perceptron's training on a CPU, recorded", "explain --trace {}"),
-    "my_optimization.py": ("an optimization of one's own", f"whatif ./{{}} --trace {GPU}"),
+    "my_optimization.py": ("an optimization of your own", f"whatif ./{{}} --trace {GPU}"),
     "train_gpt.py": ("a small GPT on random tokens, to record with torch", "collect {}"),
     "train_cnn.py": ("a small network whose images a loader makes, to record", "collect {}"),
     "train_ddp.py": ("a perceptron on two ranks, to record", "collect --nproc-per-node 2 {}"),

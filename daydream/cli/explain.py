@@ -28,7 +28,7 @@ def _explain(
 
     First what bounds it, then the largest avoidable costs, each with the what-if that removes it,
     what that would save, by simulation, and the line of code that does it. Then the chain of causes
-    behind the steps as shares: kernels by what bounds them, CPU work, communication, copies, data
+    after the steps as shares: kernels by what bounds them, CPU work, communication, copies, data
     loading, synchronization.
     """
     import daydream

@@ -22,7 +22,7 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     try:
         return tuple(int(rank) for rank in value.split(","))
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of ranks such as 0,1,4", ctx, param) from None
+        raise click.BadParameter(f"{value!r} is not a list of ranks such as 0,1,4", ctx, param) from None
 
 
 def _import(
@@ -98,7 +98,7 @@ command = click.Command(
             ["--ranks"],
             metavar="LIST",
             callback=_ranks,
-            help="Ranks of the files in their order, as 0,1,4, where neither they nor their names tell.",
+            help="Ranks of the files in their order, as 0,1,4, where neither they nor their names say.",
         ),
         engine_option(),
         force_option(),

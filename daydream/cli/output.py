@@ -89,7 +89,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def free_name(stem: str, suffix: str) -> str:
-    """Return a name in the current folder that no file has: the stem's, or with a number behind it."""
+    """Return a name in the current folder that no file has: the stem's, or with a number after it."""
     more = (f"{stem}-{count}{suffix}" for count in itertools.count(2))
     return next(name for name in itertools.chain([f"{stem}{suffix}"], more) if not Path(name).exists())
 

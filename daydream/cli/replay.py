@@ -27,7 +27,7 @@ def _replay(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Simulate a trace untouched and hold it against what was measured, step by step."""
+    """Simulate a trace unchanged and compare it with what was measured, step by step."""
     import daydream
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
@@ -63,7 +63,7 @@ command = click.Command(
     "replay",
     callback=_replay,
     help=_replay.__doc__,
-    short_help="Simulate a trace untouched, and say how far off that is.",
+    short_help="Simulate a trace unchanged, and say how far off that is.",
     params=[
         *trace_options(),
         timeline_option("measured and replayed"),

@@ -171,7 +171,7 @@ command = Scaling(
         ),
         click.Option(
             ["--straggler"], type=click.FloatRange(1), default=1.0, metavar="FACTOR",
-            help="One of the workers takes so many times as long for everything but transfers.",
+            help="One of the workers takes this many times as long for everything but transfers.",
         ),
         click.Option(["--seed"], type=click.IntRange(0), default=0, metavar="N", help="Of the jitter."),
         contention_option(),

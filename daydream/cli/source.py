@@ -34,7 +34,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> None
         return
     match = re.fullmatch(r"(\d{1,12})\s*([KMGT]?)(i?)B?", value.strip(), re.IGNORECASE | re.ASCII)
     if match is None or not int(match[1]):
-        raise click.BadParameter(f"{value!r} is no size such as 200GB", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a size such as 200GB", ctx, param)
     unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")
     ctx.meta[MAX_UNPACKED] = int(match[1]) * unit
 
@@ -46,7 +46,7 @@ def step_options() -> list[click.Option]:
             ["--step-marker"],
             metavar="REGEX",
             callback=_regex,
-            help="Annotations that begin a step, when importing; 'step 12' and the like are found alone.",
+            help="Annotations that begin a step, when importing; those like 'step 12' are found without it.",
         ),
         click.Option(
             ["--steps"],
@@ -58,7 +58,8 @@ def step_options() -> list[click.Option]:
             metavar="SIZE",
             callback=_size,
             expose_value=False,
-            help="To how much a packed file may unpack, as 200GB; 64 GB and 200 times its size if not given.",
+            help="The most that a packed file may unpack to, such as 200GB; by default 64 GB and 200 times "
+            "its size.",
         ),
     ]
 

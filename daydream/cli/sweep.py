@@ -153,9 +153,9 @@ def _values(
         name = typed.strip().lstrip("-").replace("-", "_")
         name = aliases.get(name, name)
         if not equals:
-            raise _wrong(ctx, f"{said!r} is no option=value,value")
+            raise _wrong(ctx, f"{said!r} is not of the form option=value,value")
         if name not in named:
-            raise _wrong(ctx, f"there is no option {typed!r}; there are {', '.join(named) or 'none'}")
+            raise _wrong(ctx, f"unknown option {typed!r}; choose from {', '.join(named) or 'none'}")
         if name in values or name in fixed:
             raise _wrong(ctx, f"{typed} is given twice")
         owner, plain = named[name]
@@ -214,14 +214,14 @@ def _switch(text: str) -> bool:
 def _parameters() -> list[click.Parameter]:
     trace, *steps = trace_options()
     trace.multiple = True
-    trace.help = "A trace, as of `daydream whatif`; given again, another one."
+    trace.help = "A trace, as for `daydream whatif`; may be given several times."
     return [
         click.Argument(["name"], required=False, metavar="NAME[+NAME...]"),
         trace,
         *steps,
         click.Option(
             ["--set", "varied"], multiple=True, required=True, metavar="OPTION=LIST",
-            help="An option and its values, 1,2,4,...,64 or a,b; given again, another one.",
+            help="An option and its values, 1,2,4,...,64 or a,b; may be given several times.",
         ),
         table_option(),
         contention_option(),

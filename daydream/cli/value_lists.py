@@ -18,7 +18,7 @@ def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
     for place, part in enumerate(parts):
         if part == "...":
             if len(found) < 2 or place + 1 == len(parts):
-                raise ValueError(f"{text!r}: '...' stands behind two numbers and before another")
+                raise ValueError(f"{text!r}: '...' needs two numbers before it and one after it")
         elif place and parts[place - 1] == "...":
             found += _between(found, read(part))
         else:
@@ -27,7 +27,7 @@ def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
 
 
 def _between(found: list[Fraction], last: Fraction) -> list[Fraction]:
-    """Return what `...` leaves out and the number behind it: equal steps if three show them, else factors."""
+    """Return what `...` leaves out and the number after it: equal steps if three show them, else factors."""
     before, one = found[-2:]
     same = len(found) > 2 and one - before == before - found[-3]
     factor = one / before if before else Fraction(0)

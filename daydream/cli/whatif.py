@@ -147,7 +147,7 @@ def _whatif(
     as_list: bool,
     **options: Any,
 ) -> None:
-    """Predict what a change would give: its step time beside the measured and the replayed one.
+    """Predict what a change would give: its step time, with the measured and the replayed one.
 
     NAME is an optimization, several joined by + (in any order), or the path of a Python
     file with your own. `daydream whatif NAME --help` shows its options.

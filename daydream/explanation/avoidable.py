@@ -293,7 +293,7 @@ def idle_gaps(scene: Scene) -> Iterator[Avoidable]:
     for number in np.unique(code[idle]).tolist():
         name = texts[number]
         gap = {"on": "cpu", "name": _exactly(name), "only_gaps": True}
-        yield from scene.found("idle gap", idle & (code == number), [], f"untraced time behind {name}", gap)
+        yield from scene.found("idle gap", idle & (code == number), [], f"untraced time after {name}", gap)
 
 
 RULES: tuple[Callable[[Scene], Iterator[Avoidable]], ...] = (

@@ -21,7 +21,7 @@ REASONS = {
     Cause.QUEUE: "a launch that needs its place in the queue",
     Cause.HANDOFF: "on a thread that it wakes",
     Cause.COMMUNICATION: "which communicates with it",
-    Cause.GRAPH: "a node behind it",
+    Cause.GRAPH: "a node after it",
     Cause.LOCK: "which needs the driver's lock",
     Cause.USER: "by an edge that was put in",
 }

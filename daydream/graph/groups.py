@@ -52,7 +52,9 @@ class Groups(Shown):
 
     def __getitem__(self, key: Any) -> Selection:
         if key not in self.keys:
-            raise GraphError(f"no group {key!r}; there are {', '.join(map(repr, self.keys[:20]))}")
+            raise GraphError(
+                f"unknown group {key!r}; the number of groups is {', '.join(map(repr, self.keys[:20]))}"
+            )
         return self._group(self.keys.index(key))
 
     def __repr__(self) -> str:

@@ -155,7 +155,7 @@ def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None 
     if gradient_mb == "no option":
         gradient_mb, hint = None, ""
     else:
-        hint = "; or say with --gradient-mb how many MiB they are in all"
+        hint = "; or say with --gradient-mb how many MiB they are in total"
     graph.select(phase="backward").need("backward pass")
     try:
         nodes, makers, nbytes = gradients(graph)
@@ -169,7 +169,7 @@ def gradients_of(graph: Graph, gradient_mb: float | Literal["no option"] | None 
         nbytes = np.zeros(len(nodes), np.int64)
     else:
         if gradient_mb is not None:
-            raise GraphError("gradient_mb was given, but the trace tells the sizes of its gradients")
+            raise GraphError("gradient_mb was given, but the trace has the sizes of its gradients")
     known = graph.columns["step"][nodes] >= 0
     kept = np.flatnonzero(known)[_of_last_pass(graph, nodes[known])]
     nodes, makers, nbytes = nodes[kept], makers[kept], nbytes[kept]

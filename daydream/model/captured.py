@@ -137,7 +137,7 @@ def no_dispatch(tasks: Selection) -> Selection:
     stays = tasks.duration_ns > DISPATCH_NS
     if len(tasks):
         stays = stays | allocates[which.reshape(-1)]
-    return tasks.of(tasks.ids[stays], "CPU work that is no dispatch")
+    return tasks.of(tasks.ids[stays], "CPU work other than dispatch")
 
 
 def pauses_that_stay(graph: Graph, region: np.ndarray, tasks: np.ndarray) -> np.ndarray:

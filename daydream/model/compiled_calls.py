@@ -87,8 +87,8 @@ def compile_cpu_calls(graph: Graph) -> str:
     calls = len(library.group_by(within=pattern)) if pattern else 0
     steps = max(len(cpu.group_by("step")), 1)
     return (
-        f"{before / steps:,.0f} operator calls a step become {calls / steps:,.0f} calls of matrix libraries "
-        f"and {loops / steps:,.0f} fused loops; a compiled call has fixed costs of "
+        f"{before / steps:,.0f} operator calls per step become {calls / steps:,.0f} calls of matrix "
+        f"libraries and {loops / steps:,.0f} fused loops; a compiled call has fixed costs of "
         f"{FORWARD.call_ns / 1e3:.0f} us forward and {BACKWARD.call_ns / 1e3:.0f} us backward, and of "
         f"{(FORWARD.parameter_ns + BACKWARD.parameter_ns) / 1e3:.1f} us for each of {parameters} parameters "
         "(measured with torch 2.13 on an x86 server CPU). Of a step with a profiler more goes, as fewer "

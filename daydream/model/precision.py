@@ -82,7 +82,7 @@ def refuse_narrow(graph: Graph, kernels: Selection) -> None:
     if len(narrower):
         total = narrower.total("duration_ns") / 1e6
         graph.note(
-            f"Left as they are: {counted(len(narrower), 'kernel')} of 8 or 4 bits, {total:,.4g} ms in all."
+            f"Left as they are: {counted(len(narrower), 'kernel')} of 8 or 4 bits, {total:,.4g} ms in total."
         )
 
 

@@ -106,7 +106,7 @@ def behind_last_saved(forward: Groups) -> tuple[Selection, np.ndarray]:
     first = np.full(len(last), np.iinfo(np.int64).max)
     np.minimum.at(first, key[own], order[own])
     cut = np.minimum(cut, first[key])
-    behind = tasks.of(ids[known & (order >= cut)], "work behind the last saved tensor")
+    behind = tasks.of(ids[known & (order >= cut)], "work after the last saved tensor")
     return behind | (behind.launched() & tasks), np.bincount(group, known, len(forward)) > 0
 
 

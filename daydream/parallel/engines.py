@@ -62,7 +62,7 @@ def engine_of(text: str | Engine) -> Engine:
         return text
     kind, _, detail = text.partition(":")
     if kind not in {"local", "processes", "dask"} or (kind == "local" and text != kind):
-        raise DaydreamError(f"there is no engine {text!r}; there are local, processes[:N], dask[:N|:ADDRESS]")
+        raise DaydreamError(f"unknown engine {text!r}; choose local, processes[:N] or dask[:N|:ADDRESS]")
     if kind == "dask":
         distributed_package()
         if re.fullmatch(r"[a-z]+://\S+", detail):
@@ -72,7 +72,7 @@ def engine_of(text: str | Engine) -> Engine:
     if not (detail.isascii() and detail.isdigit() and 1 <= int(detail) <= MOST_WORKERS):
         needed = f"a number of workers from 1 to {MOST_WORKERS:,}"
         also = ", or a scheduler's address such as tcp://host:8786" if kind == "dask" else ""
-        raise DaydreamError(f"engine {text!r}: behind {kind}: stands {needed}{also}")
+        raise DaydreamError(f"engine {text!r}: after {kind}: comes {needed}{also}")
     return Engine(kind, int(detail))
 
 

@@ -61,9 +61,9 @@ class Choice:
         if not self.kernels:
             return "Contention of transfers and compute is not modelled: there are no GPU kernels."
         if self.mode == GIVEN:
-            said = f"Kernels take x{self.matrix:g} while a transfer runs beside them"
+            said = f"Kernels take x{self.matrix:g} while a transfer runs"
             if self.transfer > 1:
-                said += f", transfers x{self.transfer:g} beside kernels"
+                said += f", transfers x{self.transfer:g} during kernels"
             return f"{said}, as given."
         if self.mode == UNMEASURED:
             return f"Contention is not modelled: {self._why_not()}; {SET_IT}."
@@ -73,8 +73,8 @@ class Choice:
         if self.measured is None:
             return "the trace has no transfers to measure it on"
         if not self.measured.met:
-            return "no kernel ran beside a transfer"
-        return "too few kernels ran beside a transfer in one step and alone in another"
+            return "no kernel ran during a transfer"
+        return "too few kernels ran during a transfer in one step and alone in another"
 
     def _what_was_measured(self) -> str:
         found = self.measured
@@ -84,19 +84,19 @@ class Choice:
             runs = f"{counted(ran.beside, 'run')} at {counted(ran.places, 'place')} of the step"
             if max(self.matrix, self.other) == 1:
                 said.append(
-                    f"Kernels took x{ran.factor:.2f} beside a transfer, measured on {runs}: none are slowed."
+                    f"Kernels took x{ran.factor:.2f} during a transfer, measured on {runs}: none are slowed."
                 )
             else:
                 factor = f"x{self.matrix:.2f}"
                 if self.matrix != self.other:
                     factor += f" (matrix products) or x{self.other:.2f} (others)"
                 said.append(
-                    f"Kernels take {factor} while a transfer runs beside them, measured on {runs} "
-                    f"(x{ran.low:.2f} to x{ran.high:.2f} by chance)."
+                    f"Kernels take {factor} while a transfer runs, measured on {runs} "
+                    f"(x{ran.low:.2f} to x{ran.high:.2f} within noise)."
                 )
         if found is not None and found.transfer is not None:
             runs = counted(found.transfer.beside, "run")
-            said.append(f"Transfers take x{self.transfer:.2f} beside kernels, measured on {runs}.")
+            said.append(f"Transfers take x{self.transfer:.2f} during kernels, measured on {runs}.")
         return " ".join(said)
 
     def to_json(self) -> dict[str, Any]:

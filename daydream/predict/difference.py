@@ -159,7 +159,7 @@ class Difference(Drawn):
                 0, f"The step cannot be predicted from the trace before, because {self.before.reason}."
             )
         if not self.clear:
-            said.append("The step times of the two overlap: the change may be chance.")
+            said.append("The step times of the two overlap: the change may be noise.")
         sides = (self.before, self.after)
         said += [
             f"A step of {side.name} replays {side.replay_error:.1%} off: where its time goes is uncertain."

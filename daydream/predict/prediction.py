@@ -263,24 +263,26 @@ class Prediction(Drawn):
             said.append(self.contention.note())
         if not self.after.timeline.overlaps_settled:
             said.append(
-                "Which kernels run beside transfers had not settled after simulating it again and again; "
+                "Which kernels run during transfers changed with every simulation; "
                 "the last of these simulations is shown."
             )
         if not self.after.settled:
             said.append(
-                "The predicted step had not settled after repeating the window; its last pass is shown."
+                "The predicted step had not reached a steady state after repeating the window; its last "
+                "pass is shown."
             )
         if self._unsettled:
-            said.append(
-                f"The recorded window had not settled: its mean step replays in "
-                f"{self.replay.replayed_ns / 1e6:,.5g} ms, further ones would take "
-                f"{self.replayed_ns / 1e6:,.5g} ms."
-            )
+            recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (self.replay.replayed_ns, self.replayed_ns))
+            if recorded != steady:
+                said.append(
+                    f"The recorded window had not reached a steady state: its mean step replays in "
+                    f"{recorded}, a steady one in {steady}."
+                )
         unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
         if unmoved is not None:
             said.append(unmoved)
         if len(self.replay.steps) == 1:
-            said.append("Only one step is covered: the range knows nothing of how steps vary.")
+            said.append("Only one step is covered: the interval leaves out how steps vary.")
         return said
 
     @property

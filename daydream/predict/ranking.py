@@ -32,7 +32,7 @@ NEEDS = {
     stages.PARALLEL: "more GPUs",
 }  # what else it takes than a change of code
 Named = str | Optimization | Callable[..., None]
-OF_JOBS = "it asks about jobs of several processes, and this is one by itself; `whatif` answers it"
+OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
 
 

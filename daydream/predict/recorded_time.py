@@ -52,7 +52,7 @@ class RecordedTime:
             )
         return (
             f"The covered steps are {100 * self.covered:.0f} % of the recording; in no step are "
-            f"{' and '.join(parts)}. Nothing is said of that time."
+            f"{' and '.join(parts)}. Predictions leave that time out."
         )
 
     def to_json(self) -> dict[str, Any]:

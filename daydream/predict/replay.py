@@ -293,24 +293,26 @@ def notes(graph: Graph, settled: Settled) -> list[str]:
     if facts.unexplained:
         tasks = counted(facts.unexplained, "device task")
         said.append(
-            f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in all; "
-            "the delay is kept as it was."
+            f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in "
+            "total; the delay is kept as it was."
         )
     measured = sum(step.get("measured_ns") or 0 for step in graph.steps)
     if facts.doubtful_ns > DOUBTFUL * measured:
         pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
         said.append(
-            f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in all, may be waits for what ended just before: "
-            "the recording does not tell. They are kept as they are, and ranges hold both cases."
+            f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in total, may be waits for what ended just before: "
+            "the recording does not show which. They are kept as they are, and intervals cover both cases."
         )
     ranks = {step.get("rank", 0) for step in graph.steps}
     if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):
         said.append(
-            "The steps of these ranks are simulated as recorded, not repeated until they settle: which of "
-            "them belong together is not known, or not all ranks have a step that can be judged."
+            "The steps of these ranks are simulated as recorded, not repeated until they are steady: which "
+            "of them belong together is not known, or not all ranks have a step that can be judged."
         )
     if not settled.settled:
-        said.append("Step times had not settled after repeating the window; the last pass is shown.")
+        said.append(
+            "Step times had not reached a steady state after repeating the window; the last pass is shown."
+        )
     return said
 
 

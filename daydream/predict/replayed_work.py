@@ -34,7 +34,7 @@ class LeftOut:
 
     def __str__(self) -> str:
         """Say how much it is."""
-        times = f"{self.replayed_ns / 1e6:,.2f} of {self.device_ns / 1e6:,.2f} ms of device work a step"
+        times = f"{self.replayed_ns / 1e6:,.2f} of {self.device_ns / 1e6:,.2f} ms of device work per step"
         return (
             f"{times} run inside replays of CUDA graphs, whose kernels this change leaves as they are: the "
             "answer is about the rest."

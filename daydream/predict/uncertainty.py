@@ -110,11 +110,11 @@ class Uncertainty:
         if most == "model":
             touched = comparison.touched.together / step_ns
             return (
-                f"the change touches {touched:.0%} of the step, and what that takes then is known to within "
+                f"the change affects {touched:.0%} of the step, and what that takes then is known to within "
                 f"{share} only"
             )
         if most == "replay":
-            return f"the untouched replay misses the recording by {share}"
+            return f"the replay of the unchanged trace misses the recording by {share}"
         what = {
             "delays without a known cause": facts.unexplained_ns,
             "device work that was not recorded": facts.untraced_ns,

@@ -55,7 +55,7 @@ def _png(figure: Any) -> bytes:
 
 @singledispatch
 def _draw(thing: object) -> Any:
-    raise TypeError(f"there is no figure of a {type(thing).__name__}")
+    raise TypeError(f"cannot draw a {type(thing).__name__}")
 
 
 @_draw.register
@@ -201,7 +201,7 @@ def _draw_curves(axes: Any, curves: Sequence[Curve]) -> None:
             axes.plot(100 * curve.knee, at, "o", markersize=10, fillstyle="none", color=line.get_color())
     axes.set_ylabel(f"step, {unit}")
     axes.invert_xaxis()
-    axes.legend(fontsize=8, frameon=False, title="ring: beyond it, it hardly pays", title_fontsize=8)
+    axes.legend(fontsize=8, frameon=False, title="ring: beyond it, more speed saves little", title_fontsize=8)
     _tidy(axes)
 
 

@@ -59,7 +59,7 @@ Rows = Sequence[Sequence[str]]
 @singledispatch
 def html(thing: object) -> str:
     """Return a noun or a result as HTML: no styles but alignment, every name escaped."""
-    raise TypeError(f"there is no HTML for a {type(thing).__name__}")
+    raise TypeError(f"cannot show as HTML a {type(thing).__name__}")
 
 
 @html.register
@@ -103,7 +103,7 @@ def _selection(tasks: Selection) -> str:
     texts = [getattr(shown, name).tolist() for name in columns]
     for *words, ns in zip(*texts, shown.duration_ns.tolist(), strict=True):
         rows.append([*("" if word is None else str(word) for word in words), f"{ns / 1e3:,.3f}"])
-    title = f"Selection of {count(len(tasks), 'task')}, {time_text(tasks.total('duration_ns'))} in all"
+    title = f"Selection of {count(len(tasks), 'task')}, {time_text(tasks.total('duration_ns'))} in total"
     table = _table(rows, len(tasks), texts=len(columns)) if len(tasks) else ""
     return _together(title, tasks.words, table)
 

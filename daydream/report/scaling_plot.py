@@ -23,7 +23,9 @@ def check_plot(path: str | os.PathLike[str]) -> None:
     import importlib.util
 
     if not os.fspath(path).endswith(PLOTS):
-        raise OutputError(f"{os.fspath(path)} is no plot; name a file that ends in {', '.join(PLOTS)}")
+        raise OutputError(
+            f"{os.fspath(path)} is not a plot format; name a file that ends in {', '.join(PLOTS)}"
+        )
     if importlib.util.find_spec("matplotlib") is None:
         raise DaydreamError("a plot needs matplotlib, which is not installed: pip install 'daydream[plot]'")
 

@@ -78,7 +78,7 @@ def _chosen(timeline: Timeline, step: int | None, copy: int | None) -> tuple[int
         return copy, there[(len(there) - 1) // 2][1]
     if (copy, step) not in times:
         numbers = ", ".join(str(number) for _, number in sorted(there, key=lambda each: each[1]))
-        raise GraphError(f"there is no covered step {step}; the steps are {numbers}")
+        raise GraphError(f"unknown step {step}; the covered steps are {numbers}")
     return copy, step
 
 

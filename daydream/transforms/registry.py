@@ -281,7 +281,7 @@ def _function_of(module: ModuleType, stem: str) -> Callable[..., None]:
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             raise GraphError(
-                f"{module.__file__}: {parameter.name!r} is no option, as it can be given by its place. "
+                f"{module.__file__}: {parameter.name!r} is not an option, as it can be given by its place. "
                 f"Write a * before it: def {wanted}(graph, *, {parameter.name}=...)"
             )
     hints = _hints(function)

@@ -125,7 +125,7 @@ BAD_TRACES: dict[Callable[[Path], Path], str] = {
     missing: "no such file",
     execution_trace: "is a PyTorch execution trace",
     own_timeline: "timeline.json.gz is a timeline that daydream wrote",
-    empty_parquet: "empty.parquet is no parquet file: it is empty",
+    empty_parquet: "empty.parquet is not a parquet file: it is empty",
     foreign_parquet: "daydream did not write it",
     newer_parquet: "has schema 99; this version reads up to 1. Upgrade daydream.",
     cut_parquet: "cut.parquet",

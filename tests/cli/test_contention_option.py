@@ -22,7 +22,7 @@ def recording() -> daydream.Trace:
 def test_a_prediction_tells_what_it_was_made_with(ask, folder, recording):
     recording.save(folder / "transfers.parquet")
     shown = " ".join(ask(*NETWORK).out.split())
-    assert "Kernels take x1.30 while a transfer runs beside them, measured on " in shown
+    assert "Kernels take x1.30 while a transfer runs, measured on " in shown
     found = {
         how: parsed(ask(*NETWORK, "--contention", how, "--json"))
         for how in ("measured", "off", "1.3", "2,1.1")

@@ -206,7 +206,7 @@ def test_options_of_ddp_mean_nothing_to_recorded_collectives(options, error, sai
 
 
 def test_collectives_of_an_unknown_number_of_workers():
-    with pytest.raises(NotApplicableError, match="does not tell of how many workers"):
+    with pytest.raises(NotApplicableError, match="does not say of how many workers"):
         daydream.scaling(one_of_four(), [2], cluster="p3")
 
 

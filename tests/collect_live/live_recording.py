@@ -52,7 +52,7 @@ def train(model: Any, loss: Callable[[], Any], **settings: Any) -> Callable[[], 
 
 @cache
 def recorded(name: str) -> tuple[Any, Trace, list[str]]:
-    """Return a model, its trace, and the parameters whose gradients a step accumulated, in order.
+    """Return a model, its trace, and the parameters whose gradients per step accumulated, in order.
 
     The order comes from hooks that torch runs inside AccumulateGrad: the truth to hold owners against.
     """

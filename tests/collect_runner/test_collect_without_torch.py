@@ -45,7 +45,7 @@ def test_json_prints_one_object_whatever_the_script_prints(folder):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["gone.py"], "'gone.py' is no file"),
+        (["gone.py"], "'gone.py' is not a file"),
         (["python", "train.py"], "Name the training script alone"),
         (["--steps", "0", "train.py"], "--steps"),
         (["--nproc-per-node", "0", "train.py"], "--nproc-per-node"),

@@ -193,7 +193,7 @@ def test_a_change_that_fails_is_told_and_the_script_goes_on(folder):
         (("train.py",), 2, "name an optimization first"),
         (("nothing-known", "train.py"), 1, "unknown optimization"),
         (("vdnn", "train.py"), 2, "vdnn can be predicted, not confirmed"),
-        (("fused-adam", "nowhere.py"), 2, "'nowhere.py' is no file"),
+        (("fused-adam", "nowhere.py"), 2, "'nowhere.py' is not a file"),
         (("fused-adam", "train.py"), 1, "ended before the change could be made"),
         ((), 2, "name an optimization first"),
     ],

@@ -188,7 +188,7 @@ def test_a_table_that_is_never_used_is_said():
 
 def test_a_trace_is_no_table(tmp_path):
     trace_of(FORWARD).save(tmp_path / "trace.parquet")
-    with pytest.raises(TraceError, match="is no table of times"):
+    with pytest.raises(TraceError, match="is not a table of times"):
         KernelTable.load(tmp_path / "trace.parquet")
 
 

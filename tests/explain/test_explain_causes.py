@@ -82,7 +82,7 @@ def test_hidden_communication_is_said_to_be_hidden_and_by_what():
     assert (communication.total_ns, communication.exposed_ns, communication.hidden_ns) == (40_000, 0, 40_000)
     assert communication.behind == ((KERNELS, 40_000),)
     assert explanation.without_communication.saving_ns == 0
-    assert "all of it hidden: 40.00 us run beside kernels" in " ".join(beside(explanation))
+    assert "all of it hidden: 40.00 us run during kernels" in " ".join(beside(explanation))
     assert not [each for each in explanation.avoidable if each.sort == "exposed communication"]
 
 
@@ -99,7 +99,7 @@ def test_exposed_communication_saves_what_nothing_else_hides():
     assert (cost.cost_ns, cost.saving_ns) == (80_000, 25_000)
     assert cost.best is None  # nothing else in the step could hide it, and its size is not known
     assert cost.limit.predicted_ns == 100_000
-    assert "its absence would save 25.00 us" in " ".join(explain_text(explanation).split())
+    assert "without it the step would save 25.00 us" in " ".join(explain_text(explanation).split())
 
 
 #  thread 1  |launch 5|.5.|2 copy_ |5 copy call (waits 33) 4|1|python 45|    6 + 40 + 1 + 3 + 4 + 1 + 45 = 100
@@ -172,7 +172,7 @@ def test_a_full_launch_queue_is_told_as_queue_wait_not_as_cpu_work():
     assert (launching.calls, launching.total_ns, launching.queue_wait_ns) == (4, 40_000, 36_000)
     assert explanation.without_cpu.saving_ns == 0
     assert verdict(explanation) == (
-        "GPU-bound; most of the time in launch calls (36.00 us of 40.00 us a step) is queue wait, and "
+        "GPU-bound; most of the time in launch calls (36.00 us of 40.00 us per step) is queue wait, and "
         "without any CPU cost the step would still take 40.00 us of 40.00 us."
     )
     faster = daydream.explain(graph, "scale", on="gpu", factor=0.0)

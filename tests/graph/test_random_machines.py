@@ -3,7 +3,7 @@
 A recording cannot show everything. What the graph itself says it does not know is not asked
 of it: how deep a queue is that was not seen to fill, which stream a wait is for that never held
 anything back, whether `cudaFree` waits for a device that was idle each time. Nor can it show
-the latency of an event that came early each time: a few us a step.
+the latency of an event that came early each time: a few us per step.
 """
 
 from __future__ import annotations

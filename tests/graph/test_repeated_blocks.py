@@ -16,7 +16,7 @@ RECORDED = Path(__file__).parents[2] / "validation" / "cpu"
 
 
 def model(*modules: str | tuple[str, str], calls: str = "", backward: bool = False) -> Graph:
-    """Return a graph whose modules run forward one behind the other, 10 ns each, and maybe backward, 20 ns.
+    """Return a graph whose modules run forward one after the other, 10 ns each, and maybe backward, 20 ns.
 
     `calls` are modules that only call those inside them.
     """

@@ -176,7 +176,7 @@ def test_a_doubtful_wait_widens_the_range_and_is_said():
     replay = daydream.replay(spinning_trace(longer=0, steps=(0, 10_000, 20_000, 30_000, 40_000)))
     half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
 
-    assert any("4 stretches of CPU time, 10.0 ms in all, may be waits" in note for note in replay.notes)
+    assert any("4 stretches of CPU time, 10.0 ms in total, may be waits" in note for note in replay.notes)
     #  where the CPU did wait for the kernel, the step gets shorter by half of it
     assert half.uncertainty.unknown >= 1_215_000
 

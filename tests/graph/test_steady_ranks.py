@@ -188,7 +188,7 @@ def test_meetings_of_other_streams_do_not_wait_for_each_other():
 
 def test_meetings_on_one_stream_share_a_lane():
     graph = build(job(4))
-    assert [lane.name for lane in graph.lanes if "meetings" in lane.name] == ["meetings of the ranks"]
+    assert [lane.name for lane in graph.lanes if "meetings" in lane.name] == ["collectives of the ranks"]
 
 
 # -- from one copy into the next -------------------------------------------------------------------

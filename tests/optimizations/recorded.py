@@ -1,4 +1,4 @@
-"""Recordings written down call by call: one thread, operators one behind the other; times in whole ns.
+"""Recordings written down call by call: one thread, operators one after the other; times in whole ns.
 
     with program.range("Optimizer.step#SGD.step"):
         program.op("aten::add_", "optimizer", ("add kernel", 30))

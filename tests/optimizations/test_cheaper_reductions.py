@@ -181,7 +181,7 @@ def test_gradients_go_as_factors_one_behind_the_other():
     assert ran["P times Q"] == [(end, end + back)]
     assert ran["update"][0][0] == end + back
     assert graph.select(kind="collective").bytes.tolist() == [80, 800]
-    assert "2 of 2 gradients a step" in " ".join(graph.facts.notes)
+    assert "2 of 2 gradients per step" in " ".join(graph.facts.notes)
     assert graph.lint() == []
 
 
@@ -194,7 +194,7 @@ def test_what_saves_less_than_half_goes_whole_with_the_first_factors():
     compression(graph, rank=2)
     # The matrix's P of 2 x 10 values with the vector's 1,000, then Q of 2 x 100.
     assert graph.select(kind="collective").bytes.tolist() == [(20 + 1000) * 4, 200 * 4]
-    assert "1 of 2 gradients a step" in " ".join(graph.facts.notes)
+    assert "1 of 2 gradients per step" in " ".join(graph.facts.notes)
 
 
 def test_a_higher_rank_is_never_faster():

@@ -224,7 +224,7 @@ def test_scale_mask_and_softmax_become_one_kernel():
 
 def test_a_softmax_that_stands_alone_is_refused():
     for work, words in (
-        ([("bmm", 50), ("_softmax", 40)], "right before or behind"),
+        ([("bmm", 50), ("_softmax", 40)], "right before or after"),
         ([("_scaled_dot_product_flash_attention", 50)], "one operator already"),
         ([("mm", 50)], "no softmax"),
     ):

@@ -355,9 +355,9 @@ def decoding(*, with_shapes: int, without: int, training: bool = False) -> Graph
 
 @pytest.mark.parametrize("factor", [0.5, 2])
 def test_inference_most_of_whose_time_has_no_shapes_is_refused(factor):
-    with pytest.raises(NotApplicableError, match="no shapes tell how 75% of the work would grow"):
+    with pytest.raises(NotApplicableError, match="no shapes show how 75% of the work would grow"):
         batch_size(decoding(with_shapes=100_000, without=300_000), factor=factor)
-    with pytest.raises(NotApplicableError, match="no shapes tell how 100% of the work would grow"):
+    with pytest.raises(NotApplicableError, match="no shapes show how 100% of the work would grow"):
         batch_size(without_shapes(), factor=factor)
 
 
@@ -373,7 +373,7 @@ def test_a_prediction_is_by_shapes_for_the_part_that_has_them():
 def test_training_most_of_whose_time_has_no_shapes_is_a_bound():
     graph = decoding(with_shapes=100_000, without=300_000, training=True)
     batch_size(graph, factor=2)
-    assert "No shapes tell how 75% of the work would grow" in graph.facts.notes[0]
+    assert "No shapes show how 75% of the work would grow" in graph.facts.notes[0]
 
 
 # Work that only grids tell of

@@ -91,7 +91,7 @@ def test_it_says_how_much_of_what_goes_is_untraced():
     graph = three_kernels()
     graph.select(kind="kernel").launches().set(gap_ns=400_000)
     cuda_graphs(graph, launch_us=0.001)
-    assert graph.facts.notes[-1].startswith("Of the CPU time that goes, 0.80 ms a step (100%) are untraced")
+    assert graph.facts.notes[-1].startswith("Of the CPU time that goes, 0.80 ms per step (100%) are untraced")
     graph = three_kernels()
     cuda_graphs(graph, launch_us=0.001)
     assert "untraced" not in graph.facts.notes[-1]
@@ -107,7 +107,7 @@ def test_pauses_and_calls_that_are_no_dispatch_stay():
     thread = graph.select(kind="cpu")
     assert thread.name.tolist() == ["begin", "cudaGraphLaunch", "first use"]
     assert thread.total("duration_ns") + thread.total("gap_ns") == 1 + 2_000_000 + 3_000_000
-    assert "5.00 ms a step of CPU time between captured launches stay" in graph.facts.notes[-1]
+    assert "5.00 ms per step of CPU time between captured launches stay" in graph.facts.notes[-1]
 
 
 def test_what_lies_before_the_first_launch_and_behind_the_last_stays():

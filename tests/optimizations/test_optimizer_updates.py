@@ -170,7 +170,7 @@ def test_on_a_cpu_a_fused_update_takes_no_longer_than_its_operators_compute():
 def test_what_is_fused_already_or_no_optimizer_is_refused():
     with pytest.raises(NotApplicableError, match="fused kernel already"):
         fused_optimizer(per_parameter(kernels=("aten::_fused_adam_", "x")))
-    with pytest.raises(NotApplicableError, match="one kernel a step"):
+    with pytest.raises(NotApplicableError, match="one kernel per step"):
         fused_optimizer(per_parameter(tensors=1, kernels=("aten::add_",)))
     with pytest.raises(NotApplicableError, match="no optimizer work"):
         fused_adam(thread_and_stream(("k", 3, "forward")))

@@ -40,7 +40,7 @@ FLOOR, IMAGES = 5, [8, 16, 32, 32]
 
 
 def recorded(*calls, device: str | None = V100, **metadata) -> Graph:
-    """(op, phase, kernel, ns, shapes, dtype) one behind the other; the smallest kernels take 5 ns.
+    """(op, phase, kernel, ns, shapes, dtype) one after the other; the smallest kernels take 5 ns.
 
     The streaming work that the bandwidth is read off: 8,000,000 B in 80,005 ns, 100 B a ns.
     """

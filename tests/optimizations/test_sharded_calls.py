@@ -1,4 +1,4 @@
-"""Sharding: what runs beside transfers, and what the CPU's calls cost."""
+"""Sharding: what runs during transfers, and what the CPU's calls cost."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_every_product_of_a_compiled_model_grows_by_its_rows():
 @pytest.mark.parametrize("name", ["vllm_decode_graph_replay", "mi300x_sglang_decode_graph_replay"])
 @pytest.mark.parametrize("factor", [0.5, 2])
 def test_decoding_by_replayed_graphs_is_refused(name, factor):
-    with pytest.raises(NotApplicableError, match="no shapes tell how"):
+    with pytest.raises(NotApplicableError, match="no shapes show how"):
         batch_size(shared_replay(f"kineto/{name}.json.gz").graph.copy(), factor=factor)
 
 

@@ -47,7 +47,7 @@ def unrest(trace: Trace, unprofiled_ns: int | None) -> str | None:
         return None
     if "collected" not in trace.metadata:
         return (
-            f"{said[0].upper()}{said[1:]}. All of them count in the mean: what the trace shows of the cause "
+            f"{said[0].upper()}{said[1:]}. All of them count on average: what the trace shows of the cause "
             "(loading, say) can be asked about, a machine that was not at rest cannot."
         )
     threads = trace.metadata.get("threads")

@@ -93,7 +93,7 @@ def finish_ranges(recording: Recording) -> None:
         end = int((start[rows] + duration[rows]).max())
         recording.set_numbers("duration_ns", np.array([row]), np.array([end - int(start[row])]))
         recording.note(
-            f"The last {recording.texts_of('name', [row])[0]} was cut off; it is taken to last to the end."
+            f"The last {recording.texts_of('name', [row])[0]} was cut off; it is assumed to last to the end."
         )
 
 

@@ -129,7 +129,7 @@ def format_of(path: Path) -> str:
         return "parquet"
     if path.suffix == ".parquet" and head[:1] not in (b"{", b"[", SQLITE_MAGIC[:1]):
         what = "is empty" if not head else "does not begin as one"
-        raise TraceError(f"{path} is no parquet file: it {what}. Import the profiler's file again.")
+        raise TraceError(f"{path} is not a parquet file: it {what}. Import the profiler's file again.")
     return "nsys" if head == SQLITE_MAGIC else "kineto"
 
 

@@ -80,7 +80,7 @@ def _sentences(trace: Trace, meetings: Meetings, offsets: dict[int, int], ranks:
         named = ", ".join(map(str, sorted(meetings.uncertain)))
         said.append(
             f"The collectives of the ranks {named} would fit nearly as well one or more iterations apart; "
-            "the longest overlap was taken."
+            "the longest overlap was used."
         )
     if meetings.alone:
         whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(meetings.alone.items()))

@@ -128,7 +128,7 @@ def collect(
         )
         if flags := isolation_flags():
             command = isolated(command, flags)
-            say(f"python {' '.join(flags)} hides us from the script; it is run inside a process of ours")
+            say(f"python {' '.join(flags)} ignores PYTHONPATH; the script runs inside a daydream process")
         run = _Run(folder, output, recording, force=force, say=say, kept=kept)
         code = run.follow(command, own_stdout=own_stdout)
         return run.result(code)

@@ -167,7 +167,7 @@ class Shares:
     def words(self) -> str:
         """Return a clause that says which part goes by what."""
         if not self.by_shapes:
-            return "in proportion, as no shapes tell more"
+            return "in proportion, as no shapes show more"
         if round(self.by_shapes, 2) == 1:
             return "by the recorded shapes"
         others = [
@@ -213,12 +213,12 @@ def need_shapes(graph: Graph, shares: Shares) -> None:
     part = shares.in_proportion / grows
     if not len(graph.select(phase="backward")):
         raise NotApplicableError(
-            f"no shapes tell how {part:.0%} of the work would grow, and without a backward pass most of it "
+            f"no shapes show how {part:.0%} of the work would grow, and without a backward pass most of it "
             "may be on weights, which stay.\n"
             "       Record it with record_shapes=True, and without replayed CUDA graphs."
         )
     graph.note(
-        f"No shapes tell how {part:.0%} of the work would grow: it is taken to grow in proportion. What is "
+        f"No shapes show how {part:.0%} of the work would grow: it is assumed to grow in proportion. What is "
         "done with parameters alone stays, so a larger size takes at most that long, a smaller one at least."
     )
 
@@ -244,7 +244,7 @@ def need_size(size: int | None, what: str) -> int:
     """
     if size is None:
         raise NotApplicableError(
-            f"the trace's shapes do not tell its {what}.\n"
+            f"the trace's shapes do not show its {what}.\n"
             "       Give it by --recorded; shapes must have been recorded, or grids of training."
         )
     return size
@@ -274,7 +274,7 @@ def _most(votes: Counter[int], what: str) -> int | None:
     sizes = [size for size in sizes if size > 1] or sizes
     if len(sizes) > 1:
         raise NotApplicableError(
-            f"the trace's shapes do not tell its {what}: as many calls show {sizes[0]:,} as {sizes[1]:,}.\n"
+            f"the trace's shapes do not show its {what}: as many calls show {sizes[0]:,} as {sizes[1]:,}.\n"
             "       Give it by --recorded."
         )
     return sizes[0] if sizes else None

@@ -122,7 +122,7 @@ def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], s
         raise FileError(f"{path} is not a readable parquet file ({error})") from None
     if rows is None:  # a trace, most likely
         raise FileError(
-            f"{path} is no table of times: its columns are {', '.join(names[:4])}, ...\n"
+            f"{path} is not a table of times: its columns are {', '.join(names[:4])}, ...\n"
             f"       They should be among {', '.join(COLUMNS)}; `daydream calibrate` writes such a file."
         )
     try:

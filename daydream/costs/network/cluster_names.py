@@ -71,7 +71,7 @@ def find_cluster(text: str) -> Cluster:
         near = get_close_matches(name, MACHINES, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise DaydreamError(
-            f"unknown cluster {name!r}.{hint} Known are {', '.join(MACHINES)}; one's own is described in a "
+            f"unknown cluster {name!r}.{hint} Known are {', '.join(MACHINES)}; your own is described in a "
             "file ending in .toml or .json."
         )
     return replace(found, nodes=int(count), nodes_given=True) if count else found

@@ -97,7 +97,7 @@ class Network:
         assert self.link is not None  # noqa: S101 - one of the two is there
         return (
             f"Collectives are rings of {self.workers} workers, each with {self.link.bandwidth:.4g} GB/s to "
-            f"the next and {self.link.latency_ns / 1e3:.4g} us a step, as given."
+            f"the next and {self.link.latency_ns / 1e3:.4g} us per step, as given."
         )
 
 

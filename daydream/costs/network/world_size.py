@@ -34,7 +34,7 @@ class RecordedCollectives:
         self.workers = sizes.get(None, 0)
         if self.workers < 2 or graph.trace is None:
             raise NotApplicableError(
-                "the trace has collectives but does not tell of how many workers; record it with the "
+                "the trace has collectives but does not say of how many workers; record it with the "
                 "distributed information of the profiler"
             )
         tasks = graph.select(kind="collective")
@@ -45,7 +45,7 @@ class RecordedCollectives:
         self.all = tasks.ids
         self.ids = tasks.ids[known]
         if not len(self.ids):
-            raise NotApplicableError("the trace tells neither operation nor bytes of its collectives")
+            raise NotApplicableError("the trace has neither the operation nor the bytes of its collectives")
         self.cluster = fitted_to_trace(find_cluster(cluster or machine_of(graph)), graph.trace)
         self.messages = [
             (collective, bytes_of_message(collective, nbytes, self.workers))

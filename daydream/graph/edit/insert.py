@@ -196,7 +196,7 @@ def _lanes(
             lanes[here] = lanes_for(graph, each, own[here], on_device=bool(on_device.all()))
         return lanes, lanes != own
     if (on_device & ~beside_device).any():
-        raise GraphError("device work beside CPU tasks needs its lane: name the stream")
+        raise GraphError("device work inserted next to CPU tasks needs its lane: name the stream")
     lanes = np.where(~on_device & beside_device, graph.columns["lane"][call], own)
     if (~on_device & beside_device & (call < 0)).any():
         raise GraphError(

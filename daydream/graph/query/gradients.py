@@ -128,7 +128,7 @@ def _layer_bytes(graph: Graph) -> np.ndarray:
             found[code] += int(parameter.get("gradient_bytes") or 0)
     if not found.any():
         raise NotApplicableError(
-            "this trace does not tell the sizes of gradients: it has neither recorded shapes of "
+            "the sizes of this trace's gradients are unknown: it has neither recorded shapes of "
             "AccumulateGrad nor parameters; record it with `daydream collect`"
         )
     return found

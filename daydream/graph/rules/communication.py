@@ -146,7 +146,7 @@ def _hub_lanes(graph: Graph, lanes: np.ndarray, meeting: np.ndarray) -> np.ndarr
         members = tuple(lanes[by_meeting[begin:end]].tolist())
         if members not in found:
             rank, number = graph.lanes[members[0]].rank, f" {len(found) + 1}" if found else ""
-            found[members] = graph.add_lane(Lane(f"meetings of the ranks{number}", rank, background=True))
+            found[members] = graph.add_lane(Lane(f"collectives of the ranks{number}", rank, background=True))
         hub_lanes.append(found[members])
     return np.array(hub_lanes)
 
@@ -156,14 +156,14 @@ def _say_what_is_missing(draft: Draft, meetings: Meetings) -> None:
     ranks, world_size = len(meetings.offset_ns), metadata.get("world_size", 0)
     if isinstance(world_size, int) and world_size > ranks:
         graph.note(
-            f"{ranks} of {world_size} ranks met in {counted(len(meetings), 'collective')}; the last to "
+            f"{ranks} of {world_size} ranks took part in {counted(len(meetings), 'collective')}; the last to "
             "arrive may be one that is not in the trace, so their transfers are upper bounds."
         )
     drifting = int((meetings.spread_ns > ENDS_AGREE_NS).sum())
     if drifting and not meetings.on_host:
         graph.note(
             f"{counted(drifting, 'collective')} end up to {meetings.residual_ns / 1e3:,.0f} us apart on "
-            "different ranks; their transfer is taken to be the shortest member's duration."
+            "different ranks; their transfer is assumed to be the shortest member's duration."
         )
     if meetings.alone and "alignment" not in metadata:
         graph.note(_alone(meetings))
@@ -171,4 +171,4 @@ def _say_what_is_missing(draft: Draft, meetings: Meetings) -> None:
 
 def _alone(meetings: Meetings) -> str:
     whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(meetings.alone.items()))
-    return f"Collectives that met none of another rank and are kept as recorded: {whose}."
+    return f"Collectives that match none of another rank and are kept as recorded: {whose}."

@@ -89,8 +89,8 @@ def link_nodes(draft: Draft) -> None:
         graph.facts.untraced_ns += int(columns["duration_ns"][holes].sum())
         found, total = counted(int(holes.sum()), "hole"), columns["duration_ns"][holes].sum()
         graph.note(
-            f"{found} between recorded nodes of CUDA graphs, {total / 1e6:,.2f} ms in all, "
-            "taken as untraced device work."
+            f"{found} between recorded nodes of CUDA graphs, {total / 1e6:,.2f} ms in total, "
+            "counted as untraced device work."
         )
     launched = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
     by_call = launched[np.lexsort((columns["lane"][launched], columns["launch"][launched]))]
@@ -159,7 +159,7 @@ def _add_heads(draft: Draft, tasks: np.ndarray, name: str, *, launched: bool = F
     )  # fmt: skip
     draft.extend(draft.start_ns[tasks])
     graph.facts.untraced_ns += int(duration.sum())
-    total = f"{duration.sum() / 1e6:,.2f} ms in all, taken as untraced device work."
+    total = f"{duration.sum() / 1e6:,.2f} ms in total, counted as untraced device work."
     if launched:
         graph.note(f"{counted(len(tasks), 'CUDA graph')} began with nodes that were not recorded, {total}")
     else:

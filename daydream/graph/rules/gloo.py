@@ -59,7 +59,7 @@ def run_on_threads(draft: Draft) -> None:
     if left:
         shares = listed([f"{share:.0%} of the steps' time on rank {rank}" for rank, share in left.items()])
         draft.graph.note(
-            f"For {shares} a thread stood still while a collective on the CPU was under way, at places where "
+            f"For {shares} a thread was idle while a collective on the CPU was under way, at places where "
             "the program was not found to wait for one. That time is kept as work: if it is waiting, no "
             "prediction shortens it."
         )

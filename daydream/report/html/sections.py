@@ -53,7 +53,7 @@ class Figures:
 def cards(replay: Replay, comparison: Prediction | None) -> Html:
     """Return the headline: the step as measured, replayed and predicted, and the speed-up."""
     if comparison is None:
-        error = f"{percent(replay.error, signed=True)} in the mean"
+        error = f"{percent(replay.error, signed=True)} on average"
         said = [
             ("measured", time_text(replay.measured_ns), _mean_of(replay)),
             ("replayed", time_text(replay.replayed_ns), error),

@@ -80,7 +80,7 @@ def _collectives(trace: Trace) -> str:
     typical = Counter(by_rank[ranks[0]]).most_common(1)[0][0]
     kinds = Counter(name for name, _ in typical)
     sizes = {name: sum(size for other, size in typical if other == name) for name in kinds}
-    in_all = {name: f"{_size(size)} in all" if size else "unknown size" for name, size in sizes.items()}
+    in_all = {name: f"{_size(size)} in total" if size else "unknown size" for name, size in sizes.items()}
     told = [f"{number} {printable(name)} of {in_all[name]}" for name, number in kinds.most_common(MOST_KINDS)]
     text = f"{listed(told)} in a step"
     if len(ranks) > 1:
@@ -120,7 +120,7 @@ def _unprofiled(metadata: dict[str, Any]) -> str:
     if not times:
         return ""
     text = (
-        f"{time_text(median(times))} a step in the median of {count(len(times), 'step')} without a profiler"
+        f"{time_text(median(times))} per step in the median of {count(len(times), 'step')} without a profiler"
     )
     others = metadata.get("unprofiled_step_ns_by_rank", {})
     if len(others) > 1:

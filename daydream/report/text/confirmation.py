@@ -50,7 +50,7 @@ def confirmation_text(confirmation: Confirmation, *, verbose: bool = False) -> S
         said.append(
             f"The recorded steps say {confirmation.recorded_speedup:.2f}x, those that were timed in turns "
             f"{blocks.speedup:.2f}x: the few recorded ones with the change were disturbed, or recording "
-            "costs them another share. Of the tables believe the counts more than the times."
+            "costs them another share. Trust the counts in the tables more than the times."
         )
     said += comparison.notes  # of the recording too: the trace need not have been kept for `info`
     return Screen([

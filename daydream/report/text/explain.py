@@ -173,7 +173,7 @@ def _beside_communication(explanation: Explanation) -> str:
     if share < HALF or without is None:
         return ""
     return (
-        f"communication is {percent(share)} of the critical path, but beside it runs work that would "
+        f"communication is {percent(share)} of the critical path, but work that runs at the same time would "
         f"still take {_predicted(without)}"
     )
 
@@ -195,7 +195,7 @@ def queue_wait(explanation: Explanation) -> str:
     if launching is None or launching.queue_wait_ns < HALF * max(launching.total_ns, 1):
         return ""
     waited, total = time_text(launching.queue_wait_ns), time_text(launching.total_ns)
-    return f"most of the time in launch calls ({waited} of {total} a step) is queue wait"
+    return f"most of the time in launch calls ({waited} of {total} per step) is queue wait"
 
 
 def beside(explanation: Explanation) -> list[str]:
@@ -210,14 +210,14 @@ def beside(explanation: Explanation) -> list[str]:
         said.append(f"The device is busy {percent(explanation.busy_share)} of the step{more}.")
     if launching is not None:
         number_of = count(round(launching.calls), "launch call")
-        calls = f"Launching takes {time_text(launching.total_ns)} in {number_of} a step"
+        calls = f"Launching takes {time_text(launching.total_ns)} in {number_of} per step"
         if launching.queue_wait_ns:
             depth = explanation.graph.facts.queue_depth
             calls += f", {time_text(launching.queue_wait_ns)} of it waiting for room in the launch queue"
             calls += f" ({count(depth, 'launch', 'launches')} deep)" if depth else ""
         said.append(f"{calls}.")
     if explanation.sync_wait_ns:
-        said.append(f"CPU calls stand {time_text(explanation.sync_wait_ns)} a step waiting for device work.")
+        said.append(f"CPU calls wait {time_text(explanation.sync_wait_ns)} per step for device work.")
     return [
         *said, *map(_reached, explanation.reached), *_convolutions(explanation), *_communication(explanation)
     ]  # fmt: skip
@@ -291,7 +291,7 @@ def _communication(explanation: Explanation) -> list[str]:
     found, without = explanation.communication, explanation.without_communication
     if found is None:
         return []
-    total = f"Collectives run {time_text(found.total_ns)} a step"
+    total = f"Collectives run {time_text(found.total_ns)} per step"
     if found.exposed_ns <= SMALLEST * explanation.step_ns:
         total += ", all of it hidden: "
     else:

@@ -39,8 +39,8 @@ def sentence(cost: Avoidable) -> str:
     """Return an avoidable cost in a sentence."""
     takes, where = time_text(cost.cost_ns), _where(cost)
     one = cost.count == 1
-    calls = f"{cost.count:,.3g} call{'' if one else 's'} a step"
-    many = f"{cost.count:,.3g} a step" if cost.count < MANY else f"{round(cost.count):,} a step"
+    calls = f"{cost.count:,.3g} call{'' if one else 's'} per step"
+    many = f"{cost.count:,.3g} per step" if cost.count < MANY else f"{round(cost.count):,} per step"
     told = {
         "synchronization": f"{calls} of {_label(cost)} wait{'s' * one} {takes} for the device{where}",
         "data loading": f"The step waits {takes} for its data{_most(cost)}",
@@ -56,7 +56,7 @@ def sentence(cost: Avoidable) -> str:
         "other kernels": f"Kernels not known to be bound by memory ({many}) take {takes}{_most(cost)}",
         "work between batches": f"The program's own work between batches takes {takes}{_most(cost)}",
         "32-bit kernels": f"Kernels in 32 bits ({many}) take {takes}{_most(cost)}",
-        "idle gap": f"Nothing is recorded for {takes} a step behind {_label(cost)}{where}",
+        "idle gap": f"Nothing is recorded for {takes} per step after {_label(cost)}{where}",
     }
     if cost.sort.startswith("blocking copies"):
         direction = cost.sort.removeprefix("blocking copies ")
@@ -88,9 +88,11 @@ def avoidable_costs(explanation: Explanation, most: int = MOST, *, others: bool 
         if cost.saving_ns > MORE * cost.cost_ns:
             saved += "; it removes other work as well"
         elif cost.saving_ns < HALF * cost.cost_ns and cost.sort not in IN_PART:
-            saved += "; what runs beside it takes over"
+            saved += "; concurrent work then takes over"
         if cost.best is None:
-            blocks.append(Words(f"its absence would save {saved}{_advice(cost)}", hanging, hanging + MARGIN))
+            blocks.append(
+                Words(f"without it the step would save {saved}{_advice(cost)}", hanging, hanging + MARGIN)
+            )
             continue
         saved += _others(cost) if others else ""
         blocks.append(Words(f"{command(told)}   saves {saved}", hanging, hanging + MARGIN))
@@ -114,7 +116,7 @@ def idle_costs(explanation: Explanation, most: int = MOST_IDLE) -> list[Block]:
 def _why_not(explanation: Explanation, cost: Avoidable) -> str:
     best = cost.best
     if best is None and cost.limit is not None:
-        return f"Its absence would save {_gain(explanation, cost)}."
+        return f"Without it the step would save {_gain(explanation, cost)}."
     if best is None:
         reasons = list(dict.fromkeys(f"{each.name}: {each.refused}" for each in cost.answers))
         return f"{listed(reasons)}."

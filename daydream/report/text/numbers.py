@@ -33,7 +33,7 @@ def time_or_unknown(ns: float | None) -> str:
 def replayed_text(replay: Replay, settled_ns: float) -> str:
     """Return what the recorded steps replay in, with the error, and further ones where they differ."""
     told, settled = time_text(replay.replayed_ns), time_text(settled_ns)
-    after = "" if told == settled else f", settled {settled}"
+    after = "" if told == settled else f", steady {settled}"
     return f"replayed {told} (error {percent(replay.error, signed=True)}){after}"
 
 

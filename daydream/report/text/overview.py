@@ -29,7 +29,7 @@ SOME_KNOWN = 0.1
 MUCH_UNEXPLAINED = 0.02  # of the recorded steps
 RESTLESS = "steps were held up while they were recorded, see the note"
 MISSING = {  # what to say where hardly anything is known
-    "phase": "nothing tells them (no ranges, autograd thread or kernel names): all is taken for forward",
+    "phase": "unknown (no ranges, autograd thread or kernel names): all is assumed forward",
     "layer": "no layers are known: profile with_stack=True and with_modules=True",
     "dtype": "no types are known: profile with record_shapes=True",
 }
