@@ -62,40 +62,41 @@ def _client(distributed: Any, engine: Engine, count: int) -> Iterator[Any]:
     before = log.level
     log.setLevel(logging.CRITICAL)  # what matters is raised
     try:
-        yield from _connected(distributed, engine, count)
+        with contextlib.ExitStack() as stack:
+            if engine.address is not None:
+                yield _connected(distributed, engine.address, stack)
+            else:
+                with without_interrupts():  # until there is something that ends what was started
+                    client = _started(distributed, count, stack)
+                yield client
     finally:
         log.setLevel(before)
 
 
-def _connected(distributed: Any, engine: Engine, count: int) -> Iterator[Any]:
-    if engine.address is None:
-        with contextlib.ExitStack() as stack:
-            with without_interrupts():  # until there is something that ends what was started
-                client = _started(distributed, count, stack)
-            yield client
-        return
+def _connected(distributed: Any, address: str, stack: contextlib.ExitStack) -> Any:
+    """Return a client of the scheduler at an address; the stack ends it."""
     try:
-        client = distributed.Client(engine.address, timeout=ANSWER_S, set_as_default=False)
+        client = distributed.Client(address, timeout=ANSWER_S, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise DaydreamError(f"no Dask scheduler answers at {engine.address} ({error})") from None
-    with client:
-        if not client.nthreads():
-            raise DaydreamError(
-                f"the Dask scheduler at {engine.address} has no workers.\n"
-                f"Start some, where daydream is installed: dask worker {engine.address}"
-            )
-        try:
-            there = set(client.run(version).values())
-        except ImportError as error:
-            raise DaydreamError(
-                f"daydream is not installed where the workers of {engine.address} run ({error})"
-            ) from None
-        if there != {version()}:
-            raise DaydreamError(
-                f"the workers of {engine.address} have daydream {', '.join(sorted(there))}, "
-                f"this machine has {version()}; install the same"
-            )
-        yield client
+        raise DaydreamError(f"no Dask scheduler answers at {address} ({error})") from None
+    stack.enter_context(client)
+    if not client.nthreads():
+        raise DaydreamError(
+            f"the Dask scheduler at {address} has no workers.\n"
+            f"Start some, where daydream is installed: dask worker {address}"
+        )
+    try:
+        there = set(client.run(version).values())
+    except ImportError as error:
+        raise DaydreamError(
+            f"daydream is not installed where the workers of {address} run ({error})"
+        ) from None
+    if there != {version()}:
+        raise DaydreamError(
+            f"the workers of {address} have daydream {', '.join(sorted(there))}, "
+            f"this machine has {version()}; install the same"
+        )
+    return client
 
 
 def _started(distributed: Any, count: int, stack: contextlib.ExitStack) -> Any:

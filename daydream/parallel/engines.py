@@ -12,22 +12,15 @@ once, from what it is sent; it reads no file of this machine unless it runs on i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from daydream.errors import DaydreamError
 
-S = TypeVar("S")
-T = TypeVar("T")
-R = TypeVar("R")
-Progress = Callable[[float], None]
 Answers = Generator[list[Any], None, None]
 
-BATCHES = 4  # for each worker, so that one that is slower gets fewer of them
-LARGEST_BATCH = 16  # items: enough to outweigh the millisecond that sending a batch takes
 MOST_WORKERS = 4096
-UNKNOWN = 64  # as how many workers a cluster counts when work is cut into batches
 DIED = (
     "a worker process ended before it had answered: killed, out of memory perhaps, or never started.\n"
     'Use fewer workers. A script of one\'s own needs its calls under `if __name__ == "__main__":`.'

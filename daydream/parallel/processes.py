@@ -7,23 +7,19 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from daydream.errors import DaydreamError
 from daydream.parallel.engines import DIED, Answers, Engine
 from daydream.parallel.freed_memory import keep_freed_memory
-from daydream.parallel.worker import _MADE, work
-
-_FILES: list[str] = []
+from daydream.parallel.worker import work
 
 
-def _begin(path: str) -> None:
-    """Begin a worker process: note where its state lies, and end with the parent however that ends."""
+def _begin() -> None:
+    """Begin a worker process, which ends with the parent however that ends."""
     import multiprocessing
 
     keep_freed_memory()
-    _FILES[:] = [path]
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -32,11 +28,6 @@ def _begin(path: str) -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _work_begun(items: Sequence[Any]) -> list[Any]:
-    [path] = _FILES
-    return work(path, b"" if path in _MADE else Path(path).read_bytes(), items)
 
 
 @contextlib.contextmanager
@@ -77,11 +68,11 @@ def on_processes(_engine: Engine, count: int, packed: bytes, batches: Sequence[S
     with own_folder("daydream") as folder:
         path = folder / "shared"
         path.write_bytes(packed)
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(str(path),))
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
         done = False
         try:
             with without_interrupts():
-                futures = [pool.submit(_work_begun, items) for items in batches]
+                futures = [pool.submit(work, str(path), path, items) for items in batches]
             for future in futures:
                 yield future.result()
             done = True

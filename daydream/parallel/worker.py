@@ -8,21 +8,22 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from daydream.errors import DaydreamError
 
 _LOCK = threading.Lock()  # a Dask worker may have several threads; a graph is no thing to share
 _MADE: dict[str, Callable[[Any], Any]] = {}
-_FILES: list[str] = []
 
 
-def work(key: str, packed: bytes, items: Sequence[Any]) -> list[Any]:
-    """Return the answers to some items; the state is made for the first of them and kept."""
+def work(key: str, packed: bytes | Path, items: Sequence[Any]) -> list[Any]:
+    """Return the answers to some items; the state, in bytes or a file, is made for the first and kept."""
     # stdout is this process's parent's, and carries its result.
     with _LOCK, contextlib.redirect_stdout(sys.stderr):
         if key not in _MADE:
             _MADE.clear()
+            packed = packed.read_bytes() if isinstance(packed, Path) else packed
             try:
                 function, shared, folder = pickle.loads(packed)  # noqa: S301 - made by `map_on`
             except (ImportError, AttributeError, pickle.UnpicklingError) as error:

@@ -18,7 +18,7 @@ from daydream.parallel.engines import Engine, engine_of
 from daydream.parallel.map_on import map_on
 from daydream.predict.contention_option import MEASURED, parsed
 from daydream.predict.contention_option import Option as ContentionOption
-from daydream.predict.sweep_worker import Answered, Question, Refused, SweptTrace, answers_on
+from daydream.predict.sweep_worker import FIGURES, Answered, Question, Refused, SweptTrace, answers_on
 from daydream.transforms.compose import arguments, option_names, parse, qualified, spelled
 from daydream.transforms.registry import Optimization
 
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 Sort = Literal["step", "speedup", "order"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 MOST_SCENARIOS = 1_000_000
-FIGURES = (
-    "measured_ns", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup",
-    "reason", "changed", "inserted", "removed",
-)  # fmt: skip
 
 
 @dataclass(repr=False)
@@ -70,13 +66,14 @@ class Sweep(Shown):
         found = []
         every: list[Answered | Refused] = [*self.scenarios, *self.refused]
         for each in every:
+            refused = isinstance(each, Refused)
             row: dict[str, Any] = {"trace": each.trace}
             row |= {_column(name): each.options[name] for name in self.varied}
-            figures = {**each.figures(), "measured_ns": measured[each.trace]}
-            row |= {name: figures.get(name) for name in FIGURES}
+            row["measured_ns"] = measured[each.trace]
+            row |= {name: None if refused else getattr(each, name) for name in FIGURES}
             row["notes"] = len(each.notes)
             row["notes_text"] = " ".join(each.notes) or None
-            row["refused"] = each.reason if isinstance(each, Refused) else None
+            row["refused"] = each.reason if refused else None
             found.append(row)
         return found
 
@@ -257,5 +254,5 @@ def _name(source: Any) -> str:
 
 def _column(option: str) -> str:
     """Return the column of an option, which may have the name of a figure."""
-    taken = {"trace", *FIGURES, "notes", "notes_text", "refused"}
+    taken = {"trace", "measured_ns", *FIGURES, "notes", "notes_text", "refused"}
     return f"option {option}" if option in taken else option

@@ -23,6 +23,11 @@ from daydream.transforms.registry import OWN_FILE, Optimization, find
 
 Item = tuple[int, dict[str, Any] | None]
 
+FIGURES = (
+    "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup", "reason",
+    "changed", "inserted", "removed",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class SweptTrace:
@@ -59,23 +64,10 @@ class Answered:
             return None
         return self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
 
-    def figures(self) -> dict[str, Any]:
-        """Return its numbers by name."""
-        return {
-            "replayed_ns": self.replayed_ns,
-            "predicted_ns": self.predicted_ns,
-            "predicted_low_ns": self.predicted_low_ns,
-            "predicted_high_ns": self.predicted_high_ns,
-            "speedup": self.speedup,
-            "reason": self.reason,
-            "changed": self.changed,
-            "inserted": self.inserted,
-            "removed": self.removed,
-        }
-
     def to_json(self) -> dict[str, Any]:
         """Return the entry as `sweep --json` prints it."""
-        return {"trace": self.trace, "options": self.options, **self.figures(), "notes": list(self.notes)}
+        figures = {name: getattr(self, name) for name in FIGURES}
+        return {"trace": self.trace, "options": self.options, **figures, "notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
@@ -86,10 +78,6 @@ class Refused:
     options: dict[str, Any]
     reason: str
     notes: tuple[str, ...] = ()
-
-    def figures(self) -> dict[str, Any]:
-        """Return nothing: it has no numbers."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -202,19 +190,9 @@ class _Desk:
         edit = edit_of(self.optimizations, options, self.question.table)
         found = predict(before, edit, contention=self.question.contention)
         known = set(before.notes)
-        return Answered(
-            trace=name,
-            options=dict(varied),
-            replayed_ns=found.replayed_ns,
-            predicted_ns=found.predicted_ns,
-            predicted_low_ns=found.predicted_low_ns,
-            predicted_high_ns=found.predicted_high_ns,
-            changed=found.changed,
-            inserted=found.inserted,
-            removed=found.removed,
-            notes=tuple(note for note in found.notes if note not in known),
-            reason=found.reason,
-        )
+        notes = tuple(note for note in found.notes if note not in known)
+        figures = {figure: getattr(found, figure) for figure in FIGURES if figure != "speedup"}
+        return Answered(trace=name, options=dict(varied), notes=notes, **figures)
 
 
 def _summary(name: str, before: Replay | str) -> SweptTrace:

@@ -73,9 +73,10 @@ def settle_all(graph: Graph, speedups: Sequence[Speedup], *, passes: int = 2) ->
 
     window = repeatable(graph)
     members = coupled(graph, waiting=True)
-    waiting = {1 if window is None else max(passes, 2): np.arange(count)}
+    waiting = {1 if window is None else max(passes, 2): list(range(count))}
     while waiting:
-        copies, variants = waiting.popitem()
+        copies = min(waiting)
+        variants = np.array(sorted(waiting.pop(copies)), np.int64)
         if len(variants) < LEAST_VARIANTS or graph.scheduled or isinstance(window, Mapping):
             for variant, changed in zip(variants.tolist(), _changed(graph, speedups, variants), strict=True):
                 note(variant, settle(changed))
@@ -87,7 +88,7 @@ def settle_all(graph: Graph, speedups: Sequence[Speedup], *, passes: int = 2) ->
             if isinstance(settled, Settled):
                 note(variant, settled)
             else:
-                waiting[settled] = np.append(waiting.get(settled, variants[:0]), variant)
+                waiting.setdefault(settled, []).append(variant)
     return result
 
 

@@ -86,7 +86,7 @@ def scaled_time(
         part = Selection(graph, selection.ids[host], selection.words)
         overhead, model = cpu_overheads(graph, part)
         if weights is not None:
-            rate = _call_table(graph, _recorded(graph)).rate
+            rate = _call_table(graph).rate
             moved = PACKED * weights[host] / rate if rate else 0.0
             overhead = np.minimum(overhead + moved, old[host])
         body = np.maximum(old[host] - overhead, 0)
@@ -104,7 +104,7 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
     rows = graph.columns["row"][selection.ids]
     if trace is None or not len(trace):
         return overhead, model
-    table = _call_table(graph, _recorded(graph))
+    table = _call_table(graph)
     place = np.full(len(trace), -1, np.int64)
     place[table.row] = np.arange(len(table.row))
     at = np.where(rows >= 0, place[np.maximum(rows, 0)], -1)
@@ -125,13 +125,7 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
 
 def tiny_call_ns(graph: Graph) -> float:
     """Return what an operator call with next to no work takes on the CPU, ns: the median of the trace's."""
-    return _call_table(graph, _recorded(graph)).typical_ns if graph.trace else USUAL_OVERHEAD_NS
-
-
-def _recorded(graph: Graph) -> Selection:
-    """Return the recorded CPU tasks; repetitions by edits tell nothing more of their calls."""
-    host = graph.select(kind="cpu").ids
-    return Selection(graph, host[(graph.columns["row"][host] >= 0) & (graph.columns["repeat"][host] == 0)])
+    return _call_table(graph).typical_ns if graph.trace else USUAL_OVERHEAD_NS
 
 
 @dataclass(frozen=True)
@@ -144,9 +138,14 @@ class _Table:
     rate: float  # bytes a ns, of the best calls that are no products; 0 if there are none
 
 
-def _call_table(graph: Graph, host: Selection) -> _Table:
-    """Return every CPU operator call of known work with its time and overhead."""
+def _call_table(graph: Graph) -> _Table:
+    """Return every CPU operator call of known work with its time and overhead.
+
+    Repetitions by edits tell nothing more of the recorded calls.
+    """
     trace = graph.trace
+    ids = graph.select(kind="cpu").ids
+    host = Selection(graph, ids[(graph.columns["row"][ids] >= 0) & (graph.columns["repeat"][ids] == 0)])
     assert trace is not None  # noqa: S101 - for the type checker
     task_rows = graph.columns["row"][host.ids]
     task_work = work(graph, host)

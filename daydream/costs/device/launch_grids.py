@@ -20,7 +20,7 @@ from math import ceil, isqrt
 import numpy as np
 
 from daydream.costs.device.retime import retime
-from daydream.costs.device.roofline import is_matrix_kernel
+from daydream.costs.device.roofline import is_matrix_kernel, names_fit
 from daydream.costs.kernels import grid_blocks
 from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block
 from daydream.costs.workload.tiles import named_tile
@@ -116,16 +116,17 @@ class _Kernels:
         self.product = is_matrix_kernel(tasks.name)
         self.names, self.blocks = names, blocks
         # The third size of other grids, of convolutions and layout changes, is no batch of products.
-        batched = _fits(names, GEMM) & ~_fits(names, CONVOLUTION)
+        batched = names_fit(tasks.name, GEMM.search) & ~names_fit(tasks.name, CONVOLUTION.search)
         self.batch = np.where(self.product & batched, _deep(tasks), 1)
-        self.fused = _fits(names, FUSED_ATTENTION)
-        self.reduces = _fits(names, REDUCTION)
+        self.fused = names_fit(tasks.name, FUSED_ATTENTION.search)
+        self.reduces = names_fit(tasks.name, REDUCTION.search)
         self.steps = max(len(np.unique(tasks.step)), 1)
         lane = tasks.graph.columns["lane"][tasks.ids]
         self.order = np.lexsort((tasks.graph.columns["order"][tasks.ids], lane))
-        split = _fits(names, SPLIT_SUM)[self.order]
+        split = names_fit(tasks.name, SPLIT_SUM.search)[self.order]
         self.batch[self.order[:-1][split[1:]]] = 1  # its third size is the parts of its sum
-        self.weight_gradient = _fits(names, re.compile(WEIGHT_GRADIENT)) & (self.batch == 1)
+        sums = names_fit(tasks.name, re.compile(WEIGHT_GRADIENT).search)
+        self.weight_gradient = sums & (self.batch == 1)
 
     def counts(self) -> dict[tuple[str, int], float]:
         """Return how many kernels a step have a name and work on so many elements, of more than one block."""
@@ -211,8 +212,3 @@ def _deep(tasks: Selection) -> np.ndarray:
         return np.ones(len(rows), np.int64)
     depth = np.array([*(int(text.split(",")[-1]) for text in texts), 1], np.int64)
     return depth[np.where(rows >= 0, trace["grid"][np.maximum(rows, 0)], -1)]
-
-
-def _fits(names: list[str], pattern: re.Pattern[str]) -> np.ndarray:
-    known = {name: bool(pattern.search(name)) for name in set(names)}
-    return np.array([known[name] for name in names], bool)

@@ -200,14 +200,11 @@ class Change:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the parts of peak arithmetic and of bandwidth that each kernel will reach."""
         body = np.maximum(self.body, 1e-3)
-        by_flop = flop_ns >= bytes_ns
-        compute = np.where(by_flop, own, np.maximum(flop_ns / body, self._reachable(own, by_flop)))
-        memory = np.where(by_flop, np.maximum(bytes_ns / body, self._reachable(own, ~by_flop)), own)
+        by_flop, floor = flop_ns >= bytes_ns, floor_ns(self.graph)
+        arithmetic, traffic = (reachable(own, self.old, where, floor) for where in (by_flop, ~by_flop))
+        compute = np.where(by_flop, own, np.maximum(flop_ns / body, arithmetic))
+        memory = np.where(by_flop, np.maximum(bytes_ns / body, traffic), own)
         return compute, memory
-
-    def _reachable(self, own: np.ndarray, where: np.ndarray) -> float:
-        """Return the efficiency that good kernels of this trace reach on the resource that binds them."""
-        return reachable(own, self.old, where, floor_ns(self.graph))
 
     def _new_formats(self, target: Device) -> np.ndarray:
         """Return the formats after the change; raises if the device has no units for one."""
