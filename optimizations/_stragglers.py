@@ -48,5 +48,5 @@ def waiting_words(graph: Graph, hubs: Selection) -> str:
     more = f" and {len(waited) - MOST_RANKS} more" if len(waited) > MOST_RANKS else ""
     return (
         f"In the recording collectives waited for their last member: {each}{more}. Threads of all "
-        f"ranks stood {sum(blocked.values()) / 1e6:,.2f} ms in calls that wait for the device."
+        f"ranks spent {sum(blocked.values()) / 1e6:,.2f} ms in calls that wait for the device."
     )

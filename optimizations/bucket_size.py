@@ -30,8 +30,8 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     Where the trace does not say how large each gradient is, those of a recorded bucket share its bytes
     equally: exact for buckets of several recorded ones, a guess for parts of one. Without sizes, as from
     Nsight Systems, a bucket's follows from its time on `cluster`, and each kernel that its thread launched
-    since the bucket before is taken for a gradient. What recorded times hold of waiting for peers is kept in
-    proportion. Several DistributedDataParallel modules of one program are taken for one.
+    since the bucket before counts as a gradient. What recorded times hold of waiting for peers is kept in
+    proportion. Several DistributedDataParallel modules of one program are assumed to be one.
     """
     if bucket_mb <= 0:
         raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
@@ -99,7 +99,7 @@ def _recorded_reductions(graph: Graph) -> Selection:
 
 
 def _members(graph: Graph) -> int:
-    """Return how many workers there are, by the devices of the machine where the trace does not tell."""
+    """Return how many workers there are, by the devices of the machine where the trace has no number."""
     try:
         return workers_of(graph, None)
     except NotApplicableError:

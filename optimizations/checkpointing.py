@@ -40,7 +40,7 @@ def checkpointing(
 
     As torch does with `use_reentrant=False`, computing again stops with the last tensor that the block
     saves: the product of a linear layer at its end has saved its inputs before it begins, and is left out.
-    With `reentrant` whole blocks are computed again, as they are where the trace does not tell
+    With `reentrant` whole blocks are computed again, as they are where the trace does not show
     which node belongs to which forward call (sequence numbers).
 
     `python` adds what `torch.utils.checkpoint` costs on the CPU, by the autograd nodes of the block

@@ -32,7 +32,7 @@ def dataloader(
     stretch before a step's first copy to the device. Where workers load already and the program waits
     for them, a batch costs a worker the time between batches, times the workers. `recorded` is how
     many there are (0: the main thread loads); by default as the pattern of waits shows: so many
-    batches come at once. Without pattern, the main thread is taken to load.
+    batches come at once. Without pattern, the main thread is assumed to load.
 
     Not modelled: that workers compete for cores, disk and memory with each other and the main process,
     that they run operators on one thread, the start of processes, a limit to how far they run ahead.

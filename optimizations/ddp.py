@@ -31,7 +31,7 @@ def ddp(
 
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
-    size of all gradients in MiB, for a trace that does not tell.
+    size of all gradients in MiB, for a trace without them.
 
     Assumes workers that are equally fast, each with the batch of this trace. Not modelled: what
     else DDP does on the CPU, broadcasts of buffers, kernels that a concurrent transfer slows.

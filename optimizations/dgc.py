@@ -33,7 +33,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     three values (and an index) for each that was sent.
 
     0.1 % is the ratio of the paper (Lin et al., 2018) after its warm-up. `workers` is the job's if
-    the trace tells. Not modelled: the sample that finds the threshold, convergence; waiting for
+    the trace has it. Not modelled: the sample that finds the threshold, convergence; waiting for
     peers in the trace of one rank is scaled like the transfer.
     """
     if not 0 < ratio <= 1:

@@ -39,7 +39,7 @@ def fsdp(
     is gathered when the CPU comes to its forward pass (with `forward_prefetch`, as by torch's
     `set_modules_to_forward_prefetch`, to that of the unit before) and the unit before the last one has
     been taken over; in the backward pass one unit ahead. A copy on the compute stream takes it over;
-    gradients are copied, then scattered, one unit at a time. Without `overlap` nothing runs beside a
+    gradients are copied, then scattered, one unit at a time. Without `overlap` nothing runs during a
     transfer: so it is in torch on a CPU, which has no streams, and that is the default there.
 
     A unit is a block that the model repeats (an outermost module, if it repeats none), or one whose
@@ -51,7 +51,7 @@ def fsdp(
 
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
-    size of all gradients in MiB, for a trace that does not tell. Not modelled: memory, frozen parameters,
+    size of all gradients in MiB, for a trace without them. Not modelled: memory, frozen parameters,
     norms over all workers, other than the last of several backward passes of a step, kernels that a
     transfer slows.
     """

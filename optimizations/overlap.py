@@ -23,7 +23,7 @@ def overlap(graph: Graph) -> None:
     Transfers still need their time: a step is no shorter than those of one stream take together. But
     nothing waits for them, and they wait for nothing. So this is the most that a better order, a
     prefetch or another bucket size can gain; less to transfer can gain more. Launches and copies
-    beside the transfers stay, and so do messages between two ranks.
+    around the transfers stay, and so do messages between two ranks.
 
     Where several ranks were recorded together, a rank still waits for those that arrive later: hide that
     too with `overlap+no-stragglers`. What one rank recorded of its transfers holds such waiting.

@@ -16,12 +16,12 @@ CODE = 'DataLoader(dataset, pin_memory=True); batch.to("cuda", non_blocking=True
 def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
     """Predict `pin_memory=True` with `non_blocking=True` for the copies to the device.
 
-    A copy from pageable memory is staged by the driver, so the CPU stands in the call until
+    A copy from pageable memory is staged by the driver, so the CPU waits in the call until
     the stream is done, and again in the synchronization after it. From pinned memory it is
     an asynchronous launch of the trace's usual cost, at `bandwidth` GB/s: by default that of
     the trace's own pinned copies, else 3/4 of the device's PCIe rate. No copy gets slower.
 
-    Not modelled: the copy into pinned memory, which the loader's pin thread does beside the
+    Not modelled: the copy into pinned memory, which the loader's pin thread does during the
     step, and the memory it takes. Copies back to the CPU still wait: their values are read.
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE)

@@ -21,7 +21,7 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
     stream of their own, and no kernel waits for them: the batch of a step was copied during
     the one before. So they cost nothing until they take longer than a step. That needs pinned
     memory and `non_blocking=True`: copies from pageable memory change as by pinned-memory.
-    Smaller copies are taken for scalars and indices of the computation.
+    Smaller copies are assumed to be scalars and indices of the computation.
 
     Not modelled: the memory of one more batch, and kernels that the link's traffic slows.
     """

@@ -41,7 +41,7 @@ def _collect(
 
     Options of `collect` come before the script, everything after it is the script's
     own. The first steps are skipped, the next ones timed without a profiler, then a few
-    are captured, and the script goes on untouched. Its exit code is passed on. At the end the
+    are captured, and the script goes on unchanged. Its exit code is passed on. At the end the
     three changes that would shorten the step most are named, with the code that makes them.
     """
     from daydream.cli.failures import message

@@ -40,7 +40,7 @@ def _import(
     SOURCE is Kineto JSON from torch.profiler (.json, .json.gz) or an Nsight Systems
     export (.sqlite, .sqlite.gz). Several files, or a folder of them, are the ranks of
     one job, which --engine reads side by side. Only named fields are copied: environment
-    dumps and the like stay behind.
+    dumps and the like are left out.
     """
     from daydream.cli.output import check, quoted, trace_name
     from daydream.cli.progress import Progress

@@ -39,7 +39,7 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
     lost = launched & ~graph.alive[launch]
     check(
         lost, "device task",
-        "without the call that launched them, {first} first; remove the work, and its launch goes along.",
+        "without the call that launched them, {first} first; removing work removes its launch.",
     )  # fmt: skip
     is_cpu = columns["kind"][alive] == CPU
     check(

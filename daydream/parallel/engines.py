@@ -23,7 +23,7 @@ Answers = Generator[list[Any], None, None]
 MOST_WORKERS = 4096
 DIED = (
     "a worker process ended before it had answered: killed, out of memory perhaps, or never started.\n"
-    'Use fewer workers. A script of one\'s own needs its calls under `if __name__ == "__main__":`.'
+    'Use fewer workers. A script of your own needs its calls under `if __name__ == "__main__":`.'
 )
 
 

@@ -131,8 +131,7 @@ def test_lint_finds_work_that_lost_its_launch():
 
     (problem,) = graph.lint()
     assert problem == (
-        "1 device task without the call that launched them, 'a' first; "
-        "remove the work, and its launch goes along."
+        "1 device task without the call that launched them, 'a' first; removing work removes its launch."
     )
 
 

@@ -88,7 +88,7 @@ def test_notes_that_all_share_are_shown_and_others_counted():
     answers = [answered({"workers": n}, notes=("gradients of 1 MB", f"{n} workers")) for n in (2, 4)]
     screen = sweep_text(of(answers, [], {"workers": [2, 4]}), top=1)
 
-    assert "- gradients of 1 MB\n  - 2 other notes of single scenarios: --json, or -o FILE." in screen
+    assert "- gradients of 1 MB\n  - 2 other notes of some scenarios: --json, or -o FILE." in screen
     assert "1 more scenario: --top 2, or -o FILE" in screen
 
 

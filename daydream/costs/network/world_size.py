@@ -55,8 +55,8 @@ class RecordedCollectives:
         ]
         self.notes = [
             (
-                f"{counted(self.workers, 'worker')} were recorded; with others each collective takes so much "
-                "longer or shorter as the cluster says, fitted to the trace."
+                f"{counted(self.workers, 'worker')} were recorded; with other numbers each collective is "
+                "scaled by the cluster's model, fitted to the trace."
             )
         ]
         others = len(graph.select(kind="collective").where(lambda rows: rows.duration_ns > 0)) - len(self.ids)

@@ -85,7 +85,7 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
     if orphan.any():
         graph.note(
             f"{int(orphan.sum()):,} of {counted(len(launch), 'device task')} were launched before the "
-            f"window, or by calls that were not recorded; {int(_held(work).sum()):,} of them are held to "
+            f"window, or by calls that were not recorded; {int(_held(work).sum()):,} of them are fixed at "
             "their recorded start, the others follow the work before them."
         )
 

@@ -158,7 +158,7 @@ def _bound_by_cpu(explanation: Explanation, without_device: str, floor: str) -> 
     infinite = f"with an infinitely fast device the step would still take {without_device} of {step}"
     busy = f"the device is busy {percent(explanation.busy_share or 0)} of the time"
     if explanation.bound_share(Bound.CPU) < HALF:  # on the critical path the device has taken over in part
-        return f"CPU-bound, and the device waits for it again and again: {infinite}; {floor}."
+        return f"CPU-bound, and the device waits for it repeatedly: {infinite}; {floor}."
     mine = [each for each in explanation.causes if each.bound is Bound.CPU]
     mine = mine[:1] + [each for each in mine[1:2] if each.share >= WORTH_A_WORD]
     said = [f"{each.cause.label} is {percent(each.share)}" for each in mine]
@@ -184,7 +184,7 @@ def _beside_cpu(explanation: Explanation) -> str:
     if share < HALF:
         return ""
     return (
-        f"the critical path runs {percent(share)} on the CPU, but beside it the device has work that takes "
+        f"the critical path runs {percent(share)} on the CPU, but meanwhile the device has work that takes "
         "nearly as long"
     )
 
@@ -297,7 +297,7 @@ def _communication(explanation: Explanation) -> list[str]:
     else:
         total += f", {time_text(found.exposed_ns)} of it on the critical path; "
     hiding = [
-        f"{time_text(ns)} run beside {cause.label}"
+        f"{time_text(ns)} run during {cause.label}"
         for cause, ns in found.behind[:2]
         if ns > SMALLEST * found.total_ns
     ]
@@ -311,7 +311,7 @@ def _communication(explanation: Explanation) -> list[str]:
 def _waiting(explanation: Explanation) -> str:
     if not explanation.sync_wait_ns:
         return ""
-    return f", {time_text(explanation.sync_wait_ns)} of which CPU calls stand waiting for the device"
+    return f", {time_text(explanation.sync_wait_ns)} of which CPU calls wait for the device"
 
 
 def _predicted(asked: Asked) -> str:

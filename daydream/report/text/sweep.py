@@ -162,7 +162,7 @@ def _common(sweep: Sweep) -> list[str]:
     other = {note for notes in said for note in notes} - set(common)
     if not other:
         return common
-    return [*common, f"{count(len(other), 'other note')} of single scenarios: --json, or -o FILE."]
+    return [*common, f"{count(len(other), 'other note')} of some scenarios: --json, or -o FILE."]
 
 
 def _trace(name: str) -> str:

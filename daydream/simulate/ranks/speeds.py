@@ -73,7 +73,7 @@ class Ranks:
         if chosen.shape != (len(plan),) or meeting.shape != (len(plan),) or group.shape[1] != count:
             raise GraphError(
                 f"{len(plan)} tasks and {count} ranks were given {chosen.shape} rows of factors, "
-                f"{meeting.shape} meetings and {group.shape} groups; give one a task, and groups of each rank"
+                f"{meeting.shape} collectives and {group.shape} groups; give one per task, groups per rank"
             )
         for what, rows, number in (("factors", chosen, len(by)), ("groups", meeting, len(group))):
             if len(rows) and not -1 <= rows.min() <= rows.max() < number:
