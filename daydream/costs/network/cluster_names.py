@@ -46,7 +46,7 @@ MACHINES: dict[str, tuple[int, float, int, float, str]] = {
 
 
 def find_cluster(text: str) -> Cluster:
-    """Return a cluster by name or from a file of one's own.
+    """Return a cluster by name or from a file of your own.
 
     Args:
         text: `dgx-a100`, or `dgx-a100:4`, of 4 nodes; a file: `lab.toml`, `lab.json:2`.
