@@ -148,9 +148,9 @@ def test_phases_and_layers_stand_behind_verbose(replay):
 
 def test_what_changes_by_cause_adds_up_and_takes_twelve_lines_at_most(replay):
     comparison = daydream.whatif(replay, "amp")
-    parts = parts_of_change(comparison)
+    before, after = parts_of_change(comparison)
     for most in (1, 3, 8):
-        (_, *rows, whole) = answer.change_rows(*parts, most)
+        (_, *rows, whole) = answer.change_rows(before, after, most)
 
         assert len(rows) <= most + 1
         assert sum(float(row[1]) for row in rows) == pytest.approx(float(whole[1]), abs=0.002)
