@@ -94,7 +94,7 @@ def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
 def test_what_a_prediction_was_made_with_is_said():
     replay = recorded(Machine(kernel_factor=1.2))
     found = daydream.whatif(replay, "network", bandwidth_factor=2.0)
-    (note,) = [note for note in found.notes if "beside" in note]
+    (note,) = [note for note in found.notes if "while a transfer runs" in note or "during" in note]
     assert note.startswith("Kernels take x1.20 while a transfer runs, measured on ")
     told = found.to_json()["contention"]
     assert told["mode"] == "measured"

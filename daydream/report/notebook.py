@@ -59,7 +59,7 @@ Rows = Sequence[Sequence[str]]
 @singledispatch
 def html(thing: object) -> str:
     """Return a noun or a result as HTML: no styles but alignment, every name escaped."""
-    raise TypeError(f"cannot show as HTML a {type(thing).__name__}")
+    raise TypeError(f"cannot show as HTML: {type(thing).__name__}")
 
 
 @html.register

@@ -97,7 +97,7 @@ def test_the_next_command_is_what_it_says(calibrated):
         (("calibrate", "--trace", "t.parquet", "-o", "t.parquet"), 1, "is read by this command"),
         (("calibrate", "--trace", "t.parquet", "-o", "times.parquet"), 1, "--force"),
         (("whatif", *BATCH, "--trace", "t.parquet", "--table", "absent.csv"), 1, "absent.csv: no such file"),
-        (("whatif", *BATCH, "--trace", "t.parquet", "--table", "t.parquet"), 1, "no table of times"),
+        (("whatif", *BATCH, "--trace", "t.parquet", "--table", "t.parquet"), 1, "not a table of times"),
         (("whatif", *BATCH, "--trace", "t.parquet", "--table", "said.json"), 1, "a time needs"),
     ],
 )  # fmt: skip

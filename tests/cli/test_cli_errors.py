@@ -309,7 +309,6 @@ def test_a_users_file_may_have_helpers_and_a_dash_in_its_name(ask, folder):
 
     assert done.code == 0
     assert done.out.startswith("half-time: ")
-    assert "with factor 1.0" in done.out
     assert wrong.code == USAGE
     assert "'half' is not a valid float" in wrong.err
 

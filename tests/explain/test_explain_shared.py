@@ -121,9 +121,7 @@ def test_communication_beside_kernels_saves_less_than_its_share():
     assert explanation.share("exposed communication") > 0.5
     assert explanation.without_communication.saving_ns < 0.5 * explanation.communication.exposed_ns
     assert explanation.bound == "GPU"
-    assert "work that runs at the same time would still take" in " ".join(
-        explain_text(explanation, verbose=True).split()
-    )
+    assert "concurrent work then takes over" in " ".join(explain_text(explanation, verbose=True).split())
 
 
 def test_the_function_that_a_synchronization_stands_in_is_named_where_frames_were_recorded():

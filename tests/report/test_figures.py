@@ -98,7 +98,7 @@ def test_another_step_can_be_drawn(replay):
     titles = [replay.plot(step=number).axes[0].get_title() for number in numbers]
 
     assert len(set(titles)) == len(numbers)
-    with pytest.raises(daydream.GraphError, match="no covered step 99; the steps are"):
+    with pytest.raises(daydream.GraphError, match="unknown step 99; the covered steps are"):
         replay.plot(step=99)
     assert replay.timeline.plot().axes
 

@@ -198,7 +198,7 @@ def test_a_graph_drawn_by_hand_shows_itself_too():
 
 
 def test_other_things_have_no_html():
-    with pytest.raises(TypeError, match="no HTML for a int"):
+    with pytest.raises(TypeError, match="cannot show as HTML: int"):
         html(5)
 
 
