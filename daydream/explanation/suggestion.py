@@ -15,7 +15,7 @@ from daydream.transforms.compose import check, edit_of, parse
 from daydream.transforms.registry import Optimization, find
 
 # How much is simulated for a suggestion, so that an answer does not take noticeably longer for it.
-MOST_ASKED, MOST_TASKS = 3, 100_000
+MOST_ASKED, MOST_TASKS = 3, 50_000
 ENOUGH = 0.05  # of the step: whoever saves as much is suggested, without looking for more
 
 
