@@ -7,14 +7,14 @@ from typing import Any
 from daydream import hooks
 
 
-class Shown:
+class NotebookTables:
     """Something that a notebook draws as HTML tables."""
 
     def _repr_html_(self) -> str:
         return str(hooks.ask("html", self))
 
 
-class Drawn(Shown):
+class NotebookFigure(NotebookTables):
     """Something that there is a figure of, too."""
 
     def plot(self, **options: Any) -> Any:

@@ -76,12 +76,12 @@ def test_the_page_says_which_public_traces_are_missing(monkeypatch: pytest.Monke
 # -- ranges: fitted on some models, judged on another -------------------------------------------------
 
 
-def pair(model: str, *, error: float, other: float = 0.0, **touched: float) -> ranges.Pair:
-    return ranges.Pair("cpu", model, error, {**dict.fromkeys(MODEL_ERROR, 0.0), **touched}, other)
+def pair(model: str, *, error: float, other: float = 0.0, **affected: float) -> ranges.Pair:
+    return ranges.Pair("cpu", model, error, {**dict.fromkeys(MODEL_ERROR, 0.0), **affected}, other)
 
 
 def test_an_error_is_what_the_range_needs_to_hold_nine_pairs_of_ten():
-    # Errors of 1 % to 11 % where half of the step is touched: the tenth of eleven needs 20 % of that half.
+    # Errors of 1 % to 11 % where half of the step is affected: the tenth of eleven needs 20 % of that half.
     errors = ranges.fit([pair("a", error=n / 100, kernels=0.5) for n in range(1, 12)])
     assert errors["kernels"] == pytest.approx(0.2)
     assert errors["moved"] == pytest.approx(0.2)  # no pair shows it: the largest of the others
@@ -99,7 +99,7 @@ def test_sorts_that_mix_share_what_holds_nine_pairs_of_ten_in_the_narrowest_rang
 
 
 def test_what_the_recording_leaves_open_is_no_error_of_the_models():
-    # 5 % in all, of which 3 % are how steps vary: 4 % of a step that is touched as a whole
+    # 5 % in all, of which 3 % are how steps vary: 4 % of a step that is affected as a whole
     one = [pair("a", error=0.05, other=0.03, transfers=1.0)]
     assert ranges.fit(one)["transfers"] == pytest.approx(0.05)  # no less than the median miss
     three = [pair("a", error=error, other=0.03, transfers=1.0) for error in (0.0, 0.0, 0.05)]

@@ -59,7 +59,7 @@ def test_a_step_that_waits_for_recorded_starts_says_how_much_of_it_cannot_move()
     assert answer.held is not None
     assert answer.held.startswith("80% of the step cannot move")
     assert answer.held in likely_text(answer)
-    assert answer.uncertainty.unknown == pytest.approx(min(80_000, answer.touched.together))
+    assert answer.uncertainty.unknown == pytest.approx(min(80_000, answer.affected.together))
 
 
 def test_a_step_that_hardly_waits_for_them_does_not():

@@ -10,7 +10,7 @@ from graph.small_traces import call, launched, op, trace
 import daydream
 from daydream import Graph, Trace
 from daydream.graph.graph import Facts
-from daydream.predict.affected import Edits, Touched
+from daydream.predict.affected import Affected, Edits
 from daydream.predict.uncertainty import MODEL_ERROR, Uncertainty, model_ns, unknown_ns, variation
 
 #  thread 1  |work 60|rest 40|        a step: 100 us, the second 2 longer and the last 2 shorter
@@ -94,25 +94,25 @@ def test_what_a_change_takes_away_varies_no_more():
 
 
 def test_errors_of_several_sorts_add_as_independent_ones_do():
-    assert model_ns(Touched(), MODEL_ERROR) == 0.0
-    assert model_ns(Touched(copied=30.0, waits=10.0, kernels=5.0), {
+    assert model_ns(Affected(), MODEL_ERROR) == 0.0
+    assert model_ns(Affected(copied=30.0, waits=10.0, kernels=5.0), {
         "moved": 0.4, "copied": 0.1, "computed": 9.0, "kernels": 0.0, "transfers": 9.0,
     }) == hypot(4.0, 3.0)  # fmt: skip
 
 
 def test_what_has_no_known_cause_carries_a_step_no_further_than_the_change_moves_it():
     facts = Facts(unexplained_ns=150, untraced_ns=50)  # of 1,000 recorded: a fifth
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=80.0), 0) == 20.0
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=5.0), 0) == 5.0
-    assert unknown_ns(facts, 1_000, 100, Touched(), 0) == 0.0
+    assert unknown_ns(facts, 1_000, 100, Affected(moved=80.0), 0) == 20.0
+    assert unknown_ns(facts, 1_000, 100, Affected(moved=5.0), 0) == 5.0
+    assert unknown_ns(facts, 1_000, 100, Affected(), 0) == 0.0
 
 
 def test_unresolved_waits_count_with_their_part_of_all_waits():
     facts = Facts(event_waits={"recorded": 1, "inferred": 2, "unresolved": 1})
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=40.0), 1_000) == 10.0
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=400.0), 1_000) == 25.0  # no more than the step itself
+    assert unknown_ns(facts, 1_000, 100, Affected(moved=40.0), 1_000) == 10.0
+    assert unknown_ns(facts, 1_000, 100, Affected(moved=400.0), 1_000) == 25.0  # no more than the step itself
     # another order puts behind each other what streams do side by side, and no more
-    assert unknown_ns(facts, 1_000, 100, Touched(moved=40.0), 8) == 2.0
+    assert unknown_ns(facts, 1_000, 100, Affected(moved=40.0), 8) == 2.0
 
 
 def test_work_of_streams_beside_the_busiest_one_may_be_in_another_order():
@@ -143,9 +143,9 @@ def test_touched_time_is_told_apart_by_how_it_came_about():
         graph.select(name="^work").first().set(duration_ns=10_000)
 
     replay = daydream.replay(steps_of_one_thread())
-    found = daydream.whatif(replay, change).touched
+    found = daydream.whatif(replay, change).affected
     # The first step does not count: it has no predecessor. The others lose 42, 40, 38 and repeat 60 at half.
-    assert found == Touched(moved=40_000.0, copied=30_000.0)
+    assert found == Affected(moved=40_000.0, copied=30_000.0)
 
 
 def test_times_that_are_set_and_tasks_that_are_inserted_are_a_models():
@@ -156,7 +156,7 @@ def test_times_that_are_set_and_tasks_that_are_inserted_are_a_models():
             graph.select(name="^rest"), "send", kind="collective", lane="link", duration_ns=3_000
         )
 
-    found = daydream.whatif(daydream.replay(steps_of_one_thread()), change).touched
+    found = daydream.whatif(daydream.replay(steps_of_one_thread()), change).affected
     assert found.computed == 57_000.0
     assert found.transfers == 3_000.0
     assert (found.moved, found.copied, found.kernels) == (0.0, 0.0, 0.0)
@@ -164,7 +164,7 @@ def test_times_that_are_set_and_tasks_that_are_inserted_are_a_models():
 
 def test_a_step_that_changes_by_more_than_is_touched_waits_for_less():
     graph = Graph()
-    assert Edits(graph, graph.copy()).touched(-30) == Touched(waits=30.0)
+    assert Edits(graph, graph.copy()).affected(-30) == Affected(waits=30.0)
 
 
 # -- the range of a prediction -----------------------------------------------------------------------
@@ -212,17 +212,17 @@ def test_a_model_that_doubts_its_times_widens_the_range_and_never_narrows_it():
     assert [width / widths[2] for width in widths] == [
         pytest.approx(e / usual, rel=0.001) for e in (0.5, 0.3, usual)
     ]
-    touched = daydream.whatif(replay, change(0.5)).touched
-    assert touched.doubt == pytest.approx((0.5 - usual) * touched.kernels)
-    assert touched.together == touched.kernels + touched.waits  # a doubt is no time touched
+    affected = daydream.whatif(replay, change(0.5)).affected
+    assert affected.doubt == pytest.approx((0.5 - usual) * affected.kernels)
+    assert affected.together == affected.kernels + affected.waits  # a doubt is no time affected
 
 
 def test_what_stays_hidden_does_not_widen_the_range():
     replay = daydream.replay(steps_behind_a_kernel())
     hidden, decides = (daydream.whatif(replay, halve(name)) for name in ("^short_kernel", "^data"))
-    assert hidden.touched == Touched(kernels=20_000.0)
+    assert hidden.affected == Affected(kernels=20_000.0)
     assert hidden.uncertainty.model == 0.0
-    assert decides.touched.moved == 16_000.0
+    assert decides.affected.moved == 16_000.0
     assert decides.uncertainty.model == pytest.approx(MODEL_ERROR["moved"] * 16_000, abs=1)
 
 

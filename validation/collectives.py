@@ -15,7 +15,7 @@ import numpy as np
 from parts_of_pages import put
 
 import daydream
-from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.collective_matching import match_collectives
 from daydream.costs.contention import Compared, measured_contention
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster
@@ -125,7 +125,7 @@ def _ranks(folder: Path) -> Iterator[str]:
     yield "| collective | bytes | arrivals over us | transfer at most us | ends apart us: measured | replayed |"
     yield "|---|---|---|---|---|---|"
     start, end = trace["start_ns"], trace["start_ns"] + trace["duration_ns"]
-    for rows, each in zip(find_meetings(trace).rows, result.to_json()["collectives"], strict=True):
+    for rows, each in zip(match_collectives(trace).rows, result.to_json()["collectives"], strict=True):
         spread = np.ptp(start[rows]) / 1e3
         transfer = (end[rows].max() - start[rows].max()) / 1e3
         apart = [each[f"{which}_end_spread_ns"] / 1e3 for which in ("measured", "replayed")]

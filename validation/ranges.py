@@ -3,7 +3,7 @@
     python validation/ranges.py --traces ../shared/traces      the errors to keep in daydream/predict/uncertainty.py
 
 A pair is one change in one recording, predicted from the trace before it. `fit` gives for each sort
-of touched time the error that holds 90 % of the pairs. `held_out` fits without one model and judges that
+of affected time the error that holds 90 % of the pairs. `held_out` fits without one model and judges that
 model's pairs, each model in turn: no pair is judged by an error that it helped to fit.
 """
 
@@ -31,24 +31,24 @@ STEPS = np.arange(0.0, 1.001, 0.02)
 class Pair:
     """A prediction and what came of it, as shares of the predicted time.
 
-    `error` is measured less predicted, `touched` the touched time by sort, `other` the range's
+    `error` is measured less predicted, `affected` the affected time by sort, `other` the range's
     half-width without the models' part.
     """
 
     group: str
     model: str
     error: float
-    touched: Mapping[str, float]
+    affected: Mapping[str, float]
     other: float
 
     @property
     def sort(self) -> str:
-        """The sort that most of the touched time is of."""
-        return max(self.touched, key=lambda sort: self.touched[sort])
+        """The sort that most of the affected time is of."""
+        return max(self.affected, key=lambda sort: self.affected[sort])
 
     def width(self, errors: Mapping[str, float]) -> float:
         """Return the half-width of the range with these errors of the models."""
-        return hypot(self.other, *(errors[sort] * share for sort, share in self.touched.items()))
+        return hypot(self.other, *(errors[sort] * share for sort, share in self.affected.items()))
 
     def holds(self, errors: Mapping[str, float]) -> bool:
         """Tell whether what was measured lies within."""
@@ -69,13 +69,13 @@ def of_comparison(group: str, model: str, comparison: Prediction, measured: floa
     """Return the pair of a comparison; `measured` is the ratio of the step after to the step before."""
     predicted = comparison.simulated_ns
     found = comparison.uncertainty
-    plain = model_ns(comparison.touched)
+    plain = model_ns(comparison.affected)
     exposed = found.model / plain if plain else 0.0  # the rest is hidden behind other work
     return Pair(
         group,
         model,
         measured * comparison.replayed_ns / predicted - 1,
-        {sort: exposed * ns / predicted for sort, ns in comparison.touched.by_sort().items()},
+        {sort: exposed * ns / predicted for sort, ns in comparison.affected.by_sort().items()},
         hypot(found.variation, found.replay, found.unknown) / predicted,
     )
 
@@ -85,14 +85,14 @@ def fit(pairs: Sequence[Pair]) -> dict[str, float]:
 
     Sorts that changes on a CPU mix are fitted together: of all errors that hold 90 % of the pairs those whose
     ranges are the narrowest on average. The others are alone in their pairs, and are the 90 % quantile of
-    what the pairs need. None is less than the median miss over the touched time: recordings that vary
-    much hold all that was measured without it. Pairs whose touched time is hidden tell nothing.
+    what the pairs need. None is less than the median miss over the affected time: recordings that vary
+    much hold all that was measured without it. Pairs whose affected time is hidden tell nothing.
     """
-    pairs = [pair for pair in pairs if pair.touched[pair.sort] >= LEAST_SHARE]
+    pairs = [pair for pair in pairs if pair.affected[pair.sort] >= LEAST_SHARE]
     errors = dict.fromkeys(MODEL_ERROR, 0.0)
     for sort in dict.fromkeys(pair.sort for pair in pairs if pair.sort not in MIXED):
         mine = [pair for pair in pairs if pair.sort == sort]
-        needed = [max(pair.error**2 - pair.other**2, 0.0) ** 0.5 / pair.touched[sort] for pair in mine]
+        needed = [max(pair.error**2 - pair.other**2, 0.0) ** 0.5 / pair.affected[sort] for pair in mine]
         errors[sort] = max(float(np.quantile(needed, LEVEL)), _usual_miss(mine, sort))
     mixed = [pair for pair in pairs if pair.sort in MIXED]
     shown = {pair.sort for pair in pairs}
@@ -102,18 +102,18 @@ def fit(pairs: Sequence[Pair]) -> dict[str, float]:
 
 
 def _usual_miss(pairs: Sequence[Pair], sort: str) -> float:
-    return median(abs(pair.error) / pair.touched[sort] for pair in pairs)
+    return median(abs(pair.error) / pair.affected[sort] for pair in pairs)
 
 
 def _narrowest(pairs: Sequence[Pair], sorts: Sequence[str]) -> dict[str, float]:
     """Return the errors with which the ranges are narrowest on average and hold 90 % of the pairs."""
     missed = np.array([pair.error for pair in pairs]) ** 2
     other = np.array([pair.other for pair in pairs]) ** 2
-    touched = np.array([[pair.touched[sort] for sort in sorts] for pair in pairs]) ** 2
+    affected = np.array([[pair.affected[sort] for sort in sorts] for pair in pairs]) ** 2
     least = [_usual_miss([pair for pair in pairs if pair.sort == sort], sort) for sort in sorts]
     grids = [np.unique(np.append(STEPS[start < STEPS], start)) for start in least]
     choices = np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1).reshape(-1, len(sorts))
-    squares = other + choices**2 @ touched.T
+    squares = other + choices**2 @ affected.T
     holds = (squares >= missed).mean(axis=1) >= LEVEL
     width = np.where(holds, np.sqrt(squares).mean(axis=1), np.inf)
     best = choices[int(np.argmin(width))] if holds.any() else choices[-1]

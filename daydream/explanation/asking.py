@@ -17,7 +17,7 @@ READS = "_local_scalar_dense|aten::copy_"  # what `.item()`, `.cpu()` and `.toli
 
 
 @dataclass(frozen=True)
-class Asked:
+class WhatIfResult:
     """One what-if: what it predicts, or why it gives no answer (`refused`).
 
     `options` are the ones given; `saving_ns` is against the step that is explained.
@@ -71,7 +71,7 @@ class Asked:
         }
 
 
-class Asker:
+class WhatIfRunner:
     """Asks what-ifs of one replay, each once, on top of a change that was made already (if any)."""
 
     def __init__(
@@ -79,16 +79,16 @@ class Asker:
     ) -> None:
         self.replay, self.after, self.given = replay, after, dict(given or {})
         self.step_ns = replay.settled.step_ns if after is None else after.simulated_ns
-        self._answers: dict[Any, Asked] = {}
+        self._answers: dict[Any, WhatIfResult] = {}
 
-    def ask(self, name: str, /, **options: Any) -> Asked:
+    def ask(self, name: str, /, **options: Any) -> WhatIfResult:
         """Return the answer to one what-if."""
         key = (name, tuple(sorted(options.items())))
         if key not in self._answers:
             self._answers[key] = self._asked(name, options)
         return self._answers[key]
 
-    def without(self, **where: Any) -> Asked:
+    def without(self, **where: Any) -> WhatIfResult:
         """Return the answer to `scale --factor 0`: the step if some of its work took no time.
 
         It comes behind the change that was made already, which may be a `scale` itself.
@@ -99,17 +99,17 @@ class Asker:
         try:
             comparison = predict(self.replay, edit_of(parse("scale"), options), start=self.after.graph)
         except DaydreamError as error:
-            return Asked("scale", options, self.step_ns, None, refused=" ".join(str(error).split()))
-        return Asked("scale", options, self.step_ns, comparison.simulated_ns)
+            return WhatIfResult("scale", options, self.step_ns, None, refused=" ".join(str(error).split()))
+        return WhatIfResult("scale", options, self.step_ns, comparison.simulated_ns)
 
-    def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Asked]:
+    def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[WhatIfResult]:
         """Return the answers, the one that saves most first; of equal ones the first asked."""
         answers = [self.ask(name, **options) for name, options in asked]
         return sorted(
             answers, key=lambda answer: -(answer.saving_ns if answer.saving_ns is not None else -1e18)
         )
 
-    def _asked(self, name: str, options: Mapping[str, Any]) -> Asked:
+    def _asked(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
         whole, values = name, dict(options)
         if self.after is not None:
             whole = f"{self.after.optimization}+{name}"
@@ -118,7 +118,7 @@ class Asker:
             chosen = parse([find(part) for part in whole.split("+")])
             comparison = predict(self.replay, edit_of(chosen, values))
         except DaydreamError as error:
-            return Asked(whole, values, self.step_ns, None, refused=" ".join(str(error).split()))
+            return WhatIfResult(whole, values, self.step_ns, None, refused=" ".join(str(error).split()))
         known = set(self.replay.notes)
         notes = tuple(note for note in comparison.notes if note not in known)
-        return Asked(whole, values, self.step_ns, comparison.predicted_ns, comparison.reason, notes)
+        return WhatIfResult(whole, values, self.step_ns, comparison.predicted_ns, comparison.reason, notes)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from daydream.errors import NotApplicableError
-from daydream.explanation.asking import Asked, Asker
+from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.beside import Waits, waits
 from daydream.explanation.causes import Chain
 from daydream.explanation.places import Place, place_of
@@ -52,11 +52,11 @@ class Avoidable:
     count: float  # tasks a step
     cost_ns: int
     tasks: Selection
-    answers: tuple[Asked, ...]
-    limit: Asked | None = None
+    answers: tuple[WhatIfResult, ...]
+    limit: WhatIfResult | None = None
 
     @property
-    def best(self) -> Asked | None:
+    def best(self) -> WhatIfResult | None:
         """The what-if that saves most, None if none gives an answer."""
         return next((answer for answer in self.answers if answer.saving_ns is not None), None)
 
@@ -70,7 +70,7 @@ class Avoidable:
 class Scene:
     """What the rules look at: the critical paths, the waits beside them, and somebody to ask."""
 
-    def __init__(self, chain: Chain, asker: Asker) -> None:
+    def __init__(self, chain: Chain, asker: WhatIfRunner) -> None:
         self.chain, self.asker = chain, asker
         self.graph = chain.graph
         self.least_ns = LEAST * chain.step_ns
@@ -126,7 +126,7 @@ class Scene:
         yield Avoidable(sort, place, count, cost, tasks, tuple(answers), without)
 
 
-def avoidable(chain: Chain, asker: Asker) -> list[Avoidable]:
+def avoidable(chain: Chain, asker: WhatIfRunner) -> list[Avoidable]:
     """Return the avoidable costs, those first whose removal would save most.
 
     One what-if may remove several costs; it is told with the largest of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from daydream.explanation.asking import Asked, Asker
+from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.beside import communication
 from daydream.explanation.causes import Chain, Share, shares, trace_back
 from daydream.graph.query.device import device_work
@@ -24,12 +24,12 @@ NOT_RECORDED = (PathCause.UNTRACED_DEVICE, PathCause.RECORDING)
 class Without:
     """What a step would take if one side of it took no time; None where the step has no such side."""
 
-    cpu: Asked
-    device: Asked | None
-    communication: Asked | None
+    cpu: WhatIfResult
+    device: WhatIfResult | None
+    communication: WhatIfResult | None
 
 
-def ask_without(asker: Asker, chain: Chain) -> Without:
+def ask_without(asker: WhatIfRunner, chain: Chain) -> Without:
     """Ask what the step would take without each side."""
     on_device = bool(device_work(chain.graph)[chain.graph.alive].any())
     return Without(
@@ -47,7 +47,7 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
     settled = replay.settled
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     causes = shares(chain)
-    found = bound(causes, ask_without(Asker(replay), chain))
+    found = bound(causes, ask_without(WhatIfRunner(replay), chain))
     share = shares_of(causes).get(found, 0.0)
     return found, share if share >= MOST else 0.0
 

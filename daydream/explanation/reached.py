@@ -22,7 +22,7 @@ MOST = 3
 
 
 @dataclass(frozen=True)
-class Reached:
+class PeakShare:
     """Kernels of one family: their time a step and the share of the peak that bounds them.
 
     `of` is arithmetic or memory, whichever the family's work would take longer on at the peak rate.
@@ -38,7 +38,7 @@ class Reached:
         return {"name": self.name, "ns": self.ns, "share_of_peak": self.share, "peak": self.of}
 
 
-def reached(chain: Chain) -> tuple[Reached, ...]:
+def reached(chain: Chain) -> tuple[PeakShare, ...]:
     """Return what the families of kernels that take longest reach; none without shapes or a known device.
 
     Kernels whose work is unknown do not count, nor do those that a cache serves: more than the memory's peak.
@@ -70,7 +70,7 @@ def reached(chain: Chain) -> tuple[Reached, ...]:
         if LEAST * took.sum() <= ns[each] and 0 < bound_ns <= ns[each]:
             of = "arithmetic" if flop_ns[each] >= byte_ns[each] else "memory"
             share = float(bound_ns / ns[each])
-            found.append(Reached(names[each], round(ns[each] / len(chain.steps)), share, of))
+            found.append(PeakShare(names[each], round(ns[each] / len(chain.steps)), share, of))
     return tuple(found)
 
 

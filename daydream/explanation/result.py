@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import GraphError
-from daydream.explanation.asking import Asked, Asker
+from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
 from daydream.explanation.beside import (
     Communication,
@@ -19,7 +19,7 @@ from daydream.explanation.beside import (
 )
 from daydream.explanation.bound import ask_without, bound
 from daydream.explanation.causes import Share, shares, trace_back
-from daydream.explanation.reached import Reached, general_convolutions_ns, reached
+from daydream.explanation.reached import PeakShare, general_convolutions_ns, reached
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.predict.prediction import Prediction
@@ -52,15 +52,15 @@ class Explanation:
     replayed_ns: int  # the settled step, which savings are counted from
     causes: tuple[Share, ...]
     bound: Bound
-    without_cpu: Asked
-    without_device: Asked | None
-    without_communication: Asked | None
+    without_cpu: WhatIfResult
+    without_device: WhatIfResult | None
+    without_communication: WhatIfResult | None
     busy_share: float | None  # of the step, in which the device runs something
     launching: Launching | None
     communication: Communication | None
     sync_wait_ns: int
     avoidable: tuple[Avoidable, ...]
-    reached: tuple[Reached, ...] = ()  # what kernels reach of the device's peak
+    reached: tuple[PeakShare, ...] = ()  # what kernels reach of the device's peak
     general_convolutions_ns: int = 0  # by algorithms of cuDNN that fit any convolution
     found_notes: tuple[str, ...] = field(default=())
 
@@ -160,7 +160,7 @@ def explain(
     if whatif is None and options:
         raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
     after = None if whatif is None else ask(before, whatif, **options)
-    asker = Asker(before, after, options)
+    asker = WhatIfRunner(before, after, options)
     settled = before.settled if after is None else after.after
     known = (after or Prediction.unchanged(before)).notes
     say("following the critical path", -1.0)

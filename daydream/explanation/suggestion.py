@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daydream.errors import DaydreamError
-from daydream.explanation.asking import Asked, Asker
+from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
 from daydream.explanation.causes import trace_back
 from daydream.predict.prediction import Prediction, predict
@@ -36,22 +36,22 @@ class Suggestion:
     @property
     def command(self) -> tuple[str, ...]:
         """The words of its options, as they are typed."""
-        return Asked(self.name, self.options, self.step_ns, self.predicted_ns).command[3:]
+        return WhatIfResult(self.name, self.options, self.step_ns, self.predicted_ns).command[3:]
 
     @property
     def code(self) -> str | None:
         """The line of a training script that makes the change; None if none does."""
-        return Asked(self.name, self.options, self.step_ns, self.predicted_ns).code
+        return WhatIfResult(self.name, self.options, self.step_ns, self.predicted_ns).code
 
 
-class _Listed(Asker):
+class _Listed(WhatIfRunner):
     """Lists what the rules of `explain` would ask, without asking."""
 
-    def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Asked]:
-        return [Asked(name, options, self.step_ns, None) for name, options in asked]
+    def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[WhatIfResult]:
+        return [WhatIfResult(name, options, self.step_ns, None) for name, options in asked]
 
-    def without(self, **where: Any) -> Asked:
-        return Asked("scale", where, self.step_ns, None)
+    def without(self, **where: Any) -> WhatIfResult:
+        return WhatIfResult("scale", where, self.step_ns, None)
 
 
 def suggestion(

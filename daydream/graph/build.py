@@ -28,7 +28,7 @@ from collections.abc import Collection
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import Graph
 from daydream.graph.rules.communication import meet
 from daydream.graph.rules.device_graphs import fill_heads, link_nodes
@@ -72,21 +72,21 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     graph = Graph(trace)
     graph.texts = {name: list(trace.text(name)) for name in graph.texts}
     graph.steps = [dict(step) for step in trace.metadata.get("steps", [])]
-    draft = Draft(trace, graph)
-    order_threads(draft)
-    order_streams(draft, holes="graphs" not in without)
-    draft.waited = np.zeros(graph.size, bool)
+    builder = GraphBuilder(trace, graph)
+    order_threads(builder)
+    order_streams(builder, holes="graphs" not in without)
+    builder.waited = np.zeros(graph.size, bool)
     for name, rule in RULES.items():
         if name not in without:
-            rule(draft)
-    tell_background(draft)
-    draft.settle_events()
+            rule(builder)
+    tell_background(builder)
+    builder.settle_events()
     if "graphs" not in without:
-        fill_heads(draft)
-    draft.event_latency_ns = np.zeros(graph.size, np.int64)
-    measure_latencies(draft, measured="latencies" not in without)
-    for (target, _), row in zip(draft.event_pairs, draft.event_rows, strict=True):
-        graph.waits["latency_ns"][row] = draft.event_latency_ns[target]
+        fill_heads(builder)
+    builder.event_latency_ns = np.zeros(graph.size, np.int64)
+    measure_latencies(builder, measured="latencies" not in without)
+    for (target, _), row in zip(builder.event_pairs, builder.event_rows, strict=True):
+        graph.waits["latency_ns"][row] = builder.event_latency_ns[target]
     if len({lane.rank for lane in graph.lanes}) > 1:
         leave_out_doubtful(graph)
     return graph

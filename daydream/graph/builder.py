@@ -1,4 +1,4 @@
-"""Draft: the graph under construction, with what was recorded beside it.
+"""GraphBuilder: the graph under construction, with what was recorded beside it.
 
 The rules fill it one after the other. Recorded times live here and not in the
 graph: a graph holds causes and costs, never observed outcomes (only
@@ -22,7 +22,7 @@ RANK_BITS = 50  # correlation ids stay below: 32 bits, and importers may put a p
 
 
 @dataclass
-class Draft:
+class GraphBuilder:
     """What the rules share. Arrays named by task have one entry per task id."""
 
     trace: Trace
@@ -36,7 +36,7 @@ class Draft:
     task_of_row: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     thread_ids: list[tuple[int, int, int]] = field(default_factory=list)  # (rank, pid, tid) by CPU lane
     waited: np.ndarray = field(default_factory=lambda: np.empty(0, bool))  # by task: a wait was taken out
-    meetings: list[tuple[int, int]] = field(default_factory=list)  # (task, what a link holds it for)
+    matched: list[tuple[int, int]] = field(default_factory=list)  # (task, what a link holds it for)
     host_lanes: set[int] = field(default_factory=set)  # collectives on the CPU: no streams of a device
     linked_threads: set[int] = field(default_factory=set)
     event_pairs: list[tuple[int, int]] = field(default_factory=list)  # (waiting task, the task it waits for)
@@ -247,12 +247,12 @@ class Draft:
         return found
 
 
-def stream_runs(draft: Draft) -> list[tuple[int, np.ndarray]]:
+def stream_runs(builder: GraphBuilder) -> list[tuple[int, np.ndarray]]:
     """Return (lane, task ids in lane order) for every device lane."""
-    graph = draft.graph
+    graph = builder.graph
     ids = np.flatnonzero(graph.columns["kind"] != CPU)
-    if draft.host_lanes:
-        ids = ids[~np.isin(graph.columns["lane"][ids], list(draft.host_lanes))]
+    if builder.host_lanes:
+        ids = ids[~np.isin(graph.columns["lane"][ids], list(builder.host_lanes))]
     ids = ids[np.lexsort((ids, graph.columns["order"][ids], graph.columns["lane"][ids]))]
     lanes = graph.columns["lane"][ids]
     return [(int(lanes[begin]), ids[begin:end]) for begin, end in runs_of(lanes)]

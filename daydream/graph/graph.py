@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from daydream.display import Shown
+from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.edit.insert import insert_beside, insert_one
+from daydream.graph.edit.insert import insert_next_to, insert_one
 from daydream.graph.edit.rewrite import remove, unlink
 from daydream.graph.interop import from_networkx, to_networkx
 from daydream.graph.plan import Cause
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 
-class Graph(Shown):
+class Graph(NotebookTables):
     """Tasks, their lanes and their causes. Edits keep task ids: a removed id is never used again."""
 
     def __init__(self, trace: Trace | None = None) -> None:
@@ -261,13 +261,13 @@ class Graph(Shown):
         return Selection(self, task, name)
 
     def insert_after(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
-        """Insert a task right behind each of the tasks and return them; see `insert_beside` for the rest."""
-        new = insert_beside(self, tasks, name, behind=True, duration_ns=duration_ns, **how)
+        """Insert a task right behind each of the tasks and return them; see `insert_next_to` for the rest."""
+        new = insert_next_to(self, tasks, name, behind=True, duration_ns=duration_ns, **how)
         return Selection(self, new, name)
 
     def insert_before(self, tasks: Selection, name: str, *, duration_ns: Any, **how: Any) -> Selection:
-        """Insert a task right before each of the tasks and return them; see `insert_beside` for the rest."""
-        new = insert_beside(self, tasks, name, behind=False, duration_ns=duration_ns, **how)
+        """Insert a task right before each of the tasks and return them; see `insert_next_to` for the rest."""
+        new = insert_next_to(self, tasks, name, behind=False, duration_ns=duration_ns, **how)
         return Selection(self, new, name)
 
     def link(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.display import Shown
+from daydream.display import NotebookTables
 from daydream.errors import GraphError
 from daydream.graph.edit.rank_placement import arrange, with_copies
 from daydream.graph.edit.repeat import repeat
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from daydream.graph.selection import Selection
 
 
-class Groups(Shown):
+class Groups(NotebookTables):
     """Selections of one graph, in the order of their first tasks.
 
     Iterating gives a Selection each; `items()` gives (key, Selection). `sizes`, `total(...)`
@@ -52,9 +52,7 @@ class Groups(Shown):
 
     def __getitem__(self, key: Any) -> Selection:
         if key not in self.keys:
-            raise GraphError(
-                f"unknown group {key!r}; the number of groups is {', '.join(map(repr, self.keys[:20]))}"
-            )
+            raise GraphError(f"unknown group {key!r}; the groups are {', '.join(map(repr, self.keys[:20]))}")
         return self._group(self.keys.index(key))
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.display import Shown
+from daydream.display import NotebookTables
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.edit.insert import encode
 from daydream.graph.edit.rewrite import move, split, start_waiting, stop_waiting, waiting
@@ -34,7 +34,7 @@ TIMES = ("duration_ns", "gap_ns", "latency_ns", "release_ns")
 OWN = {"graph", "ids", "words"}
 
 
-class Selection(Shown):
+class Selection(NotebookTables):
     """Tasks of a graph, in program order. Attributes are columns: `kernels.duration_ns` is an array."""
 
     def __init__(self, graph: Graph, ids: np.ndarray, words: str = "") -> None:

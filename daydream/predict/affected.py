@@ -20,14 +20,14 @@ TRANSFERS = [MEMCPY, COLLECTIVE]
 
 
 @dataclass(frozen=True)
-class Touched:
+class Affected:
     """What a change touches of a step, in ns: on each sort's busiest lane.
 
     `moved` goes away, or is CPU time that a factor changes; `waits` are what a step changes by beyond all
-    that is touched, since something waits less or more. `copied` is recorded work that is done again,
+    that is affected, since something waits less or more. `copied` is recorded work that is done again,
     `computed` CPU time that a cost model gave. Of `kernels` and `transfers` (copies and collectives) it is
     what a model gave and what a factor changes. `doubt` is how far kernels may be off, in ns, beyond what
-    kernels are as a rule, where the model that gave their times says so: an error, and no time touched.
+    kernels are as a rule, where the model that gave their times says so: an error, and no time affected.
     """
 
     moved: float = 0.0
@@ -60,7 +60,7 @@ class Touched:
 
 
 class Edits:
-    """What turned a copy of the graph `before` into `after`, task by task: touched ns by sort."""
+    """What turned a copy of the graph `before` into `after`, task by task: affected ns by sort."""
 
     def __init__(self, before: Graph, after: Graph) -> None:
         size, old, new = before.size, before.columns, after.columns
@@ -90,7 +90,7 @@ class Edits:
         beyond = np.maximum(doubted - MODEL_ERROR["kernels"], 0)
         self.doubt = np.where(kernel & after.alive & modelled, beyond * now, 0)
 
-    def touched(self, changes_by_ns: int) -> Touched:
+    def affected(self, changes_by_ns: int) -> Affected:
         """Return what they touch of a step, which changes by so much."""
         steps = [step for step in self.after.steps if step.get("covered")]
         covered = np.array([bool(step.get("covered")) for step in self.after.steps] + [False])
@@ -102,15 +102,15 @@ class Edits:
             return float(np.bincount(lane[counts], weights=ns[counts], minlength=1).max()) / number
 
         found, doubt = {sort: busiest(ns) for sort, ns in self.ns.items()}, busiest(self.doubt)
-        return Touched(waits=max(abs(changes_by_ns) - sum(found.values()), 0.0), doubt=doubt, **found)
+        return Affected(waits=max(abs(changes_by_ns) - sum(found.values()), 0.0), doubt=doubt, **found)
 
-    def longer(self, touched: Touched, errors: Mapping[str, float]) -> Graph:
-        """Return the changed graph with all that is touched longer by its sort's error.
+    def longer(self, affected: Affected, errors: Mapping[str, float]) -> Graph:
+        """Return the changed graph with all that is affected longer by its sort's error.
 
         The sorts' errors are independent, so all are scaled down to the root of the sum of their squares.
         What was removed is missed where it was: behind the task before it on its lane.
         """
-        parts = touched.errors_ns(errors)
+        parts = affected.errors_ns(errors)
         scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
         more = scale * (sum(errors[sort] * ns for sort, ns in self.ns.items()) + self.doubt)
         graph = self.after.copy()

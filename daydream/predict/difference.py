@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.display import Drawn
+from daydream.display import NotebookFigure
 from daydream.explanation.parts import parts_json, parts_of, parts_of_change
 from daydream.graph.query.device import device_work as on_device
 from daydream.predict.prediction import Prediction
@@ -98,7 +98,7 @@ class Side:
 
 
 @dataclass(frozen=True, repr=False)
-class Difference(Drawn):
+class Difference(NotebookFigure):
     """What is different between two steps, and what is not; of each part the largest change comes first.
 
     `layers`, `operators` (each in its layer) and `kernels` hold the work of the GPU, or of the CPU

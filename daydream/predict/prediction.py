@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 import numpy as np
 
-from daydream.display import Drawn
+from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
-from daydream.predict.affected import Edits, Touched
+from daydream.predict.affected import Affected, Edits
 from daydream.predict.bottleneck import bound_by, waited_for_ns, why_unmoved
 from daydream.predict.contention_option import MEASURED, Choice, choose
 from daydream.predict.contention_option import Option as ContentionOption
@@ -34,7 +35,7 @@ NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the
 
 
 @dataclass(repr=False)
-class Prediction(Drawn):
+class Prediction(NotebookFigure):
     """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
 
     `speedup = replayed / predicted`, so that a bias common to both cancels. Both are means over the covered
@@ -135,9 +136,15 @@ class Prediction(Drawn):
         return Edits(self.replay.graph, self.graph)
 
     @cached_property
-    def touched(self) -> Touched:
-        """What the change touches of a step."""
-        return self.edits.touched(self.simulated_ns - self.replayed_ns)
+    def affected(self) -> Affected:
+        """What the change affects of a step."""
+        return self.edits.affected(self.simulated_ns - self.replayed_ns)
+
+    @property
+    def touched(self) -> Affected:
+        """The old name of `affected`, until 0.3."""
+        warn("Prediction.touched is called affected; the old name goes with 0.3", DeprecationWarning, 2)
+        return self.affected
 
     @cached_property
     def waited_for_ns(self) -> Mapping[Bound, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from daydream.display import Drawn
+from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
@@ -107,7 +107,7 @@ class Ranked:
 
 
 @dataclass(repr=False)
-class Ranking(Drawn):
+class Ranking(NotebookFigure):
     """Optimizations by what they save, most first; the same for pairs; and what was left out, and why.
 
     `curves` tell how the step depends on each part of the work; see `daydream.predict.sensitivity`.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.derive.quality import unrest
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
-from daydream.display import Drawn
+from daydream.display import NotebookFigure
 from daydream.errors import GraphError
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
@@ -60,7 +60,7 @@ class StepReplay:
 
 
 @dataclass(repr=False)
-class Replay(Drawn):
+class Replay(NotebookFigure):
     """How well the untouched graph reproduces the recording.
 
     Headline figures are means over the covered steps, what a run pays for; `typical_*` are their medians.
@@ -330,7 +330,7 @@ def collectives(result: Replay) -> list[dict[str, Any]]:
     measured = trace_start + trace_duration
     name, sizes = graph.column("name", tasks), graph.column("bytes", tasks)
     place = dict(zip(graph.columns["row"][tasks].tolist(), range(len(tasks)), strict=True))
-    met = [] if graph.trace is None else find_meetings(graph.trace).rows
+    met = [] if graph.trace is None else match_collectives(graph.trace).rows
     groups = [[place[row] for row in rows.tolist() if row in place] for rows in met]
     alone = set(range(len(tasks))).difference(*groups)
     groups = [group for group in groups if group] + [[one] for one in sorted(alone)]

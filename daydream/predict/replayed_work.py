@@ -55,15 +55,15 @@ def left_in_replays(comparison: Prediction) -> LeftOut | None:
     device = before.tasks(np.flatnonzero(counts))
     replayed = np.zeros(size, bool)
     replayed[in_replays(device).ids] = True
-    touched = counts & ~replayed & (was != now[:size])
-    if not replayed.any() or not touched.any():
+    affected = counts & ~replayed & (was != now[:size])
+    if not replayed.any() or not affected.any():
         return None
     phase = before.columns["phase"]
-    left = replayed & (was == now[:size]) & np.isin(phase, phase[touched])
+    left = replayed & (was == now[:size]) & np.isin(phase, phase[affected])
     inserted = np.arange(after.size) >= size
     inserted &= after.alive & device_work(after) & covered[after.columns["step"]]
     steps = max(int(covered.sum()), 1)
     if was[left].sum() <= MUCH * was[counts].sum():
         return None
-    gain = 1 - (now[:size][touched].sum() + now[inserted].sum()) / max(was[touched].sum(), 1)
+    gain = 1 - (now[:size][affected].sum() + now[inserted].sum()) / max(was[affected].sum(), 1)
     return LeftOut(was[counts].sum() / steps, was[left].sum() / steps, float(np.clip(gain, -1, 1)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.display import Drawn
+from daydream.display import NotebookFigure
 from daydream.errors import GraphError
 from daydream.predict.contention_option import MEASURED, Choice, Option
 from daydream.predict.replay import Replay, as_replay
@@ -30,7 +30,7 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(repr=False)
-class Scaling(Drawn):
+class Scaling(NotebookFigure):
     """Steps by number of workers, throughput and efficiency being relative to one.
 
     `recorded` is the number of workers when the trace was made, `alone_ns` the step of one.

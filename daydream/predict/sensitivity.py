@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.display import Drawn
+from daydream.display import NotebookFigure
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, CPU, KERNEL, MEMCPY
 from daydream.predict.replay import Replay, as_replay
@@ -75,7 +75,7 @@ class Curve:
         }
 
 
-class Curves(Drawn, list[Curve]):
+class Curves(NotebookFigure, list[Curve]):
     """Curves in a list, those first whose absence would save most."""
 
     def to_pandas(self) -> pd.DataFrame:

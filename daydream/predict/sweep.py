@@ -11,14 +11,14 @@ from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from daydream.display import Shown
+from daydream.display import NotebookTables
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import write_whole
 from daydream.parallel.engines import Engine, engine_of
 from daydream.parallel.map_on import map_on
 from daydream.predict.contention_option import MEASURED, parsed
 from daydream.predict.contention_option import Option as ContentionOption
-from daydream.predict.sweep_worker import FIGURES, Answered, Question, Refused, SweptTrace, answers_on
+from daydream.predict.sweep_worker import FIGURES, Answered, Question, Refused, SweepTrace, answers_on
 from daydream.transforms.compose import arguments, option_names, parse, qualified, spelled
 from daydream.transforms.registry import Optimization
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.predict.replay import Replay, Source
 
-    Swept = Source | Graph | Replay
+    SweepSource = Source | Graph | Replay
 
 Sort = Literal["step", "speedup", "order"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
@@ -38,7 +38,7 @@ MOST_SCENARIOS = 1_000_000
 
 
 @dataclass(repr=False)
-class Sweep(Shown):
+class Sweep(NotebookTables):
     """Every scenario that was answered, best first, and those that were not, with the reason.
 
     `varied` maps options to their values, `options` holds those that are the same in all
@@ -48,7 +48,7 @@ class Sweep(Shown):
     optimization: str
     varied: dict[str, list[Any]]
     options: dict[str, Any]
-    traces: list[SweptTrace]
+    traces: list[SweepTrace]
     scenarios: list[Answered]
     refused: list[Refused]
 
@@ -124,7 +124,7 @@ class Sweep(Shown):
 
 
 def sweep(
-    source: Swept | Sequence[Swept] | Mapping[str, Swept],
+    source: SweepSource | Sequence[SweepSource] | Mapping[str, SweepSource],
     optimization: str | Callable[..., None] | Sequence[Any],
     values: Mapping[str, Sequence[Any]],
     *,
@@ -161,7 +161,7 @@ def sweep(
     what = f"predicting {len(items) - len(named):,} scenarios"
     found = map_on(runs_on, answers_on, question, items, progress=lambda share: say(what, share))
 
-    traces = [each for each in found if isinstance(each, SweptTrace)]
+    traces = [each for each in found if isinstance(each, SweepTrace)]
     failed = [each.reason for each in traces if each.reason is not None]
     if len(failed) == len(traces):
         raise GraphError(failed[0])

@@ -30,7 +30,7 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
-class SweptTrace:
+class SweepTrace:
     """One of the traces as it was recorded; or, where it cannot be replayed, the reason."""
 
     trace: str
@@ -133,12 +133,12 @@ class Question:
         return cls(sent, parts, dict(options), table, contention)
 
 
-def answers_on(question: Question) -> Callable[[Item], SweptTrace | Answered | Refused]:
+def answers_on(question: Question) -> Callable[[Item], SweepTrace | Answered | Refused]:
     """Return what answers the items of a sweep: (number of the trace, the options that vary or None)."""
-    return _Desk(question).answer
+    return _SweepAnswers(question).answer
 
 
-class _Desk:
+class _SweepAnswers:
     """Answers about one trace after the other; a trace is built when it is first asked about."""
 
     def __init__(self, question: Question) -> None:
@@ -152,7 +152,7 @@ class _Desk:
         self.place = -1
         self.replay: Replay | str = ""
 
-    def answer(self, item: Item) -> SweptTrace | Answered | Refused:
+    def answer(self, item: Item) -> SweepTrace | Answered | Refused:
         place, varied = item
         if place != self.place:  # one at a time: graphs are large
             self.place, self.replay = place, ""
@@ -195,11 +195,11 @@ class _Desk:
         return Answered(trace=name, options=dict(varied), notes=notes, **figures)
 
 
-def _summary(name: str, before: Replay | str) -> SweptTrace:
+def _summary(name: str, before: Replay | str) -> SweepTrace:
     if isinstance(before, str):
-        return SweptTrace(name, None, None, None, reason=before)
+        return SweepTrace(name, None, None, None, reason=before)
     now = before.settled.step_ns
-    return SweptTrace(name, before.measured_ns, now, before.error, tuple(before.notes))
+    return SweepTrace(name, before.measured_ns, now, before.error, tuple(before.notes))
 
 
 def _read(source: Any) -> Any:

@@ -39,10 +39,10 @@ from daydream.simulate.steady import settle
 
 if TYPE_CHECKING:
     from daydream.graph.tables import Facts
-    from daydream.predict.affected import Touched
+    from daydream.predict.affected import Affected
     from daydream.predict.prediction import Prediction
 
-# Errors over touched time, by sort, that hold 90 % of the ledger's predictions, rounded up: `python
+# Errors over affected time, by sort, that hold 90 % of the ledger's predictions, rounded up: `python
 # validation/ranges.py` fits them. These are of processes that gave freed memory back at times, as a
 # user's does (`validation/` at revision 2ddd0fd); those of today need less, as docs/accuracy.md shows.
 # `kernels` is from traces of the same models on two GPUs and at two batch sizes, `transfers` from an
@@ -108,9 +108,9 @@ class Uncertainty:
         most = max(parts, key=lambda name: parts[name])
         share = f"{parts[most] / step_ns:.0%} of the step"
         if most == "model":
-            touched = comparison.touched.together / step_ns
+            affected = comparison.affected.together / step_ns
             return (
-                f"the change affects {touched:.0%} of the step, and what that takes then is known to within "
+                f"the change affects {affected:.0%} of the step, and what that takes then is known to within "
                 f"{share} only"
             )
         if most == "replay":
@@ -130,14 +130,14 @@ def uncertainty_of(comparison: Prediction) -> Uncertainty:
 
 def most_ns(comparison: Prediction) -> float:
     """Return at least `Uncertainty.of_the_change_ns`, without simulating anything."""
-    return _uncertainty(comparison, model_ns(comparison.touched)).of_the_change_ns
+    return _uncertainty(comparison, model_ns(comparison.affected)).of_the_change_ns
 
 
 def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Uncertainty:
     recorded, step_ns = comparison.recorded or comparison.replay, comparison.simulated_ns
-    facts, touched = comparison.replay.graph.facts, comparison.touched
+    facts, affected = comparison.replay.graph.facts, comparison.affected
     measured = sum(step.measured_ns for step in recorded.steps)
-    unknown = unknown_ns(facts, measured, comparison.replayed_ns, touched, _side_by_side_ns(comparison))
+    unknown = unknown_ns(facts, measured, comparison.replayed_ns, affected, _side_by_side_ns(comparison))
     return Uncertainty(
         variation=_variation(comparison) * step_ns,
         replay=max(abs(recorded.error), abs(comparison.bias or 0.0)) * step_ns,
@@ -152,7 +152,7 @@ def _out_of_reach_ns(comparison: Prediction) -> float:
     left, held = comparison.left_out, comparison.replay.held_ns
     out = 0.0 if left is None else left.unknown_ns
     if comparison.held is not None:
-        out += min(held, comparison.touched.together)
+        out += min(held, comparison.affected.together)
     return float(min(out, comparison.replayed_ns))
 
 
@@ -190,12 +190,12 @@ def _kinds(times: Mapping[int, int], tasks: np.ndarray) -> list[list[int]]:
 
 
 def _exposed_ns(comparison: Prediction) -> float:
-    """Return how much longer the step is if all that is touched takes longer by the models' errors."""
-    touched = comparison.touched
-    waits = MODEL_ERROR["moved"] * touched.waits
-    if touched.together == touched.waits:
+    """Return how much longer the step is if all that is affected takes longer by the models' errors."""
+    affected = comparison.affected
+    waits = MODEL_ERROR["moved"] * affected.waits
+    if affected.together == affected.waits:
         return waits
-    longer = comparison.edits.longer(touched, MODEL_ERROR)
+    longer = comparison.edits.longer(affected, MODEL_ERROR)
     choice = comparison.contention
     slowed = None if choice is None else choice.between(comparison.replay.graph, longer)
     passes = comparison.after.passes - (slowed is not None)  # that one is simulated behind them anyway
@@ -214,13 +214,13 @@ def variation(kinds: Sequence[Sequence[int]]) -> float:
     return float(student * sqrt(within / freedom) / sqrt(len(times)) / times.mean())
 
 
-def model_ns(touched: Touched, errors: Mapping[str, float] = MODEL_ERROR) -> float:
+def model_ns(affected: Affected, errors: Mapping[str, float] = MODEL_ERROR) -> float:
     """Return the half-width that the models' errors make where nothing hides them."""
-    return hypot(*touched.errors_ns(errors))
+    return hypot(*affected.errors_ns(errors))
 
 
 def unknown_ns(
-    facts: Facts, recorded_ns: int, step_ns: int, touched: Touched, side_by_side_ns: float
+    facts: Facts, recorded_ns: int, step_ns: int, affected: Affected, side_by_side_ns: float
 ) -> float:
     """Return how far what has no known cause may carry the step, at most what the change touches.
 
@@ -228,7 +228,7 @@ def unknown_ns(
     simulation does not keep: it counts with its part of all waits of what streams do side by side, which is
     all that another order could put one behind the other.
     """
-    together = touched.together
+    together = affected.together
     delays = facts.unexplained_ns + facts.untraced_ns + facts.doubtful_ns
     share = min(delays / recorded_ns, 1.0) if recorded_ns else 0.0
     waits = sum(facts.event_waits.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from daydream.display import Drawn
+from daydream.display import NotebookFigure
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS
 from daydream.simulate.critical_path import CriticalPath, critical_path, slack
@@ -37,7 +37,7 @@ class Stretch:
     delay_ns: np.ndarray
 
 
-class Timeline(Drawn):
+class Timeline(NotebookFigure):
     """Start and end of every task, in ns; `task` holds the graph's ids, `copy` the repetition of the window.
 
     `start_ns` is when a task's work proceeds. A blocking call is entered earlier and

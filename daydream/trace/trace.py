@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.display import Shown
+from daydream.display import NotebookTables
 from daydream.errors import TraceError
 from daydream.files.atomic import write_whole
 from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROW_GROUP = 2**18  # rows written at a time, so that a large trace is never held twice
 
 
-class Trace(Shown):
+class Trace(NotebookTables):
     """A recorded run: columns of equal length, the texts behind coded columns, and metadata.
 
     `columns` maps field names to integer arrays; text columns hold codes into

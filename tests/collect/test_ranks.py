@@ -13,7 +13,7 @@ from shared import shared_trace
 
 import daydream
 from daydream import Trace
-from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.rank_clocks import align_ranks
 from daydream.errors import TraceError
@@ -24,7 +24,7 @@ ENDS = [10, 1_030, 3_050]  # no two pauses alike
 def met(trace: Trace) -> list[list[tuple[int, int]]]:
     """Return each meeting as (rank, start in us) of its members."""
     start, rank = trace["start_ns"] // 1000, trace["rank"]
-    return [[(int(rank[row]), int(start[row])) for row in rows] for rows in find_meetings(trace).rows]
+    return [[(int(rank[row]), int(start[row])) for row in rows] for rows in match_collectives(trace).rows]
 
 
 def run(rank: int, ends: list[float], *, late: float = 0, **columns) -> list[dict]:
@@ -40,11 +40,11 @@ def test_the_same_sequence_on_two_ranks_is_matched_in_order():
 
 
 def test_one_rank_meets_nobody():
-    assert len(find_meetings(trace_of(*run(0, [10, 30])))) == 0
+    assert len(match_collectives(trace_of(*run(0, [10, 30])))) == 0
 
 
 def test_a_sequence_that_began_earlier_is_matched_from_where_the_other_began():
-    found = find_meetings(trace_of(*run(0, [10, 30, 50]), *run(1, [30, 50])))
+    found = match_collectives(trace_of(*run(0, [10, 30, 50]), *run(1, [30, 50])))
     assert len(found) == 2
     assert found.alone == {0: 1}
 
@@ -55,14 +55,14 @@ def test_an_iteration_more_at_the_head_is_not_taken_for_the_next_one():
     sizes = [4096 if place % 2 else 8192 for place in range(8)]
     first = [collective(end - 5, end, size) for end, size in zip(ends, sizes, strict=True)]
     second = [collective(end - 5, end, size, rank=1) for end, size in zip(ends[2:], sizes[2:], strict=True)]
-    found = find_meetings(trace_of(*first, *second))
+    found = match_collectives(trace_of(*first, *second))
     assert found.alone == {0: 2}
     assert found.residual_ns == 0
 
 
 def test_a_row_lost_in_the_middle_costs_no_other_match():
     ends = [1_000.0 * place for place in range(1, 9)]
-    found = find_meetings(trace_of(*run(0, ends), *run(1, ends[:4] + ends[5:])))
+    found = match_collectives(trace_of(*run(0, ends), *run(1, ends[:4] + ends[5:])))
     assert len(found) == 7
     assert found.residual_ns == 0
     assert found.alone == {0: 1}
@@ -79,29 +79,29 @@ def test_groups_are_matched_by_themselves_whatever_their_order_in_time():
 
 def test_operations_and_sizes_that_differ_do_not_meet():
     other = trace_of(*run(0, [10, 20]), *run(1, [10, 20], operation="broadcast"))
-    assert (len(find_meetings(other)), find_meetings(other).alone) == (0, {0: 2, 1: 2})
-    assert len(find_meetings(trace_of(*run(0, [10], nbytes=8), *run(1, [10], nbytes=16)))) == 0
+    assert (len(match_collectives(other)), match_collectives(other).alone) == (0, {0: 2, 1: 2})
+    assert len(match_collectives(trace_of(*run(0, [10], nbytes=8), *run(1, [10], nbytes=16)))) == 0
 
 
 def test_an_unknown_size_and_uneven_all_to_alls_are_no_contradiction():
-    assert len(find_meetings(trace_of(*run(0, [10], nbytes=None), *run(1, [10])))) == 1
+    assert len(match_collectives(trace_of(*run(0, [10], nbytes=None), *run(1, [10])))) == 1
     uneven = [
         *run(0, [10], nbytes=8, operation="all_to_all"),
         *run(1, [10], nbytes=16, operation="all_to_all"),
     ]
-    assert len(find_meetings(trace_of(*uneven))) == 1
+    assert len(match_collectives(trace_of(*uneven))) == 1
 
 
 def test_messages_between_two_of_four_are_not_matched():
     rows = [row for rank in range(4) for row in run(rank, [10], operation="send_recv")]
-    assert len(find_meetings(trace_of(*rows))) == 1
+    assert len(match_collectives(trace_of(*rows))) == 1
     # Ranks 2 and 3 exchange theirs much later: no collective of all.
     rows = [
         row
         for rank in range(4)
         for row in run(rank, [10, 20] if rank < 2 else [9_000], operation="send_recv")
     ]
-    assert len(find_meetings(trace_of(*rows))) == 0
+    assert len(match_collectives(trace_of(*rows))) == 0
 
 
 # -- clocks ----------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_the_groups_of_all_ranks_are_kept_once(tmp_path):
 
 def test_four_of_eight_real_ranks_meet_in_all_their_collectives():
     trace = daydream.load(shared_trace("kineto/v100_dlrm_4_of_8_ranks"))
-    found = find_meetings(trace)
+    found = match_collectives(trace)
     assert [len(rows) for rows in found.rows] == [4] * 8
     assert found.alone == {}
     assert trace.metadata["alignment"]["residual_ns"] <= 10_000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import daydream
-from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.derive.host_collectives import host_collectives
 from daydream.graph.lint import problems
 from daydream.report.text.collected import collectives_of_steps
@@ -103,7 +103,7 @@ def test_ranks_on_gloo_wait_for_each_other_in_the_simulation(folder, port):
     assert done.code == 0, done.err
     trace = done.trace()
 
-    met = find_meetings(trace)
+    met = match_collectives(trace)
     assert {len(rows) for rows in met.rows} == {2}
     assert len(met) == len(host_collectives(trace)) / 2
     assert met.alone == {}

@@ -6,7 +6,7 @@ import pytest
 from shared import shared_replay
 
 import daydream
-from daydream.explanation.asking import Asked
+from daydream.explanation.asking import WhatIfResult
 from daydream.explanation.bound import Without, bound
 from daydream.explanation.causes import Share
 from daydream.graph.graph import Graph
@@ -17,8 +17,8 @@ from daydream.simulate.causes import Bound, PathCause
 NO_TASKS = Selection(Graph(), [], "")
 
 
-def answer(left: int) -> Asked:
-    return Asked("scale", {"factor": 0.0}, 100, left)
+def answer(left: int) -> WhatIfResult:
+    return WhatIfResult("scale", {"factor": 0.0}, 100, left)
 
 
 def bounded(shares: dict[str, float], *, without_cpu: int, without_device: int | None) -> str:

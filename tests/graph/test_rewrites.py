@@ -53,7 +53,7 @@ def test_grouping_nothing_is_no_group():
     assert list(graph.select().group_by("layer")) == []
     with pytest.raises(GraphError, match="group by a column"):
         graph.select().group_by()
-    with pytest.raises(GraphError, match="no group 'x'"):
+    with pytest.raises(GraphError, match="unknown group 'x'"):
         graph.select().group_by("layer")["x"]
 
 

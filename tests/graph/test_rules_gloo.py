@@ -10,7 +10,7 @@ from small_traces import kernel, note, op, trace
 
 import daydream
 from daydream import Trace, build, simulate
-from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.derive.host_collectives import calls_of, host_collectives
 from daydream.graph.lint import problems
 from daydream.simulate.steady import settle
@@ -84,7 +84,7 @@ def test_waiting_for_the_other_rank_is_no_transfer():
 
     assert problems(graph) == []
     assert (transfers(graph).duration_ns == 1000 * TRANSFER).all()
-    assert [len(rows) for rows in find_meetings(job()).rows] == [2] * 4
+    assert [len(rows) for rows in match_collectives(job()).rows] == [2] * 4
     assert len(graph.select(name="^arrival$")) == 8
     assert len(graph.select(name="wait for collective")) == 8
 
@@ -173,7 +173,7 @@ def test_members_at_other_times_are_not_one_collective():
             step["start_ns"], step["end_ns"] = step["start_ns"] + 10**9, step["end_ns"] + 10**9
     graph = build(recorded)
 
-    assert len(find_meetings(recorded)) == 0
+    assert len(match_collectives(recorded)) == 0
     assert len(graph.select(name="^arrival$")) == 0
     assert any("simulated by itself" in remark for remark in graph.facts.notes)
 
@@ -186,8 +186,8 @@ def test_a_rank_that_recorded_one_more_met_with_none_in_it():
     kinds = recorded.columns["kind"].copy()
     kinds[gone] = recorded.code("kind", "sync")
     recorded.columns["kind"] = kinds
-    assert [len(rows) for rows in find_meetings(recorded).rows] == [2] * 4
-    assert find_meetings(recorded).alone == {0: 1}
+    assert [len(rows) for rows in match_collectives(recorded).rows] == [2] * 4
+    assert match_collectives(recorded).alone == {0: 1}
 
 
 def test_where_a_wait_cannot_be_told_it_is_said():

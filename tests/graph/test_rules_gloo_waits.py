@@ -117,7 +117,7 @@ def said(graph, words: str) -> list[str]:
 
 
 def stood(graph) -> list[str]:
-    return said(graph, "stood still")
+    return said(graph, "was idle")
 
 
 def lost(graph) -> list[str]:

@@ -110,13 +110,14 @@ def test_missing_ranks_make_the_transfer_an_upper_bound_and_it_is_said():
     graph = build(two_ranks(world_size=8))
     assert transfers(graph) == {0: 20, 1: 20}
     assert any(
-        "2 of 8 ranks met in 1 collective" in note and "upper bounds" in note for note in graph.facts.notes
+        "2 of 8 ranks took part in 1 collective" in note and "upper bounds" in note
+        for note in graph.facts.notes
     )
     assert not any("upper bounds" in note for note in build(two_ranks(world_size=2)).facts.notes)
 
 
 def test_ends_that_do_not_agree_give_the_least_duration():
-    # Six meetings of two hosts, in two of which the ends are 150 apart.
+    # Six matched collectives of two hosts, in two of which the ends are 150 apart.
     rows = []
     for place, apart in enumerate((0, 0, 150, 0, -150, 0)):
         at = 1_000 * place
@@ -144,7 +145,7 @@ def test_what_one_rank_ran_alone_stays_as_recorded_and_is_said():
         20,
         20,
     ]
-    assert any("met none of another rank" in note and "1 of rank 0" in note for note in graph.facts.notes)
+    assert any("match none of another rank" in note and "1 of rank 0" in note for note in graph.facts.notes)
 
 
 def two_ranks_rows():

@@ -58,7 +58,7 @@ def test_it_is_said_where_the_recorded_window_had_not_settled():
 
     assert (comparison.replay.replayed_ns, comparison.replayed_ns, comparison.predicted_ns) == (
         21_000, 30_000, 30_000)  # fmt: skip
-    assert any("had not settled" in note for note in comparison.notes)
+    assert any("had not reached a steady state" in note for note in comparison.notes)
 
 
 def test_a_window_that_begins_with_an_empty_queue_settles_to_the_full_one(tmp_path):
@@ -75,7 +75,7 @@ def test_what_does_not_settle_in_reasonable_work_is_said(monkeypatch):
     graph = build(catching_up())
 
     assert not settle(graph).settled
-    assert any("had not settled" in note for note in daydream.replay(graph).notes)
+    assert any("had not reached a steady state" in note for note in daydream.replay(graph).notes)
 
 
 def test_all_covered_steps_are_repeated_as_they_differ():

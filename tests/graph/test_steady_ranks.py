@@ -159,7 +159,7 @@ def test_a_machine_recorded_as_two_ranks_settles_to_its_own_steady_step(tmp_path
     assert settled.step_ns == pytest.approx(machine.run(steps=60).steady_step_ns(), rel=0.01)
 
 
-# -- meetings on lanes of their own ----------------------------------------------------------------
+# -- matched collectives on lanes of their own ------------------------------------------------------
 
 
 def test_meetings_of_other_streams_do_not_wait_for_each_other():
@@ -188,7 +188,9 @@ def test_meetings_of_other_streams_do_not_wait_for_each_other():
 
 def test_meetings_on_one_stream_share_a_lane():
     graph = build(job(4))
-    assert [lane.name for lane in graph.lanes if "meetings" in lane.name] == ["collectives of the ranks"]
+    assert [lane.name for lane in graph.lanes if "collectives of the ranks" in lane.name] == [
+        "collectives of the ranks"
+    ]
 
 
 # -- from one copy into the next -------------------------------------------------------------------

@@ -129,8 +129,8 @@ def meeting(operation: str = "all_reduce") -> Graph:
         lane = graph.add_lane(Lane(f"rank {rank} stream 7", rank, on_device=True))
         graph.insert("k", kind="kernel", lane=lane, duration_ns=work, step=rank)
         arrivals.append(graph.insert("arrival", kind="collective", lane=lane, duration_ns=0, step=rank))
-    meetings = graph.add_lane(Lane("collectives of the ranks", background=True))
-    hub = graph.insert("last arrival", kind="cpu", lane=meetings, duration_ns=0, after=arrivals)
+    matched = graph.add_lane(Lane("collectives of the ranks", background=True))
+    hub = graph.insert("last arrival", kind="cpu", lane=matched, duration_ns=0, after=arrivals)
     for rank in (0, 1):
         graph.insert(
             operation, kind="collective", lane=f"rank {rank} stream 7", duration_ns=40, after=[hub],

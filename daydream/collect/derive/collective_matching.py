@@ -1,4 +1,4 @@
-"""Meetings: the rows of several ranks that are one collective, and what they say about the clocks.
+"""MatchedCollectives: the rows of several ranks that are one collective, and what they say about the clocks.
 
 Collectives of a process group run in one order on all its members, so the sequences of two
 ranks differ only at their ends, where one recording began earlier or ended later, unless rows were
@@ -29,7 +29,7 @@ POINT_TO_POINT = ("send_recv", "send", "recv")
 
 
 @dataclass
-class Meetings:
+class MatchedCollectives:
     """Which rows of a trace are one collective.
 
     `rows` holds an array for each, its members in order of rank. `offset_ns` is by how much each
@@ -66,12 +66,12 @@ class _Run:
     end_ns: np.ndarray
 
 
-def find_meetings(trace: Trace) -> Meetings:
+def match_collectives(trace: Trace) -> MatchedCollectives:
     """Return the collectives of a trace of several ranks, matched; empty for one rank."""
     on_host = host_collectives(trace)
     if len(on_host):
         return _on_host(trace, on_host)
-    found = Meetings()
+    found = MatchedCollectives()
     ties: list[tuple[int, int, int, int, int]] = []  # rank, rank, offset, noise, pairs
     members: list[list[int]] = []
     for runs in _groups(trace):
@@ -117,18 +117,18 @@ def find_meetings(trace: Trace) -> Meetings:
     return found
 
 
-def _on_host(trace: Trace, rows: np.ndarray) -> Meetings:
+def _on_host(trace: Trace, rows: np.ndarray) -> MatchedCollectives:
     rank = np.maximum(np.asarray(trace["rank"]), 0)[rows]
     present = np.unique(rank).tolist()
     if len(present) < 2:
-        return Meetings(on_host=True)
+        return MatchedCollectives(on_host=True)
     end = trace["start_ns"] + trace["duration_ns"]
     met = sorted(host_meetings(trace, rows), key=lambda each: int(end[each].max()))
     spread = np.array([np.ptp(end[each]) for each in met], np.int64)
     left = rank[~np.isin(rows, np.concatenate(met) if met else [])]
     alone = {one: int((left == one).sum()) for one in present if (left == one).any()}
     offsets = dict.fromkeys(present, 0) if met else {}
-    return Meetings(met, offsets, dict(offsets), spread, alone, on_host=True)
+    return MatchedCollectives(met, offsets, dict(offsets), spread, alone, on_host=True)
 
 
 def _groups(trace: Trace) -> Iterator[list[_Run]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.collect.derive.collective_matching import ENDS_AGREE_NS, Meetings, find_meetings
+from daydream.collect.derive.collective_matching import ENDS_AGREE_NS, MatchedCollectives, match_collectives
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
@@ -24,26 +24,26 @@ def align_ranks(trace: Trace) -> None:
     if len(ranks) < 2:
         return
     notes = trace.metadata.setdefault("notes", [])
-    meetings = find_meetings(trace)
-    if not len(meetings):
+    matched = match_collectives(trace)
+    if not len(matched):
         notes.append("No collectives of different ranks could be matched; the ranks' clocks are as recorded.")
         return
     offsets = {
-        rank: offset if abs(offset) > max(meetings.noise_ns[rank], SHORTEST_MOVE_NS) else 0
-        for rank, offset in meetings.offset_ns.items()
+        rank: offset if abs(offset) > max(matched.noise_ns[rank], SHORTEST_MOVE_NS) else 0
+        for rank, offset in matched.offset_ns.items()
     }
     if any(offsets.values()):
-        uncertain = meetings.uncertain
+        uncertain = matched.uncertain
         _move(trace, offsets)
-        meetings = find_meetings(trace)
-        meetings.uncertain = uncertain
+        matched = match_collectives(trace)
+        matched.uncertain = uncertain
     trace.metadata["alignment"] = {
-        "collectives": len(meetings),
-        "residual_ns": meetings.residual_ns,
+        "collectives": len(matched),
+        "residual_ns": matched.residual_ns,
         "moved_ns": {str(rank): offset for rank, offset in offsets.items()},
-        "alone": {str(rank): count for rank, count in meetings.alone.items()},
+        "alone": {str(rank): count for rank, count in matched.alone.items()},
     }
-    notes += _sentences(trace, meetings, offsets, ranks)
+    notes += _sentences(trace, matched, offsets, ranks)
 
 
 def _move(trace: Trace, offsets: dict[int, int]) -> None:
@@ -60,7 +60,9 @@ def _move(trace: Trace, offsets: dict[int, int]) -> None:
                 step[edge] += by_rank.get(step.get("rank", 0), -earliest)
 
 
-def _sentences(trace: Trace, meetings: Meetings, offsets: dict[int, int], ranks: list[int]) -> list[str]:
+def _sentences(
+    trace: Trace, matched: MatchedCollectives, offsets: dict[int, int], ranks: list[int]
+) -> list[str]:
     world_size = trace.metadata.get("world_size")
     several = (
         f"{len(ranks)} of {world_size}"
@@ -70,20 +72,20 @@ def _sentences(trace: Trace, meetings: Meetings, offsets: dict[int, int], ranks:
     moves = [f"rank {rank} by {offset / 1e3:+,.1f} us" for rank, offset in offsets.items() if offset]
     more = " and others" if len(moves) > MOST_NAMED else ""
     said = [
-        f"{counted(len(meetings), 'collective')} of {several} ranks matched, ends within "
-        f"{meetings.residual_ns / 1e3:,.1f} us of each other; "
+        f"{counted(len(matched), 'collective')} of {several} ranks matched, ends within "
+        f"{matched.residual_ns / 1e3:,.1f} us of each other; "
         + (f"clocks moved: {', '.join(moves[:MOST_NAMED])}{more}." if moves else "no clock was moved.")
     ]
-    if meetings.residual_ns > ENDS_AGREE_NS:
+    if matched.residual_ns > ENDS_AGREE_NS:
         said.append("The ranks' clocks drift apart within the recording; waits between ranks are uncertain.")
-    if meetings.uncertain:
-        named = ", ".join(map(str, sorted(meetings.uncertain)))
+    if matched.uncertain:
+        named = ", ".join(map(str, sorted(matched.uncertain)))
         said.append(
             f"The collectives of the ranks {named} would fit nearly as well one or more iterations apart; "
             "the longest overlap was used."
         )
-    if meetings.alone:
-        whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(meetings.alone.items()))
+    if matched.alone:
+        whose = ", ".join(f"{count:,} of rank {rank}" for rank, count in sorted(matched.alone.items()))
         said.append(f"Collectives that match none of another rank: {whose}.")
     strangers = [rank for rank in ranks if rank not in offsets]
     if strangers:

@@ -26,15 +26,15 @@ NewShapes = Mapping[int, tuple[str, Shape | None]]  # by distinct work: its new 
 
 
 @dataclass(frozen=True)
-class Asked:
+class TimeRequest:
     """What changes for some tasks, an entry a task: what a table is asked.
 
-    `touched` tasks change at all; `resized` ones do more or less work, `shapes` says in which
+    `affected` tasks change at all; `resized` ones do more or less work, `shapes` says in which
     shapes. `other_device`: the table's times are those of the new device, taken as they are.
     """
 
     dtype: np.ndarray
-    touched: np.ndarray
+    affected: np.ndarray
     resized: np.ndarray
     shapes: NewShapes
     other_device: bool = False
@@ -85,13 +85,13 @@ def need_times_of(table: KernelTable, device: str) -> None:
 
 
 def from_table(
-    graph: Graph, selection: Selection, table: KernelTable, task_work: Work, asked: Asked
+    graph: Graph, selection: Selection, table: KernelTable, task_work: Work, asked: TimeRequest
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the time of each task by the table, and a mask of those that it knows."""
     old = selection.duration_ns.astype(np.float64)
     new, known = old.copy(), np.zeros(len(old), bool)
     names = selection.name.tolist()
-    for index in np.flatnonzero(asked.touched).tolist():
+    for index in np.flatnonzero(asked.affected).tolist():
         time = table.kernel(names[index]) if names[index] else None
         if time is not None:
             new[index], known[index] = time, True
@@ -101,7 +101,7 @@ def from_table(
     calls = calls_of(trace)
     which = np.where(task_work.call >= 0, calls.which[np.maximum(task_work.call, 0)], -1)
     with_shapes = np.isin(which, list(asked.shapes))
-    ask = np.flatnonzero(asked.touched & ~known & (which >= 0) & (with_shapes | ~asked.resized))
+    ask = np.flatnonzero(asked.affected & ~known & (which >= 0) & (with_shapes | ~asked.resized))
     if not len(ask):
         return new, known
     recorded = recorded_ns(graph)
@@ -126,7 +126,7 @@ def _answer(
     table: KernelTable,
     call: tuple[str, str, Shape | None],
     key: tuple[int, str | None, str | None],
-    asked: Asked,
+    asked: TimeRequest,
 ) -> tuple[float | None, float | None]:
     """Return a call's time after the change and, where it is the same device's, before it."""
     op, shapes, hint = call

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.costs.device.measured import Asked, NewShapes, from_table, need_times_of, types_of
+from daydream.costs.device.measured import NewShapes, TimeRequest, from_table, need_times_of, types_of
 from daydream.costs.device.roofline import HALF, PAPER_SPEEDUPS, Change, is_matrix_kernel, is_tf32_kernel
 from daydream.costs.device.table import KernelTable
 from daydream.costs.devices import Device, find_device
@@ -112,9 +112,9 @@ def retime(
         if change.other_device and target is not None:
             need_times_of(table, target.name)
         typed = "tf32" if dtype == "tf32" else change.new_dtypes
-        asked = Asked(
+        asked = TimeRequest(
             dtype=np.where(change.typed, typed, types_of(selection)),
-            touched=change.touched,
+            affected=change.affected,
             resized=(change.flop_factor != 1) | (~change.typed & (change.bytes_factor != 1)),
             shapes=shapes or {},
             other_device=change.other_device,
@@ -174,9 +174,9 @@ def measured_first(
     if graph.times is None:
         return retimed
     types = types_of(selection)
-    asked = Asked(
+    asked = TimeRequest(
         dtype=types if dtype is None else np.full(len(types), dtype, dtype=object),
-        touched=retimed.model != "unchanged",
+        affected=retimed.model != "unchanged",
         resized=np.full(len(types), dtype is None),
         shapes=shapes or {},
     )

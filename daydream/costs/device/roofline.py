@@ -128,7 +128,7 @@ class Change:
         self.flop_factor = np.broadcast_to(np.asarray(flop_factor, np.float64), len(self.old))
         self.bytes_factor = np.asarray(bytes_factor, np.float64) * self.narrower
         self.grid_factor = np.broadcast_to(np.asarray(grid_factor, np.float64), len(self.old))
-        self.touched = self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
+        self.affected = self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
         self.floor = np.minimum(floor_ns(graph), self.old)
         self.body = self.old - self.floor
 
@@ -138,11 +138,11 @@ class Change:
             new, used = self._by_constants()
         else:
             new, used = self._by_peaks(self.source, self.target)
-        used[~self.touched] = "unchanged"
+        used[~self.affected] = "unchanged"
         less = (self.flop_factor <= 1) & (self.bytes_factor <= 1) & ~self.typed & (not self.other_device)
         new = np.where(less, np.minimum(new, self.old), new)  # less work never takes longer
         new = np.where(self._more(), np.maximum(new, self.old), new)  # nor does more take less
-        return np.where(self.touched, new, self.old), used
+        return np.where(self.affected, new, self.old), used
 
     def _by_peaks(self, source: Device, target: Device) -> tuple[np.ndarray, np.ndarray]:
         formats = formats_of(self.dtypes, self.names, self.matrix, source)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.collective_matching import ENDS_AGREE_NS, find_meetings
+from daydream.collect.derive.collective_matching import ENDS_AGREE_NS, match_collectives
 from daydream.collect.derive.host_collectives import host_collectives
 from daydream.costs.network.clusters import COLLECTIVES, Cluster
 from daydream.costs.network.collectives import bytes_of_message
@@ -25,8 +25,8 @@ def measured_in(trace: Trace) -> list[Measurement]:
     """
     size_of = group_sizes(trace)
     start, end = trace["start_ns"], trace["start_ns"] + trace["duration_ns"]
-    meetings = find_meetings(trace)
-    shared = {int(row): rows for rows in meetings.rows for row in rows}
+    matched = match_collectives(trace)
+    shared = {int(row): rows for rows in matched.rows for row in rows}
     found = []
     collectives = np.union1d(np.flatnonzero(trace.is_kind("collective")), host_collectives(trace))
     for row in collectives.tolist():
@@ -37,7 +37,7 @@ def measured_in(trace: Trace) -> list[Measurement]:
         members = size_of.get(group, size_of.get(None, 0))
         if row != rows[0] or collective not in COLLECTIVES or not nbytes or members < 2:
             continue
-        agree = meetings.on_host or np.ptp(end[rows]) <= ENDS_AGREE_NS
+        agree = matched.on_host or np.ptp(end[rows]) <= ENDS_AGREE_NS
         time = end[rows].max() - start[rows].max() if agree else (end[rows] - start[rows]).min()
         found.append(
             Measurement(collective, bytes_of_message(collective, nbytes, members), members, float(time))

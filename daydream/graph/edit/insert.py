@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.edit.place import place, place_beside
+from daydream.graph.edit.place import place, place_next_to
 from daydream.graph.tables import CODED, COLLECTIVE, CPU, kind_code, nanoseconds, phase_code
 from daydream.trace.schema import FIELDS
 
@@ -65,7 +65,7 @@ def insert_one(
     return task
 
 
-def insert_beside(
+def insert_next_to(
     graph: Graph,
     tasks: Selection,
     name: str,
@@ -122,7 +122,7 @@ def insert_beside(
     anchor = _anchors(graph, ids, call, on_device, beside_device & ~is_node, behind=behind)
     # The launch comes before its work: both at one anchor, in this order.
     twice = np.repeat(np.arange(count), np.where(new_call, 2, 1))
-    keys = place_beside(graph, anchor[twice], behind=behind)
+    keys = place_next_to(graph, anchor[twice], behind=behind)
     is_launch = np.append(twice[:-1] == twice[1:], False)
 
     launch = np.where(brings, call, -1)

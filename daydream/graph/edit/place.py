@@ -47,7 +47,7 @@ def _from(order: np.ndarray, task: int) -> np.ndarray:
     return behind
 
 
-def place_beside(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarray:
+def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarray:
     """Return a key for a new task beside each anchor (ids; one may stand there several times).
 
     The keys lie between the anchor's and its neighbour's; those of one anchor ascend in the

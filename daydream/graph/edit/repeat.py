@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.edit.place import place_beside
+from daydream.graph.edit.place import place_next_to
 from daydream.graph.query.calls import pieces_of
 from daydream.graph.query.numbering import distinct_rows
 from daydream.graph.tables import COLUMNS, CPU
@@ -46,7 +46,7 @@ def repeat(groups: Groups, times: int, before: Selection | None, *, stay: bool =
     where = np.tile(group, times)
     sequence = np.lexsort((np.tile(np.arange(count), times), number, where))
     number, source, where = number[sequence], source[sequence], where[sequence]
-    order = place_beside(graph, anchor[where], behind=before is None)
+    order = place_next_to(graph, anchor[where], behind=before is None)
     given = {name: graph.columns[name][source] for name in COLUMNS if name not in NEW}
     given |= {name: graph.override(name)[source] for name in graph.overrides}
     highest = graph.columns["repeat"][graph.alive].astype(np.int64).max(initial=0)

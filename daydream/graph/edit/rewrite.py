@@ -8,7 +8,7 @@ import numpy as np
 
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.edit.insert import lanes_for
-from daydream.graph.edit.place import place_beside
+from daydream.graph.edit.place import place_next_to
 from daydream.graph.plan import Cause
 from daydream.graph.query.calls import pieces_of
 from daydream.graph.query.columns import keep_durations
@@ -76,7 +76,7 @@ def share_launch(groups: Groups, name: str) -> Selection:
     still = np.unique(columns["launch"][graph.alive & (columns["launch"] >= 0)])
     graph.alive[np.setdiff1d(old[old >= 0], still)] = False
     # The calls' own places stay; the work goes right behind them, in its own order.
-    columns["order"][ids] = place_beside(graph, np.repeat(call, groups.sizes), behind=True)
+    columns["order"][ids] = place_next_to(graph, np.repeat(call, groups.sizes), behind=True)
     graph.edits += 1
     graph.touch()
     return groups.tasks.of(call, "shared launches", ordered=True)

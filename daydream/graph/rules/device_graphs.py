@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.builder import Draft, stream_runs
+from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import GRAPH_LAUNCH
 from daydream.graph.tables import CPU, KERNEL
@@ -74,11 +74,11 @@ def _spread(work: DeviceWork) -> np.ndarray:
     return spread
 
 
-def link_nodes(draft: Draft) -> None:
+def link_nodes(builder: GraphBuilder) -> None:
     """Link nodes of one graph launch across streams, and count the holes that stand for untraced work."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
-    captured = int(draft.named(BEGIN_CAPTURE.search)[columns["kind"] == CPU].sum())
+    captured = int(builder.named(BEGIN_CAPTURE.search)[columns["kind"] == CPU].sum())
     if captured:
         graph.note(
             f"{counted(captured, 'CUDA graph is', 'CUDA graphs are')} captured here: calls between begin and "
@@ -97,57 +97,59 @@ def link_nodes(draft: Draft) -> None:
     call, lane = columns["launch"][by_call], columns["lane"][by_call]
     for spread in np.unique(call[1:][(call[1:] == call[:-1]) & (lane[1:] != lane[:-1])]).tolist():
         nodes = launched[columns["launch"][launched] == spread]
-        _link_streams(draft, nodes)
+        _link_streams(builder, nodes)
 
 
-def fill_heads(draft: Draft) -> None:
+def fill_heads(builder: GraphBuilder) -> None:
     """Put untraced work in front of what was launched long before it started, with nothing to hold it back.
 
     Ahead of the first recorded node of a graph, other nodes of it ran: they are launched with it. Ahead of
     the first task of a stream, work ran that was launched before the window, most often a graph's.
     """
-    inside = _node_heads(draft)
-    firsts = np.array([int(tasks[0]) for _, tasks in stream_runs(draft)], np.int64)
+    inside = _node_heads(builder)
+    firsts = np.array([int(tasks[0]) for _, tasks in stream_runs(builder)], np.int64)
     firsts = firsts[~np.isin(firsts, inside)]
-    _add_heads(draft, inside, UNTRACED, launched=True)
-    columns = draft.graph.columns
+    _add_heads(builder, inside, UNTRACED, launched=True)
+    columns = builder.graph.columns
     firsts = firsts[columns["launch"][firsts] >= 0]
-    begun = draft.start_ns[columns["launch"][firsts]]
-    _add_heads(draft, firsts[draft.start_ns[firsts] - _free(draft, firsts, begun) > HEAD_NS], UNTRACED_HEAD)
+    begun = builder.start_ns[columns["launch"][firsts]]
+    _add_heads(
+        builder, firsts[builder.start_ns[firsts] - _free(builder, firsts, begun) > HEAD_NS], UNTRACED_HEAD
+    )
 
 
-def _node_heads(draft: Draft) -> np.ndarray:
+def _node_heads(builder: GraphBuilder) -> np.ndarray:
     """Return the first recorded nodes of graph launches that started long after all that could hold them."""
-    columns = draft.graph.columns
-    replays = draft.named(lambda name: GRAPH_LAUNCH in name)
+    columns = builder.graph.columns
+    replays = builder.named(lambda name: GRAPH_LAUNCH in name)
     nodes = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
     nodes = nodes[replays[columns["launch"][nodes]]]
-    nodes = nodes[np.argsort(draft.start_ns[nodes], kind="stable")]
+    nodes = nodes[np.argsort(builder.start_ns[nodes], kind="stable")]
     calls, first = np.unique(columns["launch"][nodes], return_index=True)
     first = nodes[first]
-    begun = np.maximum(draft.start_ns[calls], draft.ended_before(first))
+    begun = np.maximum(builder.start_ns[calls], builder.ended_before(first))
     partly = np.isin(calls, columns["launch"][(columns["row"] < 0) & (columns["kind"] != CPU)])
-    late = draft.start_ns[first] - _free(draft, first, begun)
+    late = builder.start_ns[first] - _free(builder, first, begun)
     found: np.ndarray = first[late > np.where(partly, PARTLY_NS, HEAD_NS)]
     return found
 
 
-def _free(draft: Draft, tasks: np.ndarray, begun: np.ndarray) -> np.ndarray:
+def _free(builder: GraphBuilder, tasks: np.ndarray, begun: np.ndarray) -> np.ndarray:
     """Return when the work that each task is known to wait for had ended, at least when it had `begun`."""
-    held = dict(draft.event_pairs + draft.meetings)
-    ended = [int(draft.end_ns[held[task]]) if task in held else -(2**60) for task in tasks.tolist()]
+    held = dict(builder.event_pairs + builder.matched)
+    ended = [int(builder.end_ns[held[task]]) if task in held else -(2**60) for task in tasks.tolist()]
     return np.maximum(begun, np.array(ended, np.int64))
 
 
-def _add_heads(draft: Draft, tasks: np.ndarray, name: str, *, launched: bool = False) -> None:
+def _add_heads(builder: GraphBuilder, tasks: np.ndarray, name: str, *, launched: bool = False) -> None:
     """Add untraced work ahead of tasks, from when these were free to start: `launched` with them or not."""
     if not len(tasks):
         return
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
     calls = columns["launch"][tasks]
-    begun = _free(draft, tasks, np.maximum(draft.start_ns[calls], draft.ended_before(tasks)))
-    duration = draft.start_ns[tasks] - begun
+    begun = _free(builder, tasks, np.maximum(builder.start_ns[calls], builder.ended_before(tasks)))
+    duration = builder.start_ns[tasks] - begun
     how = (
         {"launch": calls, "order": columns["order"][tasks] - 1, "step": columns["step"][tasks]}
         if launched
@@ -157,7 +159,7 @@ def _add_heads(draft: Draft, tasks: np.ndarray, name: str, *, launched: bool = F
         len(tasks), lane=columns["lane"][tasks], kind=KERNEL, name=graph.code("name", name),
         phase=columns["phase"][tasks], duration_ns=duration, measured_start_ns=begun, **how,
     )  # fmt: skip
-    draft.extend(draft.start_ns[tasks])
+    builder.extend(builder.start_ns[tasks])
     graph.facts.untraced_ns += int(duration.sum())
     total = f"{duration.sum() / 1e6:,.2f} ms in total, counted as untraced device work."
     if launched:
@@ -167,19 +169,19 @@ def _add_heads(draft: Draft, tasks: np.ndarray, name: str, *, launched: bool = F
         graph.note(f"{streams} began with work launched before the window that was not recorded, {total}")
 
 
-def _link_streams(draft: Draft, nodes: np.ndarray) -> None:
-    columns = draft.graph.columns
-    nodes = nodes[np.argsort(draft.start_ns[nodes], kind="stable")]
-    lanes, ends = columns["lane"][nodes], draft.end_ns[nodes]
+def _link_streams(builder: GraphBuilder, nodes: np.ndarray) -> None:
+    columns = builder.graph.columns
+    nodes = nodes[np.argsort(builder.start_ns[nodes], kind="stable")]
+    lanes, ends = columns["lane"][nodes], builder.end_ns[nodes]
     free: dict[int, int] = {}
     for place, node in enumerate(nodes.tolist()):
-        start, lane = int(draft.start_ns[node]), int(lanes[place])
+        start, lane = int(builder.start_ns[node]), int(lanes[place])
         if start - free.get(lane, -(2**60)) > CLOCK_NS:
             others = np.flatnonzero((lanes[:place] != lane) & (ends[:place] <= start + CLOCK_NS))
             if len(others):
                 source = int(others[np.argmax(ends[others])])
                 if start - ends[source] <= NEAR_NS:
                     latency = max(start - int(ends[source]), 0)
-                    draft.graph.link([int(nodes[source])], [node], latency_ns=latency, cause=Cause.GRAPH)
-                    draft.meetings.append((node, int(nodes[source])))
+                    builder.graph.link([int(nodes[source])], [node], latency_ns=latency, cause=Cause.GRAPH)
+                    builder.matched.append((node, int(nodes[source])))
         free[lane] = int(ends[place])

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.builder import Draft, stream_runs
+from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.tables import COLLECTIVE, CPU
 
 WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
@@ -48,25 +48,25 @@ class _Wait:
     turn: int  # how many waits came since the last launch
 
 
-def wait_for_events(draft: Draft) -> None:
+def wait_for_events(builder: GraphBuilder) -> None:
     """Add the event waits of every thread, and count how each was found."""
-    counts = draft.graph.facts.event_waits
-    if not (draft.graph.columns["kind"] != CPU).any():
+    counts = builder.graph.facts.event_waits
+    if not (builder.graph.columns["kind"] != CPU).any():
         return
-    waits = list(_waits(draft))
-    left = _recorded(draft, waits)
+    waits = list(_waits(builder))
+    left = _recorded(builder, waits)
     counts["recorded"] = len(waits) - len(left)
-    found = _by_program_order(draft, left)
-    draft.settle_events()
-    found |= _by_coincidence(draft, [wait for wait in left if wait.call not in found])
+    found = _by_program_order(builder, left)
+    builder.settle_events()
+    found |= _by_coincidence(builder, [wait for wait in left if wait.call not in found])
     counts["inferred"] = len(found)
     counts["unresolved"] = len(left) - len(found)
 
 
-def _waits(draft: Draft) -> Iterator[_Wait]:
-    columns = draft.graph.columns
+def _waits(builder: GraphBuilder) -> Iterator[_Wait]:
+    columns = builder.graph.columns
     order = columns["order"]
-    calls = np.flatnonzero(draft.named(WAIT.search) & draft.is_call())
+    calls = np.flatnonzero(builder.named(WAIT.search) & builder.is_call())
     device = np.flatnonzero(columns["launch"] >= 0)
     for thread in np.unique(columns["lane"][calls]).tolist():
         mine = calls[columns["lane"][calls] == thread]
@@ -86,31 +86,31 @@ def _waits(draft: Draft) -> Iterator[_Wait]:
             )
 
 
-def _recorded(draft: Draft, waits: list[_Wait]) -> list[_Wait]:
+def _recorded(builder: GraphBuilder, waits: list[_Wait]) -> list[_Wait]:
     """Draw the waits that the device recorded; return the others."""
-    rows = draft.sync_rows("Stream Wait Event")
+    rows = builder.sync_rows("Stream Wait Event")
     if not rows:
         return waits
-    records = np.flatnonzero(draft.named(RECORD.search) & draft.is_call())
-    record_of = dict(zip(draft.correlation(records).tolist(), records.tolist(), strict=True))
-    targets = draft.sync_streams("Stream Wait Event")
+    records = np.flatnonzero(builder.named(RECORD.search) & builder.is_call())
+    record_of = dict(zip(builder.correlation(records).tolist(), records.tolist(), strict=True))
+    targets = builder.sync_streams("Stream Wait Event")
     left = []
     for wait in waits:
-        correlation = int(draft.correlation(np.array([wait.call]))[0])
+        correlation = int(builder.correlation(np.array([wait.call]))[0])
         stream, recorded = rows.get(correlation, (-1, -1))
-        source = draft.lane_of(wait.call, stream) if stream >= 0 else -1
-        target = draft.lane_of(wait.call, targets.get(correlation, -1))
+        source = builder.lane_of(wait.call, stream) if stream >= 0 else -1
+        target = builder.lane_of(wait.call, targets.get(correlation, -1))
         if source < 0 or target < 0 or recorded not in record_of:
             left.append(wait)
             continue
-        draft.add_wait(record_of[recorded], source, wait.call, target)
+        builder.add_wait(record_of[recorded], source, wait.call, target)
     return left
 
 
-def _by_program_order(draft: Draft, waits: list[_Wait]) -> set[int]:
-    columns = draft.graph.columns
+def _by_program_order(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
+    columns = builder.graph.columns
     kind, lane = columns["kind"], columns["lane"]
-    own = _library_waits(draft, waits)
+    own = _library_waits(builder, waits)
     found = set(own)
     consumed: dict[int, int] = defaultdict(lambda: -(2**62))  # communication lane -> order waited up to
     joined: dict[tuple[int, int], int] = {}  # (stream, stream that waited for it) -> order waited up to
@@ -119,36 +119,36 @@ def _by_program_order(draft: Draft, waits: list[_Wait]) -> set[int]:
         if wait.call in own or wait.after < 0:
             continue
         if kind[wait.after] == COLLECTIVE:
-            source = _last_elsewhere(draft, wait)
-            if source >= 0 and _allowed(draft, source, wait.after):
-                draft.add_wait(wait.call, int(lane[source]), wait.call, int(lane[wait.after]))
+            source = _last_elsewhere(builder, wait)
+            if source >= 0 and _allowed(builder, source, wait.after):
+                builder.add_wait(wait.call, int(lane[source]), wait.call, int(lane[wait.after]))
                 found.add(wait.call)
             continue
-        source = _open_collective(draft, wait, consumed)
+        source = _open_collective(builder, wait, consumed)
         if source >= 0:
             consumed[int(lane[source])] = int(columns["order"][source])
-            draft.add_wait(source, int(lane[source]), wait.call, int(lane[wait.after]))
+            builder.add_wait(source, int(lane[source]), wait.call, int(lane[wait.after]))
             found.add(wait.call)
             continue
         target = int(lane[wait.after])
         switched = wait.before >= 0 and lane[wait.before] != target and kind[wait.before] != COLLECTIVE
-        source = wait.before if switched else _open_side_work(draft, wait, joined)
+        source = wait.before if switched else _open_side_work(builder, wait, joined)
         if source >= 0:
             joined[int(lane[source]), target] = int(columns["order"][source])
             pattern = ("switch" if switched else "join", int(lane[source]), target)
-            classes[pattern].append((wait, _allowed(draft, source, wait.after)))
+            classes[pattern].append((wait, _allowed(builder, source, wait.after)))
     for (_, source, target), seen in classes.items():
         if sum(allowed for _, allowed in seen) >= OFTEN * len(seen):
             for wait, allowed in seen:
                 if allowed:
-                    draft.add_wait(wait.call, source, wait.call, target)
+                    builder.add_wait(wait.call, source, wait.call, target)
                     found.add(wait.call)
-    return found | _forks(draft, [wait for wait in waits if wait.call not in found])
+    return found | _forks(builder, [wait for wait in waits if wait.call not in found])
 
 
-def _forks(draft: Draft, waits: list[_Wait]) -> set[int]:
+def _forks(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
     """Draw the waits of a stream that gets its next work later: the one other stream with more to come."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     order, lane = columns["order"], columns["lane"]
     classes: dict[tuple[int, int], list[tuple[_Wait, bool]]] = defaultdict(list)
     for wait in waits:
@@ -156,59 +156,59 @@ def _forks(draft: Draft, waits: list[_Wait]) -> set[int]:
             continue
         source = int(lane[wait.before])
         nexts = []
-        for other, tasks in draft.side_work.items():
+        for other, tasks in builder.side_work.items():
             place = int(np.searchsorted(order[tasks], order[wait.call], side="right"))
             if other != source and place < len(tasks):
                 nexts.append(int(tasks[place]))
         if len(nexts) == 1:
             pair = (source, int(lane[nexts[0]]))
-            classes[pair].append((wait, _allowed(draft, wait.before, nexts[0])))
+            classes[pair].append((wait, _allowed(builder, wait.before, nexts[0])))
     found: set[int] = set()
     for (source, target), seen in classes.items():
         if len(seen) >= LEAST_SEEN and sum(allowed for _, allowed in seen) >= OFTEN * len(seen):
             for wait, allowed in seen:
                 if allowed:
-                    draft.add_wait(wait.call, source, wait.call, target)
+                    builder.add_wait(wait.call, source, wait.call, target)
                     found.add(wait.call)
     return found
 
 
-def _open_side_work(draft: Draft, wait: _Wait, joined: dict[tuple[int, int], int]) -> int:
+def _open_side_work(builder: GraphBuilder, wait: _Wait, joined: dict[tuple[int, int], int]) -> int:
     """Return the last task launched on the one other stream with work not waited for yet, or -1.
 
     Of several such streams, the one whose work ended just before the waiting work started.
     """
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     order, target = columns["order"], int(columns["lane"][wait.after])
-    rank = draft.graph.lanes[target].rank
-    start = draft.start_ns[wait.after]
+    rank = builder.graph.lanes[target].rank
+    start = builder.start_ns[wait.after]
     candidates = []
-    for lane, tasks in draft.side_work.items():
-        if lane == target or draft.graph.lanes[lane].rank != rank:
+    for lane, tasks in builder.side_work.items():
+        if lane == target or builder.graph.lanes[lane].rank != rank:
             continue
         place = int(np.searchsorted(order[tasks], order[wait.call])) - 1
         if place >= 0 and order[tasks[place]] > joined.get((lane, target), -(2**62)):
             candidates.append(int(tasks[place]))
     if len(candidates) == 1:
         return candidates[0]
-    near = [task for task in candidates if -CLOCK_NS <= start - draft.end_ns[task] <= NEAR_NS]
+    near = [task for task in candidates if -CLOCK_NS <= start - builder.end_ns[task] <= NEAR_NS]
     return near[0] if len(near) == 1 else -1
 
 
-def _library_waits(draft: Draft, waits: list[_Wait]) -> set[int]:
+def _library_waits(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
     """Return the waits right behind a collective's launch, if nearly every collective has one.
 
     Not if the next work, on another stream, mostly started just as the collective ended:
     then the program itself waits for it at once.
     """
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     behind = {
         wait.before: wait
         for wait in waits
         if wait.before >= 0 and wait.turn == 0 and columns["kind"][wait.before] == COLLECTIVE
     }
     held = sum(
-        -CLOCK_NS <= draft.start_ns[wait.after] - draft.end_ns[collective] <= NEAR_NS
+        -CLOCK_NS <= builder.start_ns[wait.after] - builder.end_ns[collective] <= NEAR_NS
         for collective, wait in behind.items()
         if wait.after >= 0 and columns["lane"][wait.after] != columns["lane"][collective]
     )
@@ -218,63 +218,63 @@ def _library_waits(draft: Draft, waits: list[_Wait]) -> set[int]:
     return {wait.call for wait in behind.values()}
 
 
-def _last_elsewhere(draft: Draft, wait: _Wait) -> int:
+def _last_elsewhere(builder: GraphBuilder, wait: _Wait) -> int:
     """Return the last task launched before a wait on another stream than the one that waits, or -1."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     lane, order = columns["lane"], columns["order"]
     if wait.before >= 0 and lane[wait.before] != lane[wait.after]:
         return wait.before
-    mine = draft.launched_by_thread(int(lane[wait.call]))
+    mine = builder.launched_by_thread(int(lane[wait.call]))
     mine = mine[(order[mine] < order[wait.call]) & (lane[mine] != lane[wait.after])]
     return int(mine[-1]) if len(mine) else -1
 
 
-def _open_collective(draft: Draft, wait: _Wait, consumed: dict[int, int]) -> int:
+def _open_collective(builder: GraphBuilder, wait: _Wait, consumed: dict[int, int]) -> int:
     """Return the collective that a compute stream's wait is for, or -1.
 
     Of those launched and not waited for yet: the one that ended just before the
     waiting work started, else the oldest that had ended by then.
     """
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     order = columns["order"]
-    start = draft.start_ns[wait.after]
+    start = builder.start_ns[wait.after]
     best, oldest = -1, -1
-    for lane, tasks in draft.collectives.items():
+    for lane, tasks in builder.collectives.items():
         if lane == columns["lane"][wait.after]:
             continue
         begin = int(np.searchsorted(order[tasks], consumed[lane], side="right"))
         end = int(np.searchsorted(order[tasks], order[wait.call]))
         for task in tasks[begin:end].tolist():
-            after = start - draft.end_ns[task]
+            after = start - builder.end_ns[task]
             if after < -CLOCK_NS:
                 break
-            if after <= NEAR_NS and (best < 0 or draft.end_ns[task] > draft.end_ns[best]):
+            if after <= NEAR_NS and (best < 0 or builder.end_ns[task] > builder.end_ns[best]):
                 best = task
             if oldest < 0 or order[task] < order[oldest]:
                 oldest = task
     return best if best >= 0 else oldest
 
 
-def _allowed(draft: Draft, source: int, target: int) -> bool:
-    return bool(draft.start_ns[target] >= draft.end_ns[source] - CLOCK_NS)
+def _allowed(builder: GraphBuilder, source: int, target: int) -> bool:
+    return bool(builder.start_ns[target] >= builder.end_ns[source] - CLOCK_NS)
 
 
-def _by_coincidence(draft: Draft, waits: list[_Wait]) -> set[int]:
+def _by_coincidence(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
     """Draw the waits whose work started late, each time as work of one name ended on another stream."""
-    columns = draft.graph.columns
-    late = draft.late_starts()
-    runs = dict(stream_runs(draft))
-    ends = {lane: draft.end_ns[tasks] for lane, tasks in runs.items()}
+    columns = builder.graph.columns
+    late = builder.late_starts()
+    runs = dict(stream_runs(builder))
+    ends = {lane: builder.end_ns[tasks] for lane, tasks in runs.items()}
     seen: dict[tuple[int, int, int, int], list[tuple[_Wait, int]]] = defaultdict(list)
     tried: dict[tuple[int, int], int] = defaultdict(int)
     for wait in waits:
         if wait.after < 0 or late[wait.after] < LATE_NS:
             continue
-        start, lane = draft.start_ns[wait.after], int(columns["lane"][wait.after])
+        start, lane = builder.start_ns[wait.after], int(columns["lane"][wait.after])
         place = (int(columns["name"][wait.after]), lane)
         tried[place] += 1
         for other, tasks in runs.items():
-            if other == lane or draft.graph.lanes[other].rank != draft.graph.lanes[lane].rank:
+            if other == lane or builder.graph.lanes[other].rank != builder.graph.lanes[lane].rank:
                 continue
             at = int(np.searchsorted(ends[other], start + CLOCK_NS, side="right")) - 1
             if at < 0 or start - ends[other][at] > NEAR_NS:
@@ -288,6 +288,6 @@ def _by_coincidence(draft: Draft, waits: list[_Wait]) -> set[int]:
         if len(pairs) >= LEAST_SEEN and 2 * len(pairs) > tried[(name, lane)]:
             for wait, source in pairs:
                 if wait.call not in found:
-                    draft.add_wait(source, other, wait.call, lane)
+                    builder.add_wait(source, other, wait.call, lane)
                     found.add(wait.call)
     return found

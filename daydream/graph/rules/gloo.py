@@ -20,9 +20,9 @@ from collections import Counter
 
 import numpy as np
 
-from daydream.collect.derive.collective_matching import find_meetings
+from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.derive.host_collectives import NEED_ALL, calls_of, host_collectives, operations
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import Lane
 from daydream.graph.plan import Cause
 from daydream.graph.rules.gloo_waits import LATE_NS, WAKE_NS, Runs, Wait, find_waits, pauses_left
@@ -33,40 +33,40 @@ from daydream.text import counted, listed
 POOL = 2  # threads of a pool: torch gives gloo two a network interface
 
 
-def run_on_threads(draft: Draft) -> None:
+def run_on_threads(builder: GraphBuilder) -> None:
     """Make collectives on the CPU tasks of their own, which their calls launch and threads wait for."""
-    rows = host_collectives(draft.trace)
-    pieces = np.bincount(draft.graph.columns["row"].clip(0), minlength=len(draft.trace))
+    rows = host_collectives(builder.trace)
+    pieces = np.bincount(builder.graph.columns["row"].clip(0), minlength=len(builder.trace))
     rows = rows[pieces[rows] == 1]  # not those with operators inside
     if not len(rows):
         return
-    runs = _find(draft, rows)
-    waits, unknown = find_waits(draft, runs)
-    left = pauses_left(draft, runs, waits)
+    runs = _find(builder, rows)
+    waits, unknown = find_waits(builder, runs)
+    left = pauses_left(builder, runs, waits)
     for wait in waits:
         done = np.maximum(wait.end, runs.begun[wait.runs])
         tasks = runs.task[wait.runs]
-        draft.end_ns[tasks] = np.minimum(draft.end_ns[tasks], done)
-    _move(draft, runs)
+        builder.end_ns[tasks] = np.minimum(builder.end_ns[tasks], done)
+    _move(builder, runs)
     for wait in waits:
-        _wait(draft, runs, wait)
+        _wait(builder, runs, wait)
     if unknown:
         called = int(((runs.call >= 0) & (runs.step >= 0)).sum())
-        draft.graph.note(
+        builder.graph.note(
             f"Where the program waits for {unknown:,} of {counted(called, 'collective')} on the CPU "
             "could not be found; nothing waits for them."
         )
     if left:
         shares = listed([f"{share:.0%} of the steps' time on rank {rank}" for rank, share in left.items()])
-        draft.graph.note(
+        builder.graph.note(
             f"For {shares} a thread was idle while a collective on the CPU was under way, at places where "
             "the program was not found to wait for one. That time is kept as work: if it is waiting, no "
             "prediction shortens it."
         )
 
 
-def _find(draft: Draft, rows: np.ndarray) -> Runs:
-    graph, trace = draft.graph, draft.trace
+def _find(builder: GraphBuilder, rows: np.ndarray) -> Runs:
+    graph, trace = builder.graph, builder.trace
     start = trace["start_ns"]
     call = calls_of(trace, rows)
     key = np.where(call >= 0, start[call], start[rows])
@@ -82,15 +82,15 @@ def _find(draft: Draft, rows: np.ndarray) -> Runs:
     begun = {int(row): int(start[row]) for row in rows}
     what = dict(zip(rows.tolist(), operations(trace, rows), strict=True))
     apart = []
-    for members in find_meetings(trace).rows:
+    for members in match_collectives(trace).rows:
         for row in members.tolist():
             if what.get(row) in NEED_ALL:
                 begun[row] = int(start[members].max())
         if what.get(int(members[0])) in NEED_ALL:
             apart.append(int(np.ptp(start[members] + trace["duration_ns"][members])))
     late = max(WAKE_NS, int(np.median(apart))) if apart else LATE_NS
-    tasks = draft.task_of_row[rows]
-    calls = np.where(call >= 0, draft.task_of_row[call], -1)
+    tasks = builder.task_of_row[rows]
+    calls = np.where(call >= 0, builder.task_of_row[call], -1)
     known = np.array([begun[int(row)] for row in rows], np.int64)
     graph.columns["step"][tasks] = step
     for name in ("phase", "layer"):
@@ -98,10 +98,10 @@ def _find(draft: Draft, rows: np.ndarray) -> Runs:
     return Runs(tasks, calls, rank, step, np.array(turn), known, late)
 
 
-def _move(draft: Draft, runs: Runs) -> None:
+def _move(builder: GraphBuilder, runs: Runs) -> None:
     """Put the collectives on lanes of their own, launched by their calls, as a pool runs them."""
-    graph, columns = draft.graph, draft.graph.columns
-    start, end = draft.start_ns, draft.end_ns
+    graph, columns = builder.graph, builder.graph.columns
+    start, end = builder.start_ns, builder.end_ns
     several = len(set(runs.rank.tolist())) > 1
     for rank in np.unique(runs.rank).tolist():
         mine = np.flatnonzero(runs.rank == rank)
@@ -111,13 +111,13 @@ def _move(draft: Draft, runs: Runs) -> None:
             graph.add_lane(Lane(f"{prefix}gloo {number}", rank, on_device=True, host=True))
             for number in range(threads)
         ]
-        draft.host_lanes |= set(lanes)
+        builder.host_lanes |= set(lanes)
         free = dict.fromkeys(lanes, 0)
         last = dict.fromkeys(lanes, -1)
         idle = [
             int(start[runs.task[n]] - start[runs.call[n]])
             for place, n in enumerate(mine.tolist())
-            if runs.call[n] >= 0 and (place < threads or _done(draft, runs, mine, place, threads))
+            if runs.call[n] >= 0 and (place < threads or _done(builder, runs, mine, place, threads))
         ]
         usual = int(np.median(idle)) if idle else 0
         for number in mine.tolist():
@@ -137,17 +137,17 @@ def _move(draft: Draft, runs: Runs) -> None:
             free[lane], last[lane] = int(end[task]), task
 
 
-def _done(draft: Draft, runs: Runs, mine: np.ndarray, place: int, threads: int) -> bool:
+def _done(builder: GraphBuilder, runs: Runs, mine: np.ndarray, place: int, threads: int) -> bool:
     """Tell whether a thread of the pool was free when a collective was asked for."""
     before = runs.task[mine[:place]]
-    return int((draft.end_ns[before] > draft.start_ns[runs.call[mine[place]]]).sum()) < threads
+    return int((builder.end_ns[before] > builder.start_ns[runs.call[mine[place]]]).sum()) < threads
 
 
-def _wait(draft: Draft, runs: Runs, wait: Wait) -> None:
+def _wait(builder: GraphBuilder, runs: Runs, wait: Wait) -> None:
     """Turn the pause at a place into a wait for the collectives that are waited for there."""
-    graph, columns, task = draft.graph, draft.graph.columns, wait.task
+    graph, columns, task = builder.graph, builder.graph.columns, wait.task
     collectives = runs.task[wait.runs]
-    woken = min(max(int(draft.end_ns[collectives].max()), wait.begin), wait.end)
+    woken = min(max(int(builder.end_ns[collectives].max()), wait.begin), wait.end)
     rest = 0
     if wait.end > wait.begin and woken > wait.begin:
         mates = np.flatnonzero((columns["lane"] == columns["lane"][task]) & (columns["kind"] == CPU))
@@ -155,11 +155,11 @@ def _wait(draft: Draft, runs: Runs, wait: Wait) -> None:
         before = int(mates[np.argmax(columns["order"][mates])])
         if columns["gap_ns"][before] == 0:  # it stood in a named range
             columns["duration_ns"][before] = 0
-            draft.end_ns[before] = draft.start_ns[before]
+            builder.end_ns[before] = builder.start_ns[before]
         columns["gap_ns"][before] = 0
         rest = wait.end - woken
     order = int(columns["order"][task]) - 2
-    resume = draft.add_cpu_tasks(
+    resume = builder.add_cpu_tasks(
         np.array([task]), "wait for collective", np.array([woken if rest else wait.end]), order
     )
     graph.columns["gap_ns"][resume] = rest

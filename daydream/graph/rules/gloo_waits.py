@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.collect.derive.host_collectives import CLOCKS_AGREE_NS
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.rules.handoff import idle_time
 
 WAKE_NS = 50_000  # from the end of a collective until its waiter goes on: 15 to 60 us on two busy cores
@@ -75,14 +75,14 @@ class Wait:
     runs: list[int]
 
 
-def find_waits(draft: Draft, runs: Runs) -> tuple[list[Wait], int]:
+def find_waits(builder: GraphBuilder, runs: Runs) -> tuple[list[Wait], int]:
     """Return the waits for collectives, and for how many of those called in a step none was found."""
     called = np.flatnonzero((runs.call >= 0) & (runs.step >= 0))
-    visits = _visits(draft, runs, called)
+    visits = _visits(builder, runs, called)
     turns = [called[runs.turn[called] == turn] for turn in np.unique(runs.turn[called]).tolist()]
     waits: dict[int, Wait] = {}
     found = 0
-    for mine, place in zip(turns, _places(draft, runs, turns, visits), strict=True):
+    for mine, place in zip(turns, _places(builder, runs, turns, visits), strict=True):
         if place < 0:
             continue
         at = visits.of(runs, mine)
@@ -96,10 +96,10 @@ def find_waits(draft: Draft, runs: Runs) -> tuple[list[Wait], int]:
     return list(waits.values()), len(called) - found
 
 
-def _places(draft: Draft, runs: Runs, turns: list[np.ndarray], visits: Visits) -> list[int]:
+def _places(builder: GraphBuilder, runs: Runs, turns: list[np.ndarray], visits: Visits) -> list[int]:
     """Return the place at which each turn's collectives are waited for, -1 where none is likely."""
     none = np.full(visits.task.shape, NEVER)
-    alone = [_told(draft, runs, mine, visits, none) for mine in turns]
+    alone = [_told(builder, runs, mine, visits, none) for mine in turns]
     score = [each.sum(axis=1) for each in alone]
     likely = [
         (whole > 0) & (((each > 0) & _paused(visits, visits.of(runs, mine))).sum(axis=1) >= LEAST_SEEN)
@@ -116,8 +116,8 @@ def _places(draft: Draft, runs: Runs, turns: list[np.ndarray], visits: Visits) -
             explained = none.copy()
             for place, first in owner.items():
                 if first != turn:
-                    explained[place, visits.of(runs, turns[first])] = draft.end_ns[runs.task[turns[first]]]
-            rest = _told(draft, runs, mine, visits, explained).sum(axis=1)
+                    explained[place, visits.of(runs, turns[first])] = builder.end_ns[runs.task[turns[first]]]
+            rest = _told(builder, runs, mine, visits, explained).sum(axis=1)
             places = np.flatnonzero(likely[turn])
             best = np.lexsort((places, -score[turn][places], -rest[places]))
             chosen.append(int(places[best[0]]) if len(best) else -1)
@@ -130,23 +130,25 @@ def _paused(visits: Visits, at: np.ndarray) -> np.ndarray:
     return visits.end[:, at] - visits.begin[:, at] >= PAUSE_NS
 
 
-def _told(draft: Draft, runs: Runs, mine: np.ndarray, visits: Visits, explained: np.ndarray) -> np.ndarray:
+def _told(
+    builder: GraphBuilder, runs: Runs, mine: np.ndarray, visits: Visits, explained: np.ndarray
+) -> np.ndarray:
     """Return what each visit tells for a place (a row each) to be the one of each collective (a column each).
 
     Pauses count from where they are not yet `explained`.
     """
     at = visits.of(runs, mine)
     begin = np.maximum(visits.begin[:, at], explained[:, at])
-    told = _likelihood(draft, runs, mine, begin, visits.end[:, at])
+    told = _likelihood(builder, runs, mine, begin, visits.end[:, at])
     return np.where(visits.task[:, at] > runs.call[mine], told, 0)
 
 
 def _likelihood(
-    draft: Draft, runs: Runs, mine: np.ndarray, begin: np.ndarray, went_on: np.ndarray
+    builder: GraphBuilder, runs: Runs, mine: np.ndarray, begin: np.ndarray, went_on: np.ndarray
 ) -> np.ndarray:
     """Return the logarithm of how much likelier pauses are if threads waited for these collectives."""
-    asked, taken = draft.start_ns[runs.call[mine]], draft.start_ns[runs.task[mine]]
-    begun, end = runs.begun[mine], draft.end_ns[runs.task[mine]]
+    asked, taken = builder.start_ns[runs.call[mine]], builder.start_ns[runs.task[mine]]
+    begun, end = runs.begun[mine], builder.end_ns[runs.task[mine]]
     begin = np.maximum(begin, asked)
     usual = np.where(went_on > end, WAKE_NS, runs.late_ns)
     waited = np.maximum(np.minimum(went_on, end) - begin, 0)
@@ -158,21 +160,21 @@ def _likelihood(
     return np.where(went_on < asked, 0, np.where(went_on < begun, too_early, told))
 
 
-def _visits(draft: Draft, runs: Runs, called: np.ndarray) -> Visits:
+def _visits(builder: GraphBuilder, runs: Runs, called: np.ndarray) -> Visits:
     """Return when the calling threads came by each place before which they paused at times."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     found: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
     pairs = sorted(set(zip(runs.rank[called].tolist(), runs.step[called].tolist(), strict=True)))
     column = {pair: number for number, pair in enumerate(pairs)}
     for lane in np.unique(columns["lane"][runs.call[called]]).tolist():
-        idle = idle_time(draft, lane)
+        idle = idle_time(builder, lane)
         pauses = dict(zip(idle.end.tolist(), idle.begin.tolist(), strict=True))
         tasks = np.flatnonzero(columns["lane"] == lane)
         tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
-        rank = draft.graph.lanes[lane].rank
+        rank = builder.graph.lanes[lane].rank
         seen: Counter[tuple[int, int]] = Counter()
         names, steps = columns["name"][tasks].tolist(), columns["step"][tasks].tolist()
-        starts = draft.start_ns[tasks].tolist()
+        starts = builder.start_ns[tasks].tolist()
         for task, name, step, at in zip(tasks.tolist(), names, steps, starts, strict=True):
             place = (name, seen[name, step])
             seen[name, step] += 1
@@ -191,30 +193,30 @@ def _visits(draft: Draft, runs: Runs, called: np.ndarray) -> Visits:
     return Visits(column, task, begin, end)
 
 
-def pauses_left(draft: Draft, runs: Runs, waits: list[Wait]) -> dict[int, float]:
+def pauses_left(builder: GraphBuilder, runs: Runs, waits: list[Wait]) -> dict[int, float]:
     """Return, by rank, the share of its steps in which threads paused as they would for a collective.
 
     Such a pause is no wait, holds the moment in which the last member began, is longer than the transfer
     after it, and fits the collective better than the wait that was found for it, if any. Once is chance.
     """
-    graph = draft.graph
+    graph = builder.graph
     found = {number: wait for wait in waits for number in wait.runs}
     woken = {(int(graph.columns["lane"][wait.task]), wait.end) for wait in waits}
     left: dict[int, dict[tuple[int, int], int]] = {}  # by rank, then by lane and end
     for lane in np.unique(graph.columns["lane"][runs.call[runs.call >= 0]]).tolist():
-        idle, rank = idle_time(draft, lane), graph.lanes[lane].rank
+        idle, rank = idle_time(builder, lane), graph.lanes[lane].rank
         kept = np.array([(lane, end) not in woken for end in idle.end.tolist()], bool)
         begins, ends = idle.begin[kept], idle.end[kept]
         for number in np.flatnonzero((runs.rank == rank) & (runs.call >= 0) & (runs.step >= 0)).tolist():
-            begun, end = int(runs.begun[number]), int(draft.end_ns[runs.task[number]])
-            first = np.maximum(begins, draft.start_ns[runs.call[number]])
+            begun, end = int(runs.begun[number]), int(builder.end_ns[runs.task[number]])
+            first = np.maximum(begins, builder.start_ns[runs.call[number]])
             long = (ends >= begun) & (np.minimum(ends, end) - first > max(end - begun, PAUSE_NS))
             one = np.array([number])
-            told = _likelihood(draft, runs, one, begins[long], ends[long])
+            told = _likelihood(builder, runs, one, begins[long], ends[long])
             wait = found.get(number)
             known = 0.0
             if wait is not None:
-                there = _likelihood(draft, runs, one, np.array([wait.begin]), np.array([wait.end]))
+                there = _likelihood(builder, runs, one, np.array([wait.begin]), np.array([wait.end]))
                 known = max(float(there[0]), 0.0)
             for begin, last in zip(first[long][told > known], ends[long][told > known], strict=True):
                 left.setdefault(rank, {})[lane, int(last)] = int(last - begin)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ORDER_STEP
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU
@@ -46,47 +46,47 @@ class IdleTime:
     in_range: np.ndarray
 
 
-def hand_over(draft: Draft) -> None:
+def hand_over(builder: GraphBuilder) -> None:
     """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
-    autograd = _autograd_tasks(draft)
-    lanes = np.unique(draft.graph.columns["lane"][draft.graph.columns["kind"] == CPU]).tolist()
-    busy = {lane: tasks_of(draft, lane) for lane in lanes}
-    operators = draft.trace.is_kind("operator")
-    rows = draft.graph.columns["row"]
+    autograd = _autograd_tasks(builder)
+    lanes = np.unique(builder.graph.columns["lane"][builder.graph.columns["kind"] == CPU]).tolist()
+    busy = {lane: tasks_of(builder, lane) for lane in lanes}
+    operators = builder.trace.is_kind("operator")
+    rows = builder.graph.columns["row"]
     operating = {lane: bool(operators[rows[ids]].any()) for lane, ids in busy.items()}
-    total = {lane: int((draft.end_ns[ids] - draft.start_ns[ids]).sum()) for lane, ids in busy.items()}
+    total = {lane: int((builder.end_ns[ids] - builder.start_ns[ids]).sum()) for lane, ids in busy.items()}
     for worker in sorted(lanes, key=lambda lane: -total[lane]):
-        known = bool(autograd[busy[worker]].any()) and _does_backward_only(draft, busy[worker])
+        known = bool(autograd[busy[worker]].any()) and _does_backward_only(builder, busy[worker])
         callers = [
             lane
             for lane in lanes
-            if lane != worker and draft.thread_ids[lane][:2] == draft.thread_ids[worker][:2]
+            if lane != worker and builder.thread_ids[lane][:2] == builder.thread_ids[worker][:2]
         ]
         # A thread that only polls idles around everybody's work; who hands over runs operators.
         callers = [lane for lane in callers if operating[lane]] or callers
-        found = [(lane, *_bursts(draft, idle_time(draft, lane), busy[worker])) for lane in callers]
+        found = [(lane, *_bursts(builder, idle_time(builder, lane), busy[worker])) for lane in callers]
         found = [f for f in found if len(f[2])]
         if not found:
             continue
         caller, inside, bursts = max(found, key=lambda f: f[1])
-        idle = idle_time(draft, caller)
+        idle = idle_time(builder, caller)
         fill = np.median(
             (bursts[:, 2] - bursts[:, 1]) / np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1)
         )
         told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
         told &= _calls(idle, bursts)
         if known or told:
-            _link(draft, idle, bursts, busy[worker])
-            _wake_rest(draft, idle_time(draft, caller), busy[worker])
-            draft.linked_threads |= {caller, worker}
+            _link(builder, idle, bursts, busy[worker])
+            _wake_rest(builder, idle_time(builder, caller), busy[worker])
+            builder.linked_threads |= {caller, worker}
 
 
-def tell_background(draft: Draft) -> None:
+def tell_background(builder: GraphBuilder) -> None:
     """Mark the threads that nothing waits for: they launch no device work and hand nothing over.
 
     What they do at the time completes no step. Where none launches, the busiest is not one of them.
     """
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
     launching = set(np.unique(columns["lane"][columns["launch"][columns["launch"] >= 0]]).tolist())
     lanes = np.unique(columns["lane"][columns["kind"] == CPU]).tolist()
@@ -98,7 +98,7 @@ def tell_background(draft: Draft) -> None:
     }  # fmt: skip
     for rank in {graph.lanes[lane].rank for lane in lanes}:
         mine = [lane for lane in lanes if graph.lanes[lane].rank == rank]
-        front = {lane for lane in mine if lane in launching or lane in draft.linked_threads}
+        front = {lane for lane in mine if lane in launching or lane in builder.linked_threads}
         if not front & launching:  # two threads of a collective may be linked to each other only
             front.add(max(mine, key=lambda lane: time[lane]))
         for lane in mine:
@@ -128,54 +128,54 @@ def spread(values: np.ndarray) -> float:
     return float(high - low)
 
 
-def _wake_rest(draft: Draft, idle: IdleTime, work: np.ndarray) -> None:
+def _wake_rest(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> None:
     """Let a worker begin behind its caller also where this one goes on before the worker is done."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
     idled = np.flatnonzero(columns["gap_ns"][work[:-1]] >= LONG_NS)
     before, first = work[idled], work[idled + 1]
     if not len(idle.begin):
         return
-    start = draft.start_ns[first]
+    start = builder.start_ns[first]
     stretch = np.searchsorted(idle.begin, start, side="right") - 1
     at = np.maximum(stretch, 0)
     late = start - idle.begin[at]
     woken = (stretch >= 0) & (start < idle.end[at]) & (late <= SWITCH_NS)
-    woken &= idle.begin[at] >= draft.end_ns[before]  # the caller came there while the worker idled
+    woken &= idle.begin[at] >= builder.end_ns[before]  # the caller came there while the worker idled
     before, first, at, late = before[woken], first[woken], at[woken], late[woken]
     columns["gap_ns"][before] = 0
     from_start = idle.in_range[at]
     graph.link(idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF)
 
 
-def tasks_of(draft: Draft, lane: int) -> np.ndarray:
+def tasks_of(builder: GraphBuilder, lane: int) -> np.ndarray:
     """Return the tasks of a thread in program order."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     ids = np.flatnonzero(columns["lane"] == lane)
     return ids[np.argsort(columns["order"][ids], kind="stable")]
 
 
-def _autograd_tasks(draft: Draft) -> np.ndarray:
+def _autograd_tasks(builder: GraphBuilder) -> np.ndarray:
     """Return a mask of the tasks that run autograd nodes on behalf of another thread."""
-    rows = draft.graph.columns["row"]
-    nodes = draft.named(lambda name: name.startswith("autograd::engine::evaluate_function"))
-    carried = np.asarray(draft.trace["forward_thread"], np.int64)[np.maximum(rows, 0)] > 0
+    rows = builder.graph.columns["row"]
+    nodes = builder.named(lambda name: name.startswith("autograd::engine::evaluate_function"))
+    carried = np.asarray(builder.trace["forward_thread"], np.int64)[np.maximum(rows, 0)] > 0
     return nodes | (carried & (rows >= 0))
 
 
-def _does_backward_only(draft: Draft, tasks: np.ndarray) -> bool:
+def _does_backward_only(builder: GraphBuilder, tasks: np.ndarray) -> bool:
     """Tell the autograd thread from a thread that runs its own backward pass, as on a CPU."""
-    phase = draft.graph.columns["phase"][tasks]
-    time = draft.end_ns[tasks] - draft.start_ns[tasks]
+    phase = builder.graph.columns["phase"][tasks]
+    time = builder.end_ns[tasks] - builder.start_ns[tasks]
     return bool(time[phase == PHASES.index("forward")].sum() <= 0.1 * time.sum())
 
 
-def idle_time(draft: Draft, lane: int) -> IdleTime:
+def idle_time(builder: GraphBuilder, lane: int) -> IdleTime:
     """Return the stretches in which a thread was in no operator, in order."""
-    ids = tasks_of(draft, lane)
-    start, end, gap = draft.start_ns[ids], draft.end_ns[ids], draft.graph.columns["gap_ns"][ids]
-    rows = draft.graph.columns["row"][ids]
-    in_range = draft.trace.is_kind("annotation")[np.maximum(rows, 0)] & (rows >= 0) & (end > start)
+    ids = tasks_of(builder, lane)
+    start, end, gap = builder.start_ns[ids], builder.end_ns[ids], builder.graph.columns["gap_ns"][ids]
+    rows = builder.graph.columns["row"][ids]
+    in_range = builder.trace.is_kind("annotation")[np.maximum(rows, 0)] & (rows >= 0) & (end > start)
     begins = np.concatenate([end[gap > 0], start[in_range]])
     ends = np.concatenate([(end + gap)[gap > 0], end[in_range]])
     tasks = np.concatenate([ids[gap > 0], ids[in_range]])
@@ -184,11 +184,11 @@ def idle_time(draft: Draft, lane: int) -> IdleTime:
     return IdleTime(tasks[order], begins[order], ends[order], kind[order])
 
 
-def _bursts(draft: Draft, idle: IdleTime, work: np.ndarray) -> tuple[int, np.ndarray]:
+def _bursts(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> tuple[int, np.ndarray]:
     """Return the worker's time in the caller's idle stretches, and (stretch, first start, last end) rows."""
     if not len(idle.task) or not len(work):
         return 0, np.empty((0, 3), np.int64)
-    start, end = draft.start_ns[work], draft.end_ns[work]
+    start, end = builder.start_ns[work], builder.end_ns[work]
     stretch = np.searchsorted(idle.begin, start + ROUNDING_NS, side="right") - 1
     at = np.maximum(stretch, 0)
     inside = (stretch >= 0) & (start >= idle.begin[at] - ROUNDING_NS) & (end <= idle.end[at] + ROUNDING_NS)
@@ -208,11 +208,11 @@ def _grouped(stretch: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndar
     )
 
 
-def _link(draft: Draft, idle: IdleTime, bursts: np.ndarray, work: np.ndarray) -> None:
+def _link(builder: GraphBuilder, idle: IdleTime, bursts: np.ndarray, work: np.ndarray) -> None:
     """Cut each idle stretch where the worker's burst begins and ends, and tie the threads there."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
-    start, end = draft.start_ns[work], draft.end_ns[work]
+    start, end = builder.start_ns[work], builder.end_ns[work]
     stretch = bursts[:, 0]
     place = np.searchsorted(start, bursts[:, 1])
     first, last = work[place], work[np.searchsorted(end, bursts[:, 2])]
@@ -226,23 +226,23 @@ def _link(draft: Draft, idle: IdleTime, bursts: np.ndarray, work: np.ndarray) ->
     after = columns["gap_ns"][task]
     columns["release_ns"][first] = 0
     columns["gap_ns"][work[place[place > 0] - 1]] = 0
-    columns["gap_ns"][task] = np.where(in_range, 0, begin - draft.end_ns[task])
+    columns["gap_ns"][task] = np.where(in_range, 0, begin - builder.end_ns[task])
     columns["duration_ns"][task] = np.where(
-        in_range, begin - draft.start_ns[task], columns["duration_ns"][task]
+        in_range, begin - builder.start_ns[task], columns["duration_ns"][task]
     )
-    draft.end_ns[task] = np.where(in_range, begin, draft.end_ns[task])
+    builder.end_ns[task] = np.where(in_range, begin, builder.end_ns[task])
 
-    wakes = draft.add_cpu_tasks(task, "wake thread", begin, wake_order)
-    resumes = draft.add_cpu_tasks(task, "wait for thread", finish, resume_order)
+    wakes = builder.add_cpu_tasks(task, "wake thread", begin, wake_order)
+    resumes = builder.add_cpu_tasks(task, "wait for thread", finish, resume_order)
     graph.columns["gap_ns"][resumes] = np.where(in_range, 0, rest)
     inside = np.flatnonzero(in_range)
     if len(inside):  # what is left of the range goes on after the wait
         order = np.maximum(resume_order + 1, finish * ORDER_STEP)[inside]
-        tails = draft.add_cpu_tasks(task[inside], None, finish[inside], order)
+        tails = builder.add_cpu_tasks(task[inside], None, finish[inside], order)
         columns = graph.columns
         columns["duration_ns"][tails] = rest[inside]
         columns["gap_ns"][tails] = after[inside]
         columns["row"][tails] = columns["row"][task[inside]]
-        draft.end_ns[tails] = idle.end[stretch][inside]
+        builder.end_ns[tails] = idle.end[stretch][inside]
     graph.link(wakes, first, cause=Cause.HANDOFF)
     graph.link(last, resumes, cause=Cause.HANDOFF)

@@ -19,7 +19,7 @@ from math import comb
 
 import numpy as np
 
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU
 
@@ -31,55 +31,58 @@ OFTEN = 0.8  # of the late starts of a stream
 CHANCE = 0.01  # that as many are so close
 
 
-def follow_what_held(draft: Draft) -> None:
+def follow_what_held(builder: GraphBuilder) -> None:
     """Let late device work follow the long work of another stream that ended as it began."""
-    draft.settle_events()
-    columns = draft.graph.columns
-    lanes = draft.graph.lanes
-    late = (draft.late_starts() >= LATE_NS) & (columns["launch"] >= 0) & (columns["kind"] != CPU)
-    length = draft.end_ns - draft.start_ns
+    builder.settle_events()
+    columns = builder.graph.columns
+    lanes = builder.graph.lanes
+    late = (builder.late_starts() >= LATE_NS) & (columns["launch"] >= 0) & (columns["kind"] != CPU)
+    length = builder.end_ns - builder.start_ns
     long = np.flatnonzero((columns["kind"] != CPU) & (length >= LONG_NS) & (columns["row"] >= 0))
     for lane in np.unique(columns["lane"][late]).tolist():
-        if lane in draft.host_lanes:
+        if lane in builder.host_lanes:
             continue
         tasks = np.flatnonzero(late & (columns["lane"] == lane))
         own = (lanes[lane].rank, lanes[lane].device)
         beside = [k for k, other in enumerate(lanes) if k != lane and (other.rank, other.device) == own]
         others = long[np.isin(columns["lane"][long], beside)]
-        held = _held(draft, tasks, others)
+        held = _held(builder, tasks, others)
         near = held >= 0
-        if near.sum() >= OFTEN * len(tasks) and _chance(draft, len(tasks), int(near.sum()), others) <= CHANCE:
-            _link(draft, tasks[near], held[near])
+        if (
+            near.sum() >= OFTEN * len(tasks)
+            and _chance(builder, len(tasks), int(near.sum()), others) <= CHANCE
+        ):
+            _link(builder, tasks[near], held[near])
 
 
-def _held(draft: Draft, tasks: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _held(builder: GraphBuilder, tasks: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return, for each late task, the long one launched before it that ended nearest to its start, or -1."""
     if not len(others):
         return np.full(len(tasks), -1)
-    order = draft.graph.columns["order"]
-    others = others[np.argsort(draft.end_ns[others], kind="stable")]
-    ends = draft.end_ns[others]
+    order = builder.graph.columns["order"]
+    others = others[np.argsort(builder.end_ns[others], kind="stable")]
+    ends = builder.end_ns[others]
     held = np.full(len(tasks), -1)
     for place, task in enumerate(tasks.tolist()):  # a handful
-        start = int(draft.start_ns[task])
+        start = int(builder.start_ns[task])
         low, high = np.searchsorted(ends, [start - BEHIND_NS, start + BEFORE_NS + 1])
         around = others[low:high]
-        around = around[(order[around] < order[task]) & (draft.start_ns[around] < start)]
+        around = around[(order[around] < order[task]) & (builder.start_ns[around] < start)]
         if len(around):
-            held[place] = around[np.argmin(np.abs(draft.end_ns[around] - start))]
+            held[place] = around[np.argmin(np.abs(builder.end_ns[around] - start))]
     return held
 
 
-def _chance(draft: Draft, count: int, near: int, others: np.ndarray) -> float:
+def _chance(builder: GraphBuilder, count: int, near: int, others: np.ndarray) -> float:
     """Return how likely that many of some moments lie so close to the end of a long task."""
     if not near:
         return 1.0
-    span = max(int(draft.end_ns[others].max() - draft.start_ns[others].min()), 1)
+    span = max(int(builder.end_ns[others].max() - builder.start_ns[others].min()), 1)
     each = min(len(others) * (BEFORE_NS + BEHIND_NS) / span, 1.0)
     return float(comb(count, near) * each**near)
 
 
-def _link(draft: Draft, tasks: np.ndarray, held: np.ndarray) -> None:
-    apart = draft.start_ns[tasks] - draft.end_ns[held]
-    draft.graph.link(held, tasks, latency_ns=apart, cause=Cause.EVENT)
-    draft.meetings += zip(tasks.tolist(), held.tolist(), strict=True)
+def _link(builder: GraphBuilder, tasks: np.ndarray, held: np.ndarray) -> None:
+    apart = builder.start_ns[tasks] - builder.end_ns[held]
+    builder.graph.link(held, tasks, latency_ns=apart, cause=Cause.EVENT)
+    builder.matched += zip(tasks.tolist(), held.tolist(), strict=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import Draft, stream_runs
+from daydream.graph.builder import GraphBuilder, stream_runs
 
 LARGEST_QUEUED_NS = 12_000  # launched this long before its stream came free, a task was waiting there
 LARGEST_STARTUP_NS = 50_000  # back-to-back tasks are 1 to 2 us apart, copies and memsets up to 10
@@ -24,24 +24,24 @@ LEAST_SAMPLES = 3
 LARGEST_LATENCY_NS = 200_000  # launches of an idle stream take 5 to 30 us, first uses more
 
 
-def measure_latencies(draft: Draft, *, measured: bool = True) -> None:
+def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
     """Set launch latencies and start-up costs of all device tasks.
 
     Without `measured` every task gets the typical cost: what is known of a launch that
     was not recorded. Its replay error shows what the causes alone explain.
     """
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
     unexplained = []
-    runs = stream_runs(draft)
-    events = _event_ends(draft)
+    runs = stream_runs(builder)
+    events = _event_ends(builder)
     for learning in (True, False):
         latencies, startups = [], []
         for _, tasks in runs:
-            start = draft.start_ns[tasks]
+            start = builder.start_ns[tasks]
             launch = columns["launch"][tasks]
-            launched = np.where(launch >= 0, draft.start_ns[launch], -(2**60))
-            before = np.append(-(2**60), draft.end_ns[tasks[:-1]])
+            launched = np.where(launch >= 0, builder.start_ns[launch], -(2**60))
+            before = np.append(-(2**60), builder.end_ns[tasks[:-1]])
             event = events[tasks]
             if learning:
                 idle = (launch >= 0) & (launched >= before) & (event <= launched)
@@ -49,17 +49,19 @@ def measure_latencies(draft: Draft, *, measured: bool = True) -> None:
                 arrived = np.maximum(launched + LARGEST_QUEUED_NS, event + LARGEST_QUEUED_NS)
                 startups.append((start - before)[(arrived <= before) & (launch >= 0)])
             else:
-                unexplained.append(_settle(draft, tasks, start, launched, before, event, measured=measured))
+                unexplained.append(_settle(builder, tasks, start, launched, before, event, measured=measured))
         if learning:
             graph.facts.launch_latency_ns = _typical(latencies, LARGEST_LATENCY_NS, USUAL_LATENCY_NS)
             graph.facts.startup_ns = _typical(
-                startups, LARGEST_STARTUP_NS, USUAL_STARTUP_NS.get(draft.trace.metadata.get("vendor", ""), 0)
+                startups,
+                LARGEST_STARTUP_NS,
+                USUAL_STARTUP_NS.get(builder.trace.metadata.get("vendor", ""), 0),
             )
     late = np.concatenate(unexplained) if unexplained else np.empty(0, np.int64)
     if len(late):
         graph.facts.unexplained = len(late)
         graph.facts.unexplained_ns = int(late.sum())
-    launched = (columns["launch"] >= 0) & ~np.isin(columns["lane"], list(draft.host_lanes))
+    launched = (columns["launch"] >= 0) & ~np.isin(columns["lane"], list(builder.host_lanes))
     calls = np.unique(columns["launch"][launched])
     graph.facts.launch_cost_ns = int(np.median(columns["duration_ns"][calls])) if len(calls) else 0
 
@@ -71,7 +73,7 @@ def _typical(samples: list[np.ndarray], largest: int, otherwise: int = 0) -> int
 
 
 def _settle(
-    draft: Draft,
+    builder: GraphBuilder,
     tasks: np.ndarray,
     start: np.ndarray,
     launched: np.ndarray,
@@ -81,7 +83,7 @@ def _settle(
     measured: bool,
 ) -> np.ndarray:
     """Give each task of a stream the costs its recorded start allows; return the waits left unexplained."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
     launched_here = columns["launch"][tasks] >= 0
     if not measured:
@@ -97,16 +99,16 @@ def _settle(
     last[~launched_here] = 1
     latency = np.where((last == 0) & (rest > 0), latency + rest, latency)
     startup = np.where((last == 1) & (rest > 0), startup + rest, startup)
-    draft.event_latency_ns[tasks] = np.where((last == 2) & (rest > 0), rest, 0)
+    builder.event_latency_ns[tasks] = np.where((last == 2) & (rest > 0), rest, 0)
     columns["latency_ns"][tasks] = np.where(launched_here, latency, 0)
     columns["gap_ns"][tasks[:-1]] = startup[1:]
     limit = np.where(last == 0, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
     return rest[(rest > limit) & launched_here]
 
 
-def _event_ends(draft: Draft) -> np.ndarray:
+def _event_ends(builder: GraphBuilder) -> np.ndarray:
     """Return, by task, when the work of other streams it waits for had ended; far past for none."""
-    ends = np.full(draft.graph.size, -(2**60), np.int64)
-    for target, source in draft.event_pairs + draft.meetings:
-        ends[target] = max(ends[target], draft.end_ns[source])
+    ends = np.full(builder.graph.size, -(2**60), np.int64)
+    for target, source in builder.event_pairs + builder.matched:
+        ends[target] = max(ends[target], builder.end_ns[source])
     return ends

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.rules.queue import usual_costs
 
 LONG_NS = 50_000
@@ -18,23 +18,23 @@ TIMES_USUAL = 4
 STAGED_LATENCY_NS = 20_000  # from submission to the start of a small pageable copy, V100 and RTX 2080 Ti
 
 
-def cut_long_calls(draft: Draft) -> None:
+def cut_long_calls(builder: GraphBuilder) -> None:
     """Cut the time before submission off calls that lasted long and whose work started at their end."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
-    work = np.flatnonzero((columns["launch"] >= 0) & ~np.isin(columns["lane"], list(draft.host_lanes)))
+    work = np.flatnonzero((columns["launch"] >= 0) & ~np.isin(columns["lane"], list(builder.host_lanes)))
     calls, first = np.unique(columns["launch"][work], return_index=True)
-    begun = draft.start_ns[work[first]]
-    usual = usual_costs(draft, calls)
+    begun = builder.start_ns[work[first]]
+    usual = usual_costs(builder, calls)
     cost = np.array([usual[name] for name in columns["name"][calls].tolist()], np.int64)
     duration = columns["duration_ns"][calls]
-    long = (duration > np.maximum(LONG_NS, TIMES_USUAL * cost)) & ~draft.waited[calls]
-    long &= begun >= draft.start_ns[calls] + duration - 2 * cost - LONG_NS // 5
+    long = (duration > np.maximum(LONG_NS, TIMES_USUAL * cost)) & ~builder.waited[calls]
+    long &= begun >= builder.start_ns[calls] + duration - 2 * cost - LONG_NS // 5
     before = np.where(long, duration - cost, 0)
     # A copy from pageable memory is staged by the CPU before its first piece leaves.
-    staged = draft.waited[calls] & (begun - draft.start_ns[calls] > LONG_NS + STAGED_LATENCY_NS)
-    staged &= draft.ended_before(work[first]) <= draft.start_ns[calls]
-    before = np.where(staged, begun - draft.start_ns[calls] - STAGED_LATENCY_NS, before)
+    staged = builder.waited[calls] & (begun - builder.start_ns[calls] > LONG_NS + STAGED_LATENCY_NS)
+    staged &= builder.ended_before(work[first]) <= builder.start_ns[calls]
+    before = np.where(staged, begun - builder.start_ns[calls] - STAGED_LATENCY_NS, before)
     calls, before = calls[long | staged], before[long | staged]
     if not len(calls):
         return
@@ -43,11 +43,11 @@ def cut_long_calls(draft: Draft) -> None:
         len(calls), kind=0, duration_ns=before, order=columns["order"][calls] - 1,
         **{name: columns[name][calls] for name in kept},
     )  # fmt: skip
-    draft.end_ns = np.concatenate([draft.end_ns, columns["measured_start_ns"][calls] + before])
-    draft.waited = np.append(draft.waited, np.zeros(len(calls), bool))
+    builder.end_ns = np.concatenate([builder.end_ns, columns["measured_start_ns"][calls] + before])
+    builder.waited = np.append(builder.waited, np.zeros(len(calls), bool))
     columns = graph.columns
     columns["duration_ns"][calls] = np.where(
-        draft.waited[calls], columns["duration_ns"][calls], columns["duration_ns"][calls] - before
+        builder.waited[calls], columns["duration_ns"][calls], columns["duration_ns"][calls] - before
     )
     columns["measured_start_ns"][calls] += before
     columns["release_ns"][calls] = 0

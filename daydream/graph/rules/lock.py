@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.plan import Cause
 from daydream.graph.rules.synchronization import CLOCK_SKEW_NS, blocking_copies, is_sync
 
@@ -29,29 +29,29 @@ OFTEN = 0.8  # of the calls of a name on a thread that began meanwhile, that mus
 LEAST = 2
 
 
-def wait_for_lock(draft: Draft) -> None:
+def wait_for_lock(builder: GraphBuilder) -> None:
     """Let calls that stood until a blocking copy of another thread returned wait for that copy's call."""
-    holders = np.array([call for call, *_ in blocking_copies(draft)], np.int64)
-    holders = holders[np.argsort(draft.end_ns[holders], kind="stable")]
-    calls = np.flatnonzero(draft.is_call() & ~draft.waited & ~draft.named(is_sync))
-    lanes = draft.graph.columns["lane"]
+    holders = np.array([call for call, *_ in blocking_copies(builder)], np.int64)
+    holders = holders[np.argsort(builder.end_ns[holders], kind="stable")]
+    calls = np.flatnonzero(builder.is_call() & ~builder.waited & ~builder.named(is_sync))
+    lanes = builder.graph.columns["lane"]
     for lane in np.unique(lanes[holders]).tolist():
         mine = holders[lanes[holders] == lane]
         for other in np.unique(lanes[calls]).tolist():
-            if other != lane and draft.thread_ids[other][:2] == draft.thread_ids[lane][:2]:
-                _link(draft, calls[(lanes[calls] == other) & ~draft.waited[calls]], mine)
+            if other != lane and builder.thread_ids[other][:2] == builder.thread_ids[lane][:2]:
+                _link(builder, calls[(lanes[calls] == other) & ~builder.waited[calls]], mine)
 
 
-def _link(draft: Draft, calls: np.ndarray, holders: np.ndarray) -> None:
+def _link(builder: GraphBuilder, calls: np.ndarray, holders: np.ndarray) -> None:
     """Link the calls of a thread to the blocking calls of another during which they stood."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
-    start, end = draft.start_ns[calls], draft.end_ns[calls]
-    begun, returned = draft.start_ns[holders], draft.end_ns[holders]
+    start, end = builder.start_ns[calls], builder.end_ns[calls]
+    begun, returned = builder.start_ns[holders], builder.end_ns[holders]
     at = np.minimum(np.searchsorted(returned, start, side="right"), len(holders) - 1)
     met = (begun[at] <= start) & (start < returned[at])
     stood = met & (end - start >= LONG_NS) & (end >= returned[at]) & (end - returned[at] <= BEHIND_NS)
-    stood &= (2 * (returned[at] - start) >= end - start) & ~_reached_the_device(draft, calls, returned[at])
+    stood &= (2 * (returned[at] - start) >= end - start) & ~_reached_the_device(builder, calls, returned[at])
     for name in np.unique(columns["name"][calls[stood]]).tolist():
         alike = columns["name"][calls] == name
         chosen = np.flatnonzero(alike & stood)
@@ -60,15 +60,15 @@ def _link(draft: Draft, calls: np.ndarray, holders: np.ndarray) -> None:
         waiting, holding = calls[chosen], at[chosen]
         columns["duration_ns"][waiting] = end[chosen] - returned[holding]
         columns["measured_start_ns"][waiting] = returned[holding]
-        draft.waited[waiting] = True
+        builder.waited[waiting] = True
         graph.link(holders[holding], waiting, cause=Cause.LOCK)
 
 
-def _reached_the_device(draft: Draft, calls: np.ndarray, returned: np.ndarray) -> np.ndarray:
+def _reached_the_device(builder: GraphBuilder, calls: np.ndarray, returned: np.ndarray) -> np.ndarray:
     """Tell which calls had work running on the device before the lock was free."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     work = np.flatnonzero(columns["launch"] >= 0)
-    first = np.full(draft.graph.size, np.iinfo(np.int64).max)
-    np.minimum.at(first, columns["launch"][work], draft.start_ns[work])
+    first = np.full(builder.graph.size, np.iinfo(np.int64).max)
+    np.minimum.at(first, columns["launch"][work], builder.start_ns[work])
     reached: np.ndarray = first[calls] < returned - CLOCK_SKEW_NS
     return reached

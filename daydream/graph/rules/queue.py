@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import Draft, stream_runs
+from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.tables import MEMCPY
 
 NVIDIA_DEPTH = 1022  # assumed where the trace never fills a queue
@@ -22,17 +22,17 @@ CHANCE = 0.1  # of any moment to lie so close behind the end of some device task
 LONG_NS = 50_000  # blocked for certain, where no unblocked call shows the usual cost
 
 
-def bound_queues(draft: Draft) -> None:
+def bound_queues(builder: GraphBuilder) -> None:
     """Learn the depth of the launch queue and take the waits for a place out of the launch calls."""
-    graph = draft.graph
-    runs = [(lane, *_launches(draft, tasks)) for lane, tasks in stream_runs(draft)]
-    seen = [_learn(draft, calls, ends) for _, calls, ends in runs]
+    graph = builder.graph
+    runs = [(lane, *_launches(builder, tasks)) for lane, tasks in stream_runs(builder)]
+    seen = [_learn(builder, calls, ends) for _, calls, ends in runs]
     learned = [depth for depth, full in seen if full]
     facts = graph.facts
     facts.queue_learned = bool(learned)
     if learned:
         depth = max(learned)
-    elif draft.trace.metadata.get("vendor") == "cuda" and runs:
+    elif builder.trace.metadata.get("vendor") == "cuda" and runs:
         depth = max(NVIDIA_DEPTH, *(depth for depth, _ in seen))
     else:
         return
@@ -42,29 +42,29 @@ def bound_queues(draft: Draft) -> None:
         if learned and len(calls) > depth:
             free = ends[:-depth]  # when the place for calls[depth:] came free
             late = calls[depth:]
-            met_full = (late >= 0) & (free > draft.start_ns[late])
-            blocked = met_full & (ends[depth:] > draft.end_ns[late])
-            _take_out_waits(draft, late[blocked], free[blocked], late[(late >= 0) & ~met_full])
+            met_full = (late >= 0) & (free > builder.start_ns[late])
+            blocked = met_full & (ends[depth:] > builder.end_ns[late])
+            _take_out_waits(builder, late[blocked], free[blocked], late[(late >= 0) & ~met_full])
 
 
-def _launches(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _launches(builder: GraphBuilder, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the calls that launched on a stream, in order, and when the work of each had ended.
 
     Unknown calls are -1. Nodes of one graph launch share a correlation id, its call known or not.
     """
-    unit = draft.unit_of_task[tasks]
+    unit = builder.unit_of_task[tasks]
     last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)
-    ends = np.maximum.accumulate(draft.end_ns[tasks])
-    return draft.graph.columns["launch"][tasks][last], ends[last]
+    ends = np.maximum.accumulate(builder.end_ns[tasks])
+    return builder.graph.columns["launch"][tasks][last], ends[last]
 
 
-def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool]:
+def _learn(builder: GraphBuilder, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool]:
     """Return the most launches in flight when a call returned, and whether the queue was full then."""
     place = np.flatnonzero(calls >= 0)
     if len(place) < LEAST_BLOCKED:
         return 0, False
     calls, own_end = calls[place], ends[place]
-    started, returned = draft.start_ns[calls], draft.end_ns[calls]
+    started, returned = builder.start_ns[calls], builder.end_ns[calls]
     depth = int((place + 1 - np.searchsorted(ends, returned, side="right")).max())
     if depth < 1:
         return 0, False
@@ -72,8 +72,8 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
     # one that returned after its own work had ended waited for that.
     free = np.where(place >= depth, ends[np.maximum(place - depth, 0)], 0)
     met_full = (free > started) & (returned < own_end)
-    usual = usual_costs(draft, calls[free <= started])
-    cost = np.array([usual.get(name, LONG_NS // 2) for name in draft.graph.columns["name"][calls].tolist()])
+    usual = usual_costs(builder, calls[free <= started])
+    cost = np.array([usual.get(name, LONG_NS // 2) for name in builder.graph.columns["name"][calls].tolist()])
     duration = returned - started
     stood = met_full & (duration > 2 * cost) & (2 * (free - started) > duration)
     if stood.sum() < max(1, BLOCKED_SHARE * met_full.sum()):
@@ -86,28 +86,30 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
     return depth, bool((returned - free)[stood][0] <= near and chance <= CHANCE)
 
 
-def usual_costs(draft: Draft, calls: np.ndarray) -> dict[int, int]:
+def usual_costs(builder: GraphBuilder, calls: np.ndarray) -> dict[int, int]:
     """Return the median duration of calls by name code."""
-    names = draft.graph.columns["name"][calls]
-    durations = draft.graph.columns["duration_ns"][calls]
+    names = builder.graph.columns["name"][calls]
+    durations = builder.graph.columns["duration_ns"][calls]
     return {int(name): int(np.median(durations[names == name])) for name in np.unique(names)}
 
 
-def _take_out_waits(draft: Draft, calls: np.ndarray, free: np.ndarray, unblocked: np.ndarray) -> None:
+def _take_out_waits(
+    builder: GraphBuilder, calls: np.ndarray, free: np.ndarray, unblocked: np.ndarray
+) -> None:
     """Give blocked calls their own cost: what their kind of call takes when there is room.
 
     Where none of its kind is known to have met room, it is no more than what was left
     of the call once there was: the first calls of a window may have stood blocked by
     work from before it.
     """
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     work = np.flatnonzero(columns["launch"] >= 0)
     launching = columns["launch"][work]
-    copied = (columns["kind"][work] == MEMCPY) & (draft.end_ns[work] <= draft.end_ns[launching])
+    copied = (columns["kind"][work] == MEMCPY) & (builder.end_ns[work] <= builder.end_ns[launching])
     stood = np.append(launching[copied], calls)  # a copy whose call outlasts it was waited for
-    sure = usual_costs(draft, np.setdiff1d(unblocked, stood))
-    usual = usual_costs(draft, np.setdiff1d(launching, stood))
-    rest = np.maximum(draft.end_ns[calls] - free, 0)
+    sure = usual_costs(builder, np.setdiff1d(unblocked, stood))
+    usual = usual_costs(builder, np.setdiff1d(launching, stood))
+    rest = np.maximum(builder.end_ns[calls] - free, 0)
     names = columns["name"][calls].tolist()
     own = [
         sure.get(name, min(usual.get(name, left), left))
@@ -116,6 +118,6 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, free: np.ndarray, unblocked
     cost = np.minimum(np.array(own, np.int64), columns["duration_ns"][calls])
     columns["duration_ns"][calls] = cost
     columns["measured_start_ns"][calls] = np.maximum(
-        columns["measured_start_ns"][calls], draft.end_ns[calls] - cost
+        columns["measured_start_ns"][calls], builder.end_ns[calls] - cost
     )
-    draft.waited[calls] = True
+    builder.waited[calls] = True

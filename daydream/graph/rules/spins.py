@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.rules.handoff import NO_EARLIER, spread, steadier
 from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN
 from daydream.graph.tables import CPU
@@ -24,43 +24,43 @@ from daydream.graph.tables import CPU
 NEAR_NS = 100_000  # between the ends of what spins and of what it waits for: 25 to 70 us before (H800)
 
 
-def wait_in_spins(draft: Draft) -> None:
+def wait_in_spins(builder: GraphBuilder) -> None:
     """Turn CPU time that ends with the device task launched before it, again and again, into a wait."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     for lane in np.unique(columns["lane"][columns["kind"] == CPU]).tolist():
-        work = draft.launched_by_thread(lane)
+        work = builder.launched_by_thread(lane)
         if len(work) < LEAST_STEADY:
             continue
-        tasks = _stretches(draft, lane)
+        tasks = _stretches(builder, lane)
         calls = columns["order"][columns["launch"][work]]
         place = np.searchsorted(calls, columns["order"][tasks]) - 1
         tasks, work = tasks[place >= 0], work[place[place >= 0]]
-        running = draft.end_ns[work] > draft.start_ns[tasks]
+        running = builder.end_ns[work] > builder.start_ns[tasks]
         tasks, work = tasks[running], work[running]
-        what = columns["name"][tasks].astype(np.int64) * (len(draft.graph.texts["name"]) + 1)
+        what = columns["name"][tasks].astype(np.int64) * (len(builder.graph.texts["name"]) + 1)
         what += columns["name"][work]
         for kind in np.unique(what).tolist():
             mine = what == kind
-            spun, doubtful = _spun(draft, tasks[mine], work[mine])
+            spun, doubtful = _spun(builder, tasks[mine], work[mine])
             if doubtful:
-                draft.graph.facts.doubtful_waits += int(mine.sum())
-                draft.graph.facts.doubtful_ns += int(columns["duration_ns"][tasks[mine]].sum())
+                builder.graph.facts.doubtful_waits += int(mine.sum())
+                builder.graph.facts.doubtful_ns += int(columns["duration_ns"][tasks[mine]].sum())
             if spun.any():
-                _wait(draft, tasks[mine][spun], work[mine][spun])
+                _wait(builder, tasks[mine][spun], work[mine][spun])
 
 
-def _stretches(draft: Draft, lane: int) -> np.ndarray:
+def _stretches(builder: GraphBuilder, lane: int) -> np.ndarray:
     """Return the long pieces of a thread that are no runtime calls, and are no wait yet."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     rows = columns["row"]
     tasks = np.flatnonzero((columns["lane"] == lane) & (columns["duration_ns"] >= IDLE_NS) & (rows >= 0))
-    return tasks[~draft.trace.is_kind("runtime")[rows[tasks]] & ~draft.waited[tasks]]
+    return tasks[~builder.trace.is_kind("runtime")[rows[tasks]] & ~builder.waited[tasks]]
 
 
-def _spun(draft: Draft, tasks: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, bool]:
+def _spun(builder: GraphBuilder, tasks: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, bool]:
     """Tell which pieces of CPU time ended with device work because they waited for it; or may they?"""
-    length = draft.end_ns[tasks] - draft.start_ns[tasks]
-    distance = draft.end_ns[tasks] - draft.end_ns[work]
+    length = builder.end_ns[tasks] - builder.start_ns[tasks]
+    distance = builder.end_ns[tasks] - builder.end_ns[work]
     near = np.abs(distance) <= NEAR_NS
     often = near.sum() >= max(LEAST_STEADY, OFTEN * len(tasks))
     rare = near.sum() * 2 * NEAR_NS <= CHANCE * length.sum()
@@ -72,18 +72,18 @@ def _spun(draft: Draft, tasks: np.ndarray, work: np.ndarray) -> tuple[np.ndarray
     return none, spread(distance[near]) <= spread(length)
 
 
-def _wait(draft: Draft, tasks: np.ndarray, work: np.ndarray) -> None:
+def _wait(builder: GraphBuilder, tasks: np.ndarray, work: np.ndarray) -> None:
     """Let CPU time end with the work on a stream, as a synchronizing call would."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
-    end, done = draft.end_ns[tasks], draft.end_ns[work]
+    end, done = builder.end_ns[tasks], builder.end_ns[work]
     gap = columns["gap_ns"][tasks].copy()
     columns["duration_ns"][tasks] = 0
     columns["gap_ns"][tasks] = 0
-    draft.end_ns[tasks] = draft.start_ns[tasks]
+    builder.end_ns[tasks] = builder.start_ns[tasks]
     woken = np.minimum(done, end)
-    resumes = draft.add_cpu_tasks(tasks, None, woken, columns["order"][tasks] + NO_EARLIER)
+    resumes = builder.add_cpu_tasks(tasks, None, woken, columns["order"][tasks] + NO_EARLIER)
     graph.columns["gap_ns"][resumes] = end - woken + gap
-    draft.waited[resumes] = True
+    builder.waited[resumes] = True
     lanes = graph.columns["lane"][work]
     graph.syncs.add(task=resumes, lane=lanes, point=resumes, latency_ns=np.minimum(end - done, 0))

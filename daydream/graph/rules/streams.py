@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import Draft, distinct_rows, runs_of
+from daydream.graph.builder import GraphBuilder, distinct_rows, runs_of
 from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
 from daydream.graph.rules.device_graphs import UNTRACED, DeviceWork, fill_holes
 from daydream.graph.tables import KERNEL
@@ -25,9 +25,9 @@ DEVICE_PLACE = 4  # program-order distance from a call to the device work it lau
 BEFORE_ALL = -(2**62)
 
 
-def order_streams(draft: Draft, *, holes: bool = True) -> None:
+def order_streams(builder: GraphBuilder, *, holes: bool = True) -> None:
     """Add the device tasks, a lane for each stream, in launch order; `holes` of graphs as untraced work."""
-    trace, graph = draft.trace, draft.graph
+    trace, graph = builder.trace, builder.graph
     rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     if not len(rows):
         return
@@ -48,20 +48,20 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
     start = np.asarray(trace["start_ns"][rows], np.int64)
     parent = np.asarray(trace["parent"][rows], np.int64)
     launch = (
-        np.where(parent >= 0, draft.task_of_row[parent], -1) if len(draft.task_of_row) else parent * 0 - 1
+        np.where(parent >= 0, builder.task_of_row[parent], -1) if len(builder.task_of_row) else parent * 0 - 1
     )
     order = _program_order(graph.columns["order"], lane, start, launch)
     sequence = np.lexsort((start, order, lane))
     rows = rows[sequence]
     work = DeviceWork(
         rows, rows, lane[sequence], start[sequence], np.asarray(trace["duration_ns"][rows], np.int64),
-        launch[sequence], order[sequence], draft.unit(rows),
+        launch[sequence], order[sequence], builder.unit(rows),
     )  # fmt: skip
     if holes:
         work = fill_holes(work)
     kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in trace.text("kind")] + [-1])
     kind = kind_of[trace["kind"][work.like]]
-    texts = draft.texts_of(work.like)
+    texts = builder.texts_of(work.like)
     untraced = work.row < 0
     texts["name"] = np.where(untraced, graph.code("name", UNTRACED) if untraced.any() else 0, texts["name"])
     graph.add(
@@ -76,8 +76,8 @@ def order_streams(draft: Draft, *, holes: bool = True) -> None:
         measured_start_ns=work.start,
         **texts,
     )
-    draft.end_ns = np.concatenate([draft.end_ns, work.start + work.duration])
-    draft.unit_of_task = np.concatenate([np.full(graph.size - len(work.row), -1), work.unit])
+    builder.end_ns = np.concatenate([builder.end_ns, work.start + work.duration])
+    builder.unit_of_task = np.concatenate([np.full(graph.size - len(work.row), -1), work.unit])
     launch = work.launch
     orphan = launch < 0
     graph.facts.orphans = int(orphan.sum())

@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from daydream.graph.builder import Draft, stream_runs
+from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.queue import usual_costs
 from daydream.graph.tables import CPU, MEMCPY
@@ -50,11 +50,11 @@ RETURN_PLACE = 6  # program-order distance from a call to its return; device wor
 class Streams:
     """When the device work launched before a point of the program had ended, lane by lane."""
 
-    def __init__(self, draft: Draft) -> None:
-        order = draft.graph.columns["order"]
+    def __init__(self, builder: GraphBuilder) -> None:
+        order = builder.graph.columns["order"]
         self.lanes: dict[int, tuple[np.ndarray, np.ndarray]] = {
-            lane: (order[tasks], np.maximum.accumulate(draft.end_ns[tasks]))
-            for lane, tasks in stream_runs(draft)
+            lane: (order[tasks], np.maximum.accumulate(builder.end_ns[tasks]))
+            for lane, tasks in stream_runs(builder)
         }
 
     def ended(self, lane: int, order: np.ndarray) -> np.ndarray:
@@ -64,17 +64,17 @@ class Streams:
         return np.where(place >= 0, ends[np.maximum(place, 0)], 0)
 
 
-def wait_in_calls(draft: Draft) -> None:
+def wait_in_calls(builder: GraphBuilder) -> None:
     """Find the calls that wait for the device and split the wait from their cost."""
-    graph = draft.graph
+    graph = builder.graph
     if not (graph.columns["kind"] != CPU).any():
         return
-    streams = Streams(draft)
+    streams = Streams(builder)
     waits: Waits = []
     for find in (_device_syncs, _stream_syncs, _event_syncs, _allocations, blocking_copies):
-        waits += find(draft, streams)
+        waits += find(builder, streams)
     if waits:
-        _split(draft, *np.array(waits, np.int64).T)
+        _split(builder, *np.array(waits, np.int64).T)
 
 
 Waits = list[
@@ -82,61 +82,61 @@ Waits = list[
 ]  # call, lane waited for, when that had ended, program point (-1: the call)
 
 
-def _device_syncs(draft: Draft, streams: Streams) -> Waits:
-    calls = _calls(draft, DEVICE_SYNC)
-    ended = _all_ended(draft, streams, calls)
+def _device_syncs(builder: GraphBuilder, streams: Streams) -> Waits:
+    calls = _calls(builder, DEVICE_SYNC)
+    ended = _all_ended(builder, streams, calls)
     return [(call, ALL_LANES, end, -1) for call, end in zip(calls.tolist(), ended.tolist(), strict=True)]
 
 
-def _stream_syncs(draft: Draft, streams: Streams) -> Waits:
-    calls = _calls(draft, STREAM_SYNC)
-    recorded = _recorded_lanes(draft, calls)
-    last_lane = _lane_launched_last(draft, calls)
+def _stream_syncs(builder: GraphBuilder, streams: Streams) -> Waits:
+    calls = _calls(builder, STREAM_SYNC)
+    recorded = _recorded_lanes(builder, calls)
+    last_lane = _lane_launched_last(builder, calls)
     waits = []
     for call, lane, near in zip(calls.tolist(), recorded.tolist(), last_lane.tolist(), strict=True):
-        chosen = lane if lane >= 0 else _likely_lane(draft, streams, call, near)
+        chosen = lane if lane >= 0 else _likely_lane(builder, streams, call, near)
         if chosen >= 0:
-            order = draft.graph.columns["order"][call : call + 1]
+            order = builder.graph.columns["order"][call : call + 1]
             waits.append((call, chosen, int(streams.ended(chosen, order)[0]), -1))
         else:
-            draft.graph.facts.unresolved_syncs += 1
+            builder.graph.facts.unresolved_syncs += 1
     return waits
 
 
-def _likely_lane(draft: Draft, streams: Streams, call: int, near: int) -> int:
+def _likely_lane(builder: GraphBuilder, streams: Streams, call: int, near: int) -> int:
     """Return the stream a call waited for: the one its thread used last, unless time forbids it."""
-    order = draft.graph.columns["order"][call : call + 1]
-    returned = int(draft.end_ns[call]) + CLOCK_SKEW_NS
+    order = builder.graph.columns["order"][call : call + 1]
+    returned = int(builder.end_ns[call]) + CLOCK_SKEW_NS
     ended = {lane: int(streams.ended(lane, order)[0]) for lane in streams.lanes}
-    mine = _rank_of(draft, call)
+    mine = _rank_of(builder, call)
     possible = {
         lane: end
         for lane, end in ended.items()
-        if 0 < end <= returned and draft.graph.lanes[lane].rank == mine
+        if 0 < end <= returned and builder.graph.lanes[lane].rank == mine
     }
     if near in possible:
         return near
     return max(possible, key=lambda lane: possible[lane]) if possible else -1
 
 
-def _event_syncs(draft: Draft, streams: Streams) -> Waits:
+def _event_syncs(builder: GraphBuilder, streams: Streams) -> Waits:
     """An event ends with the work before its record call; sync rows or times say which record."""
-    graph = draft.graph
+    graph = builder.graph
     waits = []
     order = graph.columns["order"]
-    records = _calls(draft, RECORD)
-    record_lane = _lane_launched_last(draft, records)
-    recorded = draft.sync_rows("Event Sync")
+    records = _calls(builder, RECORD)
+    record_lane = _lane_launched_last(builder, records)
+    recorded = builder.sync_rows("Event Sync")
     ranks = np.array([lane.rank for lane in graph.lanes])
     record_rank = ranks[graph.columns["lane"][records]]
-    for call in _calls(draft, EVENT_SYNC).tolist():
-        row = recorded.get(int(draft.correlation(np.array([call]))[0]))
-        own = (order[records] < order[call]) & (record_rank == _rank_of(draft, call))
+    for call in _calls(builder, EVENT_SYNC).tolist():
+        row = recorded.get(int(builder.correlation(np.array([call]))[0]))
+        own = (order[records] < order[call]) & (record_rank == _rank_of(builder, call))
         before, lanes = records[own], record_lane[own]
         best = (-1, -1, -1)
         if row is not None and row[1] >= 0:
-            chosen = before[draft.correlation(before) == row[1]]
-            lane = draft.lane_of(call, row[0])
+            chosen = before[builder.correlation(before) == row[1]]
+            lane = builder.lane_of(call, row[0])
             if len(chosen) and lane >= 0:
                 best = (int(chosen[-1]), lane, int(streams.ended(lane, order[chosen[-1:]])[0]))
         if best[0] < 0:
@@ -144,56 +144,56 @@ def _event_syncs(draft: Draft, streams: Streams) -> Waits:
                 if lane < 0:
                     continue
                 end = int(streams.ended(lane, order[record : record + 1])[0])
-                if best[2] < end <= draft.end_ns[call] + CLOCK_SKEW_NS:
+                if best[2] < end <= builder.end_ns[call] + CLOCK_SKEW_NS:
                     best = (record, lane, end)
         if best[0] < 0:
-            best = _ended_with(draft, call)
+            best = _ended_with(builder, call)
         if best[0] < 0:
-            draft.graph.facts.unresolved_syncs += 1
+            builder.graph.facts.unresolved_syncs += 1
         else:
             waits.append((call, best[1], best[2], best[0]))
     return waits
 
 
-def _rank_of(draft: Draft, call: int) -> int:
-    return draft.graph.lanes[draft.graph.columns["lane"][call]].rank
+def _rank_of(builder: GraphBuilder, call: int) -> int:
+    return builder.graph.lanes[builder.graph.columns["lane"][call]].rank
 
 
-def _ended_with(draft: Draft, call: int) -> tuple[int, int, int]:
+def _ended_with(builder: GraphBuilder, call: int) -> tuple[int, int, int]:
     """Return (task, lane, end) of device work that ended just before a long call returned, or -1s.
 
     An event of the time before the window has no record in it, but the work it stands
     for ends in it. Events are of the call's own rank.
     """
-    columns = draft.graph.columns
-    start, end = int(draft.start_ns[call]), int(draft.end_ns[call])
-    mine = [number for number, lane in enumerate(draft.graph.lanes) if lane.rank == _rank_of(draft, call)]
+    columns = builder.graph.columns
+    start, end = int(builder.start_ns[call]), int(builder.end_ns[call])
+    mine = [number for number, lane in enumerate(builder.graph.lanes) if lane.rank == _rank_of(builder, call)]
     work = np.flatnonzero(
         (columns["kind"] != CPU)
         & (columns["order"] < columns["order"][call])
         & np.isin(columns["lane"], mine)
     )
-    ended = draft.end_ns[work]
+    ended = builder.end_ns[work]
     near = (
         (ended > start) & (ended <= end + CLOCK_SKEW_NS) & (end - ended <= min(NEAR_NS, (end - start) // 4))
     )
     if not near.any():
         return -1, -1, -1
     task = int(work[near][np.argmax(ended[near])])
-    return task, int(columns["lane"][task]), int(draft.end_ns[task])
+    return task, int(columns["lane"][task]), int(builder.end_ns[task])
 
 
-def _allocations(draft: Draft, streams: Streams) -> Waits:
+def _allocations(builder: GraphBuilder, streams: Streams) -> Waits:
     """Allocation calls that lasted until the device was idle, and longer than they do otherwise.
 
     Where no such call met an idle device, most of each call must lie before the device was done.
     """
-    calls = _calls(draft, MAY_SYNC)
-    ended = _all_ended(draft, streams, calls)
-    names = draft.graph.columns["name"][calls]
-    start, end = draft.start_ns[calls], draft.end_ns[calls]
+    calls = _calls(builder, MAY_SYNC)
+    ended = _all_ended(builder, streams, calls)
+    names = builder.graph.columns["name"][calls]
+    start, end = builder.start_ns[calls], builder.end_ns[calls]
     busy = ended > start
-    usual = usual_costs(draft, calls[~busy])
+    usual = usual_costs(builder, calls[~busy])
     cost = np.array([usual.get(name, -1) for name in names.tolist()], np.int64)
     after = end - ended
     as_usual = (after <= 2 * cost) & (end - start > 2 * cost)
@@ -211,31 +211,33 @@ def _allocations(draft: Draft, streams: Streams) -> Waits:
     ]
 
 
-def blocking_copies(draft: Draft, _streams: Streams | None = None) -> Waits:
+def blocking_copies(builder: GraphBuilder, _streams: Streams | None = None) -> Waits:
     """Return the calls that last as long as the copy they ask for."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
     copies = np.flatnonzero((columns["kind"] == MEMCPY) & (columns["launch"] >= 0))
     calls = columns["launch"][copies]
-    blocking = draft.named(BLOCKING_COPY.search)[copies] | draft.named(BLOCKING_COPY_CALL.search)[calls]
-    returned, begun, ended = draft.end_ns[calls], draft.start_ns[copies], draft.end_ns[copies]
+    blocking = builder.named(BLOCKING_COPY.search)[copies] | builder.named(BLOCKING_COPY_CALL.search)[calls]
+    returned, begun, ended = builder.end_ns[calls], builder.start_ns[copies], builder.end_ns[copies]
     lasted = (returned > begun) & (2 * (returned - begun) >= ended - begun)
     chosen = blocking & lasted
     return [
         (call, lane, end, -1)
         for call, lane, end in zip(
             calls[chosen].tolist(), columns["lane"][copies[chosen]].tolist(),
-            draft.end_ns[copies[chosen]].tolist(),
+            builder.end_ns[copies[chosen]].tolist(),
             strict=True,
         )
     ]  # fmt: skip
 
 
-def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray, point: np.ndarray) -> None:
+def _split(
+    builder: GraphBuilder, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray, point: np.ndarray
+) -> None:
     """Divide each call that stood blocked into its call and its return; the return waits."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
-    start, end = draft.start_ns[calls], draft.end_ns[calls]
+    start, end = builder.start_ns[calls], builder.end_ns[calls]
     copying = np.isin(calls, columns["launch"][columns["launch"] >= 0])
     late = (done > end + CLOCK_SKEW_NS) & ~copying
     if late.any():
@@ -253,14 +255,14 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     calls, lanes, done, point = calls[blocked], lanes[blocked], done[blocked], point[blocked]
     if not len(calls):
         return
-    start, end = draft.start_ns[calls], draft.end_ns[calls]
+    start, end = builder.start_ns[calls], builder.end_ns[calls]
     # Of synchronizing calls only those known to have found the device done: others may have waited unseen.
-    others = (columns["kind"] == CPU) & draft.is_call() & ~draft.waited & ~draft.named(is_sync)
+    others = (columns["kind"] == CPU) & builder.is_call() & ~builder.waited & ~builder.named(is_sync)
     others[calls], others[unblocked] = False, True
-    usual = usual_costs(draft, np.flatnonzero(others))
+    usual = usual_costs(builder, np.flatnonzero(others))
     launching = np.unique(columns["launch"][columns["launch"] >= 0])
-    launching = launching[~draft.waited[launching] & others[launching]]
-    launching = launching[~draft.named(lambda name: "GraphLaunch" in name)[launching]]
+    launching = launching[~builder.waited[launching] & others[launching]]
+    launching = launching[~builder.named(lambda name: "GraphLaunch" in name)[launching]]
     overall = int(np.median(columns["duration_ns"][launching])) if len(launching) else 0
     unknown = np.where(np.isin(calls, columns["launch"]), overall, SYNC_ENTRY_NS).tolist()
     names = columns["name"][calls].tolist()
@@ -270,16 +272,16 @@ def _split(draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray,
     gap = columns["gap_ns"][calls].copy()
     columns["duration_ns"][calls] = np.minimum(entry, end - start)
     columns["gap_ns"][calls] = 0
-    draft.waited[calls] = True
+    builder.waited[calls] = True
     kept = ("lane", "name", "op", "layer", "phase", "step", "row")
     returns = graph.add(
         len(calls), kind=0, duration_ns=own, gap_ns=gap, order=columns["order"][calls] + RETURN_PLACE,
         measured_start_ns=np.maximum(np.minimum(done, end), start),
         **{name: columns[name][calls] for name in kept},
     )  # fmt: skip
-    draft.end_ns = np.concatenate([draft.end_ns, end])
-    draft.end_ns[calls] = start + columns["duration_ns"][calls]
-    draft.waited = np.append(draft.waited, np.ones(len(calls), bool))
+    builder.end_ns = np.concatenate([builder.end_ns, end])
+    builder.end_ns[calls] = start + columns["duration_ns"][calls]
+    builder.waited = np.append(builder.waited, np.ones(len(calls), bool))
     # A thread that hands over when such a call ends does so when it returns.
     moved = dict(zip(calls.tolist(), returns.tolist(), strict=True))
     links = graph.links.columns
@@ -297,37 +299,37 @@ def is_sync(name: str) -> bool:
     return any(pattern.search(name) for pattern in (DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC))
 
 
-def _calls(draft: Draft, pattern: re.Pattern[str]) -> np.ndarray:
+def _calls(builder: GraphBuilder, pattern: re.Pattern[str]) -> np.ndarray:
     """Return the runtime calls with such a name, in program order."""
-    ids = np.flatnonzero(draft.named(pattern.search) & draft.is_call())
-    return ids[np.argsort(draft.graph.columns["order"][ids], kind="stable")]
+    ids = np.flatnonzero(builder.named(pattern.search) & builder.is_call())
+    return ids[np.argsort(builder.graph.columns["order"][ids], kind="stable")]
 
 
-def _all_ended(draft: Draft, streams: Streams, calls: np.ndarray) -> np.ndarray:
+def _all_ended(builder: GraphBuilder, streams: Streams, calls: np.ndarray) -> np.ndarray:
     """Return when all the device work launched before each call, on its rank, had ended."""
-    lanes = draft.graph.lanes
+    lanes = builder.graph.lanes
     ranks = np.array([lane.rank for lane in lanes])
-    mine = ranks[draft.graph.columns["lane"][calls]]
-    order = draft.graph.columns["order"][calls]
+    mine = ranks[builder.graph.columns["lane"][calls]]
+    order = builder.graph.columns["order"][calls]
     ended = np.zeros(len(calls), np.int64)
     for lane in streams.lanes:
         ended = np.where(mine == ranks[lane], np.maximum(ended, streams.ended(lane, order)), ended)
     return ended
 
 
-def _recorded_lanes(draft: Draft, calls: np.ndarray) -> np.ndarray:
+def _recorded_lanes(builder: GraphBuilder, calls: np.ndarray) -> np.ndarray:
     """Return the lane that the device's own record names for each stream synchronize, or -1."""
-    rows = draft.sync_rows("Stream Sync")
+    rows = builder.sync_rows("Stream Sync")
     lanes = [
-        draft.lane_of(call, rows[correlation][0]) if correlation in rows else -1
-        for call, correlation in zip(calls.tolist(), draft.correlation(calls).tolist(), strict=True)
+        builder.lane_of(call, rows[correlation][0]) if correlation in rows else -1
+        for call, correlation in zip(calls.tolist(), builder.correlation(calls).tolist(), strict=True)
     ]
     return np.array(lanes, np.int64)
 
 
-def _lane_launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
+def _lane_launched_last(builder: GraphBuilder, calls: np.ndarray) -> np.ndarray:
     """Return, for each call, the stream its thread last launched work on, or -1."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     device = np.flatnonzero(columns["launch"] >= 0)
     launch = columns["launch"][device]
     result = np.full(len(calls), -1, np.int64)

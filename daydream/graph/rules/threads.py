@@ -12,23 +12,23 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.collect.derive.host_collectives import inside_collectives
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ORDER_STEP, Lane
 from daydream.trace.schema import HOST_KINDS
 
 ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its return come in between
 
 
-def order_threads(draft: Draft) -> None:
+def order_threads(builder: GraphBuilder) -> None:
     """Add the CPU tasks: lanes, durations, gaps, and program order by recorded start."""
-    trace, graph = draft.trace, draft.graph
-    rows = trace.is_kind(*HOST_KINDS[:3]) & ~draft.step_markers()
+    trace, graph = builder.trace, builder.graph
+    rows = trace.is_kind(*HOST_KINDS[:3]) & ~builder.step_markers()
     rows[inside_collectives(trace)] = False  # what a pool thread does in a collective is part of it
     rows = np.flatnonzero(rows)
     if not len(rows):
         return
-    thread, threads = draft.threads(rows)
-    owner, start, end, lane = _pieces(draft, rows, thread)
+    thread, threads = builder.threads(rows)
+    owner, start, end, lane = _pieces(builder, rows, thread)
     idle = owner < 0
     previous = np.maximum.accumulate(np.where(idle, -1, np.arange(len(owner))))
     gap = np.zeros(len(owner), np.int64)
@@ -40,7 +40,7 @@ def order_threads(draft: Draft) -> None:
     for rank, pid, tid in threads:
         several = len({r for r, _, _ in threads}) > 1
         graph.add_lane(Lane(f"{f'rank {rank} ' if several else ''}thread {tid}", rank))
-        draft.thread_ids.append((rank, pid, tid))
+        builder.thread_ids.append((rank, pid, tid))
     same = np.append(False, (start[1:] == start[:-1]) & (lane[1:] == lane[:-1]))
     turn = np.arange(len(start)) - np.maximum.accumulate(np.where(same, 0, np.arange(len(start))))
     ids = graph.add(
@@ -52,24 +52,24 @@ def order_threads(draft: Draft) -> None:
         gap_ns=gap,
         order=start * ORDER_STEP + np.minimum(turn * ORDER_PLACES, ORDER_STEP - ORDER_PLACES),
         measured_start_ns=start,
-        **draft.texts_of(owner),
+        **builder.texts_of(owner),
     )
-    draft.end_ns = end.copy()
+    builder.end_ns = end.copy()
     first = np.flatnonzero(np.append(True, lane[1:] != lane[:-1]))
     graph.columns["release_ns"][ids[first]] = start[first]
-    draft.task_of_row = np.full(len(trace), -1, np.int64)
-    draft.task_of_row[owner[::-1]] = ids[::-1]  # the first piece of a call is the call
+    builder.task_of_row = np.full(len(trace), -1, np.int64)
+    builder.task_of_row[owner[::-1]] = ids[::-1]  # the first piece of a call is the call
 
 
 def _pieces(
-    draft: Draft, rows: np.ndarray, thread: np.ndarray
+    builder: GraphBuilder, rows: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (owning row or -1, start, end, thread) of every piece, by thread and time."""
-    trace = draft.trace
+    trace = builder.trace
     start = trace["start_ns"][rows].astype(np.int64)
     duration = trace["duration_ns"][rows].astype(np.int64)
     parent = trace["parent"][rows].astype(np.int64)
-    depth = draft.depth(rows)
+    depth = builder.depth(rows)
     point = duration == 0
     long = ~point
 

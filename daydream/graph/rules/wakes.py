@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.builder import Draft
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.plan import Cause
 from daydream.graph.rules.handoff import (
     LEAST_BURSTS,
@@ -67,22 +67,22 @@ class Found:
     delay_ns: np.ndarray  # of the pauses that have one
 
 
-def wake_up(draft: Draft) -> None:
+def wake_up(builder: GraphBuilder) -> None:
     """Link the pauses of every thread to the points of other threads that end them every time."""
-    columns = draft.graph.columns
+    columns = builder.graph.columns
     lanes = np.unique(columns["lane"][columns["kind"] == CPU]).tolist()
     if len(lanes) < 2:
         return
-    names = _without_numbers(draft.graph.texts["name"])
-    points = {lane: _points_of(draft, lane, names) for lane in lanes}
+    names = _without_numbers(builder.graph.texts["name"])
+    points = {lane: _points_of(builder, lane, names) for lane in lanes}
     for lane in lanes:
-        others = [o for o in lanes if o != lane and draft.thread_ids[o][:2] == draft.thread_ids[lane][:2]]
-        idle = idle_time(draft, lane)
-        mine = tasks_of(draft, lane)
-        following = mine[np.minimum(np.searchsorted(draft.start_ns[mine], idle.end), len(mine) - 1)]
-        columns = draft.graph.columns
+        others = [o for o in lanes if o != lane and builder.thread_ids[o][:2] == builder.thread_ids[lane][:2]]
+        idle = idle_time(builder, lane)
+        mine = tasks_of(builder, lane)
+        following = mine[np.minimum(np.searchsorted(builder.start_ns[mine], idle.end), len(mine) - 1)]
+        columns = builder.graph.columns
         sign = names[np.where(idle.in_range, columns["name"][idle.task], columns["name"][following])]
-        long = (idle.end - idle.begin >= IDLE_NS) & (idle.end <= draft.start_ns[mine[-1]])
+        long = (idle.end - idle.begin >= IDLE_NS) & (idle.end <= builder.start_ns[mine[-1]])
         for name in np.unique(sign[long]).tolist():
             pauses = np.flatnonzero(long & (sign == name))
             if len(pauses) < LEAST_BURSTS:
@@ -90,14 +90,14 @@ def wake_up(draft: Draft) -> None:
             begin, end = idle.begin[pauses], idle.end[pauses]
             explained, doubtful = _explained(points, others, begin, end)
             if doubtful:
-                draft.graph.facts.doubtful_waits += len(pauses)
-                draft.graph.facts.doubtful_ns += int((end - begin).sum())
+                builder.graph.facts.doubtful_waits += len(pauses)
+                builder.graph.facts.doubtful_ns += int((end - begin).sum())
             if explained is not None:
                 other, found = explained
                 there = found.place >= 0
-                _wait_for(draft, idle, pauses[there], points[other], found.place[there])
-                draft.linked_threads |= {lane, other}
-                points[lane] = _points_of(draft, lane, names)  # a range that was a wait ends nothing
+                _wait_for(builder, idle, pauses[there], points[other], found.place[there])
+                builder.linked_threads |= {lane, other}
+                points[lane] = _points_of(builder, lane, names)  # a range that was a wait ends nothing
 
 
 def _without_numbers(texts: list[str]) -> np.ndarray:
@@ -107,11 +107,11 @@ def _without_numbers(texts: list[str]) -> np.ndarray:
     return np.array([*plain, -1], np.int64)
 
 
-def _points_of(draft: Draft, lane: int, names: np.ndarray) -> Points:
-    columns = draft.graph.columns
-    tasks = tasks_of(draft, lane)
-    start, end = draft.start_ns[tasks], draft.end_ns[tasks]
-    woken = np.isin(tasks, draft.graph.links["dst"])
+def _points_of(builder: GraphBuilder, lane: int, names: np.ndarray) -> Points:
+    columns = builder.graph.columns
+    tasks = tasks_of(builder, lane)
+    start, end = builder.start_ns[tasks], builder.end_ns[tasks]
+    woken = np.isin(tasks, builder.graph.links["dst"])
     again = np.append(True, end[:-1] < start[1:]) & ~woken
     counts = ~woken | (end > start)  # who goes on at that moment was woken, too
     tasks, start, end, again = tasks[counts], start[counts], end[counts], again[counts]
@@ -122,7 +122,7 @@ def _points_of(draft: Draft, lane: int, names: np.ndarray) -> Points:
     time, begins, task = time[order], begins[order], task[order]
     what = _numbered(2 * names[columns["name"][task]] + begins)
     step = columns["step"][task].astype(np.int64)
-    turn = _turns(what * (len(draft.graph.steps) + 2) + step + 1)
+    turn = _turns(what * (len(builder.graph.steps) + 2) + step + 1)
     return Points(time, task, begins, (what, _numbered(what * (len(task) + 1) + turn)))
 
 
@@ -204,9 +204,11 @@ def _found(
     return found
 
 
-def _wait_for(draft: Draft, idle: IdleTime, pauses: np.ndarray, points: Points, place: np.ndarray) -> None:
+def _wait_for(
+    builder: GraphBuilder, idle: IdleTime, pauses: np.ndarray, points: Points, place: np.ndarray
+) -> None:
     """Turn pauses into waits for points of another thread."""
-    graph = draft.graph
+    graph = builder.graph
     columns = graph.columns
     _, first = np.unique(idle.task[pauses], return_index=True)  # a task's range and its gap: the range
     pauses, place = pauses[first], place[first]
@@ -214,9 +216,9 @@ def _wait_for(draft: Draft, idle: IdleTime, pauses: np.ndarray, points: Points, 
     woken = np.clip(points.time[place], idle.begin[pauses], idle.end[pauses])
     gap = np.where(in_range, columns["gap_ns"][task], 0)
     columns["duration_ns"][task[in_range]] = 0
-    draft.end_ns[task[in_range]] = draft.start_ns[task[in_range]]
+    builder.end_ns[task[in_range]] = builder.start_ns[task[in_range]]
     columns["gap_ns"][task] = 0
     order = np.maximum(columns["order"][waker], columns["order"][task]) + NO_EARLIER
-    resumes = draft.add_cpu_tasks(task, "wait for thread", woken, order)
+    resumes = builder.add_cpu_tasks(task, "wait for thread", woken, order)
     graph.columns["gap_ns"][resumes] = idle.end[pauses] - woken + gap
     graph.link(waker, resumes, from_start=points.begins[place], cause=Cause.HANDOFF)

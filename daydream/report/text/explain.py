@@ -25,8 +25,8 @@ from daydream.report.text.numbers import count, listed, number, percent, replaye
 from daydream.simulate.causes import Bound, PathCause
 
 if TYPE_CHECKING:
-    from daydream.explanation import Asked, Explanation, Share
-    from daydream.explanation.reached import Reached
+    from daydream.explanation import Explanation, Share, WhatIfResult
+    from daydream.explanation.reached import PeakShare
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
 LABEL = 34
@@ -231,7 +231,7 @@ def _convolutions(explanation: Explanation) -> list[str]:
     return [f"{said} lets it measure which is fastest. What that gives cannot be told from a trace."]
 
 
-def _reached(kernels: Reached) -> str:
+def _reached(kernels: PeakShare) -> str:
     """Return what kernels reach of the device's peak: what is far below it may be done better."""
     rate = "bandwidth" if kernels.of == "memory" else "arithmetic"
     name = shortened(printable(kernels.name), LABEL)
@@ -314,5 +314,5 @@ def _waiting(explanation: Explanation) -> str:
     return f", {time_text(explanation.sync_wait_ns)} of which CPU calls wait for the device"
 
 
-def _predicted(asked: Asked) -> str:
+def _predicted(asked: WhatIfResult) -> str:
     return "an unknown time" if asked.predicted_ns is None else time_text(asked.predicted_ns)

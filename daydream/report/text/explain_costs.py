@@ -10,7 +10,7 @@ from daydream.report.text.numbers import listed, speedup, time_text
 from daydream.simulate.causes import Bound
 
 if TYPE_CHECKING:
-    from daydream.explanation import Asked, Avoidable, Explanation
+    from daydream.explanation import Avoidable, Explanation, WhatIfResult
 
 MOST = 5  # avoidable costs
 MOST_IDLE = 3  # costs whose removal would gain nothing
@@ -64,7 +64,7 @@ def sentence(cost: Avoidable) -> str:
     return f"{told[cost.sort]}."
 
 
-def command(asked: Asked) -> str:
+def command(asked: WhatIfResult) -> str:
     """Return the words to type, without the trace."""
     return " ".join(shlex.quote(word) for word in asked.command)
 

@@ -39,7 +39,7 @@ class _Node(NamedTuple):
 def ends(plan: Plan, ranks: Ranks, observed: np.ndarray) -> np.ndarray:
     """Return when the observed tasks end on each rank, in ns: tasks x ranks."""
     nodes, readers = _nodes(plan, ranks, observed)
-    meetings = [_Meeting(group) for group in ranks.groups]
+    matched = [_Meeting(group) for group in ranks.groups]
     factors = [*(_Factor(row) for row in ranks.factors), _Factor(np.ones(1))]  # the last one is -1's
     progress = np.zeros((plan.lanes, ranks.count))
     work = np.empty(ranks.count)
@@ -56,7 +56,7 @@ def ends(plan: Plan, ranks: Ranks, observed: np.ndarray) -> np.ndarray:
             source = kept.read(key)
             np.maximum(now, np.add(source, latency, out=work) if latency else source, out=now)
         if node.meets >= 0:
-            meetings[node.meets].wait(now)
+            matched[node.meets].wait(now)
         factor = factors[node.scale]
         for cost in node.inner:
             factor.add(cost, now, work)
