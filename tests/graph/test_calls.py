@@ -245,9 +245,9 @@ def test_on_a_cpu_the_node_itself_completes_the_gradient():
 
 def test_without_sizes_gradients_are_unknown_and_the_reason_is_said():
     graph = build(backward(shapes=False))
-    with pytest.raises(NotApplicableError, match="the sizes of this trace.s gradients are unknown"):
+    with pytest.raises(NotApplicableError, match="sizes of this trace's gradients are unknown"):
         kernels(graph).runs(100, of="grad_bytes")
-    with pytest.raises(NotApplicableError, match="the sizes of this trace.s gradients are unknown"):
+    with pytest.raises(NotApplicableError, match="sizes of this trace's gradients are unknown"):
         _ = kernels(graph).grad_bytes
 
 
