@@ -22,8 +22,10 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
     the profiler; the block may run on. `trace` is the trace once it is saved. `with_stack`
     records which function called what, which makes the captured steps slower.
 
-    Raises `DaydreamError` at the end of the block if it held too few steps, `OutputError`
-    if `path` exists and `force` is not given.
+    Raises:
+        DaydreamError: at the end of the block, if it held too few steps.
+        OutputError: `path` exists and `force` is not given.
+
     """
 
     def __init__(

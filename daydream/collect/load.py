@@ -27,7 +27,12 @@ def load(
     `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`, ...
     `max_unpacked` is to how many bytes a packed file may unpack; 64 GB and 200 times its size if not given.
 
-    Raises `TraceError` if a file is not a usable trace.
+    Returns:
+        A `Trace`: a row per event, in the order of their starts, times in ns.
+
+    Raises:
+        TraceError: a file is not a usable trace.
+
     """
     chosen = any(choice is not None for choice in (step_marker, steps, ranks))
     if len(sources) == 1 and not chosen and _is_parquet(sources[0]):

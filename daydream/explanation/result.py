@@ -43,6 +43,14 @@ class Explanation:
     step without any CPU cost, without any time on the device, and without collectives.
 
     `avoidable` is sorted by what its best what-if would save.
+
+    Example::
+
+        explanation = daydream.explain("examples/synthetic_gpt_gpu.json.gz")
+        print(explanation.bound, explanation.step_ns)
+        for cost in explanation.avoidable:
+            print(cost.sort, cost.cost_ns, cost.saving_ns)
+
     """
 
     replay: Replay
@@ -150,8 +158,16 @@ def explain(
 ) -> Explanation:
     """Return why a step takes its time: as it was recorded, or after a what-if with its options.
 
-    Every saving is simulated, on top of the what-if if there is one. Raises `GraphError` if
-    the trace covers no step.
+    Every saving is simulated, on top of the what-if if there is one.
+
+    Returns:
+        An `Explanation`: the critical path by cause, what bounds the step, and avoidable costs with
+        what their removal would save, all in ns per step.
+
+    Raises:
+        GraphError: the trace covers no step.
+        UnknownOptimizationError: there is no what-if of that name.
+
     """
     from daydream.predict.whatif import whatif as ask
 

@@ -65,7 +65,15 @@ RULES = {
 
 
 def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
-    """Return the graph of a trace. `without` names rules to leave out (for measuring their worth)."""
+    """Return the graph of a trace. `without` names rules to leave out (for measuring their worth).
+
+    Returns:
+        A `Graph` whose tasks take the recorded times, in ns, and start when their causes allow.
+
+    Raises:
+        GraphError: a rule of that name is unknown.
+
+    """
     unknown = set(without) - set(RULES) - {"latencies"}
     if unknown:
         raise GraphError(f"unknown rule {min(unknown)!r}; the rules are {', '.join(RULES)}, latencies")

@@ -74,7 +74,16 @@ __all__ = [
 
 
 class Graph(NotebookTables):
-    """Tasks, their lanes and their causes. Edits keep task ids: a removed id is never used again."""
+    """Tasks, their lanes and their causes. Edits keep task ids: a removed id is never used again.
+
+    Example::
+
+        graph = daydream.build(daydream.load("examples/synthetic_gpt_gpu.json.gz"))
+        kernels = graph.select(kind="kernel", phase="optimizer")
+        kernels.scale(0.5)
+        print(daydream.simulate(graph).makespan_ns)
+
+    """
 
     def __init__(self, trace: Trace | None = None) -> None:
         self.trace = trace
@@ -119,7 +128,7 @@ class Graph(NotebookTables):
 
     @property
     def ids(self) -> np.ndarray:
-        """Ids of the tasks that are there, in program order."""
+        """Ids of the tasks that are there, in program order: int64, shape (tasks,)."""
         if self._ids is None:
             ids = np.flatnonzero(self.alive)
             self._ids = ids[np.argsort(self.columns["order"][ids], kind="stable")]
@@ -132,7 +141,7 @@ class Graph(NotebookTables):
         raise AttributeError(f"a graph has no column {name!r}")
 
     def column(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """Return a column for some tasks: numbers, or texts (None for unknown) for name, kind, dtype, ..."""
+        """Return a column for some tasks: int64, float64 or bool, or texts (None: unknown), shape (ids,)."""
         from daydream.graph.query.columns import read_column
 
         return read_column(self, name, ids)
@@ -198,7 +207,7 @@ class Graph(NotebookTables):
         return codes[text]
 
     def add(self, count: int, **columns: Any) -> np.ndarray:
-        """Append tasks in bulk and return their ids; columns that are not given take their default.
+        """Append tasks and return their ids (int64, shape (tasks,)); other columns take their defaults.
 
         Columns of the trace (`bytes`, `dtype`, ...) can be given too; texts come as codes.
         """
@@ -214,7 +223,10 @@ class Graph(NotebookTables):
         return np.arange(first, first + count)
 
     def override(self, name: str) -> np.ndarray:
-        """Return what edits gave the tasks in a column of the trace, `UNSET` where none; to write to."""
+        """Return what edits gave in a column of the trace, a value per task id, `UNSET` where none.
+
+        The array has the column's dtype, shape (ids,), and is the graph's own: to write to.
+        """
         if name not in FIELDS:
             raise GraphError(f"tasks have no column {name!r}")
         values = self.overrides.get(name, np.empty(0, np.int64))

@@ -24,7 +24,15 @@ class Groups(NotebookTables):
     """Selections of one graph, in the order of their first tasks.
 
     Iterating gives a Selection each; `items()` gives (key, Selection). `sizes`, `total(...)`
-    and `first()`, `last()` give one value or one task a group, in the same order.
+    and `first()`, `last()` give one value or one task per group, in the same order.
+
+    Example::
+
+        graph = daydream.build(daydream.load("examples/synthetic_gpt_gpu.json.gz"))
+        layers = graph.select(kind="kernel", phase="forward").group_by("layer")
+        for layer, kernels in layers.items():
+            print(layer, kernels.total("duration_ns"))
+
     """
 
     def __init__(self, tasks: Selection, number: np.ndarray, keys: list[Any]) -> None:
@@ -73,7 +81,7 @@ class Groups(NotebookTables):
         return self.selection.of(self._ids, self.selection.words, ordered=True)
 
     def total(self, column: str) -> np.ndarray:
-        """Return the sum of a column over each group, where it is known."""
+        """Return the sum of a column over each group, where it is known: shape (groups,), in its unit."""
         values = self.selection.graph.column(column, self._ids)
         if values.dtype.kind not in "iu":
             raise GraphError(f"{column!r} is a column of texts; there is nothing to sum")

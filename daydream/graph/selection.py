@@ -35,7 +35,16 @@ OWN = {"graph", "ids", "words"}
 
 
 class Selection(NotebookTables):
-    """Tasks of a graph, in program order. Attributes are columns: `kernels.duration_ns` is an array."""
+    """Tasks of a graph, in program order. Attributes are columns: `kernels.duration_ns` is an array.
+
+    Example::
+
+        graph = daydream.build(daydream.load("examples/synthetic_gpt_gpu.json.gz"))
+        kernels = graph.select(kind="kernel", phase=("forward", "backward"))
+        long = kernels.where(lambda tasks: tasks.duration_ns > 50_000)
+        long.scale(0.5)  # the others stay
+
+    """
 
     def __init__(self, graph: Graph, ids: np.ndarray, words: str = "") -> None:
         self.graph = graph

@@ -39,8 +39,14 @@ class Prediction(NotebookFigure):
     """What a change would give: `predicted_ns` against `replayed_ns`, with the replay's own error beside it.
 
     `speedup = replayed / predicted`, so that a bias common to both cancels. Both are means over the covered
-    steps, what a run pays for, once these have settled: where the recorded window had not, `replayed_ns` is
-    what the untouched graph settles to. `predicted_ns` is None where the range tells nothing.
+    steps, what a run pays for, in a steady state, which the recorded window need not have reached.
+    `predicted_ns` is None where the range leaves everything open.
+
+    Example::
+
+        prediction = daydream.whatif("examples/mlp_cpu.json.gz", "fused-adam")
+        print(prediction.replayed_ns, prediction.predicted_ns, prediction.speedup)
+
     """
 
     optimization: str
@@ -143,7 +149,7 @@ class Prediction(NotebookFigure):
     @property
     def touched(self) -> Affected:
         """The old name of `affected`, until 0.3."""
-        warn("Prediction.touched is called affected; the old name goes with 0.3", DeprecationWarning, 2)
+        warn("Prediction.touched is affected now; the old name goes with 0.3", DeprecationWarning, 2)
         return self.affected
 
     @cached_property
@@ -278,24 +284,20 @@ class Prediction(NotebookFigure):
                 "The predicted step had not reached a steady state after repeating the window; its last "
                 "pass is shown."
             )
-        if self._unsettled:
-            recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (self.replay.replayed_ns, self.replayed_ns))
-            if recorded != steady:
-                said.append(
-                    f"The recorded window had not reached a steady state: its mean step replays in "
-                    f"{recorded}, a steady one in {steady}."
-                )
+        recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (self.replay.replayed_ns, self.replayed_ns))
+        if (
+            abs(self.replay.replayed_ns - self.replayed_ns) > SETTLED * self.replayed_ns
+            and recorded != steady
+        ):
+            said.append(
+                f"The recorded steps are not steady: their mean replays in {recorded}, a steady step {steady}."
+            )
         unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
         if unmoved is not None:
             said.append(unmoved)
         if len(self.replay.steps) == 1:
             said.append("Only one step is covered: the interval leaves out how steps vary.")
         return said
-
-    @property
-    def _unsettled(self) -> bool:
-        """Whether the step that the recording settles to differs from the recorded one, as it is shown."""
-        return abs(self.replay.replayed_ns - self.replayed_ns) > SETTLED * self.replayed_ns
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `whatif --json` prints."""

@@ -61,9 +61,16 @@ class StepReplay:
 
 @dataclass(repr=False)
 class Replay(NotebookFigure):
-    """How well the untouched graph reproduces the recording.
+    """How well the unchanged graph reproduces the recording.
 
     Headline figures are means over the covered steps, what a run pays for; `typical_*` are their medians.
+
+    Example::
+
+        replay = daydream.replay("examples/mlp_cpu.json.gz")
+        print(replay.measured_ns, replay.replayed_ns, replay.error)
+        print(daydream.whatif(replay, "fused-adam").speedup)  # no second replay
+
     """
 
     graph: Graph
@@ -240,10 +247,18 @@ def as_replay(source: Source | Graph | Replay) -> Replay:
 
 
 def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None) -> Replay:
-    """Return the untouched simulation of a trace, held against what was measured.
+    """Return the simulation of an unchanged trace, compared with what was measured.
 
     `table` holds measured times of kernels or operators, or is the file of them (`daydream calibrate`
     writes one): predictions from this replay use them where they can.
+
+    Returns:
+        A `Replay`: measured and replayed time of each step, in ns, and their difference.
+
+    Raises:
+        TraceError: the source cannot be read.
+        GraphError: the trace covers no step.
+
     """
     if not isinstance(source, Graph):
         source = build(as_trace(source))

@@ -34,6 +34,13 @@ class Scaling(NotebookFigure):
     """Steps by number of workers, throughput and efficiency being relative to one.
 
     `recorded` is the number of workers when the trace was made, `alone_ns` the step of one.
+
+    Example::
+
+        scaling = daydream.scaling("examples/mlp_cpu.json.gz", [1, 8, 64], cluster="dgx-a100")
+        for row in scaling.rows:
+            print(row.workers, row.step_ns, row.throughput, row.efficiency)
+
     """
 
     replay: Replay
@@ -94,15 +101,20 @@ def scaling(
     progress: Callable[[str, float], None] | None = None,
     **options: Any,
 ) -> Scaling:
-    """Return the step, throughput and efficiency of each number of workers, as the trace of one foretells.
+    """Return the step, throughput and efficiency of each number of workers, predicted from a trace of one.
 
     `options` are those of the optimization `ddp`: `cluster`, `bandwidth`, `bucket_mb`, ... `jitter` is
     the standard deviation of a worker's step from its mean, as a share of it, drawn from `seed`;
     `straggler` how many times as long one of the workers takes for everything. A trace that has
     collectives already takes `cluster` only. `contention` is as in `whatif`.
 
-    Raises `GraphError` if the trace covers no step or for numbers that make no sense, and
-    `NotApplicableError` if the trace does not tell what gradients there are.
+    Returns:
+        A `Scaling`: a row for each number of workers, times in ns per step.
+
+    Raises:
+        GraphError: the trace covers no step, or a number makes no sense.
+        NotApplicableError: the sizes of the gradients are unknown.
+
     """
     say = progress or (lambda _what, _share: None)
     chosen = _checked(workers, jitter, straggler)

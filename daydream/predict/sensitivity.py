@@ -96,9 +96,14 @@ class _Part:
 
 
 def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
-    """Return the curves of everything that takes time, those first whose absence would save most.
+    """Return the curves of everything that takes time, those first whose removal would save most.
 
-    Raises `GraphError` if the trace covers no step.
+    Returns:
+        Of each layer, operator, kernel family, link and CPU cost: the step, in ns, at shares of its time.
+
+    Raises:
+        GraphError: the trace covers no step.
+
     """
     before = as_replay(source)
     now, settled = before.settled.step_ns, before.settled.step_times()

@@ -43,6 +43,14 @@ class Sweep(NotebookTables):
 
     `varied` maps options to their values, `options` holds those that are the same in all
     scenarios, defaults included.
+
+    Example::
+
+        found = daydream.sweep("examples/mlp_cpu.json.gz", "scale", {"factor": [0.5, 0.8]}, on="cpu")
+        for each in found.scenarios:
+            print(each.options["factor"], each.predicted_ns)
+        found.to_pandas()
+
     """
 
     optimization: str
@@ -144,8 +152,13 @@ def sweep(
     is where they are answered, see `daydream.parallel.engines`; the answers do not depend on it. `table` and
     `contention` are as in `whatif`.
 
-    Raises `GraphError` for options and values that make no sense, before anything is asked, and if
-    none of the traces can be replayed.
+    Returns:
+        A `Sweep`: an entry for each scenario, times in ns per step.
+
+    Raises:
+        GraphError: options or values make no sense (before anything is simulated), or none of the
+            traces can be replayed.
+
     """
     runs_on = engine_of(engine)
     optimizations = parse(optimization)

@@ -2,6 +2,9 @@
 
 `simulate` uses the default engine (`scan`); `reference` is Algorithm 1 as a readable
 definition, `policy` serves lanes with a scheduling policy. All agree exactly.
+
+`daydream.simulate(graph)` returns a `Timeline`: start and end of every task in ns. Raises `GraphError` for
+an engine that is unknown or a graph with a cycle.
 """
 
 from __future__ import annotations
@@ -34,6 +37,13 @@ def simulate(
 
     With `copies` > 1 the window (a range of program-order keys, or one by rank) is repeated; see
     `daydream.graph.lower`. With `contention` kernels and transfers that overlap slow each other.
+
+    Returns:
+        A `Timeline`: start and end of every task in ns, int64, shape (tasks,).
+
+    Raises:
+        GraphError: the engine is unknown, or the graph has a cycle.
+
     """
     from daydream.graph.lower import lower
     from daydream.graph.windows import steps_in

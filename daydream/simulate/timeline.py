@@ -43,6 +43,14 @@ class Timeline(NotebookFigure):
     `start_ns` is when a task's work proceeds. A blocking call is entered earlier and
     stands `wait_ns` until then. `repeats` holds the first and last step of the repeated window, by rank;
     `overlaps_settled` is false where what overlaps still changed after as many turns as are made.
+    All arrays are int64, shape (tasks,).
+
+    Example::
+
+        graph = daydream.build(daydream.load("examples/mlp_cpu.json.gz"))
+        timeline = daydream.simulate(graph)
+        print(timeline.makespan_ns, timeline.end_ns - timeline.start_ns)
+
     """
 
     def __init__(
@@ -73,7 +81,7 @@ class Timeline(NotebookFigure):
 
     @cached_property
     def wait_ns(self) -> np.ndarray:
-        """How long each task's lane stood ready before the task could proceed."""
+        """How long each task's lane waited for the task to proceed: ns, int64, shape (tasks,)."""
         ready = np.zeros(len(self.task), np.int64)
         following = self.plan.next_on_lane()
         earlier = np.flatnonzero(following >= 0)
@@ -81,7 +89,7 @@ class Timeline(NotebookFigure):
         return self.start_ns - ready
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column of the graph for the timeline's tasks."""
+        """Return a column of the graph for the timeline's tasks: the column's dtype, shape (tasks,)."""
         return self.graph.column(name, self.task)
 
     @cached_property
@@ -99,7 +107,7 @@ class Timeline(NotebookFigure):
 
     @cached_property
     def closing(self) -> np.ndarray:
-        """Entries that may complete a step: the last work of each (copy, step) on each lane."""
+        """Entries that may complete a step, the last work of each (copy, step) on each lane: int64, (n,)."""
         graph = self.graph
         background = np.array([lane.background for lane in graph.lanes] + [False])
         counts = (graph.columns["step"] >= 0) & ~background[graph.columns["lane"]] & self._is_work()
@@ -187,7 +195,10 @@ class Timeline(NotebookFigure):
         return critical_path(self.plan, self.start_ns, self.end_ns, task)
 
     def slack_ns(self, sinks: Any = None) -> np.ndarray:
-        """Return how much longer each task alone could take without a sink (default: the end) moving."""
+        """Return how much longer each task alone could take without a sink (default: the end) moving.
+
+        In ns: int64, shape (tasks,).
+        """
         return slack(self.plan, self.start_ns, self.end_ns, sinks)
 
     def breakdown(self, copy: int, *steps: int) -> dict[str, dict[str, int]]:
@@ -219,7 +230,8 @@ class Timeline(NotebookFigure):
     def path_to(self, copy: int, step: int) -> tuple[CriticalPath, np.ndarray, np.ndarray]:
         """Return the chain of causes behind a step, and the work of each task on it and the delay before it.
 
-        Only what lies within the step counts: all work and delays add up to it.
+        Only what lies within the step counts: all work and delays add up to it. Both arrays are in ns,
+        int64, shape (tasks on the path,).
         """
         (only,) = self.stretches(copy, [step])
         return only.path, only.work_ns, only.delay_ns

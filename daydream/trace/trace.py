@@ -34,6 +34,14 @@ class Trace(NotebookTables):
     "rank", "start_ns", "end_ns", "covered", "why_not"}`; `step_source` says where
     they come from; `devices`, `world_size`, `vendor` ("cuda", "rocm", "cpu", "npu", ...),
     `source` and `notes` (sentences about what was odd) are there when known.
+
+    Example::
+
+        trace = daydream.load("examples/mlp_cpu.json.gz")
+        print(len(trace), trace.metadata["step_source"])
+        operators = trace.is_kind("operator")
+        print(trace["duration_ns"][operators].sum())
+
     """
 
     def __init__(
@@ -78,7 +86,7 @@ class Trace(NotebookTables):
             return -2
 
     def is_kind(self, *kinds: str) -> np.ndarray:
-        """Return a mask of the rows of any of these kinds."""
+        """Return a mask of the rows of any of these kinds: bool, shape (rows,)."""
         wanted = np.array([*(text in kinds for text in self.text("kind")), False])  # the last: unknown, -1
         mask: np.ndarray = wanted[self["kind"]]
         return mask

@@ -58,7 +58,7 @@ def test_it_is_said_where_the_recorded_window_had_not_settled():
 
     assert (comparison.replay.replayed_ns, comparison.replayed_ns, comparison.predicted_ns) == (
         21_000, 30_000, 30_000)  # fmt: skip
-    assert any("had not reached a steady state" in note for note in comparison.notes)
+    assert any("recorded steps are not steady" in note for note in comparison.notes)
 
 
 def test_a_window_that_begins_with_an_empty_queue_settles_to_the_full_one(tmp_path):
