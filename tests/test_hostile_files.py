@@ -485,7 +485,7 @@ def test_a_class_in_the_place_of_the_function_is_the_files_mistake(ask, sound, t
 
 def test_a_speedup_next_to_nothing_is_refused():
     example = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
-    with pytest.raises(GraphError, match="longer than 104 days"):
+    with pytest.raises(GraphError, match="longer than 13 days"):
         daydream.whatif(example, "amp", memory_speedup=1e-300)
 
 
@@ -505,3 +505,37 @@ def test_more_gradients_than_can_be_counted_are_refused():
     gpt = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
     with pytest.raises(GraphError, match="gradient_mb must be above 0 and at most 268,435,456, not 1e\\+20"):
         daydream.whatif(gpt, "p3", servers=4, gradient_mb=1e20)
+
+
+def test_a_name_that_steers_a_terminal_does_not_reach_it_as_a_suggestion(tmp_path):
+    from daydream.cli.results import print_next
+    from daydream.explanation.asking import WhatIfResult
+    from daydream.report.text.explain_costs import command
+    from daydream.report.text.notes import recording_notes
+
+    name = "^\x1b\\[31m$"
+    assert "\x1b" not in command(WhatIfResult("remove-sync", {"which": name}, 10, 5))
+    assert "\x1b" not in recording_notes(["a note"], ["--trace", name])[0]
+    with pytest.MonkeyPatch.context() as patch:
+        said: list[str] = []
+        patch.setattr("click.echo", lambda text, **_: said.append(text))
+        print_next("whatif", name)
+    assert "\x1b" not in said[0]
+
+
+def test_times_that_have_no_place_in_program_order_are_refused(ask, tmp_path):
+    late = 2**50 + 1
+    trace = Trace(
+        {
+            "kind": np.zeros(1, np.int32),
+            "name": np.zeros(1, np.int32),
+            "start_ns": np.array([late]),
+            "duration_ns": np.array([5]),
+        },
+        {"kind": ["operator"], "name": ["a"]},
+    )
+    trace.save(tmp_path / "late.parquet")
+
+    code, _, err = ask("replay", "--trace", "late.parquet")
+    assert code == 1
+    assert "internal" not in err

@@ -45,7 +45,7 @@ def test_kernels_that_run_beside_a_transfer_in_every_step_show_nothing():
     found = daydream.whatif(shared_replay(MI300X_DDP), "network", bandwidth_factor=2.0)
 
     assert found.contention is not None
-    assert found.contention.note().startswith("Contention is not modelled: too few kernels ran beside")
+    assert found.contention.note().startswith("Contention is not modelled: too few kernels ran during")
 
 
 def test_without_a_change_of_durations_or_order_nothing_moves():

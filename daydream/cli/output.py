@@ -95,5 +95,7 @@ def free_name(stem: str, suffix: str) -> str:
 
 
 def quoted(path: str | os.PathLike[str]) -> str:
-    """Return a path as typed in a shell."""
-    return shlex.quote(os.fspath(path))
+    """Return a path as typed in a shell, without what could steer a terminal."""
+    from daydream.report.text.layout import printable
+
+    return printable(shlex.quote(os.fspath(path)))

@@ -19,7 +19,9 @@ SCHEMA = 1
 
 def print_next(*words: str) -> None:
     """Say on stderr what may be typed next."""
-    click.echo(f"next: daydream {shlex.join(words)}", err=True)
+    from daydream.report.text.layout import printable
+
+    click.echo(f"next: daydream {printable(shlex.join(words))}", err=True)
 
 
 def print_screen(screen: Screen) -> None:

@@ -290,7 +290,8 @@ class Prediction(NotebookFigure):
             and recorded != steady
         ):
             said.append(
-                f"The recorded steps are not steady: their mean replays in {recorded}, a steady step {steady}."
+                f"The recorded steps are not steady: their mean replays in {recorded}, a steady step "
+                f"{steady}."
             )
         unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
         if unmoved is not None:

@@ -3,7 +3,7 @@
 | promise | what relies on it |
 |---|---|
 | kind, name, start and duration are known, codes have a text | every table by kind or name |
-| times are below 104 days, and all durations together fit 63 bits | every sum of times |
+| times are below 13 days, and all durations together fit 63 bits | every sum of times |
 | rows of a rank are in order of start | tables by step, first and last rows |
 | a row's parent is a host row of its rank; a host row's on its thread, around it, in no circle | climbing |
 | a step is one of the metadata's, and of the row's rank | tables by step |
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 NEEDED = ("kind", "name", "start_ns", "duration_ns")
 KINDS = (*HOST_KINDS, *DEVICE_KINDS, "sync")
-LONGEST_NS = 2**53  # 104 days: no recording lasts that long
+LONGEST_NS = (
+    2**50
+)  # 13 days: no recording lasts that long, and places in program order, 4,096 a ns, fit 63 bits
 LARGEST_SUM = 2.0**61
 LARGEST_AMOUNT = 2**48  # of bytes or elements, in one tensor or transfer: 281 TB
 AMOUNTS = ("bytes", "elements")

@@ -201,8 +201,13 @@ def test_ddp_on_more_bandwidth_or_fewer_workers_is_never_slower():
         (training, {"bandwidth": 1.0, "cluster": "p3"}, GraphError, "both"),
         (training, {"latency_us": 1.0, "cluster": "p3"}, GraphError, "goes with bandwidth"),
         (training, {"bandwidth": 1.0, "bucket_mb": 0.0}, GraphError, "bucket_mb"),
-        (training, {"bandwidth": 1.0, "gradient_mb": 1.0}, GraphError, "tells the sizes"),
-        (lambda: training(shapes=None), {"bandwidth": 1.0}, NotApplicableError, "sizes of gradients"),
+        (training, {"bandwidth": 1.0, "gradient_mb": 1.0}, GraphError, "has the sizes"),
+        (
+            lambda: training(shapes=None),
+            {"bandwidth": 1.0},
+            NotApplicableError,
+            "gradients are unknown",
+        ),
         (reduced, {"bandwidth": 1.0}, NotApplicableError, "several ranks already"),
     ],
 )

@@ -156,7 +156,7 @@ def test_what_is_done_with_parameters_alone_stays_with_another_batch(factor):
 
 
 def test_a_batch_of_no_whole_number_is_refused():
-    with pytest.raises(GraphError, match="no whole number"):
+    with pytest.raises(GraphError, match="not a whole number"):
         batch_size(training_by_shapes(), factor=0.3)
 
 

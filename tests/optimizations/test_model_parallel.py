@@ -505,12 +505,12 @@ def test_a_call_that_waits_for_the_device_waits_for_its_own():
 @pytest.mark.parametrize(
     ("make", "options", "error", "words"),
     [
-        (stack, {"stages": 1}, NotApplicableError, "no pipeline"),
+        (stack, {"stages": 1}, NotApplicableError, "not a pipeline"),
         (stack, {"stages": 0}, GraphError, "1 or more"),
         (stack, {"micro_batches": 0}, GraphError, "1 or more"),
         (stack, {"stages": 5}, NotApplicableError, "4 blocks cannot be shared out to 5 stages"),
         (stack, {"stages": 3, "schedule": "interleaved"}, NotApplicableError, "to 6 chunks"),
-        (stack, {"micro_batches": 3, "schedule": "interleaved"}, GraphError, "no multiple"),
+        (stack, {"micro_batches": 3, "schedule": "interleaved"}, GraphError, "not a multiple"),
         (stack, {"activation_mb": None}, NotApplicableError, "give --activation-mb"),
         (stack, {"micro_batch": "divided"}, NotApplicableError, "batch size"),
         (transformer, {"micro_batch": "divided"}, NotApplicableError, "--micro-batch recorded"),

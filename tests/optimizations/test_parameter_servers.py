@@ -275,7 +275,7 @@ def test_more_slices_than_can_be_simulated_are_refused():
         (training, {"workers": 1}, NotApplicableError, "one worker"),
         (training, {"servers": -1}, GraphError, "0 or more"),
         (training, {"bandwidth": 0.0}, GraphError, "above 0"),
-        (lambda: training(shapes=None), {}, NotApplicableError, "sizes of gradients"),
+        (lambda: training(shapes=None), {}, NotApplicableError, "gradients are unknown"),
         (reduced, {}, NotApplicableError, "several ranks already"),
     ],
 )

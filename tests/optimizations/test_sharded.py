@@ -294,7 +294,12 @@ def test_a_named_cluster_prices_shards():
         (training, {"bandwidth": 1.0, "unit_mb": 0.0}, GraphError, "above 0"),
         (training, {"bandwidth": 1.0, "layers": "blocks.*"}, NotApplicableError, "no layer that matches"),
         (training, {}, NotApplicableError, "--cluster or --bandwidth"),
-        (lambda: training(shapes=None), {"bandwidth": 1.0}, NotApplicableError, "sizes of gradients"),
+        (
+            lambda: training(shapes=None),
+            {"bandwidth": 1.0},
+            NotApplicableError,
+            "gradients are unknown",
+        ),
         (reduced, {"bandwidth": 1.0}, NotApplicableError, "several ranks already"),
     ],
 )

@@ -136,7 +136,7 @@ def sped_up(before_ns: np.ndarray, by: np.ndarray, model: str | np.ndarray) -> R
         `Retimed`, arrays in the same order.
 
     Raises:
-        GraphError: a task would take longer than is simulated (104 days).
+        GraphError: a task would take longer than is simulated (13 days).
     """
     with np.errstate(over="ignore"):
         new = _whole(before_ns / by)
@@ -145,7 +145,7 @@ def sped_up(before_ns: np.ndarray, by: np.ndarray, model: str | np.ndarray) -> R
 
 def _whole(new_ns: np.ndarray) -> np.ndarray:
     if not (new_ns <= LONGEST_NS).all():
-        raise GraphError("with these values a task takes longer than 104 days, which is not simulated")
+        raise GraphError("with these values a task takes longer than 13 days, which is not simulated")
     return np.rint(new_ns).astype(np.int64)
 
 

@@ -175,7 +175,7 @@ def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None
     if suggestion is None:
         return blocks
     saved = f"{time_text(suggestion.saving_ns)} more, {speedup(suggestion.step_ns, suggestion.predicted_ns)}"
-    words = shlex.join([suggestion.name, *suggestion.command])
+    words = printable(shlex.join([suggestion.name, *suggestion.command]))
     blocks.append(Words(f"try next: {words} saves {saved}", MARGIN, 2 * MARGIN))
     return [*blocks, *code_words(suggestion.code, 2 * MARGIN)]
 

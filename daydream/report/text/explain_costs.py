@@ -66,7 +66,7 @@ def sentence(cost: Avoidable) -> str:
 
 def command(asked: WhatIfResult) -> str:
     """Return the words to type, without the trace."""
-    return " ".join(shlex.quote(word) for word in asked.command)
+    return printable(" ".join(shlex.quote(word) for word in asked.command))
 
 
 def avoidable_costs(explanation: Explanation, most: int = MOST, *, others: bool = True) -> list[Block]:

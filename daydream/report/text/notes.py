@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from daydream.report.text.layout import printable
 from daydream.report.text.numbers import count
 
 LONGEST = 30  # characters of a trace's name that leave the line one
@@ -19,5 +20,5 @@ def recording_notes(notes: Sequence[str], trace: Sequence[str]) -> list[str]:
         return []
     words = trace[1:] if trace and trace[0] == "--trace" else trace
     said = f"{count(len(dict.fromkeys(notes)), 'note')} about the recording: daydream info "
-    name = shlex.join(words)
+    name = printable(shlex.join(words))
     return [said + (name if 0 < len(name) <= LONGEST else "TRACE")]
