@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import textwrap
@@ -47,9 +48,9 @@ def test_a_function_says_what_it_returns_and_raises(name):
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_that_is_called_says_it_too(name):
-    text = said(getattr(PUBLIC[name], name)) + said(PUBLIC[name])
+    package = importlib.import_module(PACKAGES[name])
 
-    assert "Raises" in text
+    assert "Raises" in said(getattr(package, name))
 
 
 @pytest.mark.parametrize("name", [name for name, thing in PUBLIC.items() if inspect.isclass(thing)])
