@@ -14,6 +14,8 @@ from daydream.parallel.engines import DIED, Answers, Engine
 from daydream.parallel.freed_memory import keep_freed_memory
 from daydream.parallel.worker import work
 
+MANAGER_S = 10  # how long the thread behind a pool may take to end, once its processes have
+
 
 def _begin() -> None:
     """Begin a worker process, which ends with the parent however that ends."""
@@ -79,9 +81,12 @@ def on_processes(_engine: Engine, count: int, packed: bytes, batches: Sequence[S
         except BrokenProcessPool:
             raise DaydreamError(DIED) from None
         finally:
+            manager = getattr(pool, "_executor_manager_thread", None)
             pool.shutdown(wait=done, cancel_futures=True)
             started = set(multiprocessing.active_children()) - before
             for process in started:
                 process.terminate()
             for process in started:
                 process.join()
+            if manager is not None:  # it lets go of the pool's semaphores, which are told as leaked else
+                manager.join(MANAGER_S)
