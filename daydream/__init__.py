@@ -11,14 +11,11 @@ Names are loaded when they are first used, so that importing daydream costs noth
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daydream import hooks, lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from daydream.collect import collect
     from daydream.collect.load import load
     from daydream.errors import (
@@ -122,24 +119,13 @@ __all__ = [
 ]
 
 
-# Who answers what lower floors ask of higher ones; imported when asked.
-_ANSWERS = {
-    "html": ("daydream.report.notebook", "html"),
-    "figure": ("daydream.report.figures", "plot"),
-    "fixed_order": ("daydream.simulate.policy", "fix_order"),
-    "real_change": ("daydream.transforms.real_change", "real_change"),
-}
-
-
-def _answer(hook: str) -> Callable[..., Any]:
-    def answer(*args: Any, **options: Any) -> Any:
-        module, name = _ANSWERS[hook]
-        return getattr(importlib.import_module(module), name)(*args, **options)
-
-    return answer
-
-
-for _hook in _ANSWERS:
-    hooks.give(_hook, _answer(_hook))
+hooks.give(
+    {
+        "html": ("daydream.report.notebook", "html"),
+        "figure": ("daydream.report.figures", "plot"),
+        "fixed_order": ("daydream.simulate.policy", "fix_order"),
+        "real_change": ("daydream.transforms.real_change", "real_change"),
+    }
+)
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED)

@@ -10,17 +10,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-_GIVEN: dict[str, Callable[..., Any]] = {}
+_GIVEN: dict[str, tuple[str, str]] = {}
 
 
-def give(name: str, function: Callable[..., Any]) -> None:
-    """Let a function answer a hook."""
-    _GIVEN[name] = function
+def give(answers: Mapping[str, tuple[str, str]]) -> None:
+    """Say which function answers each hook: its module, imported when it is asked, and its name."""
+    _GIVEN.update(answers)
 
 
-def ask(name: str, *args: Any, **options: Any) -> Any:
+def ask(hook: str, *args: Any, **options: Any) -> Any:
     """Return what the function of a hook answers."""
-    return _GIVEN[name](*args, **options)
+    module, name = _GIVEN[hook]
+    return getattr(import_module(module), name)(*args, **options)

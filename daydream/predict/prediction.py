@@ -16,15 +16,16 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
 from daydream.predict.affected import Affected, Edits
-from daydream.predict.bottleneck import bound_by, waited_for_ns, why_unmoved
+from daydream.predict.bottleneck import bound_by, waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, choose
 from daydream.predict.contention_option import Option as ContentionOption
+from daydream.predict.notes import prediction_notes
 from daydream.predict.replay import Replay
 from daydream.predict.replayed_work import LeftOut, left_in_replays
 from daydream.predict.uncertainty import Uncertainty, most_ns, uncertainty_of
 from daydream.simulate.causes import Bound
 from daydream.simulate.pinned import held_text
-from daydream.simulate.steady import SETTLED, Settled, need_steps, settle
+from daydream.simulate.steady import Settled, need_steps, settle
 from daydream.simulate.timeline import Timeline
 from daydream.transforms.compose import Edit
 
@@ -268,37 +269,7 @@ class Prediction(NotebookFigure):
     @property
     def notes(self) -> list[str]:
         """What a reader should know before trusting the figures."""
-        said = list(self.replay.notes)
-        said += [note for note in self.graph.facts.notes if note not in said]
-        if self.left_out is not None:
-            said.append(str(self.left_out))
-        if self.contention is not None:
-            said.append(self.contention.note())
-        if not self.after.timeline.overlaps_settled:
-            said.append(
-                "Which kernels run during transfers changed with every simulation; "
-                "the last of these simulations is shown."
-            )
-        if not self.after.settled:
-            said.append(
-                "The predicted step had not reached a steady state after repeating the window; its last "
-                "pass is shown."
-            )
-        recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (self.replay.replayed_ns, self.replayed_ns))
-        if (
-            abs(self.replay.replayed_ns - self.replayed_ns) > SETTLED * self.replayed_ns
-            and recorded != steady
-        ):
-            said.append(
-                f"The recorded steps are not steady: their mean replays in {recorded}, a steady step "
-                f"{steady}."
-            )
-        unmoved = why_unmoved(self) if self.changed or self.inserted or self.removed else None
-        if unmoved is not None:
-            said.append(unmoved)
-        if len(self.replay.steps) == 1:
-            said.append("Only one step is covered: the interval leaves out how steps vary.")
-        return said
+        return prediction_notes(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `whatif --json` prints."""

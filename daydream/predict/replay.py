@@ -21,11 +21,10 @@ from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.graph.unprofiled import can_be_corrected, without_profiler
-from daydream.predict.recorded_time import recorded_time
+from daydream.predict.notes import replay_notes
 from daydream.simulate.pinned import held_ns
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
-from daydream.text import counted
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ Source = Trace | str | os.PathLike[str]
 
 
 APART = 0.05  # typical and mean step: further apart both are said
-DOUBTFUL = 0.005  # of the measured steps: less CPU time that may be a wait is not worth a word
 
 
 def _relative(replayed: int, measured: int) -> float:
@@ -284,51 +282,7 @@ def replay_graph(graph: Graph) -> Replay:
         raise GraphError(
             "none of the steps of this trace holds any work; name another marker with --step-marker"
         )
-    return Replay(graph, settled, steps, _start_error(graph, settled.timeline), notes(graph, settled))
-
-
-def notes(graph: Graph, settled: Settled) -> list[str]:
-    """Return what a reader should know before trusting the figures, a sentence each."""
-    facts = graph.facts
-    said = [*(graph.trace.metadata.get("notes", []) if graph.trace else []), *facts.notes]
-    time = recorded_time(graph.trace) if graph.trace is not None else None
-    said += filter(None, [time.note() if time is not None else None])
-    if graph.trace is not None and _whole_microseconds(graph.trace):
-        said.append("Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.")
-    unresolved = facts.event_waits["unresolved"]
-    if unresolved:
-        total = sum(facts.event_waits.values())
-        said.append(
-            f"{unresolved:,} of {counted(total, 'stream wait')} could not be resolved; "
-            "their order is not kept."
-        )
-    if facts.unresolved_syncs:
-        calls = counted(facts.unresolved_syncs, "synchronizing call")
-        said.append(f"What {calls} waited for could not be found; they are kept as plain calls.")
-    if facts.unexplained:
-        tasks = counted(facts.unexplained, "device task")
-        said.append(
-            f"{tasks} started later than known causes allow, by {facts.unexplained_ns / 1e6:,.1f} ms in "
-            "total; the delay is kept as it was."
-        )
-    measured = sum(step.get("measured_ns") or 0 for step in graph.steps)
-    if facts.doubtful_ns > DOUBTFUL * measured:
-        pauses = counted(facts.doubtful_waits, "stretch of CPU time", "stretches of CPU time")
-        said.append(
-            f"{pauses}, {facts.doubtful_ns / 1e6:,.1f} ms in total, may be waits for what ended just before: "
-            "the recording does not show which. They are kept as they are, and intervals cover both cases."
-        )
-    ranks = {step.get("rank", 0) for step in graph.steps}
-    if settled.passes == 1 and 1 < len(ranks) < len(graph.steps):
-        said.append(
-            "The steps of these ranks are simulated as recorded, not repeated until they are steady: which "
-            "of them belong together is not known, or not all ranks have a step that can be judged."
-        )
-    if not settled.settled:
-        said.append(
-            "Step times had not reached a steady state after repeating the window; the last pass is shown."
-        )
-    return said
+    return Replay(graph, settled, steps, _start_error(graph, settled.timeline), replay_notes(graph, settled))
 
 
 def collectives(result: Replay) -> list[dict[str, Any]]:
@@ -373,8 +327,3 @@ def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:
         kernels = (timeline.copy == 0) & (measured >= 0)
     off = np.abs(timeline.start_ns[kernels] - measured[kernels])
     return {"p50": round(float(np.percentile(off, 50))), "p95": round(float(np.percentile(off, 95)))}
-
-
-def _whole_microseconds(trace: Trace) -> bool:
-    starts = trace["start_ns"][:1000]
-    return bool(len(starts) and not (starts % 1000).any() and not (trace["duration_ns"][:1000] % 1000).any())
