@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from daydream.predict.recorded_time import recorded_time
@@ -118,9 +119,10 @@ def _steps(overview: Overview) -> str:
     text = f"{len(steps):,}, {len(covered):,} covered{share}, from {source}"
     if covered:
         least, middle, most = step_spread(covered)
-        text += f"\nmeasured {time_text(middle)}"
+        mean = round(fmean(int(step["measured_ns"]) for step in covered))
+        text += f"\nmeasured {time_text(mean)}"  # the mean, as all other answers have it
         if len(covered) > 1:
-            text += f" in the median, {range_text(least, most)}"
+            text += f" in the mean, {time_text(middle)} in the median, {range_text(least, most)}"
     reasons: dict[str, list[str]] = {}
     for step in steps:
         if not step.get("covered"):
