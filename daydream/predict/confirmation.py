@@ -165,7 +165,8 @@ def blocks_of(trace: Trace, *, rounds: int = ROUNDS, block_steps: int = BLOCK_ST
 def _too_short(trace: Trace, rounds: int, block_steps: int) -> str:
     """Return how many training steps a script needs, and how many more it should have had."""
     asked = trace.metadata.get("collected", {})
-    begin = asked.get("warmup", 5) + asked.get("steps", 3) + 1 + asked.get("unprofiled", 20) + 1
+    captured = (asked.get("steps", 3) + 1) * asked.get("captures", 1)  # again on a busy machine
+    begin = asked.get("warmup", 5) + captured + asked.get("unprofiled", 20) + 1
     least, whole, short = (
         begin + steps_needed(*each)
         for each in ((FEWEST_ROUNDS, block_steps), (rounds, block_steps), (FEWEST_ROUNDS, SHORT_BLOCKS))

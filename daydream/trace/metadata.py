@@ -129,6 +129,7 @@ class Collected(Struct):
     warmup: Number = 5
     steps: Number = 3
     unprofiled: Number = 20
+    captures: Number = 1  # 2 where steps were captured once more
     ran: Number | None = None
 
 

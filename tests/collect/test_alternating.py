@@ -102,8 +102,8 @@ def test_what_cannot_be_compared_is_said(found: dict | None, said: str):
         blocks_of(trace)
 
 
-def too_short(ran: int, **asked: int) -> str:
-    collected = {"warmup": 5, "steps": 3, "unprofiled": 20, "ran": ran}
+def too_short(ran: int, captures: int = 1, **asked: int) -> str:
+    collected = {"warmup": 5, "steps": 3, "unprofiled": 20, "captures": captures, "ran": ran}
     trace: Any = SimpleNamespace(metadata={"collected": collected, "unprofiled_step_ns": [50_000_000]})
     with pytest.raises(DaydreamError) as caught:
         blocks_of(trace, **asked)
@@ -119,6 +119,12 @@ def test_how_many_steps_are_missing_is_said():
     assert f"the fewest, 3, take {whole - 2 * 3 * 6};" in said
     assert f"60 ran. Let it train about {whole - 60} steps longer, 3.2 s at this step time." in said
     assert f"--rounds 3 --block-steps 2 takes {5 + 4 + 21 + 4 + 3 * 3 * 3} steps" in said
+
+
+def test_steps_that_were_captured_once_more_count():
+    said = too_short(61, captures=2, rounds=3, block_steps=2)
+
+    assert f"3 rounds take {61 + 4} training steps; 61 ran. Let it train about 4 steps longer" in said
 
 
 def test_no_shorter_blocks_are_offered_to_those_who_have_them():

@@ -344,7 +344,7 @@ def test_an_isolated_interpreter_is_told_and_records_all_the_same(flag, folder):
 
     assert done.code == 3
     assert done.out == "True __main__ ['train.py', '--steps', '9'] train.py\n"
-    assert f"python {flag} hides us" in done.err
+    assert f"python {flag} ignores PYTHONPATH" in done.err
     assert done.steps() == 3
 
 

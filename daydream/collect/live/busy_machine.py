@@ -31,7 +31,7 @@ class BusyMachine:
         """Begin to watch, or begin anew in a forked process."""
         self._others = None if self._root is None else OtherPrograms(self._root)
         self._most: Taken | None = None  # that they took, where it was much
-        self._repeated = False
+        self.repeated = False  # whether steps were captured once more
         self.look()
 
     def look(self) -> None:
@@ -41,16 +41,16 @@ class BusyMachine:
 
     def before_capture(self) -> None:
         """Notice what others take, and say so if it is much."""
-        if self._noticed() and not self._repeated:
+        if self._noticed() and not self.repeated:
             self._tell(f"the machine is busy, {self._most}: recorded steps will vary with them")
         self.look()
 
     def repeats(self, captured: CapturedSteps) -> bool:
         """Return whether to capture once more: others were at work, and the steps disagree. True but once."""
         self._noticed()
-        if self._most is None or self._repeated or not captured.disagree or not self._alone():
+        if self._most is None or self.repeated or not captured.disagree or not self._alone():
             return False
-        self._repeated = True
+        self.repeated = True
         self._tell("the captured steps disagree on this busy machine; capturing once more")
         return True
 
@@ -58,7 +58,7 @@ class BusyMachine:
         """Return what a reader of the trace should know."""
         if self._most is None:
             return []
-        again = " The captured steps disagreed; they were captured once more." if self._repeated else ""
+        again = " The captured steps disagreed; they were captured once more." if self.repeated else ""
         return [f"The machine was busy while this was recorded: {self._most}.{again}"]
 
     def _noticed(self) -> bool:

@@ -345,7 +345,10 @@ class Session:
         self._captured = None
         if self._free is not None:
             captured.metadata.update(self._free.document())
-        asked = {"warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled}
+        asked = {
+            "warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled,
+            "captures": 1 + self._busy.repeated,
+        }  # fmt: skip
         captured.metadata["notes"] += self._busy.notes()
         captured.metadata.update(source=self._output.name, collected={**asked, "ran": self._sequence.steps})
         self.trace = captured.save(self._output, force=self._force, wanted=self._steps, reason=reason)
