@@ -122,7 +122,7 @@ def _steps(overview: Overview) -> str:
         mean = round(fmean(int(step["measured_ns"]) for step in covered))
         text += f"\nmeasured {time_text(mean)}"  # the mean, as all other answers have it
         if len(covered) > 1:
-            text += f" in the mean, {time_text(middle)} in the median, {range_text(least, most)}"
+            text += f" on average, {time_text(middle)} in the median, {range_text(least, most)}"
     reasons: dict[str, list[str]] = {}
     for step in steps:
         if not step.get("covered"):
