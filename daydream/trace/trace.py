@@ -15,6 +15,7 @@ import numpy as np
 from daydream.display import NotebookTables
 from daydream.errors import TraceError
 from daydream.files.atomic import write_whole
+from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
 from daydream.trace.trace_file import IMPORT_AGAIN, read_columns
 
@@ -33,7 +34,8 @@ class Trace(NotebookTables):
     memory. `metadata` is one JSON-able document: `steps` is a list of `{"name",
     "rank", "start_ns", "end_ns", "covered", "why_not"}`; `step_source` says where
     they come from; `devices`, `world_size`, `vendor` ("cuda", "rocm", "cpu", "npu", ...),
-    `source` and `notes` (sentences about what was odd) are there when known.
+    `source` and `notes` (sentences about what was odd) are there when known. `memory` is the table of
+    allocations and frees, None if the recording has none.
 
     Example::
 
@@ -49,6 +51,7 @@ class Trace(NotebookTables):
         columns: Mapping[str, np.ndarray],
         texts: Mapping[str, list[str]],
         metadata: Mapping[str, Any] | None = None,
+        memory: MemoryEvents | None = None,
     ) -> None:
         unknown = set(columns) - set(FIELDS)
         if unknown:
@@ -59,6 +62,7 @@ class Trace(NotebookTables):
         self.columns = dict(columns)
         self.texts = {name: texts[name] for name in columns if FIELDS[name].type == "text"}
         self.metadata: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **(metadata or {})}
+        self.memory = memory if memory is not None and len(memory) else None
         self._rows = lengths.pop() if lengths else 0
 
     def __len__(self) -> int:
@@ -137,6 +141,8 @@ class Trace(NotebookTables):
             with ParquetWriter(temporary, schema, compression="zstd", compression_level=3, **options) as file:
                 for first in range(0, max(len(self), 1), ROW_GROUP):
                     file.write_batch(self.to_arrow(slice(first, first + ROW_GROUP)))
+                if self.memory is not None:
+                    file.add_key_value_metadata({MEMORY_KEY: self.memory.encode()})
 
         write_whole(path, write, force=force)
 

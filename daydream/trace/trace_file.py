@@ -16,6 +16,7 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.files.input_files import check_regular, most_unpacked, too_large
+from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ IMPORT_AGAIN = "Import the profiler's file again."
 
 def read_columns(
     path: str | os.PathLike[str], *, max_unpacked: int | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, list[str]], dict[str, Any]]:
-    """Return columns, texts and metadata of a trace file; `max_unpacked` bounds its bytes.
+) -> tuple[dict[str, np.ndarray], dict[str, list[str]], dict[str, Any], MemoryEvents | None]:
+    """Return columns, texts, metadata and memory events of a trace file; `max_unpacked` bounds its bytes.
 
     Raises `TraceError` if it is missing, no regular file, not parquet, not daydream's, of a newer
     schema, or holds what no trace can hold.
@@ -48,6 +49,7 @@ def read_columns(
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
             table = file.read(names)
+            memory = _memory(path, (file.metadata.metadata or {}).get(MEMORY_KEY))
         columns, texts = _columns(path, table)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
@@ -55,7 +57,16 @@ def read_columns(
         raise TraceError(
             f"{path} is not a readable parquet file ({_first_line(error)}). {IMPORT_AGAIN}"
         ) from None
-    return columns, texts, metadata
+    return columns, texts, metadata, memory
+
+
+def _memory(path: str | os.PathLike[str], text: bytes | None) -> MemoryEvents | None:
+    if text is None:
+        return None
+    try:
+        return MemoryEvents.decode(text)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
 def _metadata(path: str | os.PathLike[str], raw: Mapping[bytes, bytes] | None) -> dict[str, Any]:

@@ -82,7 +82,10 @@ def derive(
     for name in [name for name, column in columns.items() if not (column != FIELDS[name].null).any()]:
         del columns[name]
     _tell_vendor(recording)
-    return Trace(columns, texts, recording.metadata)
+    memory = recording.memory
+    if memory is not None:
+        memory = memory.changed(rank=np.full(len(memory), int(recording.metadata.get("rank", 0))))
+    return Trace(columns, texts, recording.metadata, memory)
 
 
 def _put_in_order(recording: Recording) -> None:

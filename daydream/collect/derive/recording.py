@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 
 PORTION = 1 << 16
@@ -25,12 +26,13 @@ class Recording:
     """Raw columns of one process in order of start, the texts behind coded columns, and metadata.
 
     Times count from the recording's own origin; `metadata["origin_ns"]` is where that
-    lies on the profiler's clock. `metadata["notes"]` lists what was odd.
+    lies on the profiler's clock. `metadata["notes"]` lists what was odd. `memory`: allocations and frees.
     """
 
     columns: dict[str, np.ndarray]
     texts: dict[str, list[str]]
     metadata: dict[str, Any] = field(default_factory=dict)
+    memory: MemoryEvents | None = None
 
     def __len__(self) -> int:
         return len(self.columns["start_ns"])

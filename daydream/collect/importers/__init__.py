@@ -20,6 +20,7 @@ from daydream.errors import TraceError
 from daydream.files.input_files import check_regular
 from daydream.parallel.engines import Engine, engine_of
 from daydream.parallel.map_on import map_on
+from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -100,6 +101,8 @@ def _moved(recording: Recording, origin: int) -> Recording:
         shift = 0
     if shift:
         recording.columns["start_ns"] = np.asarray(recording.columns["start_ns"], np.int64) + shift
+        if recording.memory is not None:
+            recording.memory = recording.memory.changed(time_ns=recording.memory["time_ns"] + shift)
     recording.metadata["origin_ns"] = origin
     return recording
 
@@ -260,7 +263,8 @@ def join_ranks(traces: list[Trace]) -> Trace:
         columns[name] = np.concatenate(parts)
         if FIELDS[name].type == "text":
             texts[name] = list(codes)
-    joined = Trace(columns, texts, _join_metadata(traces))
+    memory = [trace.memory for trace in traces if trace.memory is not None]
+    joined = Trace(columns, texts, _join_metadata(traces), MemoryEvents.join(memory) if memory else None)
     align_ranks(joined)
     return joined
 

@@ -53,6 +53,11 @@ def _move(trace: Trace, offsets: dict[int, int]) -> None:
     present, number = np.unique(rank, return_inverse=True)
     moved = np.array([by_rank.get(one, -earliest) for one in present.tolist()], np.int64)
     trace.columns["start_ns"] = trace["start_ns"] + moved[number.reshape(-1)]
+    if trace.memory is not None:
+        memory = trace.memory
+        ranks, number_of = np.unique(memory["rank"], return_inverse=True)
+        by = np.array([by_rank.get(one, -earliest) for one in ranks.tolist()], np.int64)
+        trace.memory = memory.changed(time_ns=memory["time_ns"] + by[number_of.reshape(-1)])
     trace.metadata["origin_ns"] = int(trace.metadata.get("origin_ns", 0)) + earliest
     for step in trace.metadata.get("steps", []):
         for edge in ("start_ns", "end_ns", "completion_ns"):

@@ -50,6 +50,12 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     npu_stream: Id = msgspec.field(default=-1, name="Stream Id")
     npu_thread: Id = msgspec.field(default=-1, name="Thread Id")
     wait_correlation: Id = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
+    memory_bytes: Id = msgspec.field(default=None, name="Bytes")
+    address: Id = msgspec.field(default=-1, name="Addr")
+    allocated: Id = msgspec.field(default=-1, name="Total Allocated")
+    reserved: Id = msgspec.field(default=-1, name="Total Reserved")
+    device_type: Id = msgspec.field(default=-1, name="Device Type")
+    device_id: Id = msgspec.field(default=-1, name="Device Id")
 
 
 class Event(msgspec.Struct, gc=False):

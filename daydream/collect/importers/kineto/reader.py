@@ -26,6 +26,7 @@ from daydream.collect.importers.kineto.devices import (
     vendor_of,
 )
 from daydream.collect.importers.kineto.events import Args, Event
+from daydream.collect.importers.kineto.memory_rows import MEMORY_LEFT_OUT, MEMORY_ROW, MemoryRows
 from daydream.collect.importers.kineto.metadata import metadata_of
 from daydream.collect.importers.kineto.values import (
     Codes,
@@ -108,6 +109,7 @@ class _Importer:
         self.categories: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.of_npu, self.vendor = False, ""
+        self.memory = MemoryRows()
 
     def recording(self) -> Recording:
         for events in self.reader:
@@ -135,8 +137,10 @@ class _Importer:
         metadata["origin_ns"] = first_ns + (
             base_ns if isinstance(base_ns, int) and abs(base_ns) < LARGEST_BASE_NS else 0
         )
+        memory = self.memory.events(first_ns, self.threads, exact=self.reader.exact_times)
+        self.left_out[MEMORY_LEFT_OUT] = self.memory.left_out
         self._note(metadata["notes"])
-        return Recording(columns, self._texts(columns), metadata)
+        return Recording(columns, self._texts(columns), metadata, memory)
 
     def _sort_out(self, events: list[Event]) -> None:
         groups: dict[str, list[Event]] = {kind: [] for kind in KINDS}
@@ -148,6 +152,8 @@ class _Importer:
                     add(event)
                 elif event.cat is None or event.cat not in SILENT:
                     self._sort_out_other(event, groups)
+            elif event.name == MEMORY_ROW:
+                self.memory.append(event)
             elif is_flow_of_npu(event):
                 groups["runtime"].append(call_of_flow(event))
                 self.of_npu = True

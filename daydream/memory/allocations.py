@@ -1,0 +1,184 @@
+"""Allocations: one row an allocation, from when until when it is held, in program order.
+
+PyTorch's allocators work in the order in which a program's threads ask, not in time: how much is held
+follows from the order alone. So a change of the program is a change of this table: rows grow, go, come, or
+are held longer or shorter. *Places* are that order: the number of the recorded event, with fractions in
+between for what is new; what was held before the recording begins at `BEFORE`, what is held after it ends
+at `AFTER`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from daydream.errors import GraphError
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.trace import Trace
+
+KINDS = (
+    "parameter", "gradient", "optimizer_state", "activation", "temporary", "input", "bucket", "shard",
+    "workspace", "unknown",
+)  # fmt: skip
+BEFORE, AFTER = -np.inf, np.inf
+GRANULE = 512  # bytes: PyTorch's allocator for GPUs rounds each request up to this
+
+TYPES: dict[str, str] = {
+    "rank": "int64", "device": "int64", "bytes": "int64", "begin": "float64", "end": "float64",
+    "begin_row": "int64", "end_row": "int64", "kind": "int64", "step": "int64", "end_step": "int64",
+}  # fmt: skip
+
+
+@dataclass
+class Allocations:
+    """What a step holds in memory, as columns of one length; edited in place.
+
+    | column | what it holds |
+    |---|---|
+    | `rank`, `device` | whose memory; device -1 is the CPU's |
+    | `bytes` | as the allocator gave them: on a GPU in multiples of 512 |
+    | `begin`, `end` | places in program order, float64; `BEFORE` and `AFTER` the recording |
+    | `begin_row`, `end_row` | row of the trace that asked for it, and that freed it; -1 if none |
+    | `kind` | code into `KINDS` |
+    | `step`, `end_step` | index into the trace's steps, -1 outside of them |
+    """
+
+    trace: Trace
+    columns: dict[str, np.ndarray]
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.columns["bytes"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def copy(self) -> Allocations:
+        """Return an independent copy; the trace behind it is shared."""
+        return Allocations(self.trace, {n: c.copy() for n, c in self.columns.items()}, list(self.notes))
+
+    def note(self, sentence: str) -> None:
+        """Add a sentence that a reader should know before trusting the result; once each."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    # What is asked of it
+
+    def texts(self, column: str, *, at: str = "begin") -> list[str | None]:
+        """Return a text of the row that began (or, `at="end"`, ended) each: `op`, `layer`, `phase`, ..."""
+        rows = self.columns[f"{at}_row"]
+        codes, names = np.append(self.trace[column], UNKNOWN), [*self.trace.text(column), None]
+        return [names[code] for code in codes[rows].tolist()]  # the last of each: no row, no text
+
+    def where(
+        self,
+        *,
+        kind: str | Sequence[str] | None = None,
+        phase: str | Sequence[str] | None = None,
+        end_phase: str | Sequence[str] | None = None,
+        layer: str | None = None,
+        op: str | None = None,
+        on: str | None = None,
+    ) -> np.ndarray:
+        """Return which allocations match all that is given: bool, shape (rows,).
+
+        `layer` is a glob over the layer that asked, `op` a regular expression over the operator that
+        asked, `phase` and `end_phase` the phase of the beginning and of the end, `on` is `cpu` or `gpu`.
+        """
+        found = np.ones(len(self), bool)
+        if kind is not None:
+            wanted = [kind] if isinstance(kind, str) else list(kind)
+            if unknown := [name for name in wanted if name not in KINDS]:
+                raise GraphError(f"no memory is of the kind {unknown[0]!r}; kinds are {', '.join(KINDS)}")
+            found &= np.isin(self["kind"], [KINDS.index(name) for name in wanted])
+        for at, phases in (("begin", phase), ("end", end_phase)):
+            if phases is not None:
+                names = (phases,) if isinstance(phases, str) else tuple(phases)
+                found &= self._rows_where("phase", at, names.__contains__)
+        if layer is not None:
+            pattern = layer
+            found &= self._rows_where("layer", "begin", lambda path: fnmatchcase(path, pattern))
+        if op is not None:
+            search = re.compile(op).search
+            found &= self._rows_where("op", "begin", lambda name: search(name) is not None)
+        if on is not None:
+            found &= (self["device"] < 0) == (on == "cpu")
+        return found
+
+    def _rows_where(self, column: str, at: str, matches: Any) -> np.ndarray:
+        hits = np.array([*map(matches, self.trace.text(column)), False], bool)  # the last: unknown, -1
+        codes = np.append(self.trace[column], UNKNOWN)[self.columns[f"{at}_row"]]
+        return np.asarray(hits[codes])
+
+    # How it is changed
+
+    def resize(self, which: np.ndarray, nbytes: np.ndarray | int) -> None:
+        """Give some allocations (bool, shape (rows,)) other sizes, in bytes before rounding."""
+        self["bytes"][which] = rounded(np.broadcast_to(nbytes, int(which.sum())), self["device"][which])
+
+    def scale(self, which: np.ndarray, factor: float) -> None:
+        """Multiply the sizes of some allocations (bool, shape (rows,))."""
+        self.resize(which, np.rint(self["bytes"][which] * factor).astype(np.int64))
+
+    def remove(self, which: np.ndarray) -> None:
+        """Take some allocations (bool, shape (rows,)) out of the program."""
+        self.columns = {name: column[~which] for name, column in self.columns.items()}
+
+    def add(self, like: np.ndarray, **columns: Any) -> None:
+        """Add allocations: copies of these rows (int, shape (n,)) with some columns changed.
+
+        `bytes` are rounded as the device's allocator rounds them.
+        """
+        added = {name: self[name][like] for name in TYPES}
+        for name, values in columns.items():
+            added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(like))
+        added["bytes"] = rounded(added["bytes"], added["device"])
+        self.columns = {name: np.concatenate([self[name], added[name]]) for name in TYPES}
+
+    def free_at(self, which: np.ndarray, places: np.ndarray | float) -> None:
+        """Let some allocations (bool, shape (rows,)) end at other places."""
+        self["end"][which] = places
+
+    # What it holds
+
+    def devices(self) -> list[tuple[int, int]]:
+        """Return the (rank, device) pairs there are, in order."""
+        return sorted(set(zip(self["rank"].tolist(), self["device"].tolist(), strict=True)))
+
+    def held(self, rank: int, device: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return at which places the bytes held change, float64, and what is held from there on, int64.
+
+        The first is `BEFORE`. At one place what begins is held before what ends is let go.
+        """
+        own = (self["rank"] == rank) & (self["device"] == device)
+        nbytes = self["bytes"][own]
+        begin, end = self["begin"][own], self["end"][own]
+        freed = np.isfinite(end)
+        places = np.concatenate([begin, end[freed]])
+        amounts = np.concatenate([nbytes, -nbytes[freed]])
+        order = np.lexsort((amounts < 0, places))
+        places, totals = places[order], np.cumsum(amounts[order])
+        initial = int(nbytes[begin == BEFORE].sum())
+        inside = places > BEFORE
+        return np.append(BEFORE, places[inside]), np.append(initial, totals[inside])
+
+    def peak(self, rank: int, device: int) -> tuple[int, float]:
+        """Return the most bytes that are held at once, and the first place where they are."""
+        places, totals = self.held(rank, device)
+        at = int(np.argmax(totals))
+        return int(totals[at]), float(places[at])
+
+    def held_at(self, place: float) -> np.ndarray:
+        """Return which allocations are held at a place: bool, shape (rows,)."""
+        return np.asarray((self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"]))
+
+
+def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
+    """Return what the allocators of these devices give for these bytes: int64, shape (n,)."""
+    nbytes = np.maximum(np.asarray(nbytes, np.int64), 0)
+    return np.where(np.asarray(device) < 0, nbytes, -(-nbytes // GRANULE) * GRANULE)

@@ -1,0 +1,149 @@
+"""What a profiler recorded of memory: a row an allocation or a free, beside the trace's own rows.
+
+They are instants, not work, so they are a table of their own. In a trace file they lie in the metadata,
+as a small parquet file in base64, since not every reader of parquet takes metadata that is no text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping
+
+import numpy as np
+
+from daydream.errors import TraceError
+from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.valid import LARGEST_AMOUNT, LONGEST_NS
+
+MEMORY_KEY = b"daydream.memory"
+HOST = -1  # the device of memory of the CPU
+MOST_EVENTS = 2**27
+LARGEST_ADDRESS = 2**63 - 1
+
+# name -> (smallest, largest, what a file without the column has)
+COLUMNS: dict[str, tuple[int, int, int]] = {
+    "rank": (0, 2**31 - 1, 0),
+    "time_ns": (-LONGEST_NS, LONGEST_NS, 0),
+    "pid": (NO_ID, LARGEST_ADDRESS, NO_ID),
+    "tid": (NO_ID, LARGEST_ADDRESS, NO_ID),
+    "device": (HOST, 2**31 - 1, HOST),
+    "address": (UNKNOWN, LARGEST_ADDRESS, UNKNOWN),
+    "bytes": (-LARGEST_AMOUNT, LARGEST_AMOUNT, 0),
+    "allocated_bytes": (UNKNOWN, LARGEST_AMOUNT, UNKNOWN),
+    "reserved_bytes": (UNKNOWN, LARGEST_AMOUNT, UNKNOWN),
+}
+
+
+class MemoryEvents:
+    """Allocations (bytes above 0) and frees (below 0) in the order they were recorded.
+
+    `columns` maps these names to int64 arrays of one length:
+
+    | column | what it holds |
+    |---|---|
+    | `rank` | rank of the process |
+    | `time_ns` | when, from the trace's own origin |
+    | `pid`, `tid` | process and thread, `NO_ID` if unknown |
+    | `device` | index of the GPU, -1 for memory of the CPU |
+    | `address` | where, -1 if not recorded |
+    | `bytes` | how much: what the allocator gave, rounded as it rounds; negative for a free |
+    | `allocated_bytes`, `reserved_bytes` | the device's totals after it, -1 if not recorded |
+
+    Raises `TraceError` if the columns differ in length or hold what no recording can.
+    """
+
+    def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
+        lengths = {len(column) for column in columns.values()}
+        if len(lengths) > 1 or not {"time_ns", "bytes"} <= columns.keys() <= COLUMNS.keys():
+            raise TraceError("its table of memory events lacks columns, or they differ in length")
+        rows = lengths.pop() if lengths else 0
+        self.columns: dict[str, np.ndarray] = {}
+        for name, (least, most, absent) in COLUMNS.items():
+            column = columns.get(name)
+            if column is None:
+                column = np.full(rows, absent)
+            elif not np.issubdtype(column.dtype, np.signedinteger):
+                raise TraceError(f"the column {name!r} of its memory events holds no integers")
+            elif rows and not (least <= int(column.min()) and int(column.max()) <= most):
+                raise TraceError(f"the column {name!r} of its memory events holds a number out of its range")
+            self.columns[name] = np.asarray(column, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.columns["time_ns"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def __repr__(self) -> str:
+        return f"<MemoryEvents {len(self):,} rows>"
+
+    def take(self, rows: np.ndarray) -> MemoryEvents:
+        """Return some of the events: by numbers, shape (n,), or by a mask, shape (rows,)."""
+        return MemoryEvents({name: column[rows] for name, column in self.columns.items()})
+
+    def changed(self, **columns: np.ndarray) -> MemoryEvents:
+        """Return the events with some columns replaced, each of shape (rows,)."""
+        return MemoryEvents({**self.columns, **columns})
+
+    @classmethod
+    def join(cls, parts: list[MemoryEvents]) -> MemoryEvents:
+        """Return the events of several tables, one after the other."""
+        return cls({name: np.concatenate([part[name] for part in parts]) for name in COLUMNS})
+
+    def encode(self) -> bytes:
+        """Return the table as text in ASCII, for the metadata of a trace file."""
+        import pyarrow as pa
+        from pyarrow.parquet import write_table
+
+        known = {
+            name: column
+            for name, column in self.columns.items()
+            if name in ("time_ns", "bytes") or (column != COLUMNS[name][2]).any()
+        }
+        # Built from buffers, as `pa.array` would import pandas.
+        arrays = [
+            pa.Array.from_buffers(
+                pa.int64(), len(column), [None, pa.py_buffer(np.ascontiguousarray(column, np.int64))]
+            )
+            for column in known.values()
+        ]
+        file = io.BytesIO()
+        write_table(
+            pa.Table.from_arrays(arrays, names=list(known)), file, compression="zstd", use_dictionary=False,
+            column_encoding=dict.fromkeys(known, "DELTA_BINARY_PACKED"),
+        )  # fmt: skip
+        return base64.b64encode(file.getvalue())
+
+    @classmethod
+    def decode(cls, text: bytes) -> MemoryEvents:
+        """Return the table that `encode` gave. Raises `TraceError` if it is none."""
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetFile
+
+        try:
+            with ParquetFile(pa.BufferReader(base64.b64decode(text, validate=True))) as file:
+                given = file.schema_arrow
+                names = [name for name in given.names if name in COLUMNS]
+                if file.metadata.num_rows > MOST_EVENTS or len(set(names)) < len(names):
+                    raise TraceError("its memory events are more, or in other columns, than a trace has")
+                if any(given.field(name).type != pa.int64() for name in names):
+                    raise TraceError("its memory events hold no integers")
+                table = file.read(names).combine_chunks()
+        except (OSError, pa.ArrowException, binascii.Error, UnicodeDecodeError, OverflowError):
+            raise TraceError("its memory events cannot be read") from None
+        columns = {}
+        for name in names:
+            column = table.column(name)
+            if column.null_count:
+                raise TraceError(f"the column {name!r} of its memory events has holes")
+            array = column.chunk(0) if column.num_chunks else None
+            columns[name] = np.empty(0, np.int64) if array is None else _to_numpy(array)
+        return cls(columns)
+
+
+def _to_numpy(array: object) -> np.ndarray:
+    _, data = array.buffers()  # type: ignore[attr-defined]
+    offset, size = array.offset, len(array)  # type: ignore[attr-defined,arg-type]
+    return np.frombuffer(data, np.int64, count=size + offset)[offset:] if size else np.empty(0, np.int64)

@@ -1,0 +1,123 @@
+"""Recorded events become allocations: hand-made traces, and a law over random ones."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import daydream
+from daydream.memory.allocations import AFTER, BEFORE, Allocations
+from daydream.memory.pairing import paired
+from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.trace import Trace
+
+
+def memory_row(at, nbytes, address, total=None, *, device=0, kind=1):
+    args = {"Bytes": nbytes, "Addr": address, "Device Id": device, "Device Type": kind}
+    if total is not None:
+        args["Total Allocated"] = total
+    return {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": at, "args": args}
+
+
+def operator(name, at, duration):
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": duration}
+
+
+@pytest.fixture
+def two_operators(tmp_path):
+    """An operator that allocates 1,024 bytes, one that frees them and 512 of before."""
+    path = tmp_path / "t.json"
+    rows = [
+        operator("aten::mm", 10, 10),
+        memory_row(12, 1024, 4096, 5632),
+        operator("aten::relu", 30, 10),
+        memory_row(32, 2048, 8192, 7680),
+        memory_row(33, -1024, 4096, 6656),
+        memory_row(34, -512, 512, 6144),
+    ]
+    path.write_text(json.dumps({"traceEvents": rows}))
+    return path
+
+
+def test_what_is_held_is_what_was_recorded(two_operators):
+    trace = daydream.load(two_operators)
+
+    found = paired(trace, trace.memory)
+
+    places, totals = found.held(0, 0)
+    assert places.tolist() == [BEFORE, 0, 1, 2, 3]
+    assert totals.tolist() == [4608, 5632, 7680, 6656, 6144]
+    assert found.peak(0, 0) == (7680, 1.0)
+
+
+def test_an_allocation_knows_its_operator_and_its_end(two_operators):
+    trace = daydream.load(two_operators)
+
+    found = paired(trace, trace.memory)
+
+    columns = [found[name].tolist() for name in ("bytes", "begin", "end")]
+    rows = {
+        nbytes: (op, begin, end) for nbytes, begin, end, op in zip(*columns, found.texts("op"), strict=True)
+    }
+    assert rows == {
+        1024: ("aten::mm", 0, 2),
+        2048: ("aten::relu", 1, AFTER),
+        512: (None, BEFORE, 3),  # freed, never seen allocated
+        4096: (None, BEFORE, AFTER),  # what the totals hold beyond
+    }
+
+
+def test_a_saved_trace_keeps_its_memory(two_operators, tmp_path):
+    trace = daydream.load(two_operators)
+    trace.save(tmp_path / "t.parquet")
+
+    again = daydream.load(tmp_path / "t.parquet")
+
+    assert len(again.memory) == 4
+    for name, column in trace.memory.columns.items():
+        assert again.memory[name].tolist() == column.tolist(), name
+
+
+def test_rows_of_memory_without_bytes_are_counted(two_operators):
+    document = json.loads(two_operators.read_text())
+    document["traceEvents"].append({"ph": "i", "name": "[memory]", "ts": 40, "args": {"Device Type": 1}})
+    two_operators.write_text(json.dumps(document))
+
+    trace = daydream.load(two_operators)
+
+    assert len(trace.memory) == 4
+    assert (
+        "1 row of memory told no time, device or number of bytes and was left out." in trace.metadata["notes"]
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 10**6)), max_size=40))
+def test_held_follows_any_history(asked):
+    """Each request allocates at an address that is free, or frees what lies there."""
+    held: dict[int, int] = {}
+    rows, totals = [], []
+    for address, nbytes in asked:
+        amount = -held.pop(address) if address in held else nbytes
+        if amount > 0:
+            held[address] = nbytes
+        rows.append((address, amount))
+        totals.append(sum(held.values()))
+    events = MemoryEvents(
+        {
+            "time_ns": np.arange(len(rows)),
+            "address": np.array([address for address, _ in rows], np.int64),
+            "bytes": np.array([amount for _, amount in rows], np.int64),
+        }
+    )
+
+    found = paired(Trace({}, {}), events)
+
+    assert isinstance(found, Allocations)
+    if rows:
+        places, recorded = found.held(0, -1)
+        assert places.tolist() == [BEFORE, *range(len(rows))]
+        assert recorded.tolist() == [0, *totals]
