@@ -543,3 +543,24 @@ def test_times_that_have_no_place_in_program_order_are_refused(ask, tmp_path):
     code, _, err = ask("replay", "--trace", "late.parquet")
     assert code == 1
     assert "internal" not in err
+
+
+def test_parameters_need_no_more_than_a_shape(sound, tmp_path, ask):
+    """Every field that the types leave out may be absent from what commands read."""
+    least = {
+        "parameters": [{"shape": [4, 4]}],
+        "optimizers": [
+            {"name": "Adam", "state_bytes": 8, "groups": [{"settings": {}, "tensors": 1, "elements": 16}]}
+        ],
+        "ddp": [{"buckets": [{"bytes": 64}]}],
+        "groups": [{"name": "0"}],
+    }
+    text = json.dumps({**sound.metadata, **least})
+    parquet.write_table(
+        table_of(sound).replace_schema_metadata({b"daydream": text.encode()}), tmp_path / "t.parquet"
+    )
+
+    code, out, err = ask("info", "t.parquet")
+
+    assert code == 0, err
+    assert "16 parameters in 1 tensor" in out

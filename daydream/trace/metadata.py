@@ -211,6 +211,27 @@ def mistake_in(document: Mapping[str, Any]) -> str | None:
     return _of_steps(found.steps) or _of_sizes(found)
 
 
+MODEL = ("parameters", "optimizers", "ddp", "groups")  # what is read without asking whether it is there
+
+
+def fill_in(document: dict[str, Any]) -> None:
+    """Give parameters, optimizers, buckets and groups without a mistake the fields that they lack."""
+    for name in MODEL:
+        for key in (name, f"{name}_by_rank"):
+            if key in Metadata.__struct_fields__ and document.get(key):
+                found = msgspec.convert({key: document[key]}, Metadata)
+                document[key] = _filled(msgspec.to_builtins(getattr(found, key)), document[key])
+
+
+def _filled(whole: Any, given: Any) -> Any:
+    """Return what was given, with what only the whole has."""
+    if isinstance(given, dict):
+        return {**whole, **{name: _filled(whole.get(name), value) for name, value in given.items()}}
+    if isinstance(given, list) and isinstance(whole, list):
+        return [_filled(*pair) for pair in zip(whole, given, strict=True)]
+    return given
+
+
 def _of_steps(steps: list[Step]) -> str | None:
     last: dict[int, Step] = {}
     for number, step in enumerate(steps):

@@ -159,12 +159,13 @@ class Trace(NotebookTables):
 
     def check(self, path: str | os.PathLike[str]) -> None:
         """Raise `TraceError`, which begins with the path, if the trace breaks a promise."""
-        from daydream.trace.metadata import mistake_in
+        from daydream.trace.metadata import fill_in, mistake_in
         from daydream.trace.valid import check
 
         mistake = mistake_in(self.metadata)
         if mistake is not None:
             raise TraceError(f"{path}: {mistake}. {IMPORT_AGAIN}")
+        fill_in(self.metadata)
         try:
             check(self)
         except TraceError as error:

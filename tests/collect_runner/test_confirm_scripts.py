@@ -117,15 +117,18 @@ def test_blocks_count_also_where_the_script_ends_before_the_window(folder):
     assert not (folder.path / "kept.changed.parquet").exists()
 
 
-@pytest.mark.parametrize(("missing", "code"), [pytest.param(0, 0, marks=pytest.mark.slow), (1, 1)])
-def test_it_takes_as_many_steps_as_are_said(folder, missing, code):
+@pytest.mark.parametrize("missing", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_it_takes_as_many_steps_as_are_said(folder, missing):
     folder.script(NOTHING, "half.py", begin="")
     folder.script(f"for _ in range({5 + 4 + 21 + 4 + 3 * 3 * 3 - missing}):\n    step()")
     done = folder.confirm("half.py", *FEW, "train.py")
 
-    assert done.code == code, done.err
+    # A busy machine captures its 3 steps and the one before them once more.
+    needed = 61 + 4 * ("capturing once more" in done.err)
+    enough = 61 - missing >= needed
+    assert done.code == (0 if enough else 1), done.err
     assert "\ndaydream: captured\n" in done.err  # and not where: that file is gone
-    assert ("3 rounds take 61 training steps; 60 ran." in done.err) == bool(missing)
+    assert (f"3 rounds take {needed} training steps; {61 - missing} ran." in done.err) == (not enough)
 
 
 def test_a_script_that_goes_on_says_when_the_result_comes(folder):
