@@ -11,12 +11,12 @@ from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
 from daydream.explanation.causes import trace_back
 from daydream.predict.prediction import Prediction, predict
+from daydream.transforms import stages
 from daydream.transforms.compose import check, edit_of, parse
 from daydream.transforms.registry import Optimization, find
 
 # How much is simulated for a suggestion, so that an answer does not take noticeably longer for it.
-MOST_ASKED, MOST_TASKS = 3, 50_000
-ENOUGH = 0.05  # of the step: whoever saves as much is suggested, without looking for more
+MOST_COSTS, MOST_ASKED, MOST_TASKS = 3, 6, 50_000
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Suggestion:
     def command(self) -> tuple[str, ...]:
         """The words of its options, as they are typed."""
         return WhatIfResult(self.name, self.options, self.step_ns, self.predicted_ns).command[3:]
+
+    @property
+    def needs(self) -> str | None:
+        """What it takes besides code, as `rank` says it: other work, more GPUs; None if nothing."""
+        return stages.NEEDS.get(find(self.name).stage)
 
     @property
     def code(self) -> str | None:
@@ -61,44 +66,45 @@ def suggestion(
 ) -> Suggestion | None:
     """Return the what-if to try on top of a change; None if none of the likely ones saves anything.
 
-    The largest costs of the changed step are asked about first. `optimizations` and `options` are what was
-    asked for, as it was typed; they are simulated with each candidate. Of a very long recording none is
-    asked: the answer is not to wait for it.
+    All that may remove the largest costs of the changed step are simulated, and the one that saves most is
+    returned. `optimizations` and `options` are what was asked for, as it was typed; they are simulated with
+    each candidate. Of a very long recording none is asked: the answer is not to wait for it.
     """
     settled, tasks = comparison.after, int(comparison.replay.graph.alive.sum())
     steps = list(settled.step_times())
-    asks = min(MOST_ASKED, MOST_TASKS // max(tasks, 1))
-    if not asks or comparison.reason is not None or not comparison.simulated_ns or not steps:
+    if tasks > MOST_TASKS or comparison.reason is not None or not comparison.simulated_ns or not steps:
         return None
     mine = parse(comparison.optimization) if optimizations is None else list(optimizations)
     chain = trace_back(settled.timeline, settled.copy, steps)
     costs = avoidable(chain, _Listed(comparison.replay, comparison))
-    best: Suggestion | None = None
-    for name, own in _candidates(costs, mine):
-        try:
-            predicted = _predicted(comparison, [*mine, find(name)], {**(options or {}), **own})
-        except DaydreamError:  # it does not apply to this trace, or not together with the others
-            continue
-        asks -= 1
-        found = None if predicted is None else Suggestion(name, own, comparison.simulated_ns, predicted)
-        if found is not None and found.saving_ns >= LEAST * found.step_ns:
-            best = found if best is None or found.saving_ns > best.saving_ns else best
-        if not asks or (best is not None and best.saving_ns >= ENOUGH * best.step_ns):
+    found: list[Suggestion] = []
+    asked = answered = 0  # candidates that were simulated, and costs that any of them is an answer to
+    for cost in sorted(costs, key=lambda cost: -cost.cost_ns):
+        before = asked
+        for name, own in _candidates(cost, mine):
+            try:
+                predicted = _predicted(comparison, [*mine, find(name)], {**(options or {}), **own})
+            except DaydreamError:  # it does not apply to this trace, or not together with the others
+                continue
+            asked += 1
+            if predicted is not None:
+                found.append(Suggestion(name, own, comparison.simulated_ns, predicted))
+            if asked == MOST_ASKED:
+                break
+        answered += asked > before
+        if asked == MOST_ASKED or answered == MOST_COSTS:
             break
-    return best
+    best = max(found, key=lambda each: each.saving_ns, default=None)
+    return best if best is not None and best.saving_ns >= LEAST * best.step_ns else None
 
 
-def _candidates(
-    costs: Sequence[Avoidable], mine: Sequence[Optimization]
-) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return what may remove the costs, largest first; those off the critical path come last."""
-    waits = ("synchronization", "blocking copies")
-    ordered = sorted(costs, key=lambda cost: (cost.sort.startswith(waits), -cost.cost_ns))
+def _candidates(cost: Avoidable, mine: Sequence[Optimization]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return what may remove a cost, but for what was made already or is excluded by that."""
     found = []
-    for each in [answer for cost in ordered for answer in cost.answers]:
+    for each in cost.answers:
         try:
             check([*mine, find(each.name)])
-        except DaydreamError:  # made already, or excluded by what was
+        except DaydreamError:
             continue
         found.append((each.name, each.options))
     return found

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
     from daydream.trace.trace import Trace
 
-NEEDS = {
-    stages.HARDWARE: "other hardware",
-    stages.WORK: "other work",
-    stages.PARALLEL: "more GPUs",
-}  # what else it takes than a change of code
 Named = str | Optimization | Callable[..., None]
 OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
@@ -280,7 +275,7 @@ def _couples(found: Sequence[tuple[Ranked, Optimization]]) -> list[tuple[Optimiz
     worth = [
         (ranked.saving_ns, optimization)
         for ranked, optimization in found
-        if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != NEEDS[stages.HARDWARE]
+        if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != stages.NEEDS[stages.HARDWARE]
     ]
     couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
     return [(one, other) for (_, one), (_, other) in couples]
@@ -343,7 +338,7 @@ def _predicted(
 def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_ranges: bool) -> Ranked:
     bound, share = comparison.bound
     known = set(comparison.replay.notes)
-    needs = [NEEDS[each.stage] for each in parsed if each.stage in NEEDS]
+    needs = [stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS]
     return Ranked(
         name=comparison.optimization,
         summary=parsed[0].summary if len(parsed) == 1 else "",

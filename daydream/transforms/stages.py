@@ -34,3 +34,9 @@ TITLES = {
     HARDWARE: "hardware, and anything by a factor",
     OWN: "your own, and other packages'",
 }
+
+NEEDS = {
+    HARDWARE: "other hardware",
+    WORK: "other work",
+    PARALLEL: "more GPUs",
+}  # what else it takes than a change of code

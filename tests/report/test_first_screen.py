@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from shared import shared_replay
 import daydream
 from daydream.errors import DaydreamError
 from daydream.explanation.parts import parts_of_change
-from daydream.explanation.suggestion import suggestion
+from daydream.explanation.suggestion import Suggestion, suggestion
 from daydream.report.text import answer
 from daydream.report.text.explain import explain_text
 from daydream.report.text.layout import height
@@ -80,13 +80,18 @@ def screens(replay, name):
     yield "explain", lines(explain_text(explanation, trace=trace), ("explain", *trace), following)
 
 
+@cache
+def shared_example(name):
+    return daydream.replay(EXAMPLES / name)
+
+
 def too_long(replay, name):
     return {asked: taken for asked, taken in screens(replay, name) if taken > LINES}
 
 
 @pytest.mark.parametrize("name", ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz"])
 def test_an_answer_about_an_example_fits_one_screen(name):
-    replay = daydream.replay(EXAMPLES / name)
+    replay = shared_example(name)
 
     assert too_long(replay, f"examples/{name}") == {}
 
@@ -195,6 +200,32 @@ def test_what_is_suggested_saves_what_is_said_on_top_of_the_change(replay, asked
     assert found.saving_ns == comparison.predicted_ns - both.predicted_ns > 0
     assert found.name not in asked
     assert f"try next: {found.name} saves" in whatif_text(comparison, suggestion=found)
+
+
+@pytest.mark.parametrize("made", ["amp", "fused-adam", "amp+remove-sync", "flash-attention"])
+def test_what_is_suggested_saves_more_than_any_other_code_change_that_rank_has(made):
+    replay = shared_example("synthetic_gpt_gpu.json.gz")
+    found = suggestion(daydream.whatif(replay, made))
+
+    for each in daydream.rank(replay, pairs=0, with_curves=False, with_ranges=False).optimizations:
+        if each.code is None or each.name in made:
+            continue
+        try:
+            both = daydream.whatif(replay, f"{made}+{each.name}")
+        except DaydreamError:
+            continue
+        assert both.predicted_ns >= found.predicted_ns, each.name
+
+
+def test_a_suggestion_carries_the_mark_that_rank_gives_it():
+    replay = shared_example("synthetic_gpt_gpu.json.gz")
+    comparison = daydream.whatif(replay, "amp")
+    found = Suggestion("flash-attention", {}, 100, 90)
+    text = whatif_text(comparison, suggestion=found)
+
+    assert "  try next: flash-attention saves 0.010 us more, 1.11x [other work]\n" in text
+    assert "  [other work]: the step computes something else (batch, layers, algorithm)" in text
+    assert "[other work]" not in whatif_text(comparison, suggestion=suggestion(comparison))
 
 
 def test_nothing_is_suggested_that_the_change_excludes_or_holds_already(replay):

@@ -27,6 +27,7 @@ from daydream.report.text.numbers import (
     speedup,
     time_text,
 )
+from daydream.report.text.ranking import needs_legend
 from daydream.simulate.causes import PathCause
 
 if TYPE_CHECKING:
@@ -175,9 +176,10 @@ def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None
     if suggestion is None:
         return blocks
     saved = f"{time_text(suggestion.saving_ns)} more, {speedup(suggestion.step_ns, suggestion.predicted_ns)}"
+    saved += f" [{suggestion.needs}]" if suggestion.needs else ""
     words = printable(shlex.join([suggestion.name, *suggestion.command]))
     blocks.append(Words(f"try next: {words} saves {saved}", MARGIN, 2 * MARGIN))
-    return [*blocks, *code_words(suggestion.code, 2 * MARGIN)]
+    return [*blocks, *code_words(suggestion.code, 2 * MARGIN), *needs_legend([suggestion.needs])]
 
 
 def own_notes(comparison: Prediction) -> list[str]:

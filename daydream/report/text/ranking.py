@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from daydream.predict.ranking import NEEDS
 from daydream.report.text.layout import (
     MARGIN,
     Block,
@@ -113,9 +112,13 @@ def _best(ranking: Ranking, best: Sequence[Ranked], pairs: Sequence[Ranked], *, 
     ]
     spare = [rows[0].index(head) for head in (THEN, "90 % interval") if head in rows[0]]
     blocks: list[Block] = [Table(rows, spare=spare, below=below)]
-    if any(each.needs == NEEDS[stages.WORK] for each in best):
-        blocks.append(Words(f"[{NEEDS[stages.WORK]}]: {OTHER_WORK}", MARGIN, 2 * MARGIN))
-    return blocks
+    return [*blocks, *needs_legend([each.needs for each in best])]
+
+
+def needs_legend(needs: Sequence[str | None]) -> list[Block]:
+    """Return what the mark of other work means, if any of these is it; the other marks say it themselves."""
+    work = stages.NEEDS[stages.WORK]
+    return [Words(f"[{work}]: {OTHER_WORK}", MARGIN, 2 * MARGIN)] if work in needs else []
 
 
 def _made_by(each: Ranked, told: set[str]) -> str:
