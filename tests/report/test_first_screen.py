@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from daydream.explanation.suggestion import Suggestion, suggestion
 from daydream.report.text import answer
 from daydream.report.text.explain import explain_text
 from daydream.report.text.layout import height
+from daydream.report.text.ranking import ranking_text
 from daydream.report.text.results import replay_text, whatif_text
 
 COLUMNS, LINES = 80, 24
@@ -138,6 +140,33 @@ def test_where_the_step_was_measured_without_a_profiler_the_prediction_starts_fr
     found = whatif_text(daydream.whatif(small_run(factor=0.5), add))
 
     assert found.startswith("add: 9.00 -> 12.00 us per step without the profiler, 0.75x")
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ((10, 10, 10, 12), ""),  # the mean is 5 % above the median
+        ((10, 10, 10, 10, 50, 30), "; 2 of 6 steps take 4.0x the median"),
+        ((10, 10, 10, 18), "; 1 of 4 steps takes 1.8x the median"),
+        ((20, 20, 20, 4), "; 1 of 4 steps takes 0.2x the median"),
+        ((10, 10, 10, 14, 14.9), "; steps take 1.00x to 1.49x the median"),
+    ],
+)
+def test_a_headline_says_why_its_mean_is_far_from_the_median(times, said):
+    ends = [10 + sum(times[:n]) for n in range(len(times) + 1)]
+    rows = [op("a", start, end, phase="forward") for start, end in pairwise(ends)]
+    replay = daydream.replay(trace([op("first", 0, 10), *rows], steps=(0, *ends)))
+    assert [step.measured_ns for step in replay.steps] == [round(1000 * each) for each in times]
+
+    for screen in (
+        replay_text(replay),
+        whatif_text(daydream.whatif(replay, "scale", factor=0.5)),
+        ranking_text(daydream.rank(replay, pairs=0, with_curves=False), top=5),
+    ):
+        assert screen.splitlines()[0].endswith(f" %{said}"), screen
+    explained = explain_text(daydream.explain(replay))
+    assert said[2:] in explained
+    assert ("the median" in explained) == bool(said)
 
 
 def test_phases_and_layers_stand_behind_verbose(replay):

@@ -20,6 +20,7 @@ from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     change_text,
     count,
+    far_mean,
     gain_range_text,
     percent,
     range_text,
@@ -83,7 +84,7 @@ def headline(comparison: Prediction) -> Headline:
     gain = gain_range_text(told.before_ns, *told.ends_ns)
     likely = f" (90 % interval {gain})" if gain else ""
     times = speedup(told.before_ns, told.after_ns)
-    return Headline(f"{name}: {change_text(told.before_ns, told.after_ns)} {step}, {times}{likely}; {error}")
+    return Headline(f"{name}: {change_text(told.before_ns, told.after_ns)} {step}, {times}{likely}; {error}{far_mean(comparison.replay)}")
 
 
 def options_words(comparison: Prediction) -> list[Block]:

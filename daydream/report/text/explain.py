@@ -21,7 +21,16 @@ from daydream.report.text.layout import (
     shortened,
 )
 from daydream.report.text.notes import recording_notes
-from daydream.report.text.numbers import count, listed, number, percent, replayed_text, scale, time_text
+from daydream.report.text.numbers import (
+    count,
+    far_mean,
+    listed,
+    number,
+    percent,
+    replayed_text,
+    scale,
+    time_text,
+)
 from daydream.simulate.causes import Bound, PathCause
 
 if TYPE_CHECKING:
@@ -46,7 +55,10 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
     With `verbose` all of these, what goes on off the critical path, and the notes. `trace` are the words
     that name the trace on a command line.
     """
-    top: list[Block] = [Words(verdict(explanation), "", ""), Figures(_headline(explanation))]
+    top: list[Block] = [
+        Words(verdict(explanation), "", ""),
+        Figures(_headline(explanation) + far_mean(explanation.replay).replace("; ", "   ")),
+    ]
     if verbose:
         return Screen([
             *top,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from daydream.predict.replay import Replay
 
+FAR = 0.1  # of the median step: a mean further from it needs a reason
+APART = 1.5  # times the median, or that part of it: a step that makes the difference
 UNITS = (("ms", 1_000_000), ("us", 1_000))
 
 
@@ -35,6 +38,22 @@ def replayed_text(replay: Replay, settled_ns: float) -> str:
     told, settled = time_text(replay.replayed_ns), time_text(settled_ns)
     after = "" if told == settled else f", steady {settled}"
     return f"replayed {told} (error {percent(replay.error, signed=True)}){after}"
+
+
+def far_mean(replay: Replay) -> str:
+    """Return, behind `; `, why the mean step is far from the median: `; 2 of 30 steps take 4.0x the median`.
+
+    An empty text where the two are near each other.
+    """
+    median, mean = replay.typical_measured_ns, replay.measured_ns
+    if not median or abs(mean - median) <= FAR * median:
+        return ""
+    times = [step.measured_ns / median for step in replay.steps]
+    odd = [each for each in times if (each > APART if mean > median else each < 1 / APART)]
+    if not odd:
+        return f"; steps take {min(times):.2f}x to {max(times):.2f}x the median"
+    takes = "takes" if len(odd) == 1 else "take"
+    return f"; {len(odd):,} of {count(len(times), 'step')} {takes} {fmean(odd):.1f}x the median"
 
 
 def range_text(low_ns: float, high_ns: float) -> str:

@@ -21,6 +21,7 @@ from daydream.report.text.layout import (
 from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     count,
+    far_mean,
     percent,
     scale,
     speedup,
@@ -72,7 +73,7 @@ def ranking_headline(ranking: Ranking) -> list[str]:
         said = f"{printable(best.name)}: {step_change_text(best.replayed_ns, best.predicted_ns, low, high)}"
     error = percent(ranking.replay.error, signed=True)
     share = f": {100 * ranking.bound_share:.0f} % {PATH}" if ranking.bound_share else ""
-    return [f"{said}; replay error {error}", f"now {bound_text(ranking.bound, 0.0)}{share}"]
+    return [f"{said}; replay error {error}{far_mean(ranking.replay)}", f"now {bound_text(ranking.bound, 0.0)}{share}"]
 
 
 def _optimizations(ranking: Ranking, top: int, *, verbose: bool) -> list[Block]:

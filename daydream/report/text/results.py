@@ -23,6 +23,7 @@ from daydream.report.text.layout import (
 from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     count,
+    far_mean,
     listed,
     percent,
     range_text,
@@ -217,7 +218,8 @@ def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
 def replay_answer(replay: Replay) -> str:
     """Return in one line how far the replayed step is from the measured one."""
     times = f"replayed {time_text(replay.replayed_ns)} per step, measured {time_text(replay.measured_ns)}"
-    return f"{times}: error {percent(replay.error, signed=True)}, worst step {percent(replay.max_error)}"
+    error = f"error {percent(replay.error, signed=True)}, worst step {percent(replay.max_error)}"
+    return f"{times}: {error}{far_mean(replay)}"
 
 
 def replay_headline(replay: Replay) -> str:
