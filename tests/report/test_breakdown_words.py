@@ -22,8 +22,8 @@ def parts(**by_cause):
     ("before", "after", "said"),
     [
         # Kernels hid the CPU's work: the step is shorter, and what is left of it is the CPU's.
-        (parts(copies=80, data_loading=20), parts(data_loading=60), "For 40.00 us the step now waits for"),
-        (parts(data_loading=60), parts(copies=80), "For 60.00 us the step now waits for"),
+        (parts(copies=80, data_loading=20), parts(data_loading=60), "For 40.00 us the step then waits for"),
+        (parts(data_loading=60), parts(copies=80), "For 60.00 us the step then waits for"),
         # As much as before, less than a tenth of the step, and the work of a step without a device.
         (parts(copies=80, data_loading=20), parts(copies=40, data_loading=20), ""),
         (parts(copies=80, data_loading=20), parts(copies=60, data_loading=28), ""),
@@ -59,7 +59,7 @@ def test_every_report_says_that_hidden_work_shows():
 
     assert "along the critical path, mean of the steps, us before after change" in text
     # The optimizer's 40 us, and half a one of the call that finds nothing left to wait for.
-    assert said.startswith("For 40.50 us the step now waits for the CPU where it waited for the device")
+    assert said.startswith("For 40.50 us the step then waits for the CPU where it waited for the device")
     assert said in text
     assert said in " ".join(whatif_text(comparison).split())
     assert said in html(comparison)

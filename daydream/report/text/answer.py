@@ -1,4 +1,4 @@
-"""The answer of a what-if: one line, what changes, what the step waits for now, and what to try next."""
+"""The answer of a what-if: one line, what changes, what the step waits for then, and what to try next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     change_text,
     count,
-    far_mean,
     gain_range_text,
     percent,
     range_text,
@@ -84,7 +83,7 @@ def headline(comparison: Prediction) -> Headline:
     gain = gain_range_text(told.before_ns, *told.ends_ns)
     likely = f" (90 % interval {gain})" if gain else ""
     times = speedup(told.before_ns, told.after_ns)
-    return Headline(f"{name}: {change_text(told.before_ns, told.after_ns)} {step}, {times}{likely}; {error}{far_mean(comparison.replay)}")
+    return Headline(f"{name}: {change_text(told.before_ns, told.after_ns)} {step}, {times}{likely}; {error}")
 
 
 def options_words(comparison: Prediction) -> list[Block]:
@@ -170,7 +169,7 @@ def tables(before: Parts, after: Parts) -> list[list[Block]]:
 def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None) -> list[Block]:
     """Return what the step waits for after the change, and what to try next, with its line of code."""
     what, share = comparison.bound
-    said = f"bottleneck now: {what.awaited}, {percent(share)} of the step"
+    said = f"bottleneck then: {what.awaited}, {percent(share)} of the step"
     if why_unmoved(comparison):
         said += ". This change does not move it"
     blocks: list[Block] = ["", Words(f"{said}. {moved}" if moved else said)]

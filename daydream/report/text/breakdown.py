@@ -69,17 +69,17 @@ def moved_bound(before: Parts, after: Parts) -> str:
 
     Time of a phase or a layer may then appear that was there before, beside the critical path.
     """
-    was, now = _waits_for(before), _waits_for(after)
-    if not was["device"] + now["device"]:
+    was, then = _waits_for(before), _waits_for(after)
+    if not was["device"] + then["device"]:
         return ""
-    more = {side: now[side] - was[side] for side in was}
+    more = {side: then[side] - was[side] for side in was}
     to = max(more, key=lambda side: more[side])
     other = "CPU" if to == "device" else "device"
     moved = min(more[to], -more[other])
     if moved < MOVED * sum(was.values()):
         return ""
     return (
-        f"For {time_text(moved)} the step now waits for the {to} where it waited for the {other}: "
+        f"For {time_text(moved)} the step then waits for the {to} where it waited for the {other}: "
         "work that was hidden shows."
     )
 

@@ -57,7 +57,8 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
     """
     top: list[Block] = [
         Words(verdict(explanation), "", ""),
-        Figures(_headline(explanation) + far_mean(explanation.replay).replace("; ", "   ")),
+        Figures(_headline(explanation)),
+        *map(Words, filter(None, [far_mean(explanation.replay)])),
     ]
     if verbose:
         return Screen([

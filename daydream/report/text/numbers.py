@@ -41,9 +41,9 @@ def replayed_text(replay: Replay, settled_ns: float) -> str:
 
 
 def far_mean(replay: Replay) -> str:
-    """Return, behind `; `, why the mean step is far from the median: `; 2 of 30 steps take 4.0x the median`.
+    """Return why the mean step is far from the median, an empty text where it is not.
 
-    An empty text where the two are near each other.
+    `the step is the mean: 2 of 30 steps take 4.0x the median`.
     """
     median, mean = replay.typical_measured_ns, replay.measured_ns
     if not median or abs(mean - median) <= FAR * median:
@@ -51,9 +51,9 @@ def far_mean(replay: Replay) -> str:
     times = [step.measured_ns / median for step in replay.steps]
     odd = [each for each in times if (each > APART if mean > median else each < 1 / APART)]
     if not odd:
-        return f"; steps take {min(times):.2f}x to {max(times):.2f}x the median"
+        return f"the step is the mean: steps take {min(times):.2f}x to {max(times):.2f}x the median"
     takes = "takes" if len(odd) == 1 else "take"
-    return f"; {len(odd):,} of {count(len(times), 'step')} {takes} {fmean(odd):.1f}x the median"
+    return f"the step is the mean: {len(odd):,} of {count(len(times), 'step')} {takes} {fmean(odd):.1f}x the median"
 
 
 def range_text(low_ns: float, high_ns: float) -> str:

@@ -73,7 +73,8 @@ def ranking_headline(ranking: Ranking) -> list[str]:
         said = f"{printable(best.name)}: {step_change_text(best.replayed_ns, best.predicted_ns, low, high)}"
     error = percent(ranking.replay.error, signed=True)
     share = f": {100 * ranking.bound_share:.0f} % {PATH}" if ranking.bound_share else ""
-    return [f"{said}; replay error {error}{far_mean(ranking.replay)}", f"now {bound_text(ranking.bound, 0.0)}{share}"]
+    mean = filter(None, [far_mean(ranking.replay)])
+    return [f"{said}; replay error {error}", *mean, f"now {bound_text(ranking.bound, 0.0)}{share}"]
 
 
 def _optimizations(ranking: Ranking, top: int, *, verbose: bool) -> list[Block]:

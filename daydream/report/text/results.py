@@ -59,6 +59,7 @@ def replay_text(replay: Replay, *, verbose: bool = False, trace: Sequence[str] =
     starts = Words(f"{'kernels' if said['kernels'] else 'tasks'} start {_starts_off(off)}")
     top: list[Block] = [
         Headline(replay_answer(replay)),
+        *map(Words, filter(None, [far_mean(replay)])),
         *map(Figures, [*typical_replay(replay), *unprofiled_replay(replay)]),
         Words(MEANING),
     ]
@@ -93,6 +94,7 @@ def whatif_text(
     moved = moved_bound(before, after)
     top: list[Block] = [
         answer.headline(comparison),
+        *map(Words, filter(None, [far_mean(comparison.replay)])),
         *answer.options_words(comparison),
         *answer.range_words(comparison),
         *map(Figures, typical_prediction(comparison)),
@@ -219,7 +221,7 @@ def replay_answer(replay: Replay) -> str:
     """Return in one line how far the replayed step is from the measured one."""
     times = f"replayed {time_text(replay.replayed_ns)} per step, measured {time_text(replay.measured_ns)}"
     error = f"error {percent(replay.error, signed=True)}, worst step {percent(replay.max_error)}"
-    return f"{times}: {error}{far_mean(replay)}"
+    return f"{times}: {error}"
 
 
 def replay_headline(replay: Replay) -> str:
