@@ -161,7 +161,9 @@ class _Finder:
         backward = self.tasks.where(phase="backward").group_by("rank", "step", "repeat", block=blocks)
         matched = [self._backward(key[0], self.place[part.ids], linear) for key, part in backward.items()]
         if len(self.tasks.where(phase="backward")) and not any(matched):
-            raise NotApplicableError("the trace does not say which backward work belongs to which layer")
+            raise NotApplicableError(
+                "the trace does not say which backward work belongs to which layer; record it with `daydream collect`"
+            )
 
     def _regions(self, places: np.ndarray) -> list[_Region]:
         """Return the regions of one block's forward pass; none without attention."""

@@ -44,7 +44,11 @@ def dataloader(
     loading, waits = _loading(graph)
     least = get_ms * 1e6
     if waits.time_ns.max(initial=0) <= least:
-        graph.does_not_apply(f"loading takes no step more than the {get_ms:g} ms that fetching a batch costs")
+        longest = waits.time_ns.max(initial=0) / 1e6
+        graph.does_not_apply(
+            f"no step waits longer than {longest:.2f} ms for its data, and fetching a batch from workers costs "
+            f"{get_ms:g} ms (--get-ms): workers would save nothing"
+        )
     before = None if workers is None else _workers_of(graph, loading, waits, recorded, least)
 
     get = graph.insert_after(

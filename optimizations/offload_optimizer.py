@@ -40,7 +40,10 @@ def offload_optimizer(
     updates.need("optimizer work on the device")
     update = update_of(graph)
     if update.elements < 0 or update.kind is None:
-        graph.does_not_apply("the trace does not say which optimizer it has, or of how many parameters")
+        graph.does_not_apply(
+            "the trace does not say which optimizer it has, or of how many parameters; "
+            "record it with `daydream collect`"
+        )
     state = (UPDATE_RULES[update.kind].reads - 2) * STATE_BYTES * update.elements
     if state <= 0:
         graph.does_not_apply(f"{update.kind} keeps no state that could be offloaded")

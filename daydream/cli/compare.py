@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from daydream.cli.output import help_of
-from daydream.cli.source import json_option, read, stdout_for_the_result, step_options, verbose_option
+from daydream.cli.source import (
+    json_option,
+    read,
+    stdout_for_the_result,
+    step_options,
+    trace_words,
+    verbose_option,
+)
 
 if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
@@ -93,7 +100,7 @@ def _compare(
         first: Replay | Prediction = replays[0]
         if whatif is not None:
             progress(f"predicting {whatif}")
-            first = _predicted(replays[0], options)
+            first = _predicted(replays[0], options, trace_words(before, step_marker, steps))
         found = compare(first, replays[1], names=(before, after))
     if as_json:
         print_json(found.to_json())
@@ -101,15 +108,17 @@ def _compare(
         print_screen(difference_text(found, top=top, verbose=verbose))
 
 
-def _predicted(replay: Replay, options: dict[str, Any]) -> Prediction:
+def _predicted(replay: Replay, options: dict[str, Any], trace: list[str]) -> Prediction:
     """Return the prediction; a value that an optimization cannot work with is a usage error."""
     import daydream
     from daydream.cli.failures import of_optimizations
+    from daydream.cli.refusals import with_advice
     from daydream.cli.whatif_options import option_values
 
     ctx = click.get_current_context()
     chosen: list[Optimization] = ctx.meta[CHOSEN]
-    with of_optimizations(ctx, "+".join(each.name for each in chosen)):
+    name = "+".join(each.name for each in chosen)
+    with of_optimizations(ctx, name), with_advice(replay.graph, chosen, trace):
         return daydream.whatif(replay, chosen, **option_values(chosen, options))
 
 

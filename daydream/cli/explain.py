@@ -34,21 +34,26 @@ def _explain(
     import daydream
     from daydream.cli.failures import of_optimizations
     from daydream.cli.progress import Progress
+    from daydream.cli.refusals import with_advice
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.explanation import explain
     from daydream.report.text.explain import explain_json, explain_text
+    from daydream.transforms.compose import parse
 
     ctx = click.get_current_context()
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
         replay = daydream.replay(recording)
-        with contextlib.nullcontext() if whatif is None else of_optimizations(ctx, whatif):
+        again = trace_words(trace, step_marker, steps)
+        with contextlib.ExitStack() as refusing:
+            if whatif is not None:
+                refusing.enter_context(of_optimizations(ctx, whatif))
+                refusing.enter_context(with_advice(replay.graph, parse(whatif), again))
             explanation = explain(replay, whatif, progress=progress)
     if as_json:
         print_json({"trace": trace, **explain_json(explanation)})
         return
-    again = trace_words(trace, step_marker, steps)
     print_screen(explain_text(explanation, verbose=verbose, trace=again))
     best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
     if best is not None:

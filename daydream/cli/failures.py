@@ -126,7 +126,7 @@ def _about_its_file(error: DaydreamError) -> str:
     """Return a message; one about a trace begins with the file that the trace is from."""
     said = str(error)
     about_the_trace = isinstance(error, TraceError | GraphError) and not isinstance(error, FileError)
-    if not about_the_trace or len(read_from) != 1 or read_from[0] in said:
+    if not about_the_trace or len(read_from) != 1 or read_from[0] in said.partition("\n")[0]:
         return said
     return f"{read_from[0]}: {said}"
 

@@ -175,7 +175,8 @@ def _whatif(
         progress("replaying")
         replay = daydream.replay(recording, table=table)
         progress(f"predicting {name}")
-        comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options, contention)
+        again = trace_words(trace, step_marker, steps)
+        comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options, contention, again)
         if output is not None:
             progress(f"writing {output}")
             write_timeline(output, replay, comparison, force=force)
@@ -187,7 +188,6 @@ def _whatif(
     if as_json:
         print_json(whatif_json(comparison))
     else:
-        again = trace_words(trace, step_marker, steps)
         print_screen(whatif_text(comparison, verbose=verbose, suggestion=then, trace=again))
     if output is not None:
         click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
@@ -222,14 +222,16 @@ def _predict(
     optimizations: list[Optimization],
     given: Mapping[str, Any],
     contention: str,
+    trace: list[str],
 ) -> Prediction:
     from daydream.cli.failures import of_optimizations
+    from daydream.cli.refusals import with_advice
     from daydream.cli.whatif_options import option_values
     from daydream.predict.prediction import predict
     from daydream.transforms.compose import edit_of
 
     edit = edit_of(optimizations, option_values(optimizations, given))
-    with of_optimizations(ctx, edit.name):
+    with of_optimizations(ctx, edit.name), with_advice(replay.graph, optimizations, trace):
         return predict(replay, edit, contention=contention)
 
 

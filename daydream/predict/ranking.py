@@ -275,7 +275,9 @@ def _couples(found: Sequence[tuple[Ranked, Optimization]]) -> list[tuple[Optimiz
     worth = [
         (ranked.saving_ns, optimization)
         for ranked, optimization in found
-        if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != stages.NEEDS[stages.HARDWARE]
+        if ranked.saving_ns > 0
+        and not ranked.changes_nothing
+        and ranked.needs != stages.NEEDS[stages.HARDWARE]
     ]
     couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
     return [(one, other) for (_, one), (_, other) in couples]

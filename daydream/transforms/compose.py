@@ -7,8 +7,8 @@ the order of naming does not matter; those without a stage come last, in the ord
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
-from daydream.errors import GraphError, NotApplicableError
+from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.transforms.own_code import own_code
 from daydream.transforms.registry import OWN_FILE, Optimization, describe, find
@@ -135,13 +135,24 @@ def apply(optimizations: Sequence[Optimization], graph: Graph, options: Mapping[
     for optimization in in_order(optimizations):
         own = chosen[optimization.name]
         watch = _Watch(graph)
-        with _running(optimization):
+        with _running(optimization), _as_a_part(optimization, optimizations):
             optimization.function(graph, **own)
         if not watch.edited(graph):
             raise NotApplicableError(f"{optimization.name} found nothing to change in this trace")
     if graph.times is not None and graph.times.answers == answers:
         graph.note("The table of measured times holds none that this prediction asks for; it was not used.")
     return used
+
+
+@contextmanager
+def _as_a_part(optimization: Optimization, optimizations: Sequence[Optimization]) -> Iterator[None]:
+    """Name the one of several that does not apply."""
+    try:
+        yield
+    except NoMatchError as error:
+        if len(optimizations) > 1:
+            error.args = (f"{optimization.name}: {error}",)
+        raise
 
 
 def _running(optimization: Optimization) -> AbstractContextManager[None]:

@@ -52,7 +52,8 @@ def test_a_value_that_the_file_refuses_is_a_usage_error(ask, folder):
 
     assert (refused.code, nothing.code) == (USAGE, FAILED)
     assert refused.err.startswith("error: keep must be above 0, not 0\n")
-    assert nothing.err == "error: step.parquet: there is nothing to do\n"
+    rank = "       daydream rank --trace step.parquet lists the changes that do apply.\n"
+    assert nothing.err == "error: step.parquet: there is nothing to do\n" + rank
 
 
 def test_a_layer_that_is_not_there_gets_the_nearest(ask, folder):

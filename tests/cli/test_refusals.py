@@ -1,0 +1,60 @@
+"""Where an optimization does not apply: the reason, and what to do, on every example."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from daydream.transforms.registry import names
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("asked", "trace", "lines"),
+    [
+        (
+            "amp", "cpu.json.gz",
+            ["cpu.json.gz: this trace has no kernels in the forward or backward pass",
+             "The trace is of CPU work only: record a step on a GPU to predict this."],
+        ),
+        (
+            "fused-adam+amp", "cpu.json.gz",
+            ["cpu.json.gz: amp: this trace has no kernels in the forward or backward pass",
+             "The trace is of CPU work only: record a step on a GPU to predict this."],
+        ),
+        (
+            "dataloader", "cpu.json.gz",
+            ["cpu.json.gz: no step waits longer than 0.53 ms for its data, and fetching a batch from workers "
+             "costs 1.5 ms (--get-ms): workers would save nothing"],
+        ),
+        (
+            "compression", "gpt.json.gz",
+            ["gpt.json.gz: this trace has no all-reduce in the backward pass",
+             "Predict several GPUs with it (ddp+compression), or record a job of several ranks: daydream "
+             "collect --nproc-per-node 2 SCRIPT"],
+        ),
+        ("fused-softmax", "cpu.json.gz", ["cpu.json.gz: no softmax in this trace"]),
+    ],
+)  # fmt: skip
+def test_where_nothing_applies_it_says_what_to_do(ask, folder, asked, trace, lines):
+    shutil.copy(EXAMPLES / "mlp_cpu.json.gz", folder / "cpu.json.gz")
+    shutil.copy(EXAMPLES / "synthetic_gpt_gpu.json.gz", folder / "gpt.json.gz")
+
+    done = ask("whatif", asked, "--trace", trace)
+
+    rank = f"daydream rank --trace {trace} lists the changes that do apply."
+    assert done.code == 1
+    assert done.err == "\n       ".join([f"error: {lines[0]}", *lines[1:], rank]) + "\n"
+
+
+@pytest.mark.parametrize("example", ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz"])
+@pytest.mark.parametrize("name", names())
+def test_every_refusal_has_a_next_step(ask, name, example):
+    done = ask("whatif", name, "--json", "--trace", str(EXAMPLES / example))
+
+    if done.code:
+        assert re.search(r"daydream (rank|collect) |--help'|give --\w+", done.err), done.err
