@@ -162,7 +162,8 @@ class _Finder:
         matched = [self._backward(key[0], self.place[part.ids], linear) for key, part in backward.items()]
         if len(self.tasks.where(phase="backward")) and not any(matched):
             raise NotApplicableError(
-                "the trace does not say which backward work belongs to which layer; record it with `daydream collect`"
+                "the trace does not say which backward work belongs to which layer; "
+                "record it with `daydream collect`"
             )
 
     def _regions(self, places: np.ndarray) -> list[_Region]:

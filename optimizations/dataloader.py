@@ -46,8 +46,8 @@ def dataloader(
     if waits.time_ns.max(initial=0) <= least:
         longest = waits.time_ns.max(initial=0) / 1e6
         graph.does_not_apply(
-            f"no step waits longer than {longest:.2f} ms for its data, and fetching a batch from workers costs "
-            f"{get_ms:g} ms (--get-ms): workers would save nothing"
+            f"no step waits longer than {longest:.2f} ms for its data, and fetching a batch from workers "
+            f"costs {get_ms:g} ms (--get-ms): workers would save nothing"
         )
     before = None if workers is None else _workers_of(graph, loading, waits, recorded, least)
 

@@ -65,7 +65,7 @@ def _compare(
     step_marker: str | None,
     steps: str | None,
     whatif: str | None,
-    top: int,
+    top: int | None,
     verbose: bool,
     as_json: bool,
     **options: Any,
@@ -105,7 +105,7 @@ def _compare(
     if as_json:
         print_json(found.to_json())
     else:
-        print_screen(difference_text(found, top=top, verbose=verbose))
+        print_screen(difference_text(found, top=top or SHOWN, verbose=verbose, fitted=top is None))
 
 
 def _predicted(replay: Replay, options: dict[str, Any], trace: list[str]) -> Prediction:
@@ -136,8 +136,8 @@ command = Compare(
             help="Predict this change from BEFORE, and compare the prediction with AFTER. Takes its options.",
         ),
         click.Option(
-            ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",
-            help="How many rows of each part to show; --json has all.",
+            ["--top"], type=click.IntRange(1), metavar="N",
+            help=f"How many rows of each part to show, by default up to {SHOWN}; --json has all.",
         ),
         verbose_option("phases, layers and kernels, and what runs meanwhile"),
         json_option(),

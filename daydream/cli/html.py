@@ -66,7 +66,7 @@ def write_html(
         begin = time.perf_counter()
         ranking = rank(replay, pairs=0, with_curves=False, progress=progress)
         taken = time.perf_counter() - begin
-        tried = len(ranking.optimizations) + len(ranking.left_out)
+        tried = len(ranking.optimizations) + len(ranking.optimizations_left_out)
         said = f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without\n{said}"
     progress(f"writing {output}", -1.0)
     write(output, replay, comparison, ranking=ranking, force=force)

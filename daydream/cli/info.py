@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.source import json_option, read, step_options, trace_words
+from daydream.cli.source import json_option, read, step_options, trace_words, verbose_option
 
 
 def _info(
-    trace: str | None, named: str | None, step_marker: str | None, steps: str | None, as_json: bool
+    trace: str | None,
+    named: str | None,
+    step_marker: str | None,
+    steps: str | None,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """Say what a trace holds, and whether that is good enough.
 
@@ -32,9 +37,10 @@ def _info(
     if as_json:
         print_json({"trace": trace, **found.to_json()})
         return
-    print_screen(info_text(found))
+    again = trace_words(trace, step_marker, steps)
+    print_screen(info_text(found, verbose=verbose, trace=again))
     if found.replay is not None:
-        print_next("explain", *trace_words(trace, step_marker, steps))
+        print_next("explain", *again)
 
 
 command = click.Command(
@@ -46,6 +52,7 @@ command = click.Command(
         click.Argument(["trace"], required=False, metavar="TRACE"),
         click.Option(["--trace", "named"], metavar="TRACE", help="The same, as other commands take it."),
         *step_options(),
+        verbose_option("all that the trace holds, and every note"),
         json_option(),
     ],
 )

@@ -23,7 +23,7 @@ def _rank(
     step_marker: str | None,
     steps: str | None,
     table: str | None,
-    top: int,
+    top: int | None,
     pairs: int,
     no_curves: bool,
     verbose: bool,
@@ -57,7 +57,8 @@ def _rank(
         print_json({"trace": trace, **ranking.to_json()})
         return
     again = trace_words(trace, step_marker, steps)
-    print_screen(ranking_text(ranking, top=top, verbose=verbose, trace=again))
+    text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, trace=again, fitted=top is None)
+    print_screen(text)
     best = next((each for each in ranking.optimizations if each.saving_ns > 0), None)
     if best is None or best.changes_nothing:
         print_next("explain", *again)
@@ -74,8 +75,8 @@ command = click.Command(
         *trace_options(),
         table_option(),
         click.Option(
-            ["--top"], type=click.IntRange(1), default=SHOWN, show_default=True, metavar="N",
-            help="How many rows of each table to show; --json has all.",
+            ["--top"], type=click.IntRange(1), metavar="N",
+            help=f"How many rows of each table to show, by default up to {SHOWN}; --json has all.",
         ),
         click.Option(
             ["--pairs"], type=click.IntRange(0, 20), default=PAIRS, show_default=True, metavar="N",

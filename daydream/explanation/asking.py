@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daydream.errors import DaydreamError
+from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay
 from daydream.transforms.compose import edit_of, parse
@@ -103,11 +104,21 @@ class WhatIfRunner:
         return WhatIfResult("scale", options, self.step_ns, comparison.simulated_ns)
 
     def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[WhatIfResult]:
-        """Return the answers, the one that saves most first; of equal ones the first asked."""
+        """Return the answers, the one that saves most first; of equal ones the first asked.
+
+        Of two that are the same change there is one, as `rank` chooses it.
+        """
         answers = [self.ask(name, **options) for name, options in asked]
-        return sorted(
+        kept: list[WhatIfResult] = []
+        for answer in sorted(
             answers, key=lambda answer: -(answer.saving_ns if answer.saving_ns is not None else -1e18)
-        )
+        ):
+            twin = next((place for place, other in enumerate(kept) if _same_change(answer, other)), None)
+            if twin is None:
+                kept.append(answer)
+            else:
+                kept[twin] = min(kept[twin], answer, key=lambda each: preference(each.notes, each.name))
+        return kept
 
     def _asked(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
         whole, values = name, dict(options)
@@ -122,3 +133,10 @@ class WhatIfRunner:
         known = set(self.replay.notes)
         notes = tuple(note for note in comparison.notes if note not in known)
         return WhatIfResult(whole, values, self.step_ns, comparison.predicted_ns, comparison.reason, notes)
+
+
+def _same_change(one: WhatIfResult, other: WhatIfResult) -> bool:
+    """Tell whether two answers are of one change: they exclude each other and give the same step."""
+    names = [each.name.rsplit("+", 1)[-1] for each in (one, other)]
+    excluded = names[1] in find(names[0]).excludes or names[0] in find(names[1]).excludes
+    return excluded and one.predicted_ns is not None and one.predicted_ns == other.predicted_ns

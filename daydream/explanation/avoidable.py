@@ -274,7 +274,7 @@ def between_batches(scene: Scene) -> Iterator[Avoidable]:
 def updates(scene: Scene) -> Iterator[Avoidable]:
     """An update that goes parameter by parameter launches a kernel or more for each of them."""
     mask = scene.phase == OPTIMIZER
-    asked = ["fused-optimizer", "foreach-optimizer"]
+    asked = ["fused-adam", "fused-optimizer", "foreach-optimizer"]
     yield from scene.found("optimizer", mask, asked, "the optimizer's work")
 
 

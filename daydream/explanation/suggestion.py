@@ -10,6 +10,7 @@ from daydream.errors import DaydreamError
 from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
 from daydream.explanation.causes import trace_back
+from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.transforms import stages
 from daydream.transforms.compose import check, edit_of, parse
@@ -77,24 +78,25 @@ def suggestion(
     mine = parse(comparison.optimization) if optimizations is None else list(optimizations)
     chain = trace_back(settled.timeline, settled.copy, steps)
     costs = avoidable(chain, _Listed(comparison.replay, comparison))
-    found: list[Suggestion] = []
+    found: list[tuple[int, tuple[int, str], Suggestion]] = []
     asked = answered = 0  # candidates that were simulated, and costs that any of them is an answer to
     for cost in sorted(costs, key=lambda cost: -cost.cost_ns):
         before = asked
         for name, own in _candidates(cost, mine):
             try:
-                predicted = _predicted(comparison, [*mine, find(name)], {**(options or {}), **own})
+                both = _predicted(comparison, [*mine, find(name)], {**(options or {}), **own})
             except DaydreamError:  # it does not apply to this trace, or not together with the others
                 continue
             asked += 1
-            if predicted is not None:
-                found.append(Suggestion(name, own, comparison.simulated_ns, predicted))
+            if both.predicted_ns is not None:
+                tried = Suggestion(name, own, comparison.simulated_ns, both.predicted_ns)
+                found.append((both.predicted_ns, preference(both.notes, name), tried))
             if asked == MOST_ASKED:
                 break
         answered += asked > before
         if asked == MOST_ASKED or answered == MOST_COSTS:
             break
-    best = max(found, key=lambda each: each.saving_ns, default=None)
+    best = min(found, key=lambda each: each[:2])[2] if found else None
     return best if best is not None and best.saving_ns >= LEAST * best.step_ns else None
 
 
@@ -112,5 +114,5 @@ def _candidates(cost: Avoidable, mine: Sequence[Optimization]) -> list[tuple[str
 
 def _predicted(
     comparison: Prediction, optimizations: Sequence[Optimization], options: Mapping[str, Any]
-) -> int | None:
-    return predict(comparison.replay, edit_of(optimizations, options)).predicted_ns
+) -> Prediction:
+    return predict(comparison.replay, edit_of(optimizations, options))

@@ -11,6 +11,7 @@ from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
+from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.sensitivity import Curve, curves
@@ -129,6 +130,11 @@ class Ranking(NotebookFigure):
         first = f", {best.name} first ({best.speedup:.2f}x)" if best and best.speedup else ""
         return f"<Ranking of {len(self.optimizations)} optimizations{first}>"
 
+    @property
+    def optimizations_left_out(self) -> dict[str, str]:
+        """The reasons of the optimizations that were left out, without those of pairs."""
+        return {name: reason for name, reason in self.left_out.items() if "+" not in name}
+
     def to_pandas(self) -> pd.DataFrame:
         """Return a row per optimization and pair, in this order."""
         import pandas as pd
@@ -246,7 +252,7 @@ def _without_twins(
     """
     kept: list[tuple[Ranked, Optimization]] = []
     same: dict[str, str] = {}
-    for ranked, optimization in sorted(found, key=lambda pair: (len(pair[0].notes), pair[0].name)):
+    for ranked, optimization in sorted(found, key=lambda pair: preference(pair[0].notes, pair[0].name)):
         twin = next((name for name, other in _figures(kept, optimization) if other == _figure(ranked)), None)
         if twin is None:
             kept.append((ranked, optimization))
@@ -272,12 +278,11 @@ def _figure(ranked: Ranked) -> tuple[int | None, ...]:
 
 def _couples(found: Sequence[tuple[Ranked, Optimization]]) -> list[tuple[Optimization, Optimization]]:
     """Return the pairs worth trying, those first that save most together if they do not touch each other."""
+    hardware = stages.NEEDS[stages.HARDWARE]
     worth = [
         (ranked.saving_ns, optimization)
         for ranked, optimization in found
-        if ranked.saving_ns > 0
-        and not ranked.changes_nothing
-        and ranked.needs != stages.NEEDS[stages.HARDWARE]
+        if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != hardware
     ]
     couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
     return [(one, other) for (_, one), (_, other) in couples]

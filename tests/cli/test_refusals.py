@@ -10,6 +10,14 @@ import pytest
 
 from daydream.transforms.registry import names
 
+NO_WAIT = (
+    "cpu.json.gz: no step waits longer than 0.53 ms for its data, and fetching a batch from workers costs "
+    "1.5 ms (--get-ms): workers would save nothing"
+)
+AS_DDP = (
+    "Predict several GPUs with it (ddp+compression), or record a job of several ranks: daydream collect "
+    "--nproc-per-node 2 SCRIPT"
+)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -28,14 +36,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ),
         (
             "dataloader", "cpu.json.gz",
-            ["cpu.json.gz: no step waits longer than 0.53 ms for its data, and fetching a batch from workers "
-             "costs 1.5 ms (--get-ms): workers would save nothing"],
+            [NO_WAIT],
         ),
         (
             "compression", "gpt.json.gz",
             ["gpt.json.gz: this trace has no all-reduce in the backward pass",
-             "Predict several GPUs with it (ddp+compression), or record a job of several ranks: daydream "
-             "collect --nproc-per-node 2 SCRIPT"],
+             AS_DDP],
         ),
         ("fused-softmax", "cpu.json.gz", ["cpu.json.gz: no softmax in this trace"]),
     ],

@@ -17,11 +17,18 @@ import daydream
 from daydream.errors import DaydreamError
 from daydream.explanation.parts import parts_of_change
 from daydream.explanation.suggestion import Suggestion, suggestion
+from daydream.predict.difference import compare
+from daydream.report.html.ranking import whatifs
 from daydream.report.text import answer
+from daydream.report.text.difference import difference_text
 from daydream.report.text.explain import explain_text
 from daydream.report.text.layout import height
+from daydream.report.text.numbers import step_change_text
+from daydream.report.text.overview import overview
+from daydream.report.text.overview_text import info_text
 from daydream.report.text.ranking import ranking_text
 from daydream.report.text.results import replay_text, whatif_text
+from daydream.transforms.registry import names
 
 COLUMNS, LINES = 80, 24
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -77,6 +84,14 @@ def screens(replay, name):
             following = ["whatif", f"{asked}+{found.name}", *trace, *found.command]
         yield asked, lines(whatif_text(comparison, suggestion=found, trace=trace), words, following)
     explanation = daydream.explain(replay)
+    ranking = daydream.rank(replay, pairs=3)
+    best = next((each for each in ranking.optimizations if each.saving_ns > 0), None)
+    following = then if best is None or best.changes_nothing else ("whatif", best.name, *trace)
+    yield "rank", lines(ranking_text(ranking, top=5, trace=trace, fitted=True), ("rank", *trace), following)
+    found = overview(replay.graph.trace)
+    yield "info", lines(info_text(found, trace=trace), ("info", name), then)
+    difference = compare(replay, replay, names=(name, name))
+    yield "compare", lines(difference_text(difference, top=3, fitted=True), ("compare", name, name))
     best = next((cost.best for cost in explanation.worth_it if cost.best is not None), None)
     following = then if best is None else (*best.command[1:], *trace)
     yield "explain", lines(explain_text(explanation, trace=trace), ("explain", *trace), following)
@@ -199,7 +214,7 @@ def test_notes_about_the_recording_are_counted_and_those_about_the_prediction_to
     (recorded,) = replay.notes
     own = [note for note in comparison.notes if note not in replay.notes]
     assert recorded not in text
-    assert "1 note about the recording: daydream info t.parquet" in text
+    assert "1 note about the recording: daydream info -v t.parquet" in text
     assert own
     assert all(f"note: {note}" in text for note in own)
     whole = " ".join(whatif_text(comparison, verbose=True).split())
@@ -294,3 +309,59 @@ def test_explain_names_the_bound_then_the_cost_its_command_and_its_code(replay):
     assert text.index("in code: ") > at[-1]
     assert text.index("what a step waits for (the critical path)") > at[-1]
     assert "off the critical path\n" not in text
+
+
+def test_a_range_on_both_sides_of_1x_is_undecided():
+    assert step_change_text(100, 100, 90, 110).endswith(", 1.00x (may help or hurt: 0.91 to 1.11x)")
+    assert step_change_text(100, 80, 70, 90).endswith(", 1.25x (90 % interval 1.11 to 1.43x)")
+    assert step_change_text(100, 120, 110, 130).endswith(", 0.83x (90 % interval 0.77 to 0.91x)")
+
+
+def test_explain_and_rank_choose_the_same_name_of_one_change():
+    replay = shared_example("mlp_cpu.json.gz")
+    named = {answer.name for cost in daydream.explain(replay).avoidable for answer in cost.answers}
+    ranked = daydream.rank(replay, pairs=0, with_curves=False)
+
+    assert "fused-adam" in named & {each.name for each in ranked.optimizations}
+    assert not {"fused-optimizer"} & (named | {each.name for each in ranked.optimizations})
+
+
+def test_steps_that_all_replay_exactly_have_no_worst_one():
+    rows = [op("a", 10 * n, 10 * n + 8) for n in range(31)]
+    replay = daydream.replay(trace(rows, steps=tuple(range(0, 311, 10))))
+    assert len(replay.steps) > 12
+    assert f"  each of the {len(replay.steps)} steps replays with an error of 0.00 %\n" in replay_text(replay)
+    assert "worst of" in replay_text(replay, verbose=True)
+    replay.steps[7].replayed_ns += 100
+
+    assert f"worst of {len(replay.steps)} steps; --json has them all" in replay_text(replay)
+
+
+def test_what_info_leaves_out_stands_behind_verbose():
+    found = overview(shared_replay("kineto/v100_recsys_rank1of2_copy_waits.json.gz").graph.trace)
+    short, whole = info_text(found), info_text(found, verbose=True)
+
+    assert "-v adds: events, runs on, launches, waits, collectives and 6 notes" in short
+    assert "-v adds" not in whole
+    for name in (
+        "trace",
+        "device",
+        "events",
+        "runs on",
+        "steps",
+        "launches",
+        "waits",
+        "phases",
+        "collectives",
+    ):
+        assert f"\n  {name} " in whole
+    assert whole.count("\n  - ") == 6
+
+
+def test_the_optimizations_left_out_are_counted_alike_in_text_and_html():
+    ranking = daydream.rank(shared_example("synthetic_gpt_gpu.json.gz"), with_curves=False)
+    count = len(ranking.optimizations_left_out)
+
+    assert count + len(ranking.optimizations) == len(names())
+    assert f"{count} that were left out" in ranking_text(ranking, top=5)
+    assert f"{count} others, and why" in whatifs(ranking)

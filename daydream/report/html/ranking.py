@@ -61,8 +61,8 @@ def _interval(each: Ranked, figures: Figures) -> Cell:
 
 
 def _left_out(ranking: Ranking) -> Html:
-    if not ranking.left_out:
+    rows = [[name, reason] for name, reason in ranking.optimizations_left_out.items()]
+    if not rows:
         return Html()
-    rows = [[name, reason] for name, reason in ranking.left_out.items()]
     title = f"{count(len(rows), 'other')}, and why they say nothing here"
     return element("details", element("summary", title), table(["left out", "why"], rows))

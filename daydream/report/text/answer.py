@@ -20,7 +20,7 @@ from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     change_text,
     count,
-    gain_range_text,
+    likely_gain,
     percent,
     range_text,
     scale,
@@ -80,8 +80,7 @@ def headline(comparison: Prediction) -> Headline:
         return Headline(f"{name}: cannot be predicted from this trace; {error}")
     told = _told(comparison)
     step = "per step" if told.profiled else "per step without the profiler"
-    gain = gain_range_text(told.before_ns, *told.ends_ns)
-    likely = f" (90 % interval {gain})" if gain else ""
+    likely = likely_gain(told.before_ns, *told.ends_ns)
     times = speedup(told.before_ns, told.after_ns)
     return Headline(f"{name}: {change_text(told.before_ns, told.after_ns)} {step}, {times}{likely}; {error}")
 

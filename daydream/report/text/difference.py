@@ -11,10 +11,12 @@ from daydream.report.text.breakdown import Parts, breakdown_rows, breakdown_tabl
 from daydream.report.text.layout import (
     MARGIN,
     NAME_WIDTH,
+    Block,
     Facts,
     Screen,
     Table,
     Words,
+    fitting,
     headed,
     layer_name,
     notes,
@@ -41,26 +43,46 @@ MOST_NAMES = 5
 COPIES = ("Memcpy ", "Memset ")  # named by what they copy, not as functions are
 
 
-def difference_text(difference: Difference, *, top: int = TOP, verbose: bool = False) -> Screen:
+def difference_text(
+    difference: Difference, *, top: int = TOP, verbose: bool = False, fitted: bool = False
+) -> Screen:
     """Return the change of the step, where the time of both goes by cause, and what changed most.
 
-    Verbose adds phases and layers, and the work by layer, operator, kernel and CPU operator.
+    Verbose adds phases and layers, the work by layer, operator, kernel and CPU operator, and the notes.
+    `fitted` shows fewer than `top` rows where a usual terminal has no room for them.
     """
     one, two = difference.before, difference.after
     steps = step_rows(difference, verbose=verbose)
-    more = [] if verbose else [Words("-v adds: phases, layers and kernels, and what runs meanwhile")]
-    return Screen([
+    top_of_all: list[Block] = [
         *headed(difference_headline(difference)),
         Facts(list(zip(columns_of(difference), (side_text(one), side_text(two)), strict=True))),
         "",
         Table(steps, judged=0) if one.prediction else breakdown_table(steps),
         *map(Words, step_remarks(difference)),
         "",
-        work_table(difference, top, verbose=verbose),
-        *(Words(said, MARGIN, MARGIN * 2) for said in unchanged(difference)),
-        *more,
-        *notes(difference.notes()),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    same = [Words(said, MARGIN, MARGIN * 2) for said in unchanged(difference)]
+    if verbose:
+        return Screen([
+            *top_of_all, work_table(difference, top), *same, *notes(difference.notes()),
+        ])  # fmt: skip
+
+    said = notes(difference.notes())
+
+    def screen(rows: int, lines: int, *, noted: bool = True) -> Screen:
+        others = "" if lines == len(same) else ", what is new and what has vanished"
+        hidden = f", {count(len(said) - 2, 'note')}" if said and not noted else ""
+        more = f"-v adds: phases, layers and kernels, what runs meanwhile{others}{hidden}"
+        return Screen([
+            *top_of_all, work_table(difference, rows, verbose=False), *same[:lines],
+            Words(more, MARGIN, 2 * MARGIN), *(said if noted else []),
+        ])  # fmt: skip
+
+    if not fitted:
+        return screen(top, len(same))
+    fewer = [(rows, len(same)) for rows in range(top, 1, -1)]
+    fewer += [(2, lines) for lines in range(len(same) - 1, -1, -1)] + [(1, 0)]
+    return fitting(screen(*each, noted=noted) for noted in (True, False) for each in fewer)
 
 
 def columns_of(difference: Difference) -> tuple[str, str]:

@@ -77,10 +77,10 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
             *_first_costs(explanation, costs),
             "",
             _explained_causes(explanation, causes),
-            Words(_more(explanation, costs)),
+            *([Words(_more(explanation, costs))] if more else []),
             *bottom,
         ])
-        for costs, fewest in ((FIRST_COSTS, FEW_CAUSES), (1, 1))
+        for costs, fewest, more in ((FIRST_COSTS, FEW_CAUSES, True), (1, 1, True), (1, 1, False))
         for causes in range(MOST_CAUSES, fewest - 1, -1)
     )  # fmt: skip
     return fitting(screens, trace)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from daydream.report.text.layout import printable
 from daydream.report.text.numbers import count
 
-LONGEST = 30  # characters of a trace's name that leave the line one
-
 
 def recording_notes(notes: Sequence[str], trace: Sequence[str]) -> list[str]:
     """Return how many notes there are about a recording, and the command that tells them; or nothing.
@@ -19,6 +17,6 @@ def recording_notes(notes: Sequence[str], trace: Sequence[str]) -> list[str]:
     if not notes:
         return []
     words = trace[1:] if trace and trace[0] == "--trace" else trace
-    said = f"{count(len(dict.fromkeys(notes)), 'note')} about the recording: daydream info "
+    said = f"{count(len(dict.fromkeys(notes)), 'note')} about the recording: daydream info -v "
     name = printable(shlex.join(words))
-    return [said + (name if 0 < len(name) <= LONGEST else "TRACE")]
+    return [said + (name or "TRACE")]

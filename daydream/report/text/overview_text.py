@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from daydream.predict.recorded_time import recorded_time
 from daydream.report.text.collected import collected_facts
-from daydream.report.text.layout import Facts, Screen, Title, notes, printable, shortened
+from daydream.report.text.layout import (
+    MARGIN,
+    Block,
+    Facts,
+    Screen,
+    Title,
+    Words,
+    fitting,
+    notes,
+    printable,
+    shortened,
+)
 from daydream.report.text.numbers import count, listed, percent, range_text, time_text
 from daydream.report.text.overview import rows_by_kind, span_ns, step_spread
 
@@ -23,6 +35,8 @@ NOUNS = {  # of kinds of events
     "runtime": ("runtime call",),
     "sync": ("synchronization",),
 }
+FIRST = ("trace", "device", "steps")  # what stands on every screen
+LAST = ("software", "events", "runs on", "launches", "waits")  # left out first where lines are few
 QUESTIONS = {
     "replay": "replaying",
     "what-if": "what-ifs",
@@ -32,9 +46,12 @@ QUESTIONS = {
 }
 
 
-def info_text(overview: Overview) -> Screen:
-    """Return whether a trace is good enough, and what it holds, a screen of it."""
-    found = Facts([
+def info_text(overview: Overview, *, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
+    """Return whether a trace is good enough, and what it holds: a screen of it, `verbose` all of it.
+
+    `trace` are the words that name the trace on a command line.
+    """
+    found = [
         ("trace", _recorded(overview)),
         ("device", _device(overview)),
         *_software(overview),
@@ -45,14 +62,34 @@ def info_text(overview: Overview) -> Screen:
         ("launches", _launches(overview)),
         ("waits", _waits(overview)),
         ("phases", _phases(overview)),
-    ])  # fmt: skip
+    ]  # fmt: skip
     verdicts = overview.verdicts()
     answers = []
     for name, question in QUESTIONS.items():
         answer, why = verdicts[name]
         answers.append((question, f"{answer}: {why}"))
-    enough = Facts(answers, answers=True)
-    return Screen([Title("good enough for"), enough, "", Title("recorded"), found, *notes(overview.notes())])
+    top: list[Block] = [Title("good enough for"), Facts(answers, answers=True), "", Title("recorded")]
+    told = list(dict.fromkeys(map(printable, overview.notes())))
+    if verbose:
+        return Screen([*top, Facts(found), *notes(told)])
+    detail = sorted((name for name, _ in found if name not in FIRST), key=_importance)
+    screens = (
+        Screen([*top, Facts([each for each in found if each[0] not in left_out]),
+                *notes(told[:most]), *_more(left_out, len(told) - most)])
+        for most in range(len(told), -1, -1)
+        for left_out in (detail[:number] for number in range(len(detail) + 1))
+    )  # fmt: skip
+    return fitting(screens, trace)
+
+
+def _importance(name: str) -> int:
+    return LAST.index(name) if name in LAST else len(LAST)
+
+
+def _more(left_out: Sequence[str], others: int) -> list[Block]:
+    """Return a line on what `-v` adds, if anything."""
+    more = [*left_out, *([count(others, "note")] if others else [])]
+    return [Words(f"-v adds: {listed(more)}", MARGIN, 2 * MARGIN)] if more else []
 
 
 def _recorded(overview: Overview) -> str:

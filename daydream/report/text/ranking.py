@@ -12,6 +12,7 @@ from daydream.report.text.layout import (
     Table,
     Title,
     Words,
+    fitting,
     headed,
     notes,
     printable,
@@ -44,6 +45,7 @@ THEN = "then the step is"
 ONLY_VERBOSE = ("saves", "needs")  # columns that follow from others, or stand below the row
 PATH = "of the critical path, the work that sets its length"
 MOST_PAIRS = 2  # on a screen that is not verbose
+FEWEST = 3  # optimizations there, unless they take many lines
 CURVES = (
     "own time: what the part takes in a step; at 50%: the step if it took half of that; pays down to: below "
     "this share of its time, making it faster shortens the step no more"
@@ -51,16 +53,28 @@ CURVES = (
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 
-def ranking_text(ranking: Ranking, *, top: int, verbose: bool = False, trace: Sequence[str] = ()) -> Screen:
-    """Return the best optimizations and pairs with the code that makes them; verbose what else was found."""
+def ranking_text(
+    ranking: Ranking, *, top: int, verbose: bool = False, trace: Sequence[str] = (), fitted: bool = False
+) -> Screen:
+    """Return the best optimizations and pairs with the code that makes them; verbose what else was found.
+
+    `fitted` shows fewer than `top` rows where a usual terminal has no room for them.
+    """
     verbose = verbose or not ranking.optimizations  # then the reasons are the answer
-    return Screen([
-        *headed(ranking_headline(ranking)),
-        "",
-        *_optimizations(ranking, top, verbose=verbose),
-        *([*_curves(ranking, top), *_left_out(ranking), *notes(ranking.notes())] if verbose else []),
-        *([] if verbose else _more(ranking, trace)),
-    ])  # fmt: skip
+
+    def screen(rows: int, pairs: int) -> Screen:
+        return Screen([
+            *headed(ranking_headline(ranking)),
+            "",
+            *_optimizations(ranking, rows, pairs, verbose=verbose),
+            *([*_curves(ranking, rows), *_left_out(ranking), *notes(ranking.notes())] if verbose else []),
+            *([] if verbose else _more(ranking, trace)),
+        ])  # fmt: skip
+
+    if verbose or not fitted:
+        return screen(top, len(ranking.pairs) if verbose else MOST_PAIRS)
+    few = [(rows, pairs) for pairs in (MOST_PAIRS, 1) for rows in range(top, FEWEST - 1, -1)]
+    return fitting((screen(*each) for each in [*few, (FEWEST, 0), (1, 0)]), trace)
 
 
 def ranking_headline(ranking: Ranking) -> list[str]:
@@ -77,11 +91,11 @@ def ranking_headline(ranking: Ranking) -> list[str]:
     return [f"{said}; replay error {error}", *mean, f"now {bound_text(ranking.bound, 0.0)}{share}"]
 
 
-def _optimizations(ranking: Ranking, top: int, *, verbose: bool) -> list[Block]:
+def _optimizations(ranking: Ranking, top: int, most_pairs: int, *, verbose: bool) -> list[Block]:
     if not ranking.optimizations:
         return [f"{MARGIN}no optimization applies to this trace"]
     better = effective(ranking)
-    pairs = ranking.pairs if verbose else ranking.pairs[:MOST_PAIRS]
+    pairs = ranking.pairs[:most_pairs]
     blocks: list[Block] = [*_best(ranking, better[:top], pairs, verbose=verbose)]
     if better[top:]:
         names = ", ".join(f"{printable(each.name)} {times_faster(each)}" for each in better[top:])
@@ -138,9 +152,10 @@ def _made_by(each: Ranked, told: set[str]) -> str:
 
 def _more(ranking: Ranking, trace: Sequence[str]) -> list[Block]:
     """Return a line on what `-v` adds."""
+    left_out = len(ranking.optimizations_left_out)
     more = [
         *(["what each layer and kernel would save"] if ranking.curves else []),
-        *([f"{len(ranking.left_out)} that were left out, and why"] if ranking.left_out else []),
+        *([f"{left_out} that were left out, and why"] if left_out else []),
     ]
     lines = [f"{head}: {count(len(names), 'change')}" for head, names in without_gain(ranking)]
     blocks: list[Block] = [Words("   ".join(lines))] if lines else []

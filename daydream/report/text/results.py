@@ -64,7 +64,7 @@ def replay_text(replay: Replay, *, verbose: bool = False, trace: Sequence[str] =
         Words(MEANING),
     ]
     if verbose:
-        rows = _steps(replay.steps, several_ranks=several)
+        rows = _steps(replay.steps, several_ranks=several, always=True)
         return Screen([*top, "", *rows, "", Facts(graph_facts(replay, said)), *notes(replay.notes)])
     bottom: list[Block] = ["", starts, *map(Words, recording_notes(replay.notes, trace))]
     screens = (
@@ -152,8 +152,16 @@ def import_text(trace: Trace, rows_by_kind: Mapping[str, int]) -> Screen:
     return Screen([found_out, *notes(metadata.get("notes", []))])
 
 
-def _steps(steps: Sequence[StepReplay], *, several_ranks: bool, most: int = MOST_STEPS) -> list[Block]:
-    """Return a row for each step, or for the worst ones where there are many."""
+def _steps(
+    steps: Sequence[StepReplay], *, several_ranks: bool, most: int = MOST_STEPS, always: bool = False
+) -> list[Block]:
+    """Return a row for each step, or for the worst ones where there are many.
+
+    Of many that all replay without a visible error none is the worst: that is one line, but for `always`.
+    """
+    exact = {percent(step.error, signed=True) for step in steps} == {percent(0.0)}
+    if exact and len(steps) > min(most, MOST_STEPS) and not always:
+        return [f"{MARGIN}each of the {len(steps)} steps replays with an error of {percent(0.0)}"]
     rows = step_rows(steps, several_ranks=several_ranks, most=most)
     if len(rows) - 1 == len(steps):
         return [Table(rows)]
