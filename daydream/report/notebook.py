@@ -21,6 +21,7 @@ from daydream.predict.replay import Replay
 from daydream.predict.scale_out import Scaling
 from daydream.predict.sensitivity import Curves
 from daydream.predict.sweep import Sweep
+from daydream.report.text.answer import answer_lines
 from daydream.report.text.breakdown import breakdown_rows, moved_bound
 from daydream.report.text.difference import (
     difference_headline,
@@ -37,6 +38,7 @@ from daydream.report.text.ranking import curve_rows, optimization_rows, ranking_
 from daydream.report.text.results import (
     edits_text,
     likely_text,
+    replay_answer,
     replay_headline,
     step_rows,
     typical_prediction,
@@ -141,6 +143,7 @@ def _replay(replay: Replay) -> str:
     rows = step_rows(replay.steps, several_ranks=several)
     shown = len(rows) - 1
     return _together(
+        replay_answer(replay),
         replay_headline(replay),
         *unprofiled_replay(replay),
         _table(rows),
@@ -153,7 +156,8 @@ def _replay(replay: Replay) -> str:
 def _comparison(comparison: Prediction) -> str:
     before, after = parts_of_change(comparison)
     return _together(
-        f"{comparison.optimization}: {whatif_headline(comparison)}",
+        *answer_lines(comparison),
+        whatif_headline(comparison),
         likely_text(comparison),
         *typical_prediction(comparison),
         *unprofiled_prediction(comparison),

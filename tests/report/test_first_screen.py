@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from functools import cache, partial
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from daydream.errors import DaydreamError
 from daydream.explanation.parts import parts_of_change
 from daydream.explanation.suggestion import Suggestion, suggestion
 from daydream.predict.difference import compare
+from daydream.report.html.page import page
 from daydream.report.html.ranking import whatifs
+from daydream.report.notebook import html
 from daydream.report.text import answer
 from daydream.report.text.difference import difference_text
 from daydream.report.text.explain import explain_text
@@ -365,3 +368,20 @@ def test_the_optimizations_left_out_are_counted_alike_in_text_and_html():
     assert count + len(ranking.optimizations) == len(names())
     assert f"{count} that were left out" in ranking_text(ranking, top=5)
     assert f"{count} others, and why" in whatifs(ranking)
+
+
+def test_html_and_notebook_lead_with_the_sentences_of_the_text():
+    replay = shared_example("synthetic_gpt_gpu.json.gz")
+    comparison = daydream.whatif(replay, "amp")
+    text = whatif_text(comparison)
+    code, bottleneck = (
+        next(line for line in text.splitlines() if line.startswith(f"  {head}: "))[2:]
+        for head in ("in code", "bottleneck then")
+    )
+
+    for found in (page(replay, comparison), html(comparison)):
+        at = [found.index(escape(each)) for each in (text.splitlines()[0], code, bottleneck)]
+        assert at == sorted(at)
+        assert at[-1] < found.index("<table")
+    assert escape(replay_text(replay).splitlines()[0]) in page(replay)
+    assert escape(replay_text(replay).splitlines()[0]) in html(replay)

@@ -19,9 +19,11 @@ from daydream.report.html.path import StepPath, step_path
 from daydream.report.html.ranking import HELP as RANKING_HELP
 from daydream.report.html.ranking import whatifs
 from daydream.report.html.spans import measured_spans, measured_window, simulated_spans, simulated_window
+from daydream.report.text.answer import answer_lines
 from daydream.report.text.breakdown import moved_bound
 from daydream.report.text.layout import printable
 from daydream.report.text.numbers import count, listed, time_text
+from daydream.report.text.results import replay_answer
 from daydream.simulate.critical_path import critical_path
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def page(replay: Replay, comparison: Prediction | None = None, ranking: Ranking 
     body = joined(
         element(
             "header", element("p", "daydream", class_="brand"), element("h1", title), _options(comparison),
-            _about(replay),
+            _about(replay), _answer(replay, comparison),
         ),
         sections.cards(replay, comparison),
         _section("notes", "Assumptions and notes", "", sections.assumptions(replay, comparison)),
@@ -132,6 +134,15 @@ def _options(comparison: Prediction | None) -> Html:
     options = sections.options(comparison) if comparison is not None else []
     said = ", ".join(f"{name} {value}" for name, value in options)
     return element("p", said, class_="options") if said else Html()
+
+
+def _answer(replay: Replay, comparison: Prediction | None) -> Html:
+    """Return the sentences that the text report leads with."""
+    said = [replay_answer(replay)] if comparison is None else answer_lines(comparison)
+    first, *others = said
+    return joined(
+        element("p", element("strong", first), class_="answer"), *(element("p", each) for each in others)
+    )
 
 
 def _about(replay: Replay) -> Html:

@@ -20,6 +20,7 @@ from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
     change_text,
     count,
+    far_mean,
     likely_gain,
     percent,
     range_text,
@@ -165,12 +166,29 @@ def tables(before: Parts, after: Parts) -> list[list[Block]]:
     return [["", breakdown_table(change_rows(before, after, most))] for most in lengths]
 
 
-def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None) -> list[Block]:
-    """Return what the step waits for after the change, and what to try next, with its line of code."""
+def bottleneck_text(comparison: Prediction) -> str:
+    """Return what the step waits for after the change, and whether the change moves that."""
     what, share = comparison.bound
     said = f"bottleneck then: {what.awaited}, {percent(share)} of the step"
-    if why_unmoved(comparison):
-        said += ". This change does not move it"
+    return f"{said}. This change does not move it" if why_unmoved(comparison) else said
+
+
+def answer_lines(comparison: Prediction) -> list[str]:
+    """Return the answer as the first lines of a page: the headline, the line of code, the bottleneck."""
+    from daydream.transforms.registry import code_of
+
+    code = code_of(comparison.optimization)
+    return [
+        str(headline(comparison)),
+        *filter(None, [far_mean(comparison.replay)]),
+        *([f"in code: {code}"] if code else []),
+        *([bottleneck_text(comparison)] if comparison.reason is None else []),
+    ]
+
+
+def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None) -> list[Block]:
+    """Return what the step waits for after the change, and what to try next, with its line of code."""
+    said = bottleneck_text(comparison)
     blocks: list[Block] = ["", Words(f"{said}. {moved}" if moved else said)]
     if suggestion is None:
         return blocks
