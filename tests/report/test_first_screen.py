@@ -316,6 +316,7 @@ def test_explain_names_the_bound_then_the_cost_its_command_and_its_code(replay):
 
 def test_a_range_on_both_sides_of_1x_is_undecided():
     assert step_change_text(100, 100, 90, 110).endswith(", 1.00x (may help or hurt: 0.91 to 1.11x)")
+    assert step_change_text(1000, 980, 960, 1001).endswith(", 1.02x (90 % interval 1.00 to 1.04x)")
     assert step_change_text(100, 80, 70, 90).endswith(", 1.25x (90 % interval 1.11 to 1.43x)")
     assert step_change_text(100, 120, 110, 130).endswith(", 0.83x (90 % interval 0.77 to 0.91x)")
 

@@ -84,7 +84,9 @@ def likely_gain(before_ns: float, low_ns: float, high_ns: float) -> str:
     One on both sides of 1x leaves undecided whether there is a gain: ` (may help or hurt: 0.94 to 1.07x)`.
     """
     gain = gain_range_text(before_ns, low_ns, high_ns)
-    undecided = low_ns < before_ns < high_ns
+    undecided = round(before_ns / max(high_ns, 1), 2) < 1 and (
+        low_ns <= 0 or round(before_ns / low_ns, 2) > 1
+    )
     return f" ({'may help or hurt:' if undecided else '90 % interval'} {gain})" if gain else ""
 
 
