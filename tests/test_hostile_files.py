@@ -560,7 +560,7 @@ def test_parameters_need_no_more_than_a_shape(sound, tmp_path, ask):
         table_of(sound).replace_schema_metadata({b"daydream": text.encode()}), tmp_path / "t.parquet"
     )
 
-    code, out, err = ask("info", "t.parquet")
+    code, out, err = ask("info", "-v", "t.parquet")
 
     assert code == 0, err
     assert "16 parameters in 1 tensor" in out

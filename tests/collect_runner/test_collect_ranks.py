@@ -84,7 +84,7 @@ def test_torchrun_gives_one_trace_with_both_ranks(folder, port):
     assert {rank: len(times) for rank, times in by_rank.items()} == {"0": 20, "1": 20}
     assert trace.metadata["unprofiled_step_ns"] == by_rank["0"]
     assert "parameters_by_rank" not in trace.metadata  # they are the same
-    said = info_text(overview(trace))
+    said = info_text(overview(trace), verbose=True)
     assert "2 all_reduce of 1.5 MiB in total in a step, the same on every rank" in said
     assert "397,322 parameters" in said
     assert done.notes() == []
