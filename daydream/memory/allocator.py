@@ -1,0 +1,338 @@
+"""PyTorch's caching allocator, replayed: which requests share memory, and how much the device has to give.
+
+The rules are those of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.3, commit
+eb42ad6; the settings are those of 2.13):
+
+- A size is rounded up to 512 bytes, or as `roundup_power2_divisions` says. Up to 1 MiB it belongs to the
+  small pool, whose segments have 2 MiB, else to the large pool: requests below 10 MiB are packed in segments
+  of 20 MiB, others get a segment of their size, rounded up to 2 MiB.
+- Of the free blocks of the pool and stream the smallest that fits is taken, of equal ones that at the lowest
+  address. It is split where the rest is 512 bytes or more (small pool, expandable segments) or more than
+  1 MiB. A block that is freed merges with free neighbours of its segment.
+- An expandable segment is address space as large as the device; pages of 2 MiB (small pool) or 20 MiB are
+  mapped into it where a request needs them, at the lowest address where it fits.
+- Blocks of `max_split_size_mb` or more are not split, and serve only requests of that size, with a limited
+  rest.
+- Before a segment is made, unused ones that are old are returned above `garbage_collection_threshold`. Where
+  the device has no room, blocks of `max_split_size_mb` are returned, then all that is unused; then it is out
+  of memory.
+- A private pool (of a CUDA graph, say) shares no block with others and returns none while it lives.
+
+The device's context, buffers of NCCL and workspaces of libraries are outside the allocator: none is here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from daydream.memory.blocks import Block, Pool
+from daydream.memory.settings import LEAST_LARGE, MIB, Settings
+
+LEAST = 512  # every size is a multiple of it
+LARGEST_SMALL = MIB
+SMALL_SEGMENT = 2 * MIB
+LARGE_STEP = 2 * MIB
+FIRST_ADDRESS = 1 << 40
+ADDRESS_SPACE = 1 << 40  # of an expandable segment; PyTorch takes 9/8 of the device, not always known here
+
+
+class OutOfMemoryError(Exception):
+    """The device has no room for a request, even after all unused memory was returned."""
+
+    def __init__(self, asked: int, size: int) -> None:
+        super().__init__(f"{asked} bytes were asked for")
+        self.asked = asked  # bytes that the program asked for
+        self.size = size  # bytes that the device would have had to give
+
+
+class Allocator:
+    """The allocator of one device.
+
+    Attributes:
+        allocated: bytes of the blocks that the program holds.
+        requested: bytes that it asked for.
+        reserved: bytes that the device gave.
+        retries: how often unused memory was returned because the device had no room.
+        ranges: start and end of every segment, in order of address.
+        deferred: blocks that are freed and still used by another stream.
+
+    Args:
+        settings: PYTORCH_CUDA_ALLOC_CONF, parsed.
+        capacity_bytes: what the device may give; None: without end.
+
+    """
+
+    def __init__(self, settings: Settings | None = None, capacity_bytes: int | None = None) -> None:
+        self.settings = settings or Settings()
+        self.limit = None if capacity_bytes is None else int(capacity_bytes * self.settings.memory_fraction)
+        self.allocated = self.requested = self.reserved = self.retries = 0
+        self._collects = self.limit is not None and self.settings.garbage_collection_threshold > 0
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self.deferred: dict[Block, None] = {}
+        self.ranges: list[tuple[int, int]] = []
+        self._largest_split = self.settings.max_split_bytes or 1 << 62
+        self._rounds = any(each > 1 for each in self.settings.roundup_divisions)
+
+    def allocate(
+        self, requested: int, stream: int = 0, private: int = 0, address: int | None = None
+    ) -> Block:
+        """Return the block that serves a request.
+
+        Args:
+            requested: bytes, at least one.
+            stream: any number that names the stream.
+            private: the private pool, 0 for none.
+            address: where a segment was recorded, if one has to be made for this request.
+
+        Raises:
+            OutOfMemoryError: the device has no room.
+
+        """
+        size = self.rounded(requested)
+        pool = self.pool(private, small=size <= LARGEST_SMALL)
+        block = self._best_fit(pool, stream, size)
+        if block is None:
+            if self._collects:
+                self._collect_garbage()
+            block = self._new(pool, stream, size, address)
+            if block is None and self._return_oversized(pool, stream, size):
+                block = self._new(pool, stream, size, address)
+            if block is None:
+                self.retries += 1
+                self.return_unused()
+                block = self._new(pool, stream, size, address)
+            if block is None:
+                raise OutOfMemoryError(requested, self._segment_size(size))
+        rest = block.size - size
+        if self._splits(pool, size, rest):
+            pool.add(block.split(size))
+        block.in_use, block.requested = True, requested
+        self.allocated += block.size
+        self.requested += requested
+        return block
+
+    def free(self, block: Block) -> None:
+        """Take back a block; nothing happens if that was done while the device was waited for."""
+        if block.in_use:
+            if block not in self.deferred:
+                self.allocated -= block.size
+            self._release(block)
+
+    def defer(self, block: Block) -> None:
+        """Take back a block that another stream still uses: it serves no request before `free`."""
+        if block.in_use and block not in self.deferred:
+            self.allocated -= block.size
+            self.deferred[block] = None
+
+    def _release(self, block: Block) -> None:
+        self.deferred.pop(block, None)
+        self.requested -= block.requested
+        block.in_use = False
+        block.merge()
+        block.pool.add(block)
+
+    def rounded(self, requested: int) -> int:
+        """Return the size of the block that a request needs, in bytes."""
+        if self._rounds:
+            at = min(max(requested.bit_length() - 21, 0), len(self.settings.roundup_divisions) - 1)
+            steps = self.settings.roundup_divisions[at]
+            if steps > 1 and requested > LEAST * steps:
+                step = (1 << (requested.bit_length() - 1)) // steps
+                return -(-requested // step) * step
+        return -(-requested // LEAST) * LEAST
+
+    def _segment_size(self, size: int) -> int:
+        if size <= LARGEST_SMALL:
+            return SMALL_SEGMENT
+        if size < LEAST_LARGE:
+            return self.settings.large_segment_bytes
+        return -(-size // LARGE_STEP) * LARGE_STEP
+
+    def pool(self, private: int, *, small: bool) -> Pool:
+        """Return the blocks for requests of up to 1 MiB or above it, of a private pool or (0) of none."""
+        found = self._pools.get((private, small))
+        if found is None:
+            page = SMALL_SEGMENT if small else self.settings.large_segment_bytes
+            found = self._pools[private, small] = Pool(private, small=small, page=page)
+        return found
+
+    # Blocks --------------------------------------------------------------------------------------
+
+    def _best_fit(self, pool: Pool, stream: int, size: int) -> Block | None:
+        pool.searched += 1
+        free = pool.free.get(stream)
+        if not free:
+            return None
+        at = bisect_left(free, (size,))
+        if self.settings.expandable_segments:
+            # A block at the end of what is mapped could grow: it counts with all that it could have.
+            while at + 1 < len(free) and free[at][2].grows and free[at + 1][2].extent < free[at][2].extent:
+                at += 1
+        else:
+            while at < len(free) and free[at][2].grows:
+                at += 1
+        if at >= len(free):
+            return None
+        found = free[at][0]
+        if size < self._largest_split <= found:
+            return None
+        if size >= self._largest_split and found >= size + self.settings.non_split_rounding_bytes:
+            return None
+        return free.pop(at)[2]
+
+    def _splits(self, pool: Pool, size: int, rest: int) -> bool:
+        if pool.small or self.settings.expandable_segments:
+            return rest >= LEAST
+        return size < self._largest_split and rest > LARGEST_SMALL
+
+    # Segments ------------------------------------------------------------------------------------
+
+    def _new(self, pool: Pool, stream: int, size: int, address: int | None) -> Block | None:
+        """Return a block of new memory, or None where the device has no room."""
+        if self.settings.expandable_segments:
+            return self._expand(pool, stream, size, address)
+        given = self._segment_size(size)
+        if not self._has_room(given):
+            return None
+        self.reserved += given
+        return Block(pool, stream, self._place(given, address), given)
+
+    def _has_room(self, size: int) -> bool:
+        return self.limit is None or self.reserved + size <= self.limit
+
+    def _place(self, size: int, address: int | None) -> int:
+        """Return where a new segment lies: as recorded where that is free, else after all others."""
+        if address is not None:
+            at = bisect_left(self.ranges, (address,))
+            before = at == 0 or self.ranges[at - 1][1] <= address
+            if before and (at == len(self.ranges) or address + size <= self.ranges[at][0]):
+                self.ranges.insert(at, (address, address + size))
+                return address
+        address = max(FIRST_ADDRESS, self.ranges[-1][1] if self.ranges else 0)
+        address = -(-address // LARGE_STEP) * LARGE_STEP
+        self.ranges.append((address, address + size))
+        return address
+
+    def _expand(self, pool: Pool, stream: int, size: int, address: int | None) -> Block | None:
+        """Return a free block of this size at the lowest address where pages can be mapped to have it."""
+        block = self._with_address_space(pool, stream, size, address)
+        if not block.mapped and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            after = block.next  # without memory: only what is free and mapped lies before it
+            if after is None or not self._map(after, min(size - block.size, after.size)):
+                return None
+            block = after
+        pool.take(block)
+        return block
+
+    def _with_address_space(self, pool: Pool, stream: int, size: int, address: int | None) -> Block:
+        for _, found in pool.unmapped.get(stream, ()):
+            block = found
+            if block.prev is not None and not block.prev.in_use:
+                block = block.prev
+            room, each = 0, block
+            while room < size and not each.in_use:
+                room += each.size
+                if each.next is None:
+                    break
+                each = each.next
+            if room >= size:
+                return block
+        space = max(ADDRESS_SPACE, size) // pool.page * pool.page + pool.page
+        start = self._place(space, address)
+        block = Block(pool, stream, start, space, start)
+        block.grows, block.mapped = True, False
+        pool.add(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Put pages behind the first bytes of a block without memory, and merge it; False without room."""
+        page = block.pool.page
+        size = min(-(-size // page) * page, block.size)
+        if not self._has_room(size):
+            return False
+        block.pool.take(block)
+        if size < block.size:
+            block.pool.add(block.split(size))
+        block.mapped = True
+        self.reserved += size
+        block.merge()
+        block.pool.add(block)
+        return True
+
+    def _unmap(self, block: Block) -> None:
+        """Return the whole pages of a free block of an expandable segment."""
+        page = block.pool.page
+        first = block.start + -(-(block.address - block.start) // page) * page
+        last = block.start + (block.address + block.size - block.start) // page * page
+        if first >= last:
+            return
+        pool = block.pool
+        pool.take(block)
+        if first > block.address:
+            before, block = block, block.split(first - block.address)
+            pool.add(before)
+        if last < block.address + block.size:
+            pool.add(block.split(last - block.address))
+        self.reserved -= block.size
+        block.mapped = False
+        block.merge()
+        pool.add(block)
+
+    # Returning memory to the device --------------------------------------------------------------
+
+    def return_unused(self) -> None:
+        """Return all unused segments and pages, as `torch.cuda.empty_cache()` does."""
+        for block in list(self.deferred):  # the device is waited for
+            self._release(block)
+        for pool in self._pools.values():
+            if not pool.private:
+                for block in pool.blocks():
+                    self._return(block)
+
+    def _return(self, block: Block) -> bool:
+        """Return the segment of a free block, or its pages; False where parts of it are in use."""
+        if block.grows:
+            self._unmap(block)
+            return False
+        if block.prev is not None or block.next is not None:
+            return False
+        block.pool.take(block)
+        self.reserved -= block.size
+        del self.ranges[bisect_left(self.ranges, (block.address,))]
+        return True
+
+    def _return_oversized(self, pool: Pool, stream: int, size: int) -> bool:
+        """Return blocks too large to be split, enough for a request; False where that is not possible."""
+        if self.settings.max_split_bytes is None:
+            return False
+        least = max(size, self._largest_split)
+        free = pool.free.get(stream, [])
+        at = bisect_left(free, (least,))
+        if at < len(free) and not free[at][2].grows:
+            return self._return(free[at][2])
+        found = 0
+        for length, _, block in reversed(free[:at]):
+            if found >= least or length < self._largest_split:
+                break
+            if not block.grows and self._return(block):
+                found += length
+        return found >= least
+
+    def _collect_garbage(self) -> None:
+        """Return segments that have not been used for long, oldest first, until below the threshold."""
+        threshold = int(self.settings.garbage_collection_threshold * (self.limit or 0))
+        target = self.reserved - threshold
+        pool = self.pool(0, small=False)
+        unused = [each for each in pool.blocks() if each.prev is None and each.next is None]
+        while target > 0 and unused:
+            mean = sum(pool.searched - each.born for each in unused) / len(unused)
+            old = [each for each in unused if not each.grows and pool.searched - each.born >= mean]
+            if not old:
+                return
+            target -= sum(each.size for each in old)
+            for each in old:
+                self._return(each)
+            gone = set(old)
+            unused = [each for each in unused if each not in gone]

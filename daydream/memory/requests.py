@@ -1,0 +1,134 @@
+"""What the allocator needs for a sequence of allocations and frees: peaks, fragmentation, out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from daydream.errors import DaydreamError
+from daydream.memory.allocator import Allocator, OutOfMemoryError
+from daydream.memory.restore import restore
+from daydream.memory.segments import Segment
+from daydream.memory.settings import Settings
+
+ALLOCATE, FREE, DEFER, EMPTY_CACHE = range(4)  # what a request asks for
+
+
+class Request(NamedTuple):
+    """What a program asks of the allocator.
+
+    Attributes:
+        what: ALLOCATE; FREE; DEFER: freed, but another stream uses it until FREE; EMPTY_CACHE: return unused
+            memory to the device.
+        id: any number that names the allocation.
+        size: bytes asked for, of ALLOCATE.
+        stream: any number that names the stream, of ALLOCATE.
+        private: the private pool (of a CUDA graph, say), of ALLOCATE; 0 for none.
+        address: where it was recorded, of ALLOCATE; a new segment is placed there if it can be.
+
+    """
+
+    what: int
+    id: int = -1
+    size: int = 0
+    stream: int = 0
+    private: int = 0
+    address: int | None = None
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """Where the device had no room.
+
+    Attributes:
+        index: of the request that failed.
+        asked_bytes: what the program asked for.
+        segment_bytes: what the device would have had to give.
+        allocated_bytes: what the program held then.
+        reserved_bytes: what the device had given then, all that was unused returned.
+
+    """
+
+    index: int
+    asked_bytes: int
+    segment_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a sequence of requests needs, in bytes; up to the failing request where it is out of memory.
+
+    Attributes:
+        peak_allocated_bytes: most that the program held at once, sizes rounded up.
+        peak_requested_bytes: most that it asked for at once.
+        peak_reserved_bytes: most that the device had given at once.
+        peak_index: the request at which the allocated peak was reached first, -1 if none exceeds the start.
+        reserved_at_peak_bytes: what the device had given then.
+        retries: how often all unused memory was returned because there was no room.
+        out_of_memory: where it ended, None if all requests were served.
+
+    """
+
+    peak_allocated_bytes: int
+    peak_requested_bytes: int
+    peak_reserved_bytes: int
+    peak_index: int
+    reserved_at_peak_bytes: int
+    retries: int = 0
+    out_of_memory: OutOfMemory | None = None
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the reserved memory that was not allocated when most was, 0 to 1."""
+        reserved = self.reserved_at_peak_bytes
+        return 1 - self.peak_allocated_bytes / reserved if reserved else 0.0
+
+
+def usage(
+    requests: Sequence[Request],
+    *,
+    settings: Settings | None = None,
+    capacity_bytes: int | None = None,
+    start: Iterable[Segment] = (),
+) -> Usage:
+    """Return what a sequence of requests needs.
+
+    Args:
+        requests: in program order; frees of ids that hold nothing are passed over.
+        settings: PYTORCH_CUDA_ALLOC_CONF, parsed; by default PyTorch's own.
+        capacity_bytes: what the device may give to the allocator; None: without end.
+        start: what the allocator holds at the beginning, with an id for each block in use.
+
+    Raises:
+        DaydreamError: an id is allocated that holds memory already.
+
+    """
+    allocator = Allocator(settings, capacity_bytes)
+    blocks = restore(allocator, start)
+    allocate, free = allocator.allocate, allocator.free
+    peak, requested, reserved = allocator.allocated, allocator.requested, allocator.reserved
+    at, reserved_then, failed = -1, reserved, None
+    for index, (what, name, size, stream, private, address) in enumerate(requests):
+        if what == ALLOCATE:
+            if name in blocks:
+                raise DaydreamError(f"request {index} allocates {name}, which is allocated already")
+            try:
+                blocks[name] = allocate(size, stream, private, address)
+            except OutOfMemoryError as error:
+                failed = OutOfMemory(index, error.asked, error.size, allocator.allocated, allocator.reserved)
+                break
+            requested = max(requested, allocator.requested)
+            reserved = max(reserved, allocator.reserved)
+            if allocator.allocated > peak:
+                peak, at, reserved_then = allocator.allocated, index, allocator.reserved
+        elif what == EMPTY_CACHE:
+            allocator.return_unused()
+        elif name in blocks:
+            if what == FREE:
+                free(blocks.pop(name))
+            else:
+                allocator.defer(blocks[name])
+    return Usage(peak, requested, reserved, at, reserved_then, allocator.retries, failed)
