@@ -1,0 +1,274 @@
+"""Snapshots of PyTorch's allocator, read: what was asked of it on each device.
+
+Three formats are told apart by their first bytes, packed with gzip or not: pickles of
+`torch.cuda.memory._dump_snapshot`, the same as JSON, and JSON lines (a header, then an event a line).
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from daydream.errors import DaydreamError, FileError, TraceError
+from daydream.files.input_files import Counted, Readable, check_regular, most_unpacked
+from daydream.memory import pickles
+from daydream.memory.history import History, history
+from daydream.memory.layout import Held, Layout, Region
+from daydream.memory.records import LARGEST, LAST_ADDRESS, Records, normal, whole
+from daydream.memory.settings import INTERVALS, Settings, settings_of
+from daydream.memory.undo import undo
+from daydream.text import counted
+
+GZIP_MAGIC = b"\x1f\x8b"
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+COLUMNS = ("action", "addr", "size", "stream", "time_us")  # of JSON lines whose header names none
+DEVICES = 1024
+NEEDED = "A snapshot of torch.cuda.memory._dump_snapshot, the same as JSON, or JSON lines were needed."
+DOUBTS = {  # what is counted while events are read -> what is said of them
+    "action": "with an unknown action",
+    "fields": "with fields that are no whole numbers",
+    "size": "with a size that cannot be",
+    "shape": "that are no events",
+}
+
+
+def read_snapshot(path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> list[History]:
+    """Return what a snapshot says, one history for each device that has memory or events.
+
+    Args:
+        path: the file, packed with gzip or not.
+        max_unpacked: to how many bytes it may unpack; by default 200 times its size, or 64 MB.
+
+    Raises:
+        FileError: the file cannot be read.
+        TraceError: it is no snapshot, is damaged, asks for more than plain values, or its segments make no
+            sense.
+
+    """
+    data = _content(Path(path), max_unpacked)
+    if data.startswith(pickles.MAGIC):
+        return _of_document(pickles.plain_pickle(data, path), path)
+    first = _decoded(data[: data.find(b"\n")] if b"\n" in data else data)
+    if isinstance(first, dict) and not {"segments", "device_traces"} & first.keys():
+        return [_of_lines(first, data, path)]
+    document = _decoded(data)
+    if document is None:
+        raise TraceError(f"{path} is not a memory snapshot. {NEEDED}")
+    return _of_document(document, path)
+
+
+def _content(path: Path, max_unpacked: int | None) -> bytes:
+    check_regular(path)
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP_MAGIC
+            raw.seek(0)
+            if not packed:
+                return raw.read()
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                return Counted(cast("Readable", unpacked), path, most_unpacked(path, max_unpacked)).read()
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise FileError(f"{path} is a folder") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}: the gzip data is cut off or damaged ({error})") from None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except UNDECODABLE:
+        return None
+
+
+# JSON lines --------------------------------------------------------------------------------------
+
+
+def _of_lines(header: Mapping[str, Any], data: bytes, path: str | os.PathLike[str]) -> History:
+    columns = header.get("columns")
+    names = columns if isinstance(columns, list) else COLUMNS
+    if any(names.count(name) != 1 for name in COLUMNS[:3]):
+        raise TraceError(f"{path}: the columns of its events lack {', '.join(COLUMNS[:3])}. {NEEDED}")
+    records = Records()
+    order = [names.index(name) if name in names else None for name in COLUMNS[:4]]
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if number == 1 or not line.strip():
+            continue
+        event = _decoded(line)
+        if event is None:
+            raise TraceError(f"{path}: line {number:,} is not JSON; the file is cut off or damaged")
+        if not isinstance(event, list) or len(event) < len(names):
+            records.doubts["shape"] += 1
+            continue
+        action, address, size, stream = (0 if at is None else event[at] for at in order)
+        free = {"device_free": address} if action == "oom" else {}
+        records.add(action, address, size, stream, free)
+    settings = _settings(header.get("settings"))
+    at_start = isinstance(header.get("start_segments"), list)
+    segments = header.get("start_segments" if at_start else "final_segments", [])
+    layout = _layout(segments, records, path)
+    pending = header.get("start_pending")
+    if at_start and isinstance(pending, list):
+        for address in pending:
+            if whole(address) and address in layout.held:
+                layout.held[address].pending = True
+    found = _history(layout, records, settings, 0, at_start=at_start)
+    truth = header.get("truth")
+    if isinstance(truth, dict):  # what PyTorch counted itself
+        allocated, reserved = truth.get("peak_allocated"), truth.get("peak_reserved")
+        found.recorded_allocated_bytes = allocated if whole(allocated) else found.recorded_allocated_bytes
+        found.recorded_reserved_bytes = reserved if whole(reserved) else found.recorded_reserved_bytes
+    return found
+
+
+# torch's own layout ------------------------------------------------------------------------------
+
+
+def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
+    if isinstance(document, list) and all(isinstance(each, dict) for each in document):
+        document = {"segments": document}  # of torch.cuda.memory_snapshot()
+    if not isinstance(document, dict):
+        raise TraceError(f"{path} is not a memory snapshot. {NEEDED}")
+    segments, traces = document.get("segments", []), document.get("device_traces", [])
+    if (
+        not isinstance(segments, list | tuple)
+        or not isinstance(traces, list | tuple)
+        or len(traces) > DEVICES
+    ):
+        raise TraceError(f"{path}: its segments or device_traces are not lists. {NEEDED}")
+    settings = _settings(document.get("allocator_settings"))
+    by_device: dict[int, list[Any]] = {at: [] for at, trace in enumerate(traces) if trace}
+    for segment in segments:
+        device = segment.get("device", 0) if isinstance(segment, dict) else 0
+        if not whole(device) or not 0 <= device < DEVICES:
+            raise TraceError(f"{path}: a segment is of device {device!r}; a number from 0 was needed")
+        by_device.setdefault(device, []).append(segment)
+    if not by_device:
+        raise TraceError(
+            f"{path} holds no segments and no events; it was taken before anything was allocated"
+        )
+    found = []
+    for device in sorted(by_device):
+        records = Records()
+        for event in traces[device] if device < len(traces) and isinstance(traces[device], list) else ():
+            if isinstance(event, dict):
+                records.add(
+                    event.get("action"), event.get("addr"), event.get("size"), event.get("stream", 0), event
+                )
+            else:
+                records.doubts["shape"] += 1
+        layout = _layout(by_device[device], records, path)
+        found.append(_history(layout, records, settings, device, at_start=False))
+    return found
+
+
+# What the formats share --------------------------------------------------------------------------
+
+
+def _history(layout: Layout, records: Records, settings: Settings, device: int, *, at_start: bool) -> History:
+    events = normal(records.kept)
+    doubts = [
+        f"{counted(records.doubts[key], 'event')} {text}: passed over."
+        for key, text in DOUBTS.items()
+        if records.doubts[key]
+    ]
+    contradictions = 0 if at_start else undo(layout, events, settings)
+    if contradictions:
+        doubts.append(
+            f"{counted(contradictions, 'event')} contradict the segments at the end: what was held at the "
+            "beginning is uncertain."
+        )
+    found = history(layout, events, settings, device)
+    found.doubts[:0] = doubts
+    return found
+
+
+def _layout(segments: Sequence[Any], records: Records, path: str | os.PathLike[str]) -> Layout:
+    """Return what segments hold. Raises `TraceError` if they cannot be as they are told."""
+    layout = Layout()
+    for place, segment in enumerate(segments):
+        where = f"{path}: segment {place}"
+        if not isinstance(segment, dict):
+            raise TraceError(f"{where} is not an object with an address and blocks")
+        address, size, stream = segment.get("address"), segment.get("total_size"), segment.get("stream", 0)
+        if not (whole(address) and whole(size) and whole(stream) and 0 < size < LARGEST <= LAST_ADDRESS):
+            raise TraceError(f"{where} has no address, total_size and stream that are whole numbers")
+        if not 0 <= address < LAST_ADDRESS:
+            raise TraceError(f"{where} has the address {address}, which cannot be")
+        kind = segment.get("segment_type", segment.get("pool"))
+        if kind not in {"small", "large"}:
+            raise TraceError(f"{where} is of the pool {kind!r}; small or large was needed")
+        private = records.private(segment.get("segment_pool_id")) or int(segment.get("private") is True)
+        region = Region(address, size, stream, kind == "small", segment.get("is_expandable") is True, private)
+        if not layout.add(region):
+            raise TraceError(f"{where} at {address:#x} overlaps another one")
+        end = address
+        for block in _blocks(segment.get("blocks"), where):
+            length, requested, pending, frames = block
+            if requested is not None:
+                layout.hold(Held(end, length, requested, pending, frames))
+            end += length
+        if end != address + size:
+            raise TraceError(
+                f"{where} has {size:,} bytes, and its blocks add up to {end - address:,}; these must be equal"
+            )
+    return layout
+
+
+def _blocks(blocks: Any, where: str) -> Iterator[tuple[int, int | None, bool, object]]:
+    """Return size, requested size (None: free), whether a stream still uses it, and stack of each block."""
+    if not isinstance(blocks, list | tuple):
+        raise TraceError(f"{where} has no list of blocks")
+    for block in blocks:
+        if isinstance(block, dict):
+            size, state, frames = block.get("size"), block.get("state"), block.get("frames")
+            asked = block.get("requested_size", size)
+            free, pending = state == "inactive", state not in {"active_allocated", "inactive"}
+        elif isinstance(block, list | tuple) and len(block) >= 2:
+            size, asked, frames = block[0], block[1], None
+            free, pending = asked is None, len(block) > 2 and block[2] not in {"active_allocated", "inactive"}
+        else:
+            raise TraceError(f"{where} has a block that is neither an object nor a pair of sizes")
+        if not whole(size) or not 0 < size < LARGEST:
+            raise TraceError(f"{where} has a block of {size!r} bytes, which cannot be")
+        if free:
+            yield size, None, False, None
+            continue
+        if not whole(asked) or not 0 <= asked <= size:
+            raise TraceError(f"{where} has a block of {size:,} bytes for a request of {asked!r}")
+        yield size, asked or size, pending, frames
+
+
+def _settings(given: Any) -> Settings:
+    """Return the settings that a snapshot tells, PyTorch's own where it tells none."""
+    if not isinstance(given, dict):
+        return Settings()
+    text = given.get("PYTORCH_CUDA_ALLOC_CONF")
+    try:
+        settings = settings_of(text) if isinstance(text, str) else Settings()
+    except DaydreamError:  # of another version, perhaps; what matters stands in the fields below, too
+        settings = Settings()
+    split, threshold = given.get("max_split_size"), given.get("garbage_collection_threshold")
+    divisions = given.get("roundup_power2_divisions")
+    steps = list(divisions.values()) if isinstance(divisions, dict) else []
+    legal = len(steps) == INTERVALS and all(whole(each) and 0 <= each < LARGEST for each in steps)
+    return Settings(
+        expandable_segments=given.get("expandable_segments") is True,
+        max_split_bytes=split if whole(split) and 0 < split < LARGEST else None,
+        max_non_split_rounding_bytes=settings.max_non_split_rounding_bytes,
+        roundup_divisions=tuple(steps) if legal else settings.roundup_divisions,
+        garbage_collection_threshold=float(threshold)
+        if isinstance(threshold, float) and 0 < threshold < 1
+        else 0.0,
+        large_segment_bytes=settings.large_segment_bytes,
+        memory_fraction=settings.memory_fraction,
+    )
