@@ -104,7 +104,7 @@ class Allocator:
             if block is None:
                 raise OutOfMemoryError(requested, self._segment_size(size))
         rest = block.size - size
-        if self._splits(pool, size, rest):
+        if self.splits(pool, size, rest):
             pool.add(block.split(size))
         block.in_use, block.requested = True, requested
         self.allocated += block.size
@@ -180,7 +180,8 @@ class Allocator:
             return None
         return free.pop(at)[2]
 
-    def _splits(self, pool: Pool, size: int, rest: int) -> bool:
+    def splits(self, pool: Pool, size: int, rest: int) -> bool:
+        """Tell whether a block is split where a request leaves so many bytes of it."""
         if pool.small or self.settings.expandable_segments:
             return rest >= LEAST
         return size < self._largest_split and rest > LARGEST_SMALL

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from daydream.memory.allocator import Allocator
-from daydream.memory.layout import Held, Layout, region_of
+from daydream.memory.layout import Held, Layout, Region, region_of
 from daydream.memory.records import Record
 from daydream.memory.requests import ALLOCATE, DEFER, EMPTY_CACHE, FREE, Request
 from daydream.memory.segments import Segment
@@ -126,9 +126,19 @@ class _Reading:
         self.ids[record.address] = name
         # Overlaps are judged by what was asked for: how large the block is, is not recorded.
         self.layout.hold(Held(record.address, record.size, record.size))
-        self.bytes.append(self.sizes.rounded(record.size))
+        self.bytes.append(self.size_of(record, region))
         self.allocated += self.bytes[name]
         self.peak = max(self.peak, self.allocated)
+
+    def size_of(self, record: Record, region: Region | None) -> int:
+        """Return the size of the block that serves a request: with the rest where that was not split off."""
+        size = self.sizes.rounded(record.size)
+        if region is None or record.address + size > region.end:
+            return size
+        rest = self.layout.free_until(record.address, region) - record.address - size
+        pool = self.sizes.pool(0, small=region.small)
+        splits = region.expandable or self.sizes.splits(pool, size, rest)
+        return size if splits else size + max(rest, 0)
 
     def free(self, record: Record) -> None:
         """Read a free, its beginning or its end."""

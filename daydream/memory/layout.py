@@ -131,6 +131,11 @@ class Layout:
         del self._addresses[bisect_left(self._addresses, address)]
         return self.held.pop(address)
 
+    def free_until(self, address: int, region: Region) -> int:
+        """Return where the next block in use of a region begins after an address, or the region ends."""
+        at = bisect_right(self._addresses, address)
+        return min(self._addresses[at], region.end) if at < len(self._addresses) else region.end
+
     def neighbours(self, block: Held) -> tuple[Held | None, Held | None]:
         """Return the blocks in use before and after one."""
         at = bisect_left(self._addresses, block.address)
