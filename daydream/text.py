@@ -1,4 +1,4 @@
-"""How counts and lists are said: `1 task`, `1,024 tasks`; `a, b and 3 more`."""
+"""How counts, sizes and lists are said: `1 task`, `1,024 tasks`; `1.50 GiB`; `a, b and 3 more`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,26 @@ def counted(number: int, one: str, many: str | None = None) -> str:
         many: for several; by default `one` with an s.
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def bytes_text(nbytes: float) -> str:
+    """Return an amount of memory with four digits or so: `512 bytes`, `1.50 MiB`, `69.48 GiB`.
+
+    Args:
+        nbytes: how many bytes; below 10 GiB MiB are told.
+    """
+    if abs(nbytes) < 1 << 10:
+        return counted(round(nbytes), "byte")
+    unit, size = memory_unit(nbytes)
+    value = nbytes / size
+    return f"{value:,.{1 if abs(value) >= 100 else 2}f} {unit}"
+
+
+def memory_unit(nbytes: float) -> tuple[str, int]:
+    """Return the unit in which an amount of memory is told, and its bytes: KiB, MiB or GiB."""
+    if abs(nbytes) >= 10 << 30:
+        return "GiB", 1 << 30
+    return ("MiB", 1 << 20) if abs(nbytes) >= 1 << 20 else ("KiB", 1 << 10)
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

@@ -26,6 +26,7 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "rank": "daydream.cli.rank",
     "sweep": "daydream.cli.sweep",
     "explain": "daydream.cli.explain",
+    "memory": "daydream.cli.memory",
     "scaling": "daydream.cli.scaling",
     "compare": "daydream.cli.compare",
     "confirm": "daydream.cli.confirm",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from daydream.cli.sizes import size
+
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
     from daydream.parallel.engines import Engine
@@ -30,13 +32,8 @@ def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     """Keep a size for `read`: no command does anything else with it."""
-    if value is None:
-        return
-    match = re.fullmatch(r"(\d{1,12})\s*([KMGT]?)(i?)B?", value.strip(), re.IGNORECASE | re.ASCII)
-    if match is None or not int(match[1]):
-        raise click.BadParameter(f"{value!r} is not a size such as 200GB", ctx, param)
-    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")
-    ctx.meta[MAX_UNPACKED] = int(match[1]) * unit
+    if value is not None:
+        ctx.meta[MAX_UNPACKED] = size(ctx, param, value)
 
 
 def step_options() -> list[click.Option]:
@@ -53,15 +50,26 @@ def step_options() -> list[click.Option]:
             type=click.Choice(["auto"]),
             help="'auto' finds steps by the period of the launches, when importing.",
         ),
-        click.Option(
-            ["--max-unpacked"],
-            metavar="SIZE",
-            callback=_size,
-            expose_value=False,
-            help="The most that a packed file may unpack to, such as 200GB; by default 64 GB and 200 times "
-            "its size.",
-        ),
+        max_unpacked_option(),
     ]
+
+
+def max_unpacked_option() -> click.Option:
+    """Return `--max-unpacked`, which a command finds with `max_unpacked`."""
+    return click.Option(
+        ["--max-unpacked"],
+        metavar="SIZE",
+        callback=_size,
+        expose_value=False,
+        help="The most that a packed file may unpack to, such as 200GB; by default 64 GB and 200 times "
+        "its size.",
+    )
+
+
+def max_unpacked() -> int | None:
+    """Return what `--max-unpacked` says, None where it was not given."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(MAX_UNPACKED)
 
 
 def trace_options() -> list[click.Parameter]:
@@ -130,10 +138,9 @@ def read(
 
     progress(f"reading {sources[0]}")
     read_from.append(sources[0])
-    context = click.get_current_context(silent=True)
     return daydream.load(
         *sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show, engine=engine,
-        max_unpacked=None if context is None else context.meta.get(MAX_UNPACKED),
+        max_unpacked=max_unpacked(),
     )  # fmt: skip
 
 

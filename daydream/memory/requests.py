@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from daydream.errors import DaydreamError
 from daydream.memory.allocator import Allocator, OutOfMemoryError
+from daydream.memory.blocks import Block
 from daydream.memory.restore import restore
 from daydream.memory.segments import Segment
 from daydream.memory.settings import Settings
@@ -108,27 +109,57 @@ def usage(
     """
     allocator = Allocator(settings, capacity_bytes)
     blocks = restore(allocator, start)
-    allocate, free = allocator.allocate, allocator.free
     peak, requested, reserved = allocator.allocated, allocator.requested, allocator.reserved
     at, reserved_then, failed = -1, reserved, None
-    for index, (what, name, size, stream, private, address) in enumerate(requests):
-        if what == ALLOCATE:
-            if name in blocks:
-                raise DaydreamError(f"request {index} allocates {name}, which is allocated already")
-            try:
-                blocks[name] = allocate(size, stream, private, address)
-            except OutOfMemoryError as error:
-                failed = OutOfMemory(index, error.asked, error.size, allocator.allocated, allocator.reserved)
-                break
-            requested = max(requested, allocator.requested)
-            reserved = max(reserved, allocator.reserved)
-            if allocator.allocated > peak:
-                peak, at, reserved_then = allocator.allocated, index, allocator.reserved
-        elif what == EMPTY_CACHE:
-            allocator.return_unused()
-        elif name in blocks:
-            if what == FREE:
-                free(blocks.pop(name))
-            else:
-                allocator.defer(blocks[name])
+    for index, request in enumerate(requests):
+        if request.what != ALLOCATE:
+            _serve(allocator, blocks, request)
+            continue
+        if request.id in blocks:
+            raise DaydreamError(f"request {index} allocates {request.id}, which is allocated already")
+        try:
+            _serve(allocator, blocks, request)
+        except OutOfMemoryError as error:
+            failed = OutOfMemory(index, error.asked, error.size, allocator.allocated, allocator.reserved)
+            break
+        requested = max(requested, allocator.requested)
+        reserved = max(reserved, allocator.reserved)
+        if allocator.allocated > peak:
+            peak, at, reserved_then = allocator.allocated, index, allocator.reserved
     return Usage(peak, requested, reserved, at, reserved_then, allocator.retries, failed)
+
+
+def held_after(
+    requests: Iterable[Request],
+    *,
+    settings: Settings | None = None,
+    capacity_bytes: int | None = None,
+    start: Iterable[Segment] = (),
+) -> dict[int, int]:
+    """Return what the program holds after a sequence of requests: bytes of the block of each id.
+
+    Args:
+        requests: in program order, all of which can be served.
+        settings: PYTORCH_CUDA_ALLOC_CONF, parsed; by default PyTorch's own.
+        capacity_bytes: what the device may give to the allocator; None: without end.
+        start: what the allocator holds at the beginning.
+
+    """
+    allocator = Allocator(settings, capacity_bytes)
+    blocks = restore(allocator, start)
+    for request in requests:
+        _serve(allocator, blocks, request)
+    return {name: block.size for name, block in blocks.items() if block not in allocator.deferred}
+
+
+def _serve(allocator: Allocator, blocks: dict[int, Block], request: Request) -> None:
+    what, name, size, stream, private, address = request
+    if what == ALLOCATE:
+        blocks[name] = allocator.allocate(size, stream, private, address)
+    elif what == EMPTY_CACHE:
+        allocator.return_unused()
+    elif name in blocks:
+        if what == FREE:
+            allocator.free(blocks.pop(name))
+        else:
+            allocator.defer(blocks[name])

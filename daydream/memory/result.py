@@ -1,0 +1,145 @@
+"""How much memory each device needs, when, and who holds it: what `daydream memory` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+KINDS = (
+    "parameter", "gradient", "optimizer_state", "activation", "temporary", "input", "bucket", "shard",
+    "workspace", "unknown",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What holds memory at the peak.
+
+    Attributes:
+        name: what it is called: a source line, an operator, a layer.
+        bytes: what it holds.
+        count: how many allocations that is.
+        kind: one of `KINDS`.
+        whatif: the optimization that would make it smaller, as it is typed, None if none is known.
+
+    """
+
+    name: str
+    bytes: int
+    count: int = 1
+    kind: str = "unknown"
+    whatif: str | None = None
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """Where a replay with a capacity found no room.
+
+    Attributes:
+        request: which request failed, from 1; 0 where what was held at the start does not fit.
+        requests: how many there are.
+        asked_bytes: what the program asked for.
+        allocated_bytes: what it held then.
+        reserved_bytes: what the device had given then, with all that was unused returned.
+
+    """
+
+    request: int
+    requests: int
+    asked_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of one device; None where it is unknown.
+
+    Attributes:
+        rank: of the process.
+        device: `cuda:0`, `cpu`.
+        capacity_bytes: what it was asked to fit in.
+        peak_allocated_bytes: most that was allocated at once, replayed.
+        peak_reserved_bytes: most that the allocator had of the device at once, replayed.
+        recorded_allocated_bytes: the same as it was recorded.
+        recorded_reserved_bytes: the same as it was recorded.
+        peak_step: the step of the allocated peak.
+        peak_phase: its phase.
+        peak_layer: the layer that ran then.
+        by_kind: bytes held at the peak by `KINDS`.
+        by_phase: the same by the phase that allocated them.
+        by_layer: the same by the layer that allocated them.
+        holders: the largest holders at the peak, the largest first.
+        reserved_at_peak_bytes: what was reserved when most was allocated, replayed.
+        retries: how often the replay had to return all unused memory to the device for lack of room.
+        out_of_memory: where it found no room all the same.
+
+    """
+
+    rank: int
+    device: str
+    capacity_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    recorded_allocated_bytes: int | None = None
+    recorded_reserved_bytes: int | None = None
+    peak_step: str | None = None
+    peak_phase: str | None = None
+    peak_layer: str | None = None
+    by_kind: Mapping[str, int] = field(default_factory=dict)
+    by_phase: Mapping[str, int] = field(default_factory=dict)
+    by_layer: Mapping[str, int] = field(default_factory=dict)
+    holders: tuple[Holder, ...] = ()
+    reserved_at_peak_bytes: int | None = None
+    retries: int = 0
+    out_of_memory: OutOfMemory | None = None
+
+    @property
+    def fragmentation(self) -> float | None:
+        """The share of the reserved memory that was not allocated when most was, 0 to 1."""
+        if self.peak_allocated_bytes is None or not self.reserved_at_peak_bytes:
+            return None
+        return 1 - self.peak_allocated_bytes / self.reserved_at_peak_bytes
+
+    @property
+    def left_bytes(self) -> int | None:
+        """What the capacity leaves for all that is outside the allocator; negative where it does not fit."""
+        needed = self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+        return None if self.capacity_bytes is None or needed is None else self.capacity_bytes - needed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys that scripts rely on."""
+        return {
+            "rank": self.rank, "device": self.device, "capacity_bytes": self.capacity_bytes,
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "recorded_allocated_bytes": self.recorded_allocated_bytes,
+            "recorded_reserved_bytes": self.recorded_reserved_bytes,
+            "peak_step": self.peak_step, "peak_phase": self.peak_phase, "peak_layer": self.peak_layer,
+            "by_kind": dict(self.by_kind), "by_phase": dict(self.by_phase), "by_layer": dict(self.by_layer),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The memory of all devices.
+
+    Attributes:
+        devices: one for each rank and device.
+        outside_bytes: what the context, NCCL and libraries take besides, None where it is unknown.
+        notes: what is doubtful about it.
+
+    """
+
+    devices: tuple[DeviceMemory, ...]
+    outside_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `daydream memory --json` prints, but for its schema."""
+        return {
+            "devices": [device.to_json() for device in self.devices],
+            "outside_bytes": self.outside_bytes,
+            "notes": list(self.notes),
+        }

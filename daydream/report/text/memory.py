@@ -1,0 +1,156 @@
+"""How much memory a device needs, who holds the peak, and whether it fits: `daydream memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from daydream.memory.result import DeviceMemory, MemoryReport
+from daydream.report.text.layout import (
+    NAME_WIDTH,
+    Block,
+    Headline,
+    Screen,
+    Table,
+    Words,
+    fitting,
+    notes,
+    printable,
+    shortened,
+)
+from daydream.report.text.numbers import count, percent
+from daydream.text import bytes_text
+
+CLOSE = 600 << 20  # what the context of a device takes besides, at most: less than that left is no answer
+FIRST_HOLDERS, MOST_HOLDERS = (10, 6, 4, 3), 10
+NONE = "unknown"
+
+
+def memory_text(report: MemoryReport, *, trace: Sequence[str] = ()) -> Screen:
+    """Return the peak of each device, what is recorded of it, who holds it, and notes.
+
+    `trace` are the words that name the trace on a command line.
+    """
+    return fitting((_screen(report, most) for most in FIRST_HOLDERS), trace)
+
+
+def _screen(report: MemoryReport, most: int) -> Screen:
+    blocks: list[Block] = []
+    for place, device in enumerate(report.devices):
+        named = len(report.devices) > 1
+        blocks += [""] if place else []
+        blocks += [
+            Headline(memory_headline(device, named=named)),
+            *_out_of_memory(device),
+            "",
+            _peaks(device),
+        ]
+        for title, parts in (
+            ("kind", device.by_kind),
+            ("phase", device.by_phase),
+            ("layer", device.by_layer),
+        ):
+            if len(parts) > 1:
+                blocks += ["", _parts(f"held at the peak, by {title}", parts, most)]
+        if device.holders:
+            blocks += ["", _holders(device, most)]
+    if report.outside_bytes is not None:
+        blocks += ["", Words(f"outside the allocator: {bytes_text(report.outside_bytes)}")]
+    return Screen([*blocks, *notes(report.notes)])
+
+
+def memory_headline(device: DeviceMemory, *, named: bool = False) -> str:
+    """Return the peak in one line and, with a capacity, whether it fits; `named` says of which device."""
+    said = f"peak {_amount(device.peak_allocated_bytes)} allocated"
+    if device.peak_reserved_bytes is not None:
+        said += f", {bytes_text(device.peak_reserved_bytes)} reserved"
+    if device.peak_step is not None:
+        said += f" in {printable(device.peak_step)}"
+    where = f"rank {device.rank}, {device.device}: " if device.rank else f"{device.device}: "
+    return (where if named else "") + said + verdict(device)
+
+
+def verdict(device: DeviceMemory) -> str:
+    """Return whether a device's memory fits its capacity, as the end of a sentence; nothing without one."""
+    capacity, left = device.capacity_bytes, device.left_bytes
+    if capacity is None or left is None:
+        return ""
+    if device.out_of_memory is not None or left < 0:
+        return f": does not fit in {capacity_text(capacity)}"
+    if left < CLOSE:
+        return f": too close to tell in {capacity_text(capacity)} ({bytes_text(left)} left)"
+    return f": fits in {capacity_text(capacity)} ({bytes_text(left)} left)"
+
+
+def capacity_text(nbytes: int) -> str:
+    """Return a capacity in the unit in which it is a round number: `24 GB`, `79.6 GiB`."""
+    for unit, size in (("GB", 10**9), ("GiB", 1 << 30), ("MiB", 1 << 20), ("MB", 10**6)):
+        if not nbytes % size:
+            return f"{nbytes // size:,} {unit}"
+    return bytes_text(nbytes)
+
+
+def _out_of_memory(device: DeviceMemory) -> list[Block]:
+    where = device.out_of_memory
+    if where is None:
+        return []
+    unused = where.reserved_bytes - where.allocated_bytes
+    place = f"request {where.request:,} of {where.requests:,}" if where.request else "the start"
+    return [Words(
+        f"out of memory at {place}: {bytes_text(where.asked_bytes)} asked for, "
+        f"{bytes_text(where.allocated_bytes)} allocated, {bytes_text(unused)} reserved and in pieces that do not "
+        "fit; the peaks are those without a limit"
+    )]  # fmt: skip
+
+
+def _peaks(device: DeviceMemory) -> Table:
+    rows = [["", "recorded", "replayed"]]
+    for name, recorded, replayed in (
+        ("peak allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
+        ("peak reserved", device.recorded_reserved_bytes, device.peak_reserved_bytes),
+    ):
+        rows.append([name, _amount(recorded), _amount(replayed)])
+    if device.fragmentation is not None:
+        rows.append(["fragmentation at the peak", "", percent(device.fragmentation)])
+    if device.retries:
+        rows.append(["unused memory returned", "", count(device.retries, "time")])
+    return Table(rows)
+
+
+def _parts(title: str, parts: Mapping[str, int], most: int) -> Table:
+    whole = sum(parts.values())
+    found = sorted(
+        ((size, name) for name, size in parts.items() if size), key=lambda each: (-each[0], each[1])
+    )
+    rows = [[title, "memory", "share"]]
+    rows += [[_name(name), bytes_text(size), _share(size, whole)] for size, name in found[:most]]
+    rest = sum(size for size, _ in found[most:])
+    if rest:
+        rows.append([f"{len(found) - most:,} more", bytes_text(rest), _share(rest, whole)])
+    return Table(rows)
+
+
+def _holders(device: DeviceMemory, most: int) -> Table:
+    whole = device.peak_allocated_bytes or sum(each.bytes for each in device.holders)
+    shown, more = device.holders[:most], device.holders[most:]
+    advice = any(each.whatif for each in shown)
+    rows = [["held at the peak by", "memory", "share", "blocks", *(["smaller with"] if advice else [])]]
+    for each in shown:
+        row = [_name(each.name), bytes_text(each.bytes), _share(each.bytes, whole), f"{each.count:,}"]
+        rows.append([*row, *([printable(each.whatif or "")] if advice else [])])
+    if more:
+        nbytes, blocks = sum(each.bytes for each in more), sum(each.count for each in more)
+        row = [f"{len(more):,} more", bytes_text(nbytes), _share(nbytes, whole), f"{blocks:,}"]
+        rows.append([*row, *([""] if advice else [])])
+    return Table(rows, spare=(3,))
+
+
+def _name(name: str) -> str:
+    return shortened(printable(name), NAME_WIDTH)
+
+
+def _amount(nbytes: int | None) -> str:
+    return NONE if nbytes is None else bytes_text(nbytes)
+
+
+def _share(nbytes: int, whole: int) -> str:
+    return percent(nbytes / whole) if whole else ""
