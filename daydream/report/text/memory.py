@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from daydream.memory.result import DeviceMemory, MemoryReport
 from daydream.report.text.layout import (
@@ -18,11 +19,12 @@ from daydream.report.text.layout import (
     shortened,
 )
 from daydream.report.text.numbers import count, percent
-from daydream.text import bytes_text
+from daydream.text import bytes_text, memory_unit
 
 CLOSE = 600 << 20  # what the context of a device takes besides, at most: less than that left is no answer
-FIRST_HOLDERS, MOST_HOLDERS = (10, 6, 4, 3), 10
+HOLDERS = (10, 6, 4, 3)  # how many are shown, the most that leave the answer on one screen
 NONE = "unknown"
+Unit: TypeAlias = tuple[str, int]  # of a table, and its bytes
 
 
 def memory_text(report: MemoryReport, *, trace: Sequence[str] = ()) -> Screen:
@@ -30,7 +32,7 @@ def memory_text(report: MemoryReport, *, trace: Sequence[str] = ()) -> Screen:
 
     `trace` are the words that name the trace on a command line.
     """
-    return fitting((_screen(report, most) for most in FIRST_HOLDERS), trace)
+    return fitting((_screen(report, most) for most in HOLDERS), trace)
 
 
 def _screen(report: MemoryReport, most: int) -> Screen:
@@ -38,21 +40,18 @@ def _screen(report: MemoryReport, most: int) -> Screen:
     for place, device in enumerate(report.devices):
         named = len(report.devices) > 1
         blocks += [""] if place else []
-        blocks += [
-            Headline(memory_headline(device, named=named)),
-            *_out_of_memory(device),
-            "",
-            _peaks(device),
-        ]
+        unit = memory_unit(device.peak_allocated_bytes or 0)
+        blocks += [Headline(memory_headline(device, named=named)), *_out_of_memory(device)]
+        blocks += ["", _peaks(device, unit)]
         for title, parts in (
             ("kind", device.by_kind),
             ("phase", device.by_phase),
             ("layer", device.by_layer),
         ):
             if len(parts) > 1:
-                blocks += ["", _parts(f"held at the peak, by {title}", parts, most)]
+                blocks += ["", _parts(f"held at the peak, by {title}", parts, unit, most)]
         if device.holders:
-            blocks += ["", _holders(device, most)]
+            blocks += ["", _holders(device, unit, most)]
     if report.outside_bytes is not None:
         blocks += ["", Words(f"outside the allocator: {bytes_text(report.outside_bytes)}")]
     return Screen([*blocks, *notes(report.notes)])
@@ -60,7 +59,8 @@ def _screen(report: MemoryReport, most: int) -> Screen:
 
 def memory_headline(device: DeviceMemory, *, named: bool = False) -> str:
     """Return the peak in one line and, with a capacity, whether it fits; `named` says of which device."""
-    said = f"peak {_amount(device.peak_allocated_bytes)} allocated"
+    peak = device.peak_allocated_bytes
+    said = f"peak {NONE if peak is None else bytes_text(peak)} allocated"
     if device.peak_reserved_bytes is not None:
         said += f", {bytes_text(device.peak_reserved_bytes)} reserved"
     if device.peak_step is not None:
@@ -93,63 +93,67 @@ def _out_of_memory(device: DeviceMemory) -> list[Block]:
     where = device.out_of_memory
     if where is None:
         return []
-    unused = where.reserved_bytes - where.allocated_bytes
     place = f"request {where.request:,} of {where.requests:,}" if where.request else "the start"
-    return [Words(
-        f"out of memory at {place}: {bytes_text(where.asked_bytes)} asked for, "
-        f"{bytes_text(where.allocated_bytes)} allocated, {bytes_text(unused)} reserved and in pieces that do not "
-        "fit; the peaks are those without a limit"
-    )]  # fmt: skip
+    unused = bytes_text(where.reserved_bytes - where.allocated_bytes)
+    return [
+        Words(
+            f"out of memory at {place}: {bytes_text(where.asked_bytes)} asked for, with "
+            f"{bytes_text(where.allocated_bytes)} allocated and {unused} reserved in pieces that do not fit; "
+            "the peaks are those without a limit"
+        )
+    ]
 
 
-def _peaks(device: DeviceMemory) -> Table:
-    rows = [["", "recorded", "replayed"]]
+def _peaks(device: DeviceMemory, unit: Unit) -> Table:
+    rows = [[f"peak, {unit[0]}", "recorded", "replayed"]]
     for name, recorded, replayed in (
-        ("peak allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
-        ("peak reserved", device.recorded_reserved_bytes, device.peak_reserved_bytes),
+        ("allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
+        ("reserved", device.recorded_reserved_bytes, device.peak_reserved_bytes),
     ):
-        rows.append([name, _amount(recorded), _amount(replayed)])
+        rows.append([name, _in(unit, recorded), _in(unit, replayed)])
     if device.fragmentation is not None:
-        rows.append(["fragmentation at the peak", "", percent(device.fragmentation)])
+        rows.append(["fragmentation", "", percent(device.fragmentation)])
     if device.retries:
         rows.append(["unused memory returned", "", count(device.retries, "time")])
     return Table(rows)
 
 
-def _parts(title: str, parts: Mapping[str, int], most: int) -> Table:
+def _parts(title: str, parts: Mapping[str, int], unit: Unit, most: int) -> Table:
     whole = sum(parts.values())
-    found = sorted(
+    sizes = sorted(
         ((size, name) for name, size in parts.items() if size), key=lambda each: (-each[0], each[1])
     )
-    rows = [[title, "memory", "share"]]
-    rows += [[_name(name), bytes_text(size), _share(size, whole)] for size, name in found[:most]]
-    rest = sum(size for size, _ in found[most:])
+    rows = [[f"{title}, {unit[0]}", "memory", "share"]]
+    rows += [[_name(name), _in(unit, size), _share(size, whole)] for size, name in sizes[:most]]
+    rest = sum(size for size, _ in sizes[most:])
     if rest:
-        rows.append([f"{len(found) - most:,} more", bytes_text(rest), _share(rest, whole)])
+        rows.append([f"{len(sizes) - most:,} more", _in(unit, rest), _share(rest, whole)])
     return Table(rows)
 
 
-def _holders(device: DeviceMemory, most: int) -> Table:
+def _holders(device: DeviceMemory, unit: Unit, most: int) -> Table:
     whole = device.peak_allocated_bytes or sum(each.bytes for each in device.holders)
     shown, more = device.holders[:most], device.holders[most:]
-    advice = any(each.whatif for each in shown)
-    rows = [["held at the peak by", "memory", "share", "blocks", *(["smaller with"] if advice else [])]]
+    rows = [[f"held at the peak by, {unit[0]}", "memory", "share", "blocks", "smaller with"]]
     for each in shown:
-        row = [_name(each.name), bytes_text(each.bytes), _share(each.bytes, whole), f"{each.count:,}"]
-        rows.append([*row, *([printable(each.whatif or "")] if advice else [])])
+        size, share = _in(unit, each.bytes), _share(each.bytes, whole)
+        rows.append([_name(each.name), size, share, f"{each.count:,}", printable(each.whatif or "")])
     if more:
         nbytes, blocks = sum(each.bytes for each in more), sum(each.count for each in more)
-        row = [f"{len(more):,} more", bytes_text(nbytes), _share(nbytes, whole), f"{blocks:,}"]
-        rows.append([*row, *([""] if advice else [])])
-    return Table(rows, spare=(3,))
+        rows.append([f"{len(more):,} more", _in(unit, nbytes), _share(nbytes, whole), f"{blocks:,}", ""])
+    advice = any(each.whatif for each in shown)
+    return Table(rows if advice else [row[:-1] for row in rows], spare=(3,))
 
 
 def _name(name: str) -> str:
     return shortened(printable(name), NAME_WIDTH)
 
 
-def _amount(nbytes: int | None) -> str:
-    return NONE if nbytes is None else bytes_text(nbytes)
+def _in(unit: Unit, nbytes: int | None) -> str:
+    """Return an amount in the unit of its table."""
+    if nbytes is None:
+        return NONE
+    return f"{nbytes / unit[1]:,.{2 if unit[0] == 'GiB' else 1}f}"
 
 
 def _share(nbytes: int, whole: int) -> str:
