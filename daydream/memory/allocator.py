@@ -54,7 +54,8 @@ class Allocator:
         reserved: bytes that the device gave.
         retries: how often unused memory was returned because the device had no room.
         ranges: start and end of every segment, in order of address.
-        deferred: blocks that are freed and still used by another stream.
+        held: the blocks that the program holds, by their names.
+        deferred: those that it has freed and another stream still uses.
 
     Args:
         settings: PYTORCH_CUDA_ALLOC_CONF, parsed.
@@ -68,17 +69,19 @@ class Allocator:
         self.allocated = self.requested = self.reserved = self.retries = 0
         self._collects = self.limit is not None and self.settings.garbage_collection_threshold > 0
         self._pools: dict[tuple[int, bool], Pool] = {}
-        self.deferred: dict[Block, None] = {}
+        self.held: dict[int, Block] = {}
+        self.deferred: dict[int, Block] = {}
         self.ranges: list[tuple[int, int]] = []
         self._largest_split = self.settings.max_split_bytes or 1 << 62
         self._rounds = any(each > 1 for each in self.settings.roundup_divisions)
 
     def allocate(
-        self, requested: int, stream: int = 0, private: int = 0, address: int | None = None
+        self, name: int, requested: int, stream: int = 0, private: int = 0, address: int | None = None
     ) -> Block:
         """Return the block that serves a request.
 
         Args:
+            name: what to call it, of which nothing is held yet.
             requested: bytes, at least one.
             stream: any number that names the stream.
             private: the private pool, 0 for none.
@@ -109,23 +112,25 @@ class Allocator:
         block.in_use, block.requested = True, requested
         self.allocated += block.size
         self.requested += requested
+        self.held[name] = block
         return block
 
-    def free(self, block: Block) -> None:
-        """Take back a block; nothing happens if that was done while the device was waited for."""
-        if block.in_use:
-            if block not in self.deferred:
-                self.allocated -= block.size
-            self._release(block)
-
-    def defer(self, block: Block) -> None:
-        """Take back a block that another stream still uses: it serves no request before `free`."""
-        if block.in_use and block not in self.deferred:
+    def free(self, name: int) -> None:
+        """Take back a block; nothing happens where it is not held, or was taken back by `return_unused`."""
+        if name in self.held:
+            block = self.held.pop(name)
             self.allocated -= block.size
-            self.deferred[block] = None
+            self._release(block)
+        elif name in self.deferred:
+            self._release(self.deferred.pop(name))
+
+    def defer(self, name: int) -> None:
+        """Take back a block that another stream still uses: it serves no request before `free`."""
+        if name in self.held:
+            block = self.deferred[name] = self.held.pop(name)
+            self.allocated -= block.size
 
     def _release(self, block: Block) -> None:
-        self.deferred.pop(block, None)
         self.requested -= block.requested
         block.in_use = False
         block.merge()
@@ -285,8 +290,8 @@ class Allocator:
 
     def return_unused(self) -> None:
         """Return all unused segments and pages, as `torch.cuda.empty_cache()` does."""
-        for block in list(self.deferred):  # the device is waited for
-            self._release(block)
+        while self.deferred:  # the device is waited for
+            self._release(self.deferred.popitem()[1])
         for pool in self._pools.values():
             if not pool.private:
                 for block in pool.blocks():

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from daydream.errors import DaydreamError
 from daydream.memory.allocator import Allocator, OutOfMemoryError
-from daydream.memory.blocks import Block
 from daydream.memory.restore import restore
 from daydream.memory.segments import Segment
 from daydream.memory.settings import Settings
@@ -108,17 +107,17 @@ def usage(
 
     """
     allocator = Allocator(settings, capacity_bytes)
-    blocks = restore(allocator, start)
+    restore(allocator, start)
     peak, requested, reserved = allocator.allocated, allocator.requested, allocator.reserved
     at, reserved_then, failed = -1, reserved, None
     for index, request in enumerate(requests):
         if request.what != ALLOCATE:
-            _serve(allocator, blocks, request)
+            _serve(allocator, request)
             continue
-        if request.id in blocks:
+        if request.id in allocator.held:
             raise DaydreamError(f"request {index} allocates {request.id}, which is allocated already")
         try:
-            _serve(allocator, blocks, request)
+            _serve(allocator, request)
         except OutOfMemoryError as error:
             failed = OutOfMemory(index, error.asked, error.size, allocator.allocated, allocator.reserved)
             break
@@ -146,20 +145,19 @@ def held_after(
 
     """
     allocator = Allocator(settings, capacity_bytes)
-    blocks = restore(allocator, start)
+    restore(allocator, start)
     for request in requests:
-        _serve(allocator, blocks, request)
-    return {name: block.size for name, block in blocks.items() if block not in allocator.deferred}
+        _serve(allocator, request)
+    return {name: block.size for name, block in allocator.held.items()}
 
 
-def _serve(allocator: Allocator, blocks: dict[int, Block], request: Request) -> None:
+def _serve(allocator: Allocator, request: Request) -> None:
     what, name, size, stream, private, address = request
     if what == ALLOCATE:
-        blocks[name] = allocator.allocate(size, stream, private, address)
-    elif what == EMPTY_CACHE:
+        allocator.allocate(name, size, stream, private, address)
+    elif what == FREE:
+        allocator.free(name)
+    elif what == DEFER:
+        allocator.defer(name)
+    else:
         allocator.return_unused()
-    elif name in blocks:
-        if what == FREE:
-            allocator.free(blocks.pop(name))
-        else:
-            allocator.defer(blocks[name])

@@ -9,14 +9,8 @@ from daydream.memory.blocks import Block, Pool
 from daydream.memory.segments import Segment
 
 
-def restore(allocator: Allocator, segments: Iterable[Segment]) -> dict[int, Block]:
-    """Give segments to an allocator that has served no request yet.
-
-    Returns:
-        The blocks in use, by the ids that the segments give them.
-
-    """
-    blocks: dict[int, Block] = {}
+def restore(allocator: Allocator, segments: Iterable[Segment]) -> None:
+    """Give segments to an allocator that has served no request yet; it holds what they say, by its ids."""
     before: Block | None = None
     for segment in sorted(segments, key=lambda each: each.address):
         pool, address = allocator.pool(segment.private, small=segment.small), segment.address
@@ -33,17 +27,16 @@ def restore(allocator: Allocator, segments: Iterable[Segment]) -> dict[int, Bloc
                 pool.add(block)
                 continue
             block.in_use, block.requested = True, part.requested
-            blocks[part.id] = block
             allocator.requested += part.requested
             if part.pending:
-                allocator.deferred[block] = None
+                allocator.deferred[part.id] = block
             else:
+                allocator.held[part.id] = block
                 allocator.allocated += part.size
         if not segment.expandable:
             allocator.ranges.append((segment.address, address))
             before = None
     _end(allocator, before, 1 << 64)
-    return blocks
 
 
 def _continued(allocator: Allocator, before: Block | None, segment: Segment, pool: Pool) -> Block | None:

@@ -1,0 +1,120 @@
+"""Laws of the allocator, for any program: no overlap, no byte lost, and the same as its plain rewriting."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings, target
+from hypothesis import strategies as st
+from plain_allocator import Full, PlainAllocator
+
+from daydream.memory.allocator import Allocator, OutOfMemoryError
+from daydream.memory.settings import Settings
+
+MIB = 1 << 20
+# Sizes at and around every limit of the rules, and any others.
+LIMITS = [1, 511, 512, 513, MIB - 512, MIB, MIB + 1, 10 * MIB - 1, 10 * MIB, 10 * MIB + 1, 19 * MIB, 20 * MIB,
+          21 * MIB, 25 * MIB, 40 * MIB]  # fmt: skip
+SIZES = st.one_of(st.sampled_from(LIMITS), st.integers(1, 3 * MIB), st.integers(1, 60 * MIB))
+PLACES = st.integers(0, 30)  # of what is freed, counted from the oldest
+STEPS = st.one_of(
+    st.tuples(
+        st.just("allocate"), SIZES, st.integers(0, 1), st.integers(0, 5).map(lambda pool: int(pool == 5))
+    ),
+    st.tuples(st.just("free"), PLACES),
+    st.tuples(st.just("free"), PLACES),
+    st.tuples(st.just("defer"), PLACES),
+    st.just(("empty",)),
+)
+PROGRAMS = st.lists(STEPS, min_size=1, max_size=60)
+SETTINGS = st.builds(
+    Settings,
+    expandable_segments=st.booleans(),
+    max_split_bytes=st.sampled_from([None, None, 20 * MIB, 25 * MIB]),
+    roundup_divisions=st.sampled_from([(0,) * 16, (4,) * 16, (1, 2, 8, 4, *[0] * 12)]),
+    garbage_collection_threshold=st.sampled_from([0.0, 0.0, 0.5]),
+    large_segment_bytes=st.sampled_from([20 * MIB, 32 * MIB]),
+)
+CAPACITIES = st.sampled_from([None, 64 * MIB, 150 * MIB])
+
+
+def run(program, allocator, plain):
+    """Run a program on both, and compare after each step; end where both are out of memory."""
+    names = []
+    for name, (what, *how) in enumerate(program):
+        if what == "allocate":
+            size, stream, private = how
+            try:
+                plain.allocate(name, size, stream, private)
+            except Full:
+                plain = None
+            try:
+                allocator.allocate(name, size, stream, private)
+            except OutOfMemoryError:
+                assert plain is None
+                return
+            assert plain is not None
+            names.append(name)
+        elif what == "empty":
+            allocator.return_unused()
+            plain.give_all()
+        elif names:
+            old = names[how[0] % len(names)]  # perhaps one that is not held any more
+            if what == "free":
+                allocator.free(old)
+                plain.free(old)
+            else:
+                allocator.defer(old)
+                plain.defer(old)
+        assert (allocator.allocated, allocator.requested, allocator.reserved, allocator.retries) == (
+            plain.allocated, plain.requested, plain.reserved, plain.retries,
+        )  # fmt: skip
+    assert {name: block.address for name, block in allocator.held.items()} == plain.addresses()
+
+
+@settings(max_examples=400, deadline=None)
+@given(PROGRAMS, SETTINGS, CAPACITIES)
+def test_the_allocator_agrees_with_its_plain_rewriting(program, how, capacity):
+    allocator = Allocator(how, capacity)
+    run(program, allocator, PlainAllocator(how, capacity))
+    target(float(allocator.retries))
+
+
+@settings(max_examples=200, deadline=None)
+@given(PROGRAMS, SETTINGS, CAPACITIES)
+def test_blocks_never_overlap_and_no_byte_is_lost(program, how, capacity):
+    allocator = Allocator(how, capacity)
+    run(program, allocator, PlainAllocator(how, capacity))
+    in_use = [*allocator.held.values(), *allocator.deferred.values()]
+    firsts = {}
+    for block in [*in_use, *(free for pool in allocator._pools.values() for free in pool.blocks())]:
+        first = block
+        while first.prev is not None:
+            first = first.prev
+        firsts[id(first)] = first
+    memory = 0
+    for block in firsts.values():
+        while block is not None:
+            memory += block.size if block.mapped else 0
+            after = block.next
+            assert after is None or (after.prev is block and after.address == block.address + block.size)
+            block = after  # noqa: PLW2901 - along its segment
+    assert memory == allocator.reserved
+    ends = sorted((block.address, block.address + block.size) for block in in_use)
+    assert all(end <= after for (_, end), (after, _) in pairwise(ends))
+    assert sum(block.size for block in allocator.held.values()) == allocator.allocated
+    assert allocator.allocated <= allocator.reserved
+    if capacity is not None:
+        assert allocator.reserved <= capacity
+
+
+@settings(max_examples=100, deadline=None)
+@given(PROGRAMS, SETTINGS)
+def test_when_all_is_freed_all_can_be_returned(program, how):
+    program = [(what, *args[:2], 0) if what == "allocate" else (what, *args) for what, *args in program]
+    allocator = Allocator(how)
+    run(program, allocator, PlainAllocator(how, None))
+    for name in list(allocator.held):
+        allocator.free(name)
+    allocator.return_unused()
+    assert (allocator.allocated, allocator.requested, allocator.reserved) == (0, 0, 0)
