@@ -245,7 +245,7 @@ class Allocator:
                 each = each.next
             if room >= size:
                 return block
-        space = max(ADDRESS_SPACE, size) // pool.page * pool.page + pool.page
+        space = max(ADDRESS_SPACE, size) // pool.page * pool.page + pool.page  # whole pages
         start = self._place(space, address)
         block = Block(pool, stream, start, space, start)
         block.grows, block.mapped = True, False

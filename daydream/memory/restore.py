@@ -57,7 +57,8 @@ def _continued(allocator: Allocator, before: Block | None, segment: Segment, poo
 def _end(allocator: Allocator, before: Block | None, limit: int) -> None:
     """End an expandable segment with the address space that it may still grow into."""
     if before is not None:
-        end = min(limit, before.start + ADDRESS_SPACE)
-        end -= (end - before.start) % before.pool.page
+        page = before.pool.page
+        end = min(limit, before.start + ADDRESS_SPACE // page * page + page)
+        end -= (end - before.start) % page
         before.extend(end)
         allocator.ranges.append((before.start, max(end, before.address + before.size)))

@@ -18,7 +18,7 @@ class Full(Exception):  # noqa: N818 - a test's own
     pass
 
 
-@dataclass
+@dataclass(eq=False)
 class Cell:
     size: int
     state: str  # used, waiting (freed, a stream still uses it), free, empty (no memory)
@@ -27,7 +27,7 @@ class Cell:
     born: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Seg:
     address: int
     stream: int
