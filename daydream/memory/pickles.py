@@ -70,7 +70,7 @@ def check(data: bytes, path: str | os.PathLike[str]) -> None:
             return
         if name in SIZED:
             start = at + 1 + SIZED[name]
-            at = start + int.from_bytes(data[at + 1 : start], "little")
+            at = min(start + int.from_bytes(data[at + 1 : start], "little"), len(data))
         elif name == "LONG_BINPUT":  # keeps a value at a place: the list of places grows that far
             if int.from_bytes(data[at + 1 : at + 5], "little") > at:
                 raise TraceError(f"{path}: the pickle is damaged (it skips places at byte {at:,})")

@@ -52,9 +52,11 @@ class Records:
         self, action: object, address: object, size: object, stream: object, more: Mapping[str, Any]
     ) -> None:
         """Keep an event, or count why it cannot be kept."""
-        if action in WITHOUT_MEMORY:
+        if not isinstance(action, str):
+            self.doubts["action"] += 1
+        elif action in WITHOUT_MEMORY:
             return
-        if not isinstance(action, str) or action not in FREES | SEGMENTS | {"alloc", "oom"}:
+        elif action not in FREES | SEGMENTS | {"alloc", "oom"}:
             self.doubts["action"] += 1
         elif not whole(size) or not whole(stream):
             self.doubts["fields"] += 1

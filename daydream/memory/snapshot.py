@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 COLUMNS = ("action", "addr", "size", "stream", "time_us")  # of JSON lines whose header names none
 DEVICES = 1024
+STATES = ("active_allocated", "inactive")  # in any other a block is freed, and a stream still uses it
 NEEDED = "A snapshot of torch.cuda.memory._dump_snapshot, the same as JSON, or JSON lines were needed."
 DOUBTS = {  # what is counted while events are read -> what is said of them
     "action": "with an unknown action",
@@ -139,18 +140,15 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
     if not isinstance(document, dict):
         raise TraceError(f"{path} is not a memory snapshot. {NEEDED}")
     segments, traces = document.get("segments", []), document.get("device_traces", [])
-    if (
-        not isinstance(segments, list | tuple)
-        or not isinstance(traces, list | tuple)
-        or len(traces) > DEVICES
-    ):
+    lists = isinstance(traces, list | tuple) and all(isinstance(each, list | tuple) for each in traces)
+    if not lists or not isinstance(segments, list | tuple) or len(traces) > DEVICES:
         raise TraceError(f"{path}: its segments or device_traces are not lists. {NEEDED}")
     settings = _settings(document.get("allocator_settings"))
     by_device: dict[int, list[Any]] = {at: [] for at, trace in enumerate(traces) if trace}
     for segment in segments:
         device = segment.get("device", 0) if isinstance(segment, dict) else 0
         if not whole(device) or not 0 <= device < DEVICES:
-            raise TraceError(f"{path}: a segment is of device {device!r}; a number from 0 was needed")
+            raise TraceError(f"{path}: a segment is of device {_told(device)}; a number from 0 was needed")
         by_device.setdefault(device, []).append(segment)
     if not by_device:
         raise TraceError(
@@ -159,7 +157,7 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
     found = []
     for device in sorted(by_device):
         records = Records()
-        for event in traces[device] if device < len(traces) and isinstance(traces[device], list) else ():
+        for event in traces[device] if device < len(traces) else ():
             if isinstance(event, dict):
                 records.add(
                     event.get("action"), event.get("addr"), event.get("size"), event.get("stream", 0), event
@@ -192,8 +190,10 @@ def _history(layout: Layout, records: Records, settings: Settings, device: int, 
     return found
 
 
-def _layout(segments: Sequence[Any], records: Records, path: str | os.PathLike[str]) -> Layout:
+def _layout(segments: Any, records: Records, path: str | os.PathLike[str]) -> Layout:
     """Return what segments hold. Raises `TraceError` if they cannot be as they are told."""
+    if not isinstance(segments, list | tuple):
+        raise TraceError(f"{path}: its segments are not a list. {NEEDED}")
     layout = Layout()
     for place, segment in enumerate(segments):
         where = f"{path}: segment {place}"
@@ -205,8 +205,8 @@ def _layout(segments: Sequence[Any], records: Records, path: str | os.PathLike[s
         if not 0 <= address < LAST_ADDRESS:
             raise TraceError(f"{where} has the address {address}, which cannot be")
         kind = segment.get("segment_type", segment.get("pool"))
-        if kind not in {"small", "large"}:
-            raise TraceError(f"{where} is of the pool {kind!r}; small or large was needed")
+        if kind not in ("small", "large"):
+            raise TraceError(f"{where} is of the pool {_told(kind)}; small or large was needed")
         private = records.private(segment.get("segment_pool_id")) or int(segment.get("private") is True)
         region = Region(address, size, stream, kind == "small", segment.get("is_expandable") is True, private)
         if not layout.add(region):
@@ -232,19 +232,19 @@ def _blocks(blocks: Any, where: str) -> Iterator[tuple[int, int | None, bool, ob
         if isinstance(block, dict):
             size, state, frames = block.get("size"), block.get("state"), block.get("frames")
             asked = block.get("requested_size", size)
-            free, pending = state == "inactive", state not in {"active_allocated", "inactive"}
+            free, pending = state == "inactive", state not in STATES
         elif isinstance(block, list | tuple) and len(block) >= 2:
             size, asked, frames = block[0], block[1], None
-            free, pending = asked is None, len(block) > 2 and block[2] not in {"active_allocated", "inactive"}
+            free, pending = asked is None, len(block) > 2 and block[2] not in STATES
         else:
             raise TraceError(f"{where} has a block that is neither an object nor a pair of sizes")
         if not whole(size) or not 0 < size < LARGEST:
-            raise TraceError(f"{where} has a block of {size!r} bytes, which cannot be")
+            raise TraceError(f"{where} has a block of {_told(size)} bytes, which cannot be")
         if free:
             yield size, None, False, None
             continue
         if not whole(asked) or not 0 <= asked <= size:
-            raise TraceError(f"{where} has a block of {size:,} bytes for a request of {asked!r}")
+            raise TraceError(f"{where} has a block of {size:,} bytes for a request of {_told(asked)}")
         yield size, asked or size, pending, frames
 
 
@@ -272,3 +272,9 @@ def _settings(given: Any) -> Settings:
         large_segment_bytes=settings.large_segment_bytes,
         memory_fraction=settings.memory_fraction,
     )
+
+
+def _told(value: Any) -> str:
+    """Return a value as an error tells it: short, whatever it is."""
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return repr(value)[:40] if plain else f"a {type(value).__name__}"

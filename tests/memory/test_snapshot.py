@@ -1,0 +1,510 @@
+"""Snapshots as torch lays them out: what they asked of the allocator, what is doubtful, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from snapshots import MIB, START, event, frame, segment, snapshot, write, write_lines
+
+from daydream.errors import DaydreamError, FileError, TraceError
+from daydream.memory.requests import usage
+from daydream.memory.settings import Settings
+from daydream.memory.snapshot import read_snapshot
+from daydream.memory.snapshot_memory import snapshot_memory, source_line
+
+OTHER = START + (1 << 30)
+HEADER = {
+    "columns": ["action", "addr", "size", "stream", "time_us"],
+    "start_segments": [],
+    "start_pending": [],
+}
+
+
+def life(address, size, **more):
+    return [
+        event("alloc", address, size, **more),
+        event("free_requested", address, size, **more),
+        event("free_completed", address, size, **more),
+    ]
+
+
+#  At the end: | kept 4 | freed 12 (two blocks, of 5 and 7 MiB, that lived before) | 4 left |
+ENDED = snapshot(
+    [segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0))],
+    [
+        event("free_requested", START + 4 * MIB, 5 * MIB),
+        event("free_completed", START + 4 * MIB, 5 * MIB),
+        event("segment_alloc", OTHER, 12 * MIB),
+        *life(OTHER, 12 * MIB),
+        event("segment_free", OTHER, 12 * MIB),
+        event("snapshot", 0, 4 * MIB),
+    ],
+)
+
+
+@pytest.mark.parametrize("name", ["s.pickle", "s.json", "s.pickle.gz", "s.json.gz"])
+def test_the_start_follows_from_the_end(tmp_path, name):
+    (found,) = read_snapshot(write(tmp_path / name, ENDED))
+
+    (start,) = found.start
+    assert [(part.size, part.requested) for part in start.blocks] == [
+        (4 * MIB, 4 * MIB), (5 * MIB, 5 * MIB), (11 * MIB, None),
+    ]  # fmt: skip
+    assert found.recorded_allocated_bytes == (4 + 12) * MIB
+    assert found.recorded_reserved_bytes == 32 * MIB
+    assert found.doubts == []
+    assert usage(found.requests, start=found.start).peak_reserved_bytes == 20 * MIB  # 12 fit into 16
+
+
+def test_all_protocols_of_a_pickle_say_the_same(tmp_path):
+    found = [
+        read_snapshot(write(tmp_path / f"{protocol}.pickle", ENDED, protocol))
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)
+    ]
+    assert all(each == found[0] for each in found)
+
+
+def test_a_rest_that_was_not_split_off_belongs_to_its_block(tmp_path):
+    #  | a 11, of 12 | b 8 |  was there before a was freed: a rest of 1 MiB is not split off
+    document = snapshot(
+        [segment(START, (12 * MIB, 0), (8 * MIB, 8 * MIB))],
+        [event("free_requested", START, 11 * MIB), event("free_completed", START, 11 * MIB)],
+    )
+    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+
+    assert [(part.size, part.requested) for part in found.start[0].blocks] == [
+        (12 * MIB, 11 * MIB), (8 * MIB, 8 * MIB),
+    ]  # fmt: skip
+    assert found.recorded_allocated_bytes == 20 * MIB
+
+
+def test_each_device_has_a_history_of_its_own(tmp_path):
+    document = snapshot(
+        [segment(START, (2 * MIB, 0), kind="small"), segment(START, (20 * MIB, 0), device=1)],
+        life(START, 512), life(START, 3 * MIB),
+    )  # fmt: skip
+    report = snapshot_memory(write(tmp_path / "s.pickle", document))
+
+    peaks = [(each.device, each.peak_allocated_bytes, each.peak_reserved_bytes) for each in report.devices]
+    assert peaks == [("cuda:0", 512, 2 * MIB), ("cuda:1", 3 * MIB, 20 * MIB)]
+
+
+def test_a_snapshot_without_events_is_the_state_when_it_was_taken(tmp_path):
+    segments = [segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0))]
+    for document in (snapshot(segments, []), segments):
+        report = snapshot_memory(write(tmp_path / "s.json", document))
+        (device,) = report.devices
+        assert (device.peak_allocated_bytes, device.peak_reserved_bytes) == (4 * MIB, 20 * MIB)
+        assert any("has no events" in note for note in report.notes)
+
+
+def test_its_settings_are_those_of_the_replay(tmp_path):
+    settings = {"expandable_segments": True, "max_split_size": 64 * MIB, "garbage_collection_threshold": 0.5,
+                "roundup_power2_divisions": {str(1 << at): 4 for at in range(16)},
+                "PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:32"}  # fmt: skip
+    document = snapshot([segment(START, (20 * MIB, 0))], [], settings=settings)
+
+    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    assert found.settings == Settings(True, 64 * MIB, None, (4,) * 16, 0.5, 32 * MIB)
+    document["allocator_settings"] = {
+        "PYTORCH_CUDA_ALLOC_CONF": "of_another_version:7",
+        "max_split_size": "x",
+    }
+    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    assert found.settings == Settings()
+
+
+def test_requests_of_a_private_pool_stay_in_it(tmp_path):
+    #  the graph's segment is free, but the program's request gets one of its own
+    document = snapshot(
+        [segment(START, (20 * MIB, 0), pool=(0, 7)), segment(OTHER, (20 * MIB, 0))],
+        [
+            event("segment_alloc", START, 20 * MIB, pool=(0, 7)),
+            *life(START, 4 * MIB, pool=(0, 7)),
+            event("segment_alloc", OTHER, 20 * MIB),
+            *life(OTHER, 4 * MIB),
+        ],
+    )
+    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+
+    assert usage(found.requests, start=found.start).peak_reserved_bytes == 40 * MIB
+    for each in document["device_traces"][0]:
+        del each["pool_id"]  # before PyTorch 2.13 events do not name it: the segment at the end does
+    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+    assert [request.private for request in found.requests if request.size] == [0, 0]
+    assert found.recorded_reserved_bytes == 40 * MIB
+
+
+def test_expandable_ranges_grow_and_shrink(tmp_path):
+    document = snapshot(
+        [segment(START, (20 * MIB, 0), expandable=True)],
+        [
+            event("segment_map", START, 20 * MIB),
+            event("alloc", START, 15 * MIB),
+            event("segment_map", START + 20 * MIB, 20 * MIB),
+            event("alloc", START + 15 * MIB, 15 * MIB),
+            event("free_requested", START + 15 * MIB, 15 * MIB),
+            event("free_completed", START + 15 * MIB, 15 * MIB),
+            event("segment_unmap", START + 20 * MIB, 20 * MIB),
+            event("free_requested", START, 15 * MIB),
+            event("free_completed", START, 15 * MIB),
+        ],
+        settings={"expandable_segments": True},
+    )
+    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+
+    assert (found.start, found.doubts) == ([], [])
+    assert found.recorded_reserved_bytes == 40 * MIB
+    replayed = usage(found.requests, settings=found.settings)
+    assert (replayed.peak_allocated_bytes, replayed.peak_reserved_bytes) == (30 * MIB, 40 * MIB)
+
+
+# Memory that was returned to the device ----------------------------------------------------------
+
+
+def returned(*, frames=(), **later):
+    """Return a history in which 30 MiB are returned, and 40 MiB are needed at once."""
+    return snapshot(
+        [segment(OTHER, (40 * MIB, 40 * MIB))],
+        [
+            event("segment_alloc", START, 30 * MIB),
+            *life(START, 30 * MIB),
+            event("segment_free", START, 30 * MIB, frames=frames),
+            event("segment_alloc", OTHER, 40 * MIB),
+            event("alloc", OTHER, 40 * MIB),
+        ],
+        **later,
+    )
+
+
+def test_what_a_full_device_made_the_allocator_return_is_kept_only_where_it_is_as_full(tmp_path):
+    path = write(tmp_path / "s.pickle", returned())
+
+    report = snapshot_memory(path)
+    assert report.devices[0].peak_reserved_bytes == report.devices[0].recorded_reserved_bytes == 40 * MIB
+    assert "The device was full 1 time, and unused memory was returned to it." in report.notes
+    assert snapshot_memory(path, capacity_bytes=100 * MIB).devices[0].peak_reserved_bytes == 70 * MIB
+    assert snapshot_memory(path, capacity_bytes=60 * MIB).devices[0].peak_reserved_bytes == 40 * MIB
+
+
+def test_what_the_program_returned_is_returned_always(tmp_path):
+    path = write(tmp_path / "s.pickle", returned(frames=[frame("empty_cache", filename="memory.py")]))
+
+    assert snapshot_memory(path).devices[0].peak_reserved_bytes == 40 * MIB
+    assert snapshot_memory(path, capacity_bytes=100 * MIB).devices[0].peak_reserved_bytes == 40 * MIB
+
+
+# Other settings, less room -----------------------------------------------------------------------
+
+
+def test_a_history_is_replayed_with_other_settings(tmp_path):
+    events = [each for size in (12, 14, 16) for each in life(START, size * MIB)]
+    path = write(tmp_path / "s.pickle", snapshot([], events))
+
+    report = snapshot_memory(path, settings=Settings(expandable_segments=True))
+    assert report.devices[0].peak_reserved_bytes == 20 * MIB
+    assert snapshot_memory(path).devices[0].peak_reserved_bytes == 42 * MIB
+    assert "recorded with the default settings, replayed with expandable_segments:True" in report.notes
+
+
+def test_what_was_held_at_the_start_is_placed_anew_with_other_settings(tmp_path):
+    #  two segments of 20 MiB, one block of 4 in each: expandable they share a page
+    document = snapshot(
+        [
+            segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0)),
+            segment(OTHER, (16 * MIB, 0), (4 * MIB, 4 * MIB)),
+        ],
+        [],
+    )
+    path = write(tmp_path / "s.pickle", document)
+
+    assert snapshot_memory(path).devices[0].peak_reserved_bytes == 40 * MIB
+    report = snapshot_memory(path, settings=Settings(expandable_segments=True))
+    assert report.devices[0].peak_reserved_bytes == 20 * MIB
+    assert "2 blocks from before the recording placed anew, in order of address" in report.notes
+
+
+def test_a_device_without_room_for_the_start_is_said(tmp_path):
+    path = write(tmp_path / "s.pickle", snapshot([segment(START, (40 * MIB, 40 * MIB))], []))
+
+    (device,) = snapshot_memory(path, capacity_bytes=30 * MIB).devices
+    assert device.out_of_memory.request == 0
+    assert (device.peak_reserved_bytes, device.left_bytes) == (40 * MIB, -10 * MIB)
+
+
+# Who holds it ------------------------------------------------------------------------------------
+
+
+def test_the_peak_is_held_by_source_lines(tmp_path):
+    own = [
+        frame("linear", 5, "/usr/lib/python3.11/site-packages/torch/nn/functional.py"),
+        frame("forward", 42),
+    ]
+    document = snapshot(
+        [segment(START, (8 * MIB, 8 * MIB), (12 * MIB, 0)), segment(OTHER, (20 * MIB, 0))],
+        [
+            event("alloc", OTHER, 4 * MIB, frames=own),
+            event("alloc", OTHER + 4 * MIB, 3 * MIB, frames=own),
+            event("alloc", OTHER + 7 * MIB, 2 * MIB),
+            *(event("free_requested", OTHER + at * MIB, size * MIB) for at, size in ((0, 4), (4, 3), (7, 2))),
+            *(event("free_completed", OTHER + at * MIB, size * MIB) for at, size in ((0, 4), (4, 3), (7, 2))),
+        ],
+    )
+    (device,) = snapshot_memory(write(tmp_path / "s.pickle", document)).devices
+
+    assert [(each.name, each.bytes, each.count) for each in device.holders] == [
+        ("blocks of 8.00 MiB, from before the recording", 8 * MIB, 1),
+        ("gpt/model.py:42 forward", 7 * MIB, 2),
+        ("blocks of 2.00 MiB", 2 * MIB, 1),
+    ]  # fmt: skip
+    assert sum(each.bytes for each in device.holders) == device.peak_allocated_bytes
+    assert device.by_kind == {"unknown": 17 * MIB}
+
+
+@pytest.mark.parametrize(
+    ("frames", "line"),
+    [
+        (None, None),
+        ([], None),
+        ("text", None),
+        ([3, {}], "? "),
+        ([{"filename": "a.cpp", "line": 0, "name": "??"}], "a.cpp ??"),
+        ([{"filename": "C:\\work\\gpt\\train.py", "line": 7, "name": "step"}], "gpt/train.py:7 step"),
+        ([frame("f", 1, "/x/torch/a.py"), frame("g", 2, "/x/b.py")], "x/b.py:2 g"),
+        ([frame("f", 1, "/x/torch/a.py")], "torch/a.py:1 f"),
+    ],
+)
+def test_a_stack_is_told_by_its_innermost_own_line(frames, line):
+    assert source_line(frames) == line
+
+
+# What is doubtful --------------------------------------------------------------------------------
+
+
+def doubts(tmp_path, *events, start=()):
+    path = write_lines(tmp_path / "s.jsonl", {**HEADER, "start_segments": list(start)}, events)
+    (found,) = read_snapshot(path)
+    return found
+
+
+def test_frees_without_an_allocation_are_passed_over_and_counted(tmp_path):
+    found = doubts(
+        tmp_path,
+        ["alloc", START, 4 * MIB, 0, 0],
+        ["free_requested", OTHER, 9 * MIB, 0, 1], ["free_completed", OTHER, 9 * MIB, 0, 2],
+        ["free_completed", START + 512, 512, 0, 3],
+    )  # fmt: skip
+
+    assert found.recorded_allocated_bytes == 4 * MIB
+    assert found.doubts[0] == (
+        "2 frees at addresses where nothing was allocated: passed over. Totals may be too small."
+    )
+
+
+def test_an_address_that_is_used_again_without_a_free_is_counted_and_freed(tmp_path):
+    found = doubts(
+        tmp_path,
+        ["alloc", START, 4 * MIB, 0, 0],
+        ["alloc", START, 4 * MIB, 1, 1],  # another stream
+        ["alloc", START + 3 * MIB, 2 * MIB, 0, 2],  # overlaps it
+    )  # fmt: skip
+
+    assert found.recorded_allocated_bytes == 4 * MIB
+    assert (
+        "2 allocations at addresses in use: the frees between are missing and were assumed." in found.doubts
+    )
+    assert usage(found.requests).peak_allocated_bytes == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["alloc", START, -4096, 0, 0], "1 event with a size that cannot be: passed over."),
+        (["alloc", START, 0, 0, 0], "1 event with a size that cannot be: passed over."),
+        (["alloc", START, 1 << 60, 0, 0], "1 event with a size that cannot be: passed over."),
+        (["alloc", -1, 512, 0, 0], "1 event with fields that are no whole numbers: passed over."),
+        (["alloc", START, True, 0, 0], "1 event with fields that are no whole numbers: passed over."),
+        (["alloc", START, 512.5, 0, 0], "1 event with fields that are no whole numbers: passed over."),
+        (["alloc", START, 512, "0", 0], "1 event with fields that are no whole numbers: passed over."),
+        (["steal", START, 512, 0, 0], "1 event with an unknown action: passed over."),
+        ([["alloc"], START, 512, 0, 0], "1 event with an unknown action: passed over."),
+        (["alloc", START], "1 event that are no events: passed over."),
+        ({"action": "alloc"}, "1 event that are no events: passed over."),
+    ],
+)
+def test_events_that_cannot_be_are_counted(tmp_path, line, said):
+    found = doubts(tmp_path, ["alloc", OTHER, 4 * MIB, 0, 0], line)
+
+    assert said in found.doubts
+    assert found.recorded_allocated_bytes == 4 * MIB
+
+
+def test_where_segments_are_missing_reserved_memory_is_not_told(tmp_path):
+    found = doubts(tmp_path, ["alloc", START, 4 * MIB, 0, 0])
+
+    assert found.recorded_reserved_bytes is None
+    assert usage(found.requests).peak_reserved_bytes == 20 * MIB
+    assert found.doubts == [
+        "1 allocation outside of all recorded segments: what was reserved is not known from the file."
+    ]
+
+
+def test_frees_of_another_size_are_counted(tmp_path):
+    found = doubts(tmp_path, ["alloc", START, 4 * MIB, 0, 0], ["free_completed", START, 5 * MIB, 0, 1])
+
+    assert any("1 free of another size" in doubt for doubt in found.doubts)
+
+
+def test_plain_frees_are_whole_ones_where_there_are_no_others(tmp_path):
+    found = doubts(
+        tmp_path, ["alloc", START, 4 * MIB, 0, 0], ["free_requested", START, 4 * MIB, 0, 1],
+        ["alloc", START, 4 * MIB, 0, 2], ["free", START, 4 * MIB, 0, 3],
+    )  # fmt: skip
+
+    assert usage(found.requests).peak_allocated_bytes == 4 * MIB
+    assert len(found.doubts) == 1  # of the missing segment
+
+
+def test_events_that_contradict_the_end_are_counted(tmp_path):
+    document = snapshot(
+        [segment(START, (20 * MIB, 20 * MIB))],
+        [
+            event("alloc", OTHER, 4 * MIB),  # not there at the end, and never freed
+            *life(START, 4 * MIB),  # both frees: where another block is
+            event("segment_alloc", OTHER, 20 * MIB),
+        ],
+    )
+    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+
+    assert found.doubts[0].startswith("4 events contradict the segments at the end")
+
+
+def test_out_of_memory_in_the_recording_is_said(tmp_path):
+    events = [event("oom", 5 * MIB, 40 * MIB), *life(START, 4 * MIB)]
+    document = snapshot([segment(START, (20 * MIB, 0))], events)
+    (found,) = read_snapshot(write(tmp_path / "s.pickle", document))
+
+    assert found.doubts == ["The recorded program ran out of memory 1 time."]
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+BROKEN = {
+    "overlapping": (
+        [segment(START, (2 * MIB, 0)), segment(START + MIB, (2 * MIB, 0))],
+        "overlaps another one",
+    ),
+    "sizes": ([{**segment(START, (2 * MIB, 0)), "total_size": MIB}], "its blocks add up to 2,097,152"),
+    "negative": ([segment(START, (-512, 0))], "no address, total_size and stream"),
+    "negative block": ([segment(START, (2 * MIB, 0), (-512, 0))], "a block of -512 bytes"),
+    "too much asked": ([segment(START, (512, 513))], "for a request of 513"),
+    "no blocks": ([{**segment(START, (512, 0)), "blocks": None}], "no list of blocks"),
+    "odd block": ([{**segment(START, (512, 0)), "blocks": [7]}], "neither an object nor a pair"),
+    "odd pool": ([{**segment(START, (512, 0)), "segment_type": "huge"}], "of the pool 'huge'"),
+    "odd segment": (["segment"], "not an object"),
+    "address": ([{**segment(START, (512, 0)), "address": -1}], "address -1"),
+    "device": ([segment(START, (512, 0), device=-1)], "of device -1"),
+    "much": ([{**segment(START, (512, 0)), "total_size": 1 << 60}], "no address, total_size and stream"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_segments_that_cannot_be_are_refused_in_one_line(tmp_path, name):
+    segments, said = BROKEN[name]
+    path = write(tmp_path / "s.json", snapshot(segments, []))
+
+    with pytest.raises(TraceError) as error:
+        read_snapshot(path)
+    assert said in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"hello", b"[1]", b"3", b'{"segments": 3}', b'{"device_traces": {}}', b'{"columns": ["a"]}',
+     b'{"start_segments": []}\n["alloc", 1', b"\x1f\x8b\x08", b"\x80\x04.", b"\xff" * 9, b"{" * 100_000,
+     b"[" * 100_000, b'{"segments": [], "device_traces": []}', b'{"final_segments": 3}\n',
+     b'{"device_traces": [3]}',
+     gzip.compress(b"{}")[:-6], b"\x80\x04K\x01."],
+)  # fmt: skip
+def test_what_is_no_snapshot_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(DaydreamError) as error:
+        read_snapshot(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    for path, said in ((tmp_path, "is a folder"), (tmp_path / "none", "no such file")):
+        with pytest.raises(FileError, match=said):
+            read_snapshot(path)
+    with pytest.raises(FileError, match="is a device"):
+        read_snapshot("/dev/null")
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path):
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b" " * 70_000_000))
+
+    with pytest.raises(TraceError, match="unpack to more than 64,000,000"):
+        read_snapshot(path)
+    with pytest.raises(TraceError, match="is not a memory snapshot"):
+        read_snapshot(path, max_unpacked=80_000_000)
+
+
+ODD = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.text(max_size=3),
+        st.sampled_from([START, START + 512, 512, 4 * MIB, "alloc", "free", "free_requested",
+                         "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
+                         "oom", "inactive", "active_allocated", "small", "large"]),
+    ),
+    lambda inside: st.lists(inside, max_size=4),
+    max_leaves=5,
+)  # fmt: skip
+KEYS = ["action", "addr", "address", "size", "stream", "frames", "pool_id", "device", "total_size", "blocks",
+        "segment_type", "requested_size", "state", "is_expandable", "segment_pool_id"]  # fmt: skip
+OBJECTS = st.dictionaries(st.sampled_from(KEYS), ODD, max_size=9)
+EVENTS = st.builds(
+    event,
+    st.sampled_from(["alloc", "alloc", "free", "free_requested", "free_completed", "segment_alloc",
+                     "segment_free", "segment_map", "segment_unmap", "oom"]),
+    st.integers(0, 9).map(lambda at: START + at * MIB),
+    st.sampled_from([512, MIB, 2 * MIB, 5 * MIB, 20 * MIB]),
+    stream=st.integers(0, 1),
+)  # fmt: skip
+SEGMENTS = st.lists(
+    st.tuples(st.integers(0, 3), st.booleans(), st.booleans()).map(
+        lambda each: segment(
+            START + each[0] * 20 * MIB, (5 * MIB, each[1] * 5 * MIB), (15 * MIB, 0), expandable=each[2]
+        )
+    ),
+    max_size=3,
+)
+
+
+@given(st.lists(st.one_of(EVENTS, EVENTS, OBJECTS, ODD), max_size=12),
+       st.one_of(SEGMENTS, st.lists(st.one_of(OBJECTS, ODD), max_size=3)), st.booleans())  # fmt: skip
+def test_nothing_in_a_file_raises_anything_but_one_clear_line(tmp_path_factory, events, segments, lines):
+    path = tmp_path_factory.mktemp("odd") / "s.json"
+    if lines:
+        rows = [list(each.values())[:5] if isinstance(each, dict) else each for each in events]
+        write_lines(path, {**HEADER, "start_segments": segments}, rows)
+    else:
+        path.write_text(json.dumps(snapshot(segments, events)), encoding="utf-8")
+    try:
+        report = snapshot_memory(path, capacity_bytes=50 * MIB)
+    except DaydreamError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - most are refused, and some are answered
+    else:
+        for device in report.devices:
+            assert device.peak_reserved_bytes >= device.peak_allocated_bytes >= 0
+            assert (device.out_of_memory is None) == (device.left_bytes >= 0)
