@@ -46,10 +46,7 @@ def snapshot_memory(
         devices.append(found)
         where = f"{found.device}: " if len(histories) > 1 else ""
         notes += [where + note for note in said]
-    notes.append(
-        "The device's context, NCCL and workspaces of libraries are not in a snapshot; a context alone takes "
-        "300 to 600 MiB."
-    )
+    notes.append("not in a snapshot: the device's context (300 to 600 MiB), NCCL, workspaces")
     return MemoryReport(tuple(devices), None, tuple(dict.fromkeys(notes)))
 
 

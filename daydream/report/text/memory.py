@@ -22,7 +22,7 @@ from daydream.report.text.numbers import count, percent
 from daydream.text import bytes_text, memory_unit
 
 CLOSE = 600 << 20  # what the context of a device takes besides, at most: less than that left is no answer
-HOLDERS = (10, 6, 4, 3)  # how many are shown, the most that leave the answer on one screen
+HOLDERS = (10, 6, 4, 3, 2)  # how many are shown, the most that leave the answer on one screen
 NONE = "unknown"
 Unit: TypeAlias = tuple[str, int]  # of a table, and its bytes
 
@@ -82,10 +82,10 @@ def verdict(device: DeviceMemory) -> str:
 
 
 def capacity_text(nbytes: int) -> str:
-    """Return a capacity in the unit in which it is a round number: `24 GB`, `79.6 GiB`."""
-    for unit, size in (("GB", 10**9), ("GiB", 1 << 30), ("MiB", 1 << 20), ("MB", 10**6)):
-        if not nbytes % size:
-            return f"{nbytes // size:,} {unit}"
+    """Return a capacity in the unit in which it has two decimals at most: `24 GB`, `1.5 GiB`."""
+    for unit, size in (("GB", 10**9), ("GiB", 1 << 30), ("MB", 10**6), ("MiB", 1 << 20)):
+        if nbytes >= size and not 100 * nbytes % size:
+            return f"{nbytes / size:g} {unit}"
     return bytes_text(nbytes)
 
 

@@ -1,0 +1,159 @@
+"""`daydream memory --snapshot`: the answer first, on one screen; JSON for scripts; one line for errors."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+MIB = 1 << 20
+START = 1 << 40
+KEYS = ["rank", "device", "capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
+        "recorded_allocated_bytes", "recorded_reserved_bytes", "peak_step", "peak_phase", "peak_layer",
+        "by_kind", "by_phase", "by_layer"]  # fmt: skip
+
+
+def stack(line):
+    return [{"filename": "/home/someone/gpt/model.py", "line": line, "name": "forward"}]
+
+
+def made(path, name="forward"):
+    """Write a snapshot: 30 blocks of 1 to 30 MiB, from as many lines, then all are freed."""
+    events, at = [], START
+    for line in range(1, 31):
+        frames = [{**stack(line)[0], "name": name}]
+        events += [
+            {"action": "segment_alloc", "addr": at, "size": max(20, line + line % 2) * MIB, "stream": 0},
+            {"action": "alloc", "addr": at, "size": line * MIB + 512, "stream": 0, "frames": frames},
+        ]
+        at += 64 * MIB
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}))
+    return path.name
+
+
+@pytest.fixture
+def file(folder):
+    return made(folder / "s.pickle")
+
+
+def test_the_peak_and_whether_it_fits_come_first(ask, file):
+    done = ask("memory", "--snapshot", file, "--capacity", "24GB")
+
+    first, *_ = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert first.startswith("peak ")
+    assert " allocated, " in first
+    assert "reserved: fits in 24 GB (" in first
+    assert "gpt/model.py:30 forward" in done.out
+
+
+@pytest.mark.parametrize(
+    ("capacity", "verdict"),
+    [
+        ("700MiB", "too close to tell in 700 MiB ("),
+        ("100MB", "does not fit in 100 MB"),
+        ("1.5GiB", "fits in 1.5 GiB ("),
+        ("104857600", "does not fit in 100 MiB"),
+    ],
+)
+def test_the_capacity_is_told_as_typed(ask, file, capacity, verdict):
+    done = ask("memory", "--snapshot", file, "--capacity", capacity)
+
+    assert verdict in done.out.splitlines()[0]
+    assert ("out of memory at request" in done.out) == verdict.startswith("does not")
+
+
+def test_json_has_the_keys_that_scripts_rely_on(ask, file):
+    done = ask("memory", "--snapshot", file, "--capacity", "24GB", "--json")
+
+    found = json.loads(done.out)
+    assert done.code == 0
+    assert list(found) == ["schema", "devices", "outside_bytes", "notes"]
+    (device,) = found["devices"]
+    assert list(device) == KEYS
+    assert (found["schema"], device["device"], device["rank"]) == (1, "cuda:0", 0)
+    assert device["capacity_bytes"] == 24 * 10**9
+    assert device["by_kind"] == {"unknown": device["peak_allocated_bytes"]}
+    assert found["outside_bytes"] is None
+
+
+def test_other_settings_are_replayed(ask, file):
+    def reserved(*more):
+        out = ask("memory", "--snapshot", file, "--json", *more).out
+        return json.loads(out)["devices"][0]["peak_reserved_bytes"]
+
+    assert reserved() > reserved("--allocator", "expandable_segments:True")
+    assert reserved("--allocator", "") == reserved()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "missing option '--snapshot'"),
+        (
+            ["--snapshot", "s.pickle", "--allocator", "expandable:True"],
+            "unknown allocator setting 'expandable'",
+        ),
+        (["--snapshot", "s.pickle", "--allocator", "max_split_size_mb:1"], "at least 20"),
+        (["--snapshot", "s.pickle", "--capacity", "much"], "'much' is not a size such as 24GB"),
+        (["--snapshot", "s.pickle", "--capacity", "0"], "'0' is less than one byte"),
+        (["--snapshot", "s.pickle", "--capacity", "-3GB"], "'-3GB' is not a size"),
+    ],
+)
+def test_mistakes_in_options_are_usage_errors(ask, file, args, said):
+    done = ask("memory", *args)
+
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
+def test_a_hostile_pickle_is_refused_and_not_run(ask, folder):
+    class Calls:
+        def __reduce__(self):
+            return print, ("it ran",)
+
+    (folder / "bad.pickle").write_bytes(pickle.dumps({"segments": Calls()}))
+    done = ask("memory", "--snapshot", "bad.pickle")
+
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(
+        "error: bad.pickle: refused, since its pickle has the opcode STACK_GLOBAL at byte "
+    )
+    assert len(done.err.splitlines()) == 1
+
+
+def test_names_in_a_snapshot_do_not_steer_the_terminal(ask, folder):
+    name = made(folder / "odd.pickle", name="\x1b[31mred\n")
+    done = ask("memory", "--snapshot", name)
+
+    assert "\x1b" not in done.out
+    assert "?[31mred?" in done.out
+
+
+def test_the_answer_stands_on_one_screen(run, file, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for more in (
+        [],
+        ["--capacity", "1GB"],
+        ["--capacity", "100MB", "--allocator", "expandable_segments:True"],
+    ):
+        done = run("memory", "--snapshot", file, *more)
+        assert done.code == 0
+        assert len(done.out.splitlines()) <= 22
+        assert max(map(len, done.out.splitlines())) <= 96
+
+
+def test_nothing_heavy_is_imported(folder, file):
+    program = (
+        "import sys\nfrom daydream.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print(sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "memory", "--snapshot", file],
+        cwd=folder, capture_output=True, encoding="utf-8", check=True,
+    )  # fmt: skip
+    for name in ("torch", "pandas", "pyarrow", "numpy", "rich"):
+        assert f"'{name}'" not in done.stderr
