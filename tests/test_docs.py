@@ -92,7 +92,7 @@ def rewrite(page: str, old: str, new: str) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder as a reader has it: the examples, and the public traces if there are any."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for sort in ("kineto", "nsys"):
+    for sort in ("kineto", "nsys", "memory"):
         if (TRACES / sort).exists():
             (tmp_path / sort).symlink_to(TRACES / sort)
     monkeypatch.chdir(tmp_path)

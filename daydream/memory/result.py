@@ -6,11 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-KINDS = (
-    "parameter", "gradient", "optimizer_state", "activation", "temporary", "input", "bucket", "shard",
-    "workspace", "unknown",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Holder:
@@ -20,7 +15,7 @@ class Holder:
         name: what it is called: a source line, an operator, a layer.
         bytes: what it holds.
         count: how many allocations that is.
-        kind: one of `KINDS`.
+        kind: one of `KINDS` of `daydream.memory.allocations`.
         whatif: the optimization that would make it smaller, as it is typed, None if none is known.
 
     """
@@ -67,7 +62,7 @@ class DeviceMemory:
         peak_step: the step of the allocated peak.
         peak_phase: its phase.
         peak_layer: the layer that ran then.
-        by_kind: bytes held at the peak by `KINDS`.
+        by_kind: bytes held at the peak by kind, as `Holder.kind`.
         by_phase: the same by the phase that allocated them.
         by_layer: the same by the layer that allocated them.
         holders: the largest holders at the peak, the largest first.

@@ -79,6 +79,8 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
             f"recorded with {settings_text(found.settings) or 'the default settings'}, replayed with "
             f"{settings_text(settings) or 'the default settings'}"
         )
+    elif capacity_bytes is None:
+        notes += _differences(found, needed)
     if not found.requests:
         notes.append("The snapshot has no events: what was held when it was taken stands for the peak.")
     limit = capacity_bytes if needed is failed else None
@@ -98,6 +100,20 @@ def _device(found: History, settings: Settings, capacity_bytes: int | None) -> t
         out_of_memory=_out_of_memory(failed, len(requests) - len(found.requests), len(found.requests)),
     )
     return device, notes
+
+
+def _differences(found: History, replayed: Usage) -> list[str]:
+    """Return how far a replay with the recorded settings is off what was recorded; nothing if it is exact."""
+    pairs = (
+        ("allocated", found.recorded_allocated_bytes, replayed.peak_allocated_bytes),
+        ("reserved", found.recorded_reserved_bytes, replayed.peak_reserved_bytes),
+    )
+    return [
+        f"the replayed {name} peak is {100 * (after / before - 1):+.2f} % off the recorded one: history or "
+        "settings are not known in full"
+        for name, before, after in pairs
+        if before and before != after
+    ]
 
 
 def _requests_of(start: Sequence[Segment]) -> list[Request]:
