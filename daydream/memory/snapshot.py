@@ -28,6 +28,7 @@ from daydream.text import counted
 GZIP_MAGIC = b"\x1f\x8b"
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 COLUMNS = ("action", "addr", "size", "stream", "time_us")  # of JSON lines whose header names none
+HEADER = {"columns", "start_segments", "final_segments"}  # one of them is in the header of JSON lines
 DEVICES = 1024
 STATES = ("active_allocated", "inactive")  # in any other a block is freed, and a stream still uses it
 NEEDED = "A snapshot of torch.cuda.memory._dump_snapshot, the same as JSON, or JSON lines were needed."
@@ -56,7 +57,7 @@ def read_snapshot(path: str | os.PathLike[str], *, max_unpacked: int | None = No
     if data.startswith(pickles.MAGIC):
         return _of_document(pickles.plain_pickle(data, path), path)
     first = _decoded(data[: data.find(b"\n")] if b"\n" in data else data)
-    if isinstance(first, dict) and not {"segments", "device_traces"} & first.keys():
+    if isinstance(first, dict) and HEADER & first.keys():
         return [_of_lines(first, data, path)]
     document = _decoded(data)
     if document is None:
@@ -137,7 +138,7 @@ def _of_lines(header: Mapping[str, Any], data: bytes, path: str | os.PathLike[st
 def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
     if isinstance(document, list) and all(isinstance(each, dict) for each in document):
         document = {"segments": document}  # of torch.cuda.memory_snapshot()
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or not {"segments", "device_traces"} & document.keys():
         raise TraceError(f"{path} is not a memory snapshot. {NEEDED}")
     segments, traces = document.get("segments", []), document.get("device_traces", [])
     lists = isinstance(traces, list | tuple) and all(isinstance(each, list | tuple) for each in traces)
