@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
 KINDS = (
@@ -31,6 +31,7 @@ GRANULE = 512  # bytes: PyTorch's allocator for GPUs rounds each request up to t
 TYPES: dict[str, str] = {
     "rank": "int64", "device": "int64", "bytes": "int64", "begin": "float64", "end": "float64",
     "begin_row": "int64", "end_row": "int64", "kind": "int64", "step": "int64", "end_step": "int64",
+    "phase": "int64", "end_phase": "int64", "parameter": "int64",
 }  # fmt: skip
 
 
@@ -46,6 +47,10 @@ class Allocations:
     | `begin_row`, `end_row` | row of the trace that asked for it, and that freed it; -1 if none |
     | `kind` | code into `KINDS` |
     | `step`, `end_step` | index into the trace's steps, -1 outside of them |
+    | `phase`, `end_phase` | code into `PHASES` of `daydream.trace.schema`, -1 if unknown |
+    | `parameter` | index of the parameter that it holds, or the gradient or state of, -1 if not known |
+
+    Parameters are those of the allocation's rank, in `parameters_of(trace, rank)`'s order.
     """
 
     trace: Trace
@@ -70,10 +75,26 @@ class Allocations:
     # What is asked of it
 
     def texts(self, column: str, *, at: str = "begin") -> list[str | None]:
-        """Return a text of the row that began (or, `at="end"`, ended) each: `op`, `layer`, `phase`, ..."""
+        """Return a text of the row that began (or, `at="end"`, ended) each: `op`, `layer`, `stack`, ...
+
+        A phase is known without a row, too, and so is the layer of what belongs to a parameter.
+        """
+        if column == "phase":
+            codes = self.columns["phase" if at == "begin" else "end_phase"]
+            return [(*PHASES, None)[code] for code in codes.tolist()]
         rows = self.columns[f"{at}_row"]
         codes, names = np.append(self.trace[column], UNKNOWN), [*self.trace.text(column), None]
-        return [names[code] for code in codes[rows].tolist()]  # the last of each: no row, no text
+        found = [names[code] for code in codes[rows].tolist()]  # the last of each: no row, no text
+        if column == "layer":
+            owned = np.flatnonzero(self.columns["parameter"] >= 0).tolist()
+            for number in owned:
+                found[number] = self.parameter(number)["layer"]
+        return found
+
+    def parameter(self, number: int) -> dict[str, Any]:
+        """Return what the metadata says of the parameter that an allocation belongs to; it must have one."""
+        rank, index = int(self.columns["rank"][number]), int(self.columns["parameter"][number])
+        return parameters_of(self.trace, rank)[index]
 
     def where(
         self,
@@ -99,21 +120,19 @@ class Allocations:
         for at, phases in (("begin", phase), ("end", end_phase)):
             if phases is not None:
                 names = (phases,) if isinstance(phases, str) else tuple(phases)
-                found &= self._rows_where("phase", at, names.__contains__)
+                codes = [code for code, name in enumerate(PHASES) if name in names]
+                found &= np.isin(self["phase" if at == "begin" else "end_phase"], codes)
         if layer is not None:
-            pattern = layer
-            found &= self._rows_where("layer", "begin", lambda path: fnmatchcase(path, pattern))
+            paths = self.texts("layer")
+            fits = {path: path is not None and fnmatchcase(path, layer) for path in set(paths)}
+            found &= np.fromiter((fits[path] for path in paths), bool, len(self))
         if op is not None:
             search = re.compile(op).search
-            found &= self._rows_where("op", "begin", lambda name: search(name) is not None)
+            hits = np.array([*(search(name) is not None for name in self.trace.text("op")), False], bool)
+            found &= hits[np.append(self.trace["op"], UNKNOWN)[self["begin_row"]]]
         if on is not None:
             found &= (self["device"] < 0) == (on == "cpu")
         return found
-
-    def _rows_where(self, column: str, at: str, matches: Any) -> np.ndarray:
-        hits = np.array([*map(matches, self.trace.text(column)), False], bool)  # the last: unknown, -1
-        codes = np.append(self.trace[column], UNKNOWN)[self.columns[f"{at}_row"]]
-        return np.asarray(hits[codes])
 
     # How it is changed
 
@@ -138,7 +157,13 @@ class Allocations:
         for name, values in columns.items():
             added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(like))
         added["bytes"] = rounded(added["bytes"], added["device"])
-        self.columns = {name: np.concatenate([self[name], added[name]]) for name in TYPES}
+        self.append(added)
+
+    def append(self, rows: dict[str, np.ndarray]) -> None:
+        """Add rows as they are: every column, of one length."""
+        self.columns = {
+            name: np.concatenate([self[name], np.asarray(rows[name], TYPES[name])]) for name in TYPES
+        }
 
     def free_at(self, which: np.ndarray, places: np.ndarray | float) -> None:
         """Let some allocations (bool, shape (rows,)) end at other places."""
@@ -182,3 +207,14 @@ def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
     """Return what the allocators of these devices give for these bytes: int64, shape (n,)."""
     nbytes = np.maximum(np.asarray(nbytes, np.int64), 0)
     return np.where(np.asarray(device) < 0, nbytes, -(-nbytes // GRANULE) * GRANULE)
+
+
+def parameters_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
+    """Return the parameters that the metadata lists for a rank, none where it lists none."""
+    return of_rank(trace, "parameters", rank)
+
+
+def of_rank(trace: Trace, name: str, rank: int) -> list[dict[str, Any]]:
+    """Return a list of the metadata that ranks may have each their own of: `parameters`, `ddp`, ..."""
+    by_rank = trace.metadata.get(f"{name}_by_rank") or {}
+    return by_rank.get(str(rank)) or ([] if by_rank else trace.metadata.get(name)) or []

@@ -10,15 +10,15 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
-from daydream.memory.enclosing import enclosing_rows
+from daydream.memory.moments import Moments, moments
 from daydream.text import counted
-from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
 
-def paired(trace: Trace, events: MemoryEvents) -> Allocations:
-    """Return the allocations of a trace's memory events, all of kind `unknown`.
+def paired(trace: Trace, events: MemoryEvents, when: Moments | None = None) -> Allocations:
+    """Return the allocations of a trace's memory events, all of kind `unknown`; `when` they happen, if known.
 
     What contradicts itself (an address allocated twice, a free of another size) is counted in the notes.
     Events without addresses are paired by size, the latest first.
@@ -26,56 +26,62 @@ def paired(trace: Trace, events: MemoryEvents) -> Allocations:
     begin, end = _pairs(events)
     notes = _said(events, begin, end)
     of = np.where(begin >= 0, begin, end)  # the event that tells whose and how much
-    rows = enclosing_rows(trace, events)
+    when = moments(trace, events) if when is None else when
     columns = {
         "rank": events["rank"][of],
         "device": events["device"][of],
         "bytes": np.abs(events["bytes"][of]),
         "begin": np.where(begin >= 0, begin, BEFORE),
         "end": np.where(end >= 0, end, AFTER),
-        "begin_row": np.where(begin >= 0, rows[begin], UNKNOWN),
-        "end_row": np.where(end >= 0, rows[end], UNKNOWN),
         "kind": np.full(len(of), KINDS.index("unknown")),
+        "parameter": np.full(len(of), UNKNOWN),
     }
+    for at, event in (("begin", begin), ("end", end)):
+        columns[f"{at}_row"] = np.append(when.row, UNKNOWN)[event]  # the last: not recorded
+    for names, values in ((("step", "end_step"), when.step), (("phase", "end_phase"), when.phase)):
+        for name, event in zip(names, (begin, end), strict=True):
+            columns[name] = np.append(values, UNKNOWN)[event]
     held = _held_throughout(events, columns)
     columns = {name: np.concatenate([column, held[name]]) for name, column in columns.items()}
-    step = np.append(trace["step"], UNKNOWN)  # the last: no row
-    for name, at in (("step", "begin_row"), ("end_step", "end_row")):
-        row = columns[at]
-        columns[name] = step[row].astype(np.int64)
     return Allocations(trace, columns, notes)
 
 
 def _pairs(events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
-    """Return the events that begin and end each allocation, -1 where there is none."""
+    """Return the events that begin and end each allocation, -1 where there is none.
+
+    How many are open at an address rises and falls by one; so an allocation and the next free at the same
+    height belong together, like brackets.
+    """
     nbytes, address = events["bytes"], events["address"]
-    known = address >= 0
-    key = np.where(known, address, -2 - np.abs(nbytes))  # without an address: by size
-    # events of one rank, device and key beside each other, in order
-    order = np.lexsort((np.arange(len(events)), key, events["device"], events["rank"]))
-    begins: list[int] = []
-    ends: list[int] = []
-    open_now: list[int] = []
-    before: tuple[int, int, int] | None = None
-    places = zip(
-        order.tolist(), events["rank"][order].tolist(), events["device"][order].tolist(), key[order].tolist(),
-        nbytes[order].tolist(), strict=True,
-    )  # fmt: skip
-    for event, rank, device, where, amount in places:
-        if (rank, device, where) != before:
-            for begin in open_now:
-                begins.append(begin)
-                ends.append(UNKNOWN)
-            open_now, before = [], (rank, device, where)
-        if amount > 0:
-            open_now.append(event)
-        elif amount < 0:
-            begins.append(open_now.pop() if open_now else UNKNOWN)
-            ends.append(event)
-    for begin in open_now:
-        begins.append(begin)
-        ends.append(UNKNOWN)
-    return np.array(begins, np.int64), np.array(ends, np.int64)
+    change = np.sign(nbytes)
+    event = np.flatnonzero(change)
+    where = np.where(address >= 0, address, -2 - np.abs(nbytes))[event]  # without an address: by size
+    keys = (where, events["device"][event], events["rank"][event])
+    order = np.lexsort((event, *keys))
+    event, step = event[order], change[event[order]]
+    first = _first_of_each([key[order] for key in keys])
+    height = np.cumsum(step) + (step < 0)  # of a free: the height it comes from
+    own = np.cumsum(first)
+    by_height = np.lexsort((event, height, own))
+    event, step = event[by_height], step[by_height]
+    first = _first_of_each([own[by_height], height[by_height]])
+    opens = step > 0
+    closed = opens & np.append((step < 0) & ~first, False)[1:]
+    begins = np.where(opens, event, UNKNOWN)
+    ends = np.where(closed, np.append(event, UNKNOWN)[1:], UNKNOWN)
+    alone = ~opens & ~np.append(False, closed)[:-1]  # a free of what nobody was seen to allocate
+    ends[alone] = event[alone]
+    kept = opens | alone
+    return begins[kept], ends[kept]
+
+
+def _first_of_each(keys: list[np.ndarray]) -> np.ndarray:
+    """Return which elements differ from the one before in some key: bool, shape (n,)."""
+    found = np.zeros(len(keys[0]), bool)
+    found[:1] = True
+    for key in keys:
+        found[1:] |= key[1:] != key[:-1]
+    return found
 
 
 def _said(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str]:
@@ -91,10 +97,16 @@ def _said(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str]
 
 
 def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what the recorded totals hold at the start and no event names: a row a device."""
+    """Return what the recorded totals hold at the start and no event names: a row a GPU.
+
+    The CPU's total is none: PyTorch counts there what it saw while it recorded, so that what came while it
+    did and went later stays in it (`ProfiledCPUMemoryReporter`, c10/core/CPUAllocator.cpp).
+    """
     found: dict[str, list[float]] = {name: [] for name in columns}
     pairs = sorted(set(zip(events["rank"].tolist(), events["device"].tolist(), strict=True)))
     for rank, device in pairs:
+        if device == HOST:
+            continue
         own = np.flatnonzero((events["rank"] == rank) & (events["device"] == device))
         total = events["allocated_bytes"][own]
         known = np.flatnonzero(total >= 0)
@@ -106,8 +118,8 @@ def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> di
         rest = start - int(columns["bytes"][mine].sum())
         if rest > 0:
             row = {
-                "rank": rank, "device": device, "bytes": rest, "begin": BEFORE, "end": AFTER,
-                "begin_row": UNKNOWN, "end_row": UNKNOWN, "kind": KINDS.index("unknown"),
+                **dict.fromkeys(columns, UNKNOWN), "rank": rank, "device": device, "bytes": rest,
+                "begin": BEFORE, "end": AFTER, "kind": KINDS.index("unknown"),
             }  # fmt: skip
             for name, value in row.items():
                 found[name].append(value)

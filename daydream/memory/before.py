@@ -1,0 +1,311 @@
+"""What was held before the recording began, and no event tells.
+
+Allocators report what happens, not what lies there. Parameters, optimizer state and buckets come from the
+run's metadata. PyTorch's CPU allocator does not even report when memory goes that it did not see come: of a
+recording on the CPU, what the first step holds from the step before is taken to be what the second step
+holds from the first one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.derive.device_names import ITEM_BYTES
+from daydream.memory.allocations import (
+    AFTER,
+    BEFORE,
+    GRANULE,
+    KINDS,
+    TYPES,
+    Allocations,
+    of_rank,
+    parameters_of,
+    rounded,
+)
+from daydream.trace.memory_events import HOST, MemoryEvents
+from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.trace import Trace
+
+SCALAR_BYTES = 8  # a state's count of steps takes this or less
+ON_DEVICE = ("capturable", "fused")  # settings of torch.optim with which that count lies on the GPU
+
+
+@dataclass
+class Described:
+    """What the metadata says a device holds all the time: (kind, bytes, parameter) each."""
+
+    rows: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def add(self, kind: str, nbytes: int, device: int, parameter: int = UNKNOWN) -> None:
+        """Add one, rounded as the device rounds."""
+        if nbytes > 0:
+            self.rows.append((kind, int(rounded(np.array([nbytes]), np.array([device]))[0]), parameter))
+
+    def total(self, kind: str) -> int:
+        """Return the bytes of a kind."""
+        return sum(nbytes for each, nbytes, _ in self.rows if each == kind)
+
+
+def add_held_before(held: Allocations, events: MemoryEvents) -> None:
+    """Add rows for what each device held before the recording began, and say what is not known."""
+    _own_gradients(held)
+    for rank, device in held.devices():
+        on = _on(held, rank, device)
+        first_step = bool(
+            (on & _is(held, "optimizer_state") & (held["begin"] > BEFORE) & ~_freed(held)).any()
+        )
+        if device == HOST and not first_step:
+            _add_from_the_step_before(held, events, rank)
+        described = _described(held, rank, device, first_step=first_step)
+        rest = np.flatnonzero(_on(held, rank, device) & (held["begin"] == BEFORE) & (held["end"] == AFTER))
+        known = (
+            events["allocated_bytes"][(events["rank"] == rank) & (events["device"] == device)] >= 0
+        ).any()
+        if known and device != HOST:
+            _split(held, rest, described)
+        else:
+            _add(held, rank, device, described.rows)
+    _say(held)
+
+
+# What the metadata tells --------------------------------------------------------------------------
+
+
+def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -> Described:
+    trace, found = held.trace, Described()
+    parameters = parameters_of(trace, rank)
+    sizes = [size_of(each) for each in parameters]
+    mine = [number for number, each in enumerate(parameters) if device_of(each) == device]
+    for number in mine:
+        found.add("parameter", sizes[number], device, number)
+    views = False
+    for ddp in of_rank(trace, "ddp", rank):
+        views |= bool(ddp.get("gradient_as_bucket_view"))
+        if mine:  # a bucket lies where the parameters do
+            for bucket in ddp.get("buckets", []):
+                found.add("bucket", bucket["bytes"], device)
+    if not first_step:
+        for optimizer in of_rank(trace, "optimizers", rank):
+            _add_state(found, optimizer, parameters, sizes, device)
+    if not views and _keeps_gradients(held, rank, device):
+        for number in mine:
+            found.add("gradient", parameters[number].get("gradient_bytes", 0), device, number)
+    return found
+
+
+def _add_state(
+    found: Described,
+    optimizer: dict[str, Any],
+    parameters: list[dict[str, Any]],
+    sizes: list[int],
+    device: int,
+) -> None:
+    """Add the state of an optimizer: so many times each parameter as its bytes tell, and the rest."""
+    names = {name for group in optimizer.get("groups", []) for name in group.get("parameters", [])}
+    trained = [
+        number
+        for number, each in enumerate(parameters)
+        if each.get("name") in names and each.get("requires_grad", True)
+    ]
+    total, whole = optimizer.get("state_bytes", 0), sum(sizes[number] for number in trained)
+    times = total // whole if whole else 0
+    mine = [number for number in trained if device_of(parameters[number]) == device]
+    for number in mine:
+        for _ in range(times):
+            found.add("optimizer_state", sizes[number], device, number)
+    rest = total - times * whole
+    tensors = sum(group.get("tensors", 0) for group in optimizer.get("groups", []))
+    homes = Counter(device_of(parameters[number]) for number in trained)
+    home = homes.most_common(1)[0][0] if homes else HOST
+    if 0 < rest <= SCALAR_BYTES * tensors:  # a count of steps for each parameter
+        settings = [group.get("settings", {}) for group in optimizer.get("groups", [])]
+        if not any(one.get(name) for one in settings for name in ON_DEVICE):
+            home = HOST
+        if home == device != HOST:
+            rest = len(trained) * GRANULE
+    if home == device:
+        found.add("optimizer_state", rest, device)
+
+
+def _keeps_gradients(held: Allocations, rank: int, device: int) -> bool:
+    """Tell whether backward passes make no gradients anew: they fill those that are there."""
+    on = _on(held, rank, device)
+    backward = on & (held["phase"] == PHASES.index("backward"))
+    return bool(backward.any()) and not (on & _is(held, "gradient")).any()
+
+
+def size_of(parameter: dict[str, Any]) -> int:
+    """Return the bytes of a parameter, 0 if its type is not known."""
+    return int(prod(parameter["shape"])) * ITEM_BYTES.get(parameter.get("dtype", ""), 0)
+
+
+def device_of(parameter: dict[str, Any]) -> int | None:
+    """Return the device of a parameter as memory events count it, None if it has none."""
+    kind, _, index = str(parameter.get("device", "")).partition(":")
+    if kind in ("", "meta"):
+        return None
+    return HOST if kind == "cpu" else int(index) if index.isdecimal() else 0
+
+
+# Into the table ------------------------------------------------------------------------------------
+
+
+def _split(held: Allocations, rest: np.ndarray, described: Described) -> None:
+    """Tell what of the bytes that the totals hold all the time is what, as far as it fits."""
+    if len(rest) != 1:
+        return
+    row = int(rest[0])
+    left, fits = int(held["bytes"][row]), []
+    for kind in ("parameter", "bucket", "optimizer_state", "gradient"):
+        total = described.total(kind)
+        if total <= left:
+            fits += [each for each in described.rows if each[0] == kind]
+            left -= total
+        else:
+            held.note(
+                f"The {kind.replace('_', ' ')} bytes of the run's description do not fit into what was held "
+                "before the recording: sharded or not on this device. They stay unknown."
+            )
+    held["bytes"][row] = left
+    rank, device = int(held["rank"][row]), int(held["device"][row])
+    if not left:
+        keep = np.ones(len(held), bool)
+        keep[row] = False
+        held.remove(~keep)
+    _add(held, rank, device, fits)
+
+
+def _add(held: Allocations, rank: int, device: int, rows: list[tuple[str, int, int]]) -> None:
+    columns: dict[str, Any] = dict.fromkeys(TYPES, UNKNOWN)
+    columns |= {"rank": rank, "device": device, "begin": BEFORE, "end": AFTER}
+    columns |= {
+        "bytes": [nbytes for _, nbytes, _ in rows],
+        "kind": [KINDS.index(kind) for kind, _, _ in rows],
+        "parameter": [parameter for _, _, parameter in rows],
+    }
+    held.append({name: np.full(len(rows), columns[name], TYPES[name]) for name in TYPES})
+
+
+def _own_gradients(held: Allocations) -> None:
+    """Tell whose gradient each one is, by layer and size; those of one step in the order of the metadata."""
+    found = np.flatnonzero(_is(held, "gradient") & (held["begin"] > BEFORE))
+    layers = held.texts("layer")
+    for rank in np.unique(held["rank"][found]).tolist():
+        owners: dict[tuple[str | None, int], list[int]] = {}
+        for number, each in enumerate(parameters_of(held.trace, rank)):
+            device = device_of(each)
+            if device is not None and each.get("gradient_bytes"):
+                nbytes = int(rounded(np.array([each["gradient_bytes"]]), np.array([device]))[0])
+                owners.setdefault((each.get("layer"), nbytes), []).append(number)
+        seen: Counter[tuple[Any, ...]] = Counter()
+        for row in found[held["rank"][found] == rank].tolist():
+            mine = owners.get((layers[row], int(held["bytes"][row])), [])
+            key = (layers[row], int(held["bytes"][row]), int(held["step"][row]))
+            nth = seen[key]
+            seen[key] += 1
+            if nth < len(mine):
+                held["parameter"][row] = mine[nth]
+
+
+# The step before the first one ----------------------------------------------------------------------
+
+
+def _add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int) -> None:
+    """Add what the first recorded step holds from the one before it, as the second does from the first."""
+    on = _on(held, rank, HOST)
+    steps = np.unique(held["step"][on & (held["step"] >= 0)])
+    if not len(steps) or _is_the_first(held.trace, int(steps[0])):
+        return
+    first = int(steps[0])
+    mine = (events["rank"] == rank) & (events["device"] == HOST) & (events["bytes"] > 0)
+    asked = np.flatnonzero(mine)
+    if len(steps) > 1:
+        second = int(steps[1])
+        rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == second))
+        first_asked = np.sort(held["begin"][on & (held["step"] == first) & (held["begin"] > BEFORE)])
+        second_asked = np.sort(held["begin"][on & (held["step"] == second)])
+        nth = np.searchsorted(second_asked, held["end"][rows])  # it goes before the nth request of its step
+        nth = np.minimum(nth, len(first_asked) - 1)
+        places = first_asked[nth] - 0.5
+    else:
+        rows = np.flatnonzero(on & _is(held, "gradient") & ~_freed(held))
+        cleared = _clears_gradients(held, events, rank, asked)
+        if cleared is None:
+            return
+        places = np.full(len(rows), cleared)
+    new = _not_recorded(held, rows, on & (held["begin"] == BEFORE) & (held["end_step"] == first))
+    rows, places = rows[new], places[new]
+    added = {name: column[rows] for name, column in held.columns.items()}
+    added |= {"begin": np.full(len(rows), BEFORE), "end": places.astype(np.float64)}
+    for name in ("begin_row", "end_row", "step", "phase"):
+        added[name] = np.full(len(rows), UNKNOWN)
+    added["end_step"] = np.full(len(rows), first)
+    held.append(added)
+
+
+def _not_recorded(held: Allocations, rows: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    """Return which of the rows no recorded one stands for: an earlier recording of the run saw it come."""
+    there = Counter(held["bytes"][recorded].tolist())
+    new = np.ones(len(rows), bool)
+    for place, nbytes in enumerate(held["bytes"][rows].tolist()):
+        if there[nbytes]:
+            there[nbytes] -= 1
+            new[place] = False
+    return new
+
+
+def _is_the_first(trace: Trace, step: int) -> bool:
+    return str(trace.metadata["steps"][step].get("name", "")).endswith("#0")
+
+
+def _clears_gradients(held: Allocations, events: MemoryEvents, rank: int, asked: np.ndarray) -> float | None:
+    """Return the place where `zero_grad` runs before the first backward pass, None if it does not."""
+    trace = held.trace
+    named = np.array([*(text.startswith("Optimizer.zero_grad") for text in trace.text("name")), False])
+    rows = np.flatnonzero(named[trace["name"]] & (np.maximum(trace["rank"], 0) == rank))
+    on = _on(held, rank, HOST)
+    backward = held["begin"][on & (held["phase"] == PHASES.index("backward"))]
+    if not len(rows) or not len(backward) or not len(asked):
+        return None
+    time = int(trace["start_ns"][rows[0]])
+    after = int(np.searchsorted(events["time_ns"][asked], time))
+    place = float(asked[min(after, len(asked) - 1)]) - 0.5
+    return place if place < backward.min() else None
+
+
+# Helpers of this file -------------------------------------------------------------------------------
+
+
+def _say(held: Allocations) -> None:
+    for rank, device in held.devices():
+        on = _on(held, rank, device)
+        where = "the CPU" if device == HOST else f"GPU {device}"
+        if not parameters_of(held.trace, rank) and device == HOST and (held["device"] < 0).all():
+            held.note(
+                f"What {where} held before the recording is not known and not counted: the trace lists no "
+                "parameters. `daydream collect` lists them."
+            )
+        unknown = on & _is(held, "unknown") & (held["begin"] == BEFORE) & ~_freed(held)
+        if unknown.any():
+            total = int(held["bytes"][unknown].sum())
+            held.note(
+                f"{total:,} bytes on {where} were held before the recording and stay; whose they are is not "
+                "recorded."
+            )
+
+
+def _on(held: Allocations, rank: int, device: int) -> np.ndarray:
+    return np.asarray((held["rank"] == rank) & (held["device"] == device))
+
+
+def _is(held: Allocations, kind: str) -> np.ndarray:
+    return np.asarray(held["kind"] == KINDS.index(kind))
+
+
+def _freed(held: Allocations) -> np.ndarray:
+    return np.asarray(held["end"] < AFTER)
