@@ -50,12 +50,13 @@ class Allocations:
     | `phase`, `end_phase` | code into `PHASES` of `daydream.trace.schema`, -1 if unknown |
     | `parameter` | index of the parameter that it holds, or the gradient or state of, -1 if not known |
 
-    Parameters are those of the allocation's rank, in `parameters_of(trace, rank)`'s order.
+    `parameters` are those of each rank, as the metadata lists them or operators' shapes show them.
     """
 
     trace: Trace
     columns: dict[str, np.ndarray]
     notes: list[str] = field(default_factory=list)
+    parameters: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns["bytes"])
@@ -65,7 +66,8 @@ class Allocations:
 
     def copy(self) -> Allocations:
         """Return an independent copy; the trace behind it is shared."""
-        return Allocations(self.trace, {n: c.copy() for n, c in self.columns.items()}, list(self.notes))
+        columns = {name: column.copy() for name, column in self.columns.items()}
+        return Allocations(self.trace, columns, list(self.notes), self.parameters)
 
     def note(self, sentence: str) -> None:
         """Add a sentence that a reader should know before trusting the result; once each."""
@@ -88,13 +90,13 @@ class Allocations:
         if column == "layer":
             owned = np.flatnonzero(self.columns["parameter"] >= 0).tolist()
             for number in owned:
-                found[number] = self.parameter(number)["layer"]
+                found[number] = self.parameter(number).get("layer")
         return found
 
     def parameter(self, number: int) -> dict[str, Any]:
-        """Return what the metadata says of the parameter that an allocation belongs to; it must have one."""
+        """Return what is known of the parameter that an allocation belongs to; it must have one."""
         rank, index = int(self.columns["rank"][number]), int(self.columns["parameter"][number])
-        return parameters_of(self.trace, rank)[index]
+        return self.parameters[rank][index]
 
     def where(
         self,
@@ -207,11 +209,6 @@ def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
     """Return what the allocators of these devices give for these bytes: int64, shape (n,)."""
     nbytes = np.maximum(np.asarray(nbytes, np.int64), 0)
     return np.where(np.asarray(device) < 0, nbytes, -(-nbytes // GRANULE) * GRANULE)
-
-
-def parameters_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
-    """Return the parameters that the metadata lists for a rank, none where it lists none."""
-    return of_rank(trace, "parameters", rank)
 
 
 def of_rank(trace: Trace, name: str, rank: int) -> list[dict[str, Any]]:

@@ -24,9 +24,10 @@ from daydream.memory.allocations import (
     TYPES,
     Allocations,
     of_rank,
-    parameters_of,
     rounded,
 )
+from daydream.memory.weights import weights_of, without_head
+from daydream.memory.workspace import workspaces
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
@@ -53,6 +54,9 @@ class Described:
 
 def add_held_before(held: Allocations, events: MemoryEvents) -> None:
     """Add rows for what each device held before the recording began, and say what is not known."""
+    held.parameters = {
+        rank: of_rank(held.trace, "parameters", rank) for rank in np.unique(held["rank"]).tolist()
+    }
     _own_gradients(held)
     for rank, device in held.devices():
         on = _on(held, rank, device)
@@ -66,8 +70,8 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
         known = (
             events["allocated_bytes"][(events["rank"] == rank) & (events["device"] == device)] >= 0
         ).any()
-        if known and device != HOST:
-            _split(held, rest, described)
+        if known and device != HOST and len(rest) == 1:
+            _split(held, int(rest[0]), described)
         else:
             _add(held, rank, device, described.rows)
     _say(held)
@@ -78,7 +82,7 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
 
 def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -> Described:
     trace, found = held.trace, Described()
-    parameters = parameters_of(trace, rank)
+    parameters = held.parameters[rank]
     sizes = [size_of(each) for each in parameters]
     mine = [number for number, each in enumerate(parameters) if device_of(each) == device]
     for number in mine:
@@ -155,12 +159,10 @@ def device_of(parameter: dict[str, Any]) -> int | None:
 # Into the table ------------------------------------------------------------------------------------
 
 
-def _split(held: Allocations, rest: np.ndarray, described: Described) -> None:
+def _split(held: Allocations, row: int, described: Described) -> None:
     """Tell what of the bytes that the totals hold all the time is what, as far as it fits."""
-    if len(rest) != 1:
-        return
-    row = int(rest[0])
     left, fits = int(held["bytes"][row]), []
+    rank, device = int(held["rank"][row]), int(held["device"][row])
     for kind in ("parameter", "bucket", "optimizer_state", "gradient"):
         total = described.total(kind)
         if total <= left:
@@ -171,13 +173,42 @@ def _split(held: Allocations, rest: np.ndarray, described: Described) -> None:
                 f"The {kind.replace('_', ' ')} bytes of the run's description do not fit into what was held "
                 "before the recording: sharded or not on this device. They stay unknown."
             )
+    if not held.parameters[rank]:
+        fits = _by_shapes(held, rank, device, left)
+        left -= sum(nbytes for _, nbytes, _ in fits)
+    if not any(kind == "workspace" for kind, _, _ in fits) and not _is(held, "workspace").any():
+        for nbytes in workspaces(held.trace, rank, device):
+            if nbytes <= left:
+                fits.append(("workspace", nbytes, UNKNOWN))
+                left -= nbytes
     held["bytes"][row] = left
-    rank, device = int(held["rank"][row]), int(held["device"][row])
     if not left:
-        keep = np.ones(len(held), bool)
-        keep[row] = False
-        held.remove(~keep)
+        held.remove(np.arange(len(held)) == row)
     _add(held, rank, device, fits)
+
+
+def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[tuple[str, int, int]]:
+    """Return parameters as operators' shapes show them, and workspaces, if all of them fit into `most` bytes.
+
+    A weight that the last layer may share with an embedding counts twice only where there is room for it
+    beside the workspaces.
+    """
+    weights = weights_of(held.trace, rank)
+    library = workspaces(held.trace, rank, device)
+    for spaces in (library, []):
+        for some in (weights, without_head(weights)):
+            found = Described()
+            for number, each in enumerate(some):
+                found.add("parameter", size_of(each), device, number)
+            for nbytes in spaces:
+                found.add("workspace", nbytes, device)
+            if found.rows and sum(nbytes for _, nbytes, _ in found.rows) <= most:
+                held.parameters[rank] = some
+                held.note(
+                    "The trace lists no parameters: they are read off the shapes of its forward operators."
+                )
+                return found.rows
+    return []
 
 
 def _add(held: Allocations, rank: int, device: int, rows: list[tuple[str, int, int]]) -> None:
@@ -197,7 +228,7 @@ def _own_gradients(held: Allocations) -> None:
     layers = held.texts("layer")
     for rank in np.unique(held["rank"][found]).tolist():
         owners: dict[tuple[str | None, int], list[int]] = {}
-        for number, each in enumerate(parameters_of(held.trace, rank)):
+        for number, each in enumerate(held.parameters[rank]):
             device = device_of(each)
             if device is not None and each.get("gradient_bytes"):
                 nbytes = int(rounded(np.array([each["gradient_bytes"]]), np.array([device]))[0])
@@ -285,7 +316,7 @@ def _say(held: Allocations) -> None:
     for rank, device in held.devices():
         on = _on(held, rank, device)
         where = "the CPU" if device == HOST else f"GPU {device}"
-        if not parameters_of(held.trace, rank) and device == HOST and (held["device"] < 0).all():
+        if not held.parameters[rank] and device == HOST and (held["device"] < 0).all():
             held.note(
                 f"What {where} held before the recording is not known and not counted: the trace lists no "
                 "parameters. `daydream collect` lists them."

@@ -17,6 +17,7 @@ class Holder:
         count: how many allocations that is.
         kind: one of `KINDS` of `daydream.memory.allocations`.
         whatif: the optimization that would make it smaller, as it is typed, None if none is known.
+        line: the line of the program that asked for it, None if it is not recorded.
 
     """
 
@@ -25,6 +26,7 @@ class Holder:
     count: int = 1
     kind: str = "unknown"
     whatif: str | None = None
+    line: str | None = None
 
 
 @dataclass(frozen=True)

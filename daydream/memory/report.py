@@ -1,0 +1,213 @@
+"""What a trace's memory comes to: the peak of each device, when it is, and who holds it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import numpy as np
+
+from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
+from daydream.memory.lifetimes import allocations
+from daydream.memory.reserved import reserved_for
+from daydream.memory.result import DeviceMemory, Holder, MemoryReport
+from daydream.memory.settings import Settings
+from daydream.text import bytes_text
+from daydream.trace.memory_events import HOST, MemoryEvents
+from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.trace import Trace
+
+EARLIER = "before the recording"  # a phase and a layer that no row tells
+NOWHERE = "no layer"
+NO_PHASE = "unknown"
+INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block, as reports of layers leave it out
+ATTENTION = re.compile(r"^aten::(_softmax|_safe_softmax|bmm|baddbmm|masked_fill\w*|_softmax_backward_data)$")
+LOSS = re.compile(r"^aten::(_?log_softmax\w*|nll_loss\w*|cross_entropy\w*)$")
+OUTSIDE = (
+    "The context of a device (300 to 600 MiB), NCCL and what libraries allocate by themselves are outside "
+    "the allocator and not recorded."
+)
+SMALLER = {  # kind -> the optimization that makes such memory smaller
+    "parameter": "fsdp", "gradient": "fsdp", "optimizer_state": "offload-optimizer", "bucket": "bucket-size",
+    "shard": "fsdp", "input": "batch-size", "activation": "checkpointing",
+}  # fmt: skip
+
+
+def memory_of(trace: Trace, capacity: int | None = None, *, settings: Settings | None = None) -> MemoryReport:
+    """Return the peak of each rank's devices, who holds it, and what was recorded.
+
+    Args:
+        trace: a trace with memory events.
+        capacity: bytes that each GPU (or the CPU, where the trace has no GPU) may give; by default what the
+            device has, where the trace tells.
+        settings: of PyTorch's allocator; by default its own.
+
+    Raises:
+        TraceError: the trace has no memory events.
+    """
+    held = allocations(trace)
+    events: MemoryEvents = trace.memory  # type: ignore[assignment]  # `allocations` raises without
+    on_gpu = bool((held["device"] >= 0).any())
+    pairs = sorted(held.devices(), key=lambda pair: (pair[0], pair[1] < 0, pair[1]))
+    devices, notes = [], list(held.notes)
+    for rank, device in pairs:
+        limit = None
+        if device >= 0 or not on_gpu:
+            limit = capacity if capacity is not None else device_bytes(trace, rank, device)
+        found, said = _device(held, events, rank, device, limit, settings)
+        devices.append(found)
+        notes += said
+    if on_gpu:
+        notes.append(OUTSIDE)
+    return MemoryReport(tuple(devices), None, tuple(dict.fromkeys(notes)))
+
+
+def device_bytes(trace: Trace, rank: int, device: int) -> int | None:
+    """Return how much memory a device has, None if the trace does not tell."""
+    by_rank = trace.metadata.get("devices_by_rank") or {}
+    for place, each in enumerate(by_rank.get(str(rank)) or trace.metadata.get("devices") or []):
+        if (place if each.get("id") is None else each["id"]) == device:
+            nbytes: int | None = each.get("memory_bytes")
+            return nbytes or None
+    return None
+
+
+def _device(
+    held: Allocations, events: MemoryEvents, rank: int, device: int, capacity: int | None,
+    settings: Settings | None,
+) -> tuple[DeviceMemory, list[str]]:  # fmt: skip
+    trace = held.trace
+    peak, place = held.peak(rank, device)
+    at_peak = held.held_at(place) & (held["rank"] == rank) & (held["device"] == device)
+    step, phase, layer = _moment(held, place)
+    mine = (events["rank"] == rank) & (events["device"] == device)
+    reserved = events["reserved_bytes"][mine]
+    needed = reserved_for(held, rank, device, settings=settings)
+    phases, layers = _phases(held), _layers(held)
+    found = DeviceMemory(
+        rank=rank,
+        device="cpu" if device == HOST else f"cuda:{device}",
+        capacity_bytes=capacity,
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=None if needed is None else needed.peak_reserved_bytes,
+        recorded_allocated_bytes=_recorded(held, events, rank, device),
+        recorded_reserved_bytes=int(reserved.max()) if (reserved >= 0).any() else None,
+        peak_step=None if step < 0 else str(trace.metadata["steps"][step].get("name", step)),
+        peak_phase=phase,
+        peak_layer=layer,
+        by_kind=_sums(held, at_peak, [KINDS[kind] for kind in held["kind"].tolist()]),
+        by_phase=_sums(held, at_peak, phases),
+        by_layer=_sums(held, at_peak, layers),
+        holders=_holders(held, at_peak, layers),
+        reserved_at_peak_bytes=None if needed is None else needed.reserved_at_peak_bytes,
+    )
+    return found, _said_of_reserved(found, reserved)
+
+
+def _moment(held: Allocations, place: float) -> tuple[int, str | None, str | None]:
+    """Return step, phase and layer of the request at a place."""
+    rows = np.flatnonzero(held["begin"] == place)
+    if place == BEFORE or not len(rows):
+        return UNKNOWN, None, None
+    row = rows[:1]
+    code = int(held["phase"][row[0]])
+    layer = int(np.append(held.trace["layer"], UNKNOWN)[held["begin_row"][row[0]]])
+    return (
+        int(held["step"][row[0]]),
+        PHASES[code] if code >= 0 else None,
+        held.trace.text("layer")[layer] if layer >= 0 else None,
+    )
+
+
+def _phases(held: Allocations) -> list[str]:
+    before = (held["begin"] == BEFORE).tolist()
+    texts = zip(held.texts("phase"), before, strict=True)
+    return [text or (EARLIER if early else NO_PHASE) for text, early in texts]
+
+
+def _layers(held: Allocations) -> list[str]:
+    before = (held["begin"] == BEFORE).tolist()
+    texts = zip(held.texts("layer"), before, strict=True)
+    return [text or (EARLIER if early else NOWHERE) for text, early in texts]
+
+
+def _sums(held: Allocations, which: np.ndarray, names: list[str]) -> dict[str, int]:
+    """Return the bytes of some allocations by name, the most first."""
+    total: dict[str, int] = defaultdict(int)
+    sizes = held["bytes"].tolist()
+    for row in np.flatnonzero(which).tolist():
+        total[names[row]] += sizes[row]
+    return dict(sorted(total.items(), key=lambda each: (-each[1], each[0])))
+
+
+def _recorded(held: Allocations, events: MemoryEvents, rank: int, device: int) -> int | None:
+    """Return the highest recorded total, where there is none the highest running sum of the events."""
+    mine = (events["rank"] == rank) & (events["device"] == device)
+    totals = events["allocated_bytes"][mine]
+    if device != HOST and (totals >= 0).any():
+        return int(totals.max())
+    if not mine.any():
+        return None
+    # What was freed and not seen to come had been there; rows that were added end between events.
+    on = (held["rank"] == rank) & (held["device"] == device)
+    seen = on & (held["begin"] == BEFORE) & np.isfinite(held["end"]) & (held["end"] % 1 == 0)
+    start = int(held["bytes"][seen].sum())
+    return start + max(int(np.cumsum(events["bytes"][mine]).max()), 0)
+
+
+def _said_of_reserved(found: DeviceMemory, recorded: np.ndarray) -> list[str]:
+    known = recorded[recorded >= 0]
+    if found.recorded_reserved_bytes is None or found.peak_reserved_bytes is None:
+        return []
+    said = []
+    if (known == known[0]).all():
+        said.append(
+            f"{found.device}: {bytes_text(found.recorded_reserved_bytes)} were reserved when the recording "
+            "began, and that never moved: what earlier steps needed may be in it."
+        )
+    return said
+
+
+# Who holds it ------------------------------------------------------------------------------------
+
+
+def _holders(held: Allocations, which: np.ndarray, layers: list[str]) -> tuple[Holder, ...]:
+    """Return who holds some allocations, the most first: by kind, operator, layer (of all blocks), line."""
+    rows = np.flatnonzero(which).tolist()
+    ops, lines = held.texts("op"), held.texts("stack")
+    total: dict[tuple[str, str, str, str | None], list[int]] = {}
+    advice: dict[tuple[str, str, str, str | None], str | None] = {}
+    trained = bool((held["kind"] == KINDS.index("gradient")).any())
+    for row in rows:
+        kind, op = KINDS[held["kind"][row]], ops[row] or ""
+        key = (kind, INSTANCE.sub("*", layers[row]), op, lines[row])
+        both = total.setdefault(key, [0, 0])
+        both[0] += int(held["bytes"][row])
+        both[1] += 1
+        if key not in advice:
+            advice[key] = _smaller(held, row, kind, op, trained=trained)
+    ordered = sorted(total.items(), key=lambda each: (-each[1][0], tuple(map(str, each[0]))))
+    return tuple(
+        Holder(_name(layer, op), nbytes, count, kind, advice[kind, layer, op, line], line)
+        for (kind, layer, op, line), (nbytes, count) in ordered
+    )
+
+
+def _name(layer: str, op: str) -> str:
+    if layer == EARLIER or not op:
+        return layer
+    return op if layer == NOWHERE else f"{layer} {op}"
+
+
+def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) -> str | None:
+    """Return the optimization that would make an allocation smaller, None where none is known."""
+    phase = int(held["phase"][row])
+    if kind in ("activation", "temporary") and ATTENTION.search(op):
+        return "flash-attention"
+    if kind in ("activation", "temporary") and (LOSS.search(op) or phase == PHASES.index("loss")):
+        return "fused-cross-entropy"
+    if kind == "temporary":
+        return "fused-optimizer" if phase == PHASES.index("optimizer") else "batch-size"
+    if kind == "gradient" and held["begin"][row] == BEFORE and held["end"][row] == AFTER:
+        return "zero-grad-none"
+    return SMALLER.get(kind) if trained else None

@@ -1,0 +1,86 @@
+"""Parameters read off the shapes of operators, where no metadata lists them.
+
+torch's operators have their weights at known places among their arguments (`native_functions.yaml`). Each
+call of one forward pass is taken to have its own, unless its layer tells that it is the same one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daydream.costs.workload.shapes import parse_shapes
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.trace import Trace
+
+WEIGHTS = {  # operator -> the arguments that a module owns: weight and bias, running mean and variance
+    "aten::linear": (1, 2), "aten::embedding": (0,), "aten::embedding_bag": (0,), "aten::prelu": (1,),
+    "aten::layer_norm": (2, 3), "aten::rms_norm": (2,), "aten::group_norm": (2, 3),
+    "aten::batch_norm": (1, 2, 3, 4), "aten::instance_norm": (1, 2, 3, 4),
+    **dict.fromkeys(
+        (f"aten::conv{transposed}{size}d" for transposed in ("", "_transpose") for size in (1, 2, 3)), (1, 2)
+    ),
+}  # fmt: skip
+
+
+def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
+    """Return what the forward operators of one step show: `shape`, `dtype`, `layer` and `name` of each.
+
+    In the order of use. Of a call within another of the same kind (autocast repeats it) the outer one counts.
+    """
+    names = trace.text("name")
+    kinds = np.array([*(name in WEIGHTS for name in names), False])[trace["name"]]
+    rows = np.flatnonzero(kinds & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank))
+    rows = rows[trace["shapes"][rows] >= 0]
+    if not len(rows):
+        return []
+    forward = trace["phase"][rows] == trace.code("phase", "forward")
+    if forward.any():
+        rows = rows[forward]
+    rows = rows[trace["step"][rows] == trace["step"][rows[-1]]]  # the last step: the first may be cut
+    inner = set(rows[_within(trace, rows)].tolist())
+    found, seen = [], set()
+    for row in rows.tolist():
+        if row in inner:
+            continue
+        name, layer = names[trace["name"][row]], _text(trace, "layer", row)
+        arguments = parse_shapes(_text(trace, "shapes", row)) or []
+        for place in WEIGHTS[name]:
+            shape = arguments[place] if place < len(arguments) else ()
+            if (
+                not isinstance(shape, tuple)
+                or not shape
+                or (layer is not None and (layer, name, place) in seen)
+            ):
+                continue
+            seen.add((layer, name, place))
+            found.append({
+                "name": f"{layer or name} {place}", "layer": layer, "shape": list(shape), "op": name,
+                "dtype": _text(trace, "dtype", row) or "",
+            })  # fmt: skip
+    return found
+
+
+def without_head(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return them without the last layer's weight if an embedding has its shape: language models share it."""
+    embeddings = [each["shape"] for each in weights if each["op"].startswith("aten::embedding")]
+    linear = [each for each in weights if each["op"] == "aten::linear" and len(each["shape"]) > 1]
+    shared = linear[-1] if linear and linear[-1]["shape"] in embeddings else None
+    return [each for each in weights if each is not shared]
+
+
+def _within(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return which rows lie in another of them: bool, shape (n,)."""
+    own = np.zeros(len(trace) + 1, bool)
+    own[rows] = True
+    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
+    up = parent[rows]
+    while (climbing := np.flatnonzero((up >= 0) & ~own[up])).size:
+        up[climbing] = parent[up[climbing]]
+    return np.asarray(up >= 0)
+
+
+def _text(trace: Trace, column: str, row: int) -> str | None:
+    code = int(trace[column][row])
+    return trace.text(column)[code] if code >= 0 else None
