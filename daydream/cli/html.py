@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
 
@@ -53,6 +54,7 @@ def write_html(
     force: bool,
     ranked: bool,
     progress: Callable[[str, float], None],
+    memory: MemoryReport | None = None,
 ) -> str:
     """Write the file and return what is said about it. Raises `OutputError` if that fails."""
     from daydream.report.html.page import write
@@ -69,5 +71,5 @@ def write_html(
         tried = len(ranking.optimizations) + len(ranking.optimizations_left_out)
         said = f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without\n{said}"
     progress(f"writing {output}", -1.0)
-    write(output, replay, comparison, ranking=ranking, force=force)
+    write(output, replay, comparison, ranking=ranking, memory=memory, force=force)
     return said

@@ -6,32 +6,72 @@ from typing import TYPE_CHECKING
 
 import click
 
+from daydream.cli.html import html_option
 from daydream.cli.output import help_of
 from daydream.cli.sizes import capacity_option
-from daydream.cli.source import json_option, max_unpacked, max_unpacked_option
+from daydream.cli.source import force_option, json_option, max_unpacked, step_options, verbose_option
+from daydream.cli.timeline import timeline_option
 
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.memory.settings import Settings
 
+VIEWS = ("operators", "layers", "idle")
 
-def _memory(snapshot: str | None, allocator: Settings | None, capacity: int | None, as_json: bool) -> None:
+
+def _memory(
+    trace: str | None,
+    snapshot: str | None,
+    step_marker: str | None,
+    steps: str | None,
+    by: str | None,
+    allocator: Settings | None,
+    capacity: int | None,
+    output: str | None,
+    html: str | None,
+    force: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
     r"""Say how much memory a device needs, who holds the peak, and whether it fits.
 
     \b
+    daydream memory --trace t.parquet --capacity 24GB
     daydream memory --snapshot snapshot.pickle --capacity 24GB
     daydream memory --snapshot snapshot.pickle --allocator expandable_segments:True
+
+    TRACE is a trace with memory events: `daydream collect --memory` records them, or torch.profiler with
+    profile_memory=True. What each allocation is for is told from when it comes and goes.
 
     FILE is a snapshot of PyTorch's allocator: what torch.cuda.memory._dump_snapshot wrote, the same
     as JSON, or JSON lines. Its history is replayed by the allocator's rules: as it was recorded, with
     other settings, or on a device with less memory. Nothing in the file is run.
     """
+    context = click.get_current_context()
+    if (trace is None) == (snapshot is None):
+        said = (
+            "give either '--trace' or '--snapshot'" if trace else "missing option '--trace' or '--snapshot'"
+        )
+        raise click.UsageError(said, context)
+    if snapshot is not None:
+        of_traces = {"--by": by, "-o": output, "--html": html, "--step-marker": step_marker, "--steps": steps}
+        for name, value in of_traces.items():
+            if value is not None:
+                raise click.UsageError(f"{name} goes with '--trace'", context)
+        _show_snapshot(snapshot, allocator, capacity, as_json=as_json)
+        return
+    from daydream.cli.trace_memory import show_trace
+
+    show_trace(
+        trace or "", step_marker, steps, by, allocator, capacity, output, html,
+        force=force, verbose=verbose, as_json=as_json,
+    )  # fmt: skip
+
+
+def _show_snapshot(snapshot: str, allocator: Settings | None, capacity: int | None, *, as_json: bool) -> None:
     from daydream.cli.results import print_json, print_screen
     from daydream.report.text.memory import memory_text
 
-    # `--trace` is the other source: exactly one of the two will be needed.
-    if snapshot is None:
-        raise click.UsageError("missing option '--snapshot'", click.get_current_context())
     report = _of_snapshot(snapshot, allocator, capacity)
     if as_json:
         print_json(report.to_json())
@@ -71,6 +111,14 @@ command = click.Command(
     short_help="Say who holds the peak of memory, and whether it fits.",
     params=[
         click.Option(
+            ["--trace"], metavar="TRACE", help="A trace that `daydream import` wrote, or anything it accepts."
+        ),
+        *step_options(),
+        click.Option(
+            ["--by"], type=click.Choice(VIEWS),
+            help="Show instead what operators touch, what layers need, or what is held and not used again.",
+        ),
+        click.Option(
             ["--snapshot"], metavar="FILE",
             help="A snapshot of PyTorch's allocator: a pickle, JSON or JSON lines, packed with gzip or not.",
         ),
@@ -80,7 +128,10 @@ command = click.Command(
             "max_split_size_mb:128, instead of the recorded ones.",
         ),
         capacity_option(),
-        max_unpacked_option(),
+        timeline_option("measured and replayed, with memory"),
+        html_option(),
+        force_option(),
+        verbose_option("every device, phases, layers, source lines and notes"),
         json_option(),
     ],
 )  # fmt: skip

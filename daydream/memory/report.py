@@ -17,12 +17,17 @@ from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
-EARLIER = "before the recording"  # a phase and a layer that no row tells
+EARLIER = "held before"  # a phase and a layer that no row tells
 NOWHERE = "no layer"
 NO_PHASE = "unknown"
 INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block, as reports of layers leave it out
 ATTENTION = re.compile(r"^aten::(_softmax|_safe_softmax|bmm|baddbmm|masked_fill\w*|_softmax_backward_data)$")
 LOSS = re.compile(r"^aten::(_?log_softmax\w*|nll_loss\w*|cross_entropy\w*)$")
+ONLY_ALLOCATE = {
+    *(f"aten::{how}{like}" for how in ("empty", "zeros", "ones", "full") for like in ("", "_like")),
+    *(f"aten::{how}" for how in ("empty_strided", "resize_", "resize_as_", "new_empty", "new_empty_strided",
+      "new_zeros", "new_ones", "new_full", "empty_permuted", "clone", "contiguous", "copy_")),
+}  # fmt: skip
 OUTSIDE = (
     "The context of a device (300 to 600 MiB), NCCL and what libraries allocate by themselves are outside "
     "the allocator and not recorded."
@@ -91,7 +96,7 @@ def _device(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=None if needed is None else needed.peak_reserved_bytes,
         recorded_allocated_bytes=_recorded(held, events, rank, device),
-        recorded_reserved_bytes=int(reserved.max()) if (reserved >= 0).any() else None,
+        recorded_reserved_bytes=None if needed is None or (reserved < 0).all() else int(reserved.max()),
         peak_step=None if step < 0 else str(trace.metadata["steps"][step].get("name", step)),
         peak_phase=phase,
         peak_layer=layer,
@@ -150,7 +155,7 @@ def _recorded(held: Allocations, events: MemoryEvents, rank: int, device: int) -
         return None
     # What was freed and not seen to come had been there; rows that were added end between events.
     on = (held["rank"] == rank) & (held["device"] == device)
-    seen = on & (held["begin"] == BEFORE) & np.isfinite(held["end"]) & (held["end"] % 1 == 0)
+    seen = on & (held["begin"] == BEFORE) & np.isfinite(held["end"]) & (held["end"] == np.floor(held["end"]))
     start = int(held["bytes"][seen].sum())
     return start + max(int(np.cumsum(events["bytes"][mine]).max()), 0)
 
@@ -174,10 +179,10 @@ def _said_of_reserved(found: DeviceMemory, recorded: np.ndarray) -> list[str]:
 def _holders(held: Allocations, which: np.ndarray, layers: list[str]) -> tuple[Holder, ...]:
     """Return who holds some allocations, the most first: by kind, operator, layer (of all blocks), line."""
     rows = np.flatnonzero(which).tolist()
-    ops, lines = held.texts("op"), held.texts("stack")
+    ops, lines = operators(held), held.texts("stack")
     total: dict[tuple[str, str, str, str | None], list[int]] = {}
     advice: dict[tuple[str, str, str, str | None], str | None] = {}
-    trained = bool((held["kind"] == KINDS.index("gradient")).any())
+    trained = bool((held["phase"] == PHASES.index("backward")).any())
     for row in rows:
         kind, op = KINDS[held["kind"][row]], ops[row] or ""
         key = (kind, INSTANCE.sub("*", layers[row]), op, lines[row])
@@ -196,7 +201,22 @@ def _holders(held: Allocations, which: np.ndarray, layers: list[str]) -> tuple[H
 def _name(layer: str, op: str) -> str:
     if layer == EARLIER or not op:
         return layer
-    return op if layer == NOWHERE else f"{layer} {op}"
+    return op if layer == NOWHERE else f"{op} {layer}"
+
+
+def operators(held: Allocations) -> list[str | None]:
+    """Return the operator that asked for each allocation; the one above it where that only allocates."""
+    trace = held.trace
+    names = trace.text("name")
+    only = np.array([*(name in ONLY_ALLOCATE for name in names), False])[trace["name"]]
+    tells = np.append(trace.is_kind("operator") & ~only, False)
+    parent = np.asarray(trace["parent"], np.int64)
+    row = held["begin_row"].copy()
+    while (climbing := np.flatnonzero((row >= 0) & ~tells[row])).size:
+        row[climbing] = parent[row[climbing]]
+    own = held.texts("op")
+    codes = np.append(trace["name"], UNKNOWN)[row].tolist()
+    return [names[code] if code >= 0 else own[place] for place, code in enumerate(codes)]
 
 
 def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) -> str | None:
@@ -210,4 +230,4 @@ def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) 
         return "fused-optimizer" if phase == PHASES.index("optimizer") else "batch-size"
     if kind == "gradient" and held["begin"][row] == BEFORE and held["end"][row] == AFTER:
         return "zero-grad-none"
-    return SMALLER.get(kind) if trained else None
+    return SMALLER.get(kind) if trained or kind == "activation" else None

@@ -173,6 +173,8 @@
           if (key !== "x") return;
           const { min, max } = self.scales.x, mine = state.charts.find((one) => one.t === t).shift;
           Object.assign(box.dataset, { from: min, to: max });
+          const detail = { min: min - mine, max: max - mine };
+          if (t === state.charts[0].t) root.dispatchEvent(new CustomEvent("range", { detail }));
           for (const { u: other, shift } of state.charts) {
             if (!other || other === self) continue;
             const range_ = { min: min - mine + shift, max: max - mine + shift }, has = other.scales.x;
@@ -266,6 +268,7 @@
     });
     new ResizeObserver(fit).observe(boxes);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+    spans.show = show; // for charts that move with these
     root.dataset.ready = "yes";
   }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from daydream.explanation.parts import parts_of_change, parts_of_replay
 from daydream.files.atomic import write_whole
 from daydream.report.html import bounds, sections
+from daydream.report.html import memory as memory_section
 from daydream.report.html.elements import Html, data, element, joined
 from daydream.report.html.packing import Names, legend, packed
 from daydream.report.html.path import StepPath, step_path
@@ -28,6 +29,7 @@ from daydream.simulate.critical_path import critical_path
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
+    from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
     from daydream.predict.ranking import Ranking
     from daydream.predict.replay import Replay
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 # The page may run what stands in it and load nothing at all.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-PROGRAMS = ("uPlot.iife.min.js", "spans.js", "timeline.js", "report.js")
+PROGRAMS = ("uPlot.iife.min.js", "spans.js", "timeline.js", "memory.js", "report.js")
 PATH_HELP = (
     "The chain of causes that decides when the step completes: it adds up to the step. Only what is on it "
     "can make the step faster."
@@ -60,14 +62,16 @@ def write(
     comparison: Prediction | None = None,
     *,
     ranking: Ranking | None = None,
+    memory: MemoryReport | None = None,
     force: bool = False,
 ) -> None:
     """Write the report of a replay, or of a what-if with its replay, as an HTML file.
 
-    With a `ranking` of the same replay it holds every other what-if. Raises `OutputError` if the file
+    With a `ranking` of the same replay it holds every other what-if, with a `memory` report of its trace
+    what is held over time, and by whom. Raises `OutputError` if the file
     exists and `force` is not given, or cannot be written.
     """
-    text = page(replay, comparison, ranking)
+    text = page(replay, comparison, ranking, memory)
 
     def fill(temporary: str) -> None:
         with open(temporary, "w", encoding="utf-8", newline="\n") as file:
@@ -76,7 +80,12 @@ def write(
     write_whole(path, fill, force=force)
 
 
-def page(replay: Replay, comparison: Prediction | None = None, ranking: Ranking | None = None) -> str:
+def page(
+    replay: Replay,
+    comparison: Prediction | None = None,
+    ranking: Ranking | None = None,
+    memory: MemoryReport | None = None,
+) -> str:
     """Return the report of a replay, or of a what-if with its replay, as a whole page."""
     title = f"what if: {comparison.optimization}" if comparison is not None else "replay"
     before, after = _paths(replay, comparison)
@@ -94,6 +103,7 @@ def page(replay: Replay, comparison: Prediction | None = None, ranking: Ranking 
             element("p", WITH_FINGERS, class_="help with-fingers"),
             element("div", id="timelines"),
         ),
+        _section("memory", "Memory", memory_section.HELP, memory_section.memory(memory)) if memory else "",
         _section(
             "breakdown", "Where a step's time goes", f"The mean of the steps. {ON_PATH_HELP}",
             _breakdowns(replay, comparison),
@@ -124,6 +134,7 @@ def page(replay: Replay, comparison: Prediction | None = None, ranking: Ranking 
         element("main", body),
         data("timeline-data", _timelines(replay, comparison)),
         data("steps-data", _step_times(replay, comparison)),
+        data("memory-data", _memory_chart(replay)) if memory else "",
         f"<!--\nuPlot\n{_asset('uPlot.LICENSE')}-->",
         *(f"<script>{_asset(name)}</script>" for name in PROGRAMS),
         "</body></html>\n",
@@ -241,6 +252,13 @@ def _whole_path(timeline: Timeline, copy: int, window: Window) -> Any:
     last = max((ends[step] for step, _, _ in window.steps), key=lambda task: int(timeline.end_ns[task]))
     plan = timeline.plan
     return critical_path(plan, timeline.start_ns, timeline.end_ns, last, since=window.begin_ns).task
+
+
+def _memory_chart(replay: Replay) -> dict[str, Any]:
+    trace = replay.graph.trace
+    if trace is None:
+        return {"length": 0, "lines": []}
+    return memory_section.chart(trace, measured_window(replay.graph, replay.settled.typical()[0]))
 
 
 def _step_times(replay: Replay, comparison: Prediction | None) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Counters of a timeline file: launches in flight on each stream, and how many streams are busy.
-
-Memory is not among them: traces do not hold when it is allocated and freed.
-"""
+"""Counters of a timeline file: launches in flight on each stream, how many streams are busy, memory held."""
 
 from __future__ import annotations
 
@@ -12,13 +9,14 @@ import numpy as np
 
 from daydream.graph.query.coverage import Coverage
 from daydream.graph.query.device import device_work
+from daydream.memory.over_time import held_over_time
 from daydream.report.perfetto.events import counter
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.simulate.timeline import Timeline
 
-IN_FLIGHT, BUSY = "in flight", "streams busy"
+IN_FLIGHT, BUSY, MEMORY = "in flight", "streams busy", "memory"
 
 
 def measured_counters(process: int, graph: Graph, origin: int) -> Iterator[str]:
@@ -28,6 +26,7 @@ def measured_counters(process: int, graph: Graph, origin: int) -> Iterator[str]:
     launch = graph.columns["launch"][tasks]
     launched = np.where(launch >= 0, start[launch], start[tasks])
     yield from _counters(process, graph, tasks, start[tasks], launched, origin)
+    yield from _memory(process, graph, origin)
 
 
 def simulated_counters(process: int, timeline: Timeline, origin: int) -> Iterator[str]:
@@ -63,6 +62,16 @@ def _counters(
         closes.append(busy.end_ns)
     if begins:
         yield from _steps(process, BUSY, np.concatenate(begins), np.concatenate(closes), origin)
+
+
+def _memory(process: int, graph: Graph, origin: int) -> Iterator[str]:
+    """Return the bytes that each device holds, wherever they change; nothing where none were recorded."""
+    for one in held_over_time(graph.trace) if graph.trace is not None else []:
+        name = f"{MEMORY}: {f'rank {one.rank} ' if one.rank else ''}{one.device}"
+        last = np.append(one.time_ns[1:] != one.time_ns[:-1], True)[: len(one.time_ns)]
+        times = np.maximum(one.time_ns[last] - origin, 0)
+        for ts, nbytes in zip(times.tolist(), one.held_bytes[last].tolist(), strict=True):
+            yield counter(process, ts, name, nbytes)
 
 
 def _steps(process: int, name: str, begin: np.ndarray, end: np.ndarray, origin: int) -> Iterator[str]:

@@ -42,14 +42,14 @@ def _screen(report: MemoryReport, most: int) -> Screen:
         blocks += [""] if place else []
         unit = memory_unit(device.peak_allocated_bytes or 0)
         blocks += [Headline(memory_headline(device, named=named)), *_out_of_memory(device)]
-        blocks += ["", _peaks(device, unit)]
+        blocks += ["", peaks_table(device, unit)]
         for title, parts in (
             ("kind", device.by_kind),
             ("phase", device.by_phase),
             ("layer", device.by_layer),
         ):
             if len(parts) > 1:
-                blocks += ["", _parts(f"held at the peak, by {title}", parts, unit, most)]
+                blocks += ["", parts_table(f"held at the peak, by {title}", parts, unit, most)]
         if device.holders:
             blocks += ["", _holders(device, unit, most)]
     if report.outside_bytes is not None:
@@ -104,13 +104,14 @@ def _out_of_memory(device: DeviceMemory) -> list[Block]:
     ]
 
 
-def _peaks(device: DeviceMemory, unit: Unit) -> Table:
+def peaks_table(device: DeviceMemory, unit: Unit) -> Table:
+    """Return the peaks as they were recorded and as they are replayed, in the unit."""
     rows = [[f"peak, {unit[0]}", "recorded", "replayed"]]
     for name, recorded, replayed in (
         ("allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
         ("reserved", device.recorded_reserved_bytes, device.peak_reserved_bytes),
     ):
-        rows.append([name, _in(unit, recorded), _in(unit, replayed)])
+        rows.append([name, amount_in(unit, recorded), amount_in(unit, replayed)])
     if device.fragmentation is not None:
         rows.append(["fragmentation", "", percent(device.fragmentation)])
     if device.retries:
@@ -118,16 +119,17 @@ def _peaks(device: DeviceMemory, unit: Unit) -> Table:
     return Table(rows)
 
 
-def _parts(title: str, parts: Mapping[str, int], unit: Unit, most: int) -> Table:
+def parts_table(title: str, parts: Mapping[str, int], unit: Unit, most: int) -> Table:
+    """Return the largest of some parts, what each holds, and its share; the others in one row."""
     whole = sum(parts.values())
     sizes = sorted(
         ((size, name) for name, size in parts.items() if size), key=lambda each: (-each[0], each[1])
     )
     rows = [[f"{title}, {unit[0]}", "memory", "share"]]
-    rows += [[_name(name), _in(unit, size), _share(size, whole)] for size, name in sizes[:most]]
+    rows += [[_name(name), amount_in(unit, size), share_of(size, whole)] for size, name in sizes[:most]]
     rest = sum(size for size, _ in sizes[most:])
     if rest:
-        rows.append([f"{len(sizes) - most:,} more", _in(unit, rest), _share(rest, whole)])
+        rows.append([f"{len(sizes) - most:,} more", amount_in(unit, rest), share_of(rest, whole)])
     return Table(rows)
 
 
@@ -136,11 +138,13 @@ def _holders(device: DeviceMemory, unit: Unit, most: int) -> Table:
     shown, more = device.holders[:most], device.holders[most:]
     rows = [[f"held at the peak by, {unit[0]}", "memory", "share", "blocks", "smaller with"]]
     for each in shown:
-        size, share = _in(unit, each.bytes), _share(each.bytes, whole)
+        size, share = amount_in(unit, each.bytes), share_of(each.bytes, whole)
         rows.append([_name(each.name), size, share, f"{each.count:,}", printable(each.whatif or "")])
     if more:
         nbytes, blocks = sum(each.bytes for each in more), sum(each.count for each in more)
-        rows.append([f"{len(more):,} more", _in(unit, nbytes), _share(nbytes, whole), f"{blocks:,}", ""])
+        rows.append(
+            [f"{len(more):,} more", amount_in(unit, nbytes), share_of(nbytes, whole), f"{blocks:,}", ""]
+        )
     advice = any(each.whatif for each in shown)
     return Table(rows if advice else [row[:-1] for row in rows], spare=(3,))
 
@@ -149,12 +153,13 @@ def _name(name: str) -> str:
     return shortened(printable(name), NAME_WIDTH)
 
 
-def _in(unit: Unit, nbytes: int | None) -> str:
+def amount_in(unit: Unit, nbytes: int | None) -> str:
     """Return an amount in the unit of its table."""
     if nbytes is None:
         return NONE
     return f"{nbytes / unit[1]:,.{2 if unit[0] == 'GiB' else 1}f}"
 
 
-def _share(nbytes: int, whole: int) -> str:
+def share_of(nbytes: int, whole: int) -> str:
+    """Return a part's share in percent."""
     return percent(nbytes / whole) if whole else ""

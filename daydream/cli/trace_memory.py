@@ -1,0 +1,94 @@
+"""`daydream memory --trace`: who holds the peak of a trace, and does it fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from daydream.cli.html import check_html, write_html
+from daydream.cli.source import read, trace_words
+from daydream.cli.timeline import check_timeline, write_timeline
+
+if TYPE_CHECKING:
+    from daydream.memory.result import MemoryReport
+    from daydream.memory.settings import Settings
+
+
+def show_trace(
+    trace: str,
+    step_marker: str | None,
+    steps: str | None,
+    by: str | None,
+    allocator: Settings | None,
+    capacity: int | None,
+    output: str | None,
+    html: str | None,
+    *,
+    force: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Read a trace, print the answer, and write the files that were asked for."""
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json, print_next, print_screen
+    from daydream.memory.report import memory_of
+    from daydream.report.text.trace_memory import trace_memory_text
+
+    check_timeline(output, force=force)
+    check_html(html, force=force)
+    again = trace_words(trace, step_marker, steps)
+    if by is not None:
+        _show_view(trace, again, step_marker, steps, by, verbose=verbose, as_json=as_json)
+        return
+    with Progress() as progress:
+        recording = read([trace], step_marker, steps, progress)
+        progress("pairing allocations and frees")
+        report = memory_of(recording, capacity, settings=allocator)
+        if output is not None or html is not None:
+            import daydream
+
+            progress("replaying")
+            replay = daydream.replay(recording)
+            if output is not None:
+                progress(f"writing {output}")
+                write_timeline(output, replay, None, force=force)
+            if html is not None:
+                written = write_html(
+                    html, replay, None, force=force, ranked=False, progress=progress, memory=report
+                )  # fmt: skip
+    if as_json:
+        print_json({"trace": trace, **report.to_json()})
+    else:
+        print_screen(trace_memory_text(report, verbose=verbose, trace=again))
+    if output is not None:
+        click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
+    if html is not None:
+        click.echo(written, err=True)
+    if output is None and html is None and not as_json and (whatif := _advice(report)) is not None:
+        print_next("whatif", whatif, *again)
+
+
+def _show_view(
+    trace: str, again: list[str], step_marker: str | None, steps: str | None, by: str, *, verbose: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json, print_screen
+    from daydream.memory.views import view_of
+    from daydream.report.text.memory_views import view_text
+
+    with Progress() as progress:
+        recording = read([trace], step_marker, steps, progress)
+        progress("pairing allocations and frees")
+        view = view_of(recording, by)
+    if as_json:
+        print_json({"trace": trace, **view.to_json()})
+    else:
+        print_screen(view_text(view, verbose=verbose, trace=again))
+
+
+def _advice(report: MemoryReport) -> str | None:
+    """Return the what-if that would shrink the largest holder that one is known for."""
+    largest = max(report.devices, key=lambda each: each.peak_allocated_bytes or 0)
+    return next((each.whatif for each in largest.holders if each.whatif is not None), None)
