@@ -116,7 +116,9 @@ def _add_state(
         for number, each in enumerate(parameters)
         if each.get("name") in names and each.get("requires_grad", True)
     ]
-    total, whole = optimizer.get("state_bytes", 0), sum(sizes[number] for number in trained)
+    own = optimizer.get("local_state_bytes")
+    total = optimizer.get("state_bytes", 0) if own is None else own
+    whole = sum(sizes[number] for number in trained)
     times = total // whole if whole else 0
     mine = [number for number in trained if device_of(parameters[number]) == device]
     for number in mine:
@@ -144,8 +146,11 @@ def _keeps_gradients(held: Allocations, rank: int, device: int) -> bool:
 
 
 def size_of(parameter: dict[str, Any]) -> int:
-    """Return the bytes of a parameter, 0 if its type is not known."""
-    return int(prod(parameter["shape"])) * ITEM_BYTES.get(parameter.get("dtype", ""), 0)
+    """Return the bytes of a parameter, of its part where it is sharded; 0 if its type is unknown."""
+    own = parameter.get("local_bytes")
+    return (
+        int(prod(parameter["shape"])) * ITEM_BYTES.get(parameter.get("dtype", ""), 0) if own is None else own
+    )
 
 
 def device_of(parameter: dict[str, Any]) -> int | None:

@@ -18,13 +18,15 @@ from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.before import add_held_before
 from daydream.memory.moments import Moments, moments
 from daydream.memory.pairing import paired
-from daydream.trace.memory_events import MemoryEvents
+from daydream.text import counted
+from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
 DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
-SHARDING = re.compile(r"^(FSDP::|fsdp::|FullyShardedDataParallel)")  # torch's own ranges and operators
-REDUCER = re.compile(r"reducer::|^DistributedDataParallel\.|^torch::distributed::reducer")
+SHARDING = re.compile(r"^(FSDP::|fsdp::|FullyShardedDataParallel\._(pre|post))")  # torch's own ranges
+REDUCER = re.compile(r"reducer::")
+COLLECTIVE = re.compile(r"^c10d::")
 PRODUCT = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|linear|matmul|_scaled_mm|addmv|mv)$")
 CONVOLUTION = re.compile(r"convolution")
 NONE_RECORDED = (
@@ -46,9 +48,37 @@ def allocations(trace: Trace) -> Allocations:
         raise TraceError(NONE_RECORDED.format(trace.metadata.get("source", "trace")))
     when = moments(trace, events)
     held = paired(trace, events, when)
+    _free_after_collectives(held, events)
     held["kind"][:] = _kinds(held, events, when)
     add_held_before(held, events)
     return held
+
+
+def _free_after_collectives(held: Allocations, events: MemoryEvents) -> None:
+    """End what collectives on the CPU ask for and nobody is seen to free, with the call that asked.
+
+    Threads of the communication library free it, and the profiler does not listen to them.
+    """
+    trace = held.trace
+    lost = np.flatnonzero((held["device"] == HOST) & (held["end"] == AFTER) & under(held, COLLECTIVE))
+    if not len(lost):
+        return
+    parent, row = np.asarray(trace["parent"], np.int64), held["begin_row"][lost].copy()
+    outer = np.append(trace.is_kind("operator"), False)
+    while (climbing := np.flatnonzero(outer[parent[row]])).size:
+        row[climbing] = parent[row[climbing]]
+    end = (trace["start_ns"] + trace["duration_ns"])[row]
+    for rank in np.unique(held["rank"][lost]).tolist():
+        own = np.flatnonzero(events["rank"] == rank)
+        mine = held["rank"][lost] == rank
+        after = np.searchsorted(events["time_ns"][own], end[mine], side="right")
+        held["end"][lost[mine]] = np.append(own, own[-1] + 1)[after] - 0.5
+    for name in ("end_step", "end_phase"):
+        held[name][lost] = held[name.removeprefix("end_")][lost]
+    held.note(
+        f"{counted(len(lost), 'buffer')} of collectives on the CPU: threads that the profiler does not hear "
+        "free them; they are taken to end with the call that asked for them."
+    )
 
 
 def _kinds(held: Allocations, events: MemoryEvents, when: Moments) -> np.ndarray:
@@ -77,19 +107,20 @@ class _Lifetimes:
         self.passes, self.end_passes = _passes(held, when)
         self.crosses = self.end_passes > self.passes  # a backward pass begins while it is held
 
-    def under(self, pattern: re.Pattern[str]) -> np.ndarray:
-        """Return what was asked for within a row whose name matches."""
-        hit = np.array([*(bool(pattern.search(text)) for text in self.trace.text("name")), False])
-        inside = hit[self.trace["name"]]
-        parent = np.asarray(self.trace["parent"], np.int64)
-        up = self.held["begin_row"].copy()
-        while (climbing := np.flatnonzero((up >= 0) & ~np.append(inside, False)[up])).size:
-            up[climbing] = parent[up[climbing]]
-        return up >= 0
-
     def by(self, pattern: re.Pattern[str]) -> np.ndarray:
         """Return what the operator that matches asked for itself."""
         return self.held.where(op=pattern.pattern)
+
+
+def under(held: Allocations, pattern: re.Pattern[str]) -> np.ndarray:
+    """Return what was asked for within a row whose name matches: bool, shape (rows,)."""
+    trace = held.trace
+    hit = np.array([*(bool(pattern.search(text)) for text in trace.text("name")), False])
+    inside = np.append(hit[trace["name"]], False)
+    parent, up = np.asarray(trace["parent"], np.int64), held["begin_row"].copy()
+    while (climbing := np.flatnonzero((up >= 0) & ~inside[up])).size:
+        up[climbing] = parent[up[climbing]]
+    return np.asarray(up >= 0)
 
 
 def _passes(held: Allocations, when: Moments) -> tuple[np.ndarray, np.ndarray]:
@@ -118,12 +149,12 @@ def _state(of: _Lifetimes) -> np.ndarray:
 
 def _shard(of: _Lifetimes) -> np.ndarray:
     """Asked for by FSDP: gathered parameters, gradients on their way to the shards."""
-    return of.begun & of.under(SHARDING)
+    return of.begun & under(of.held, SHARDING)
 
 
 def _bucket(of: _Lifetimes) -> np.ndarray:
     """Asked for by DDP's reducer."""
-    return of.begun & of.under(REDUCER)
+    return of.begun & under(of.held, REDUCER)
 
 
 def _workspace(of: _Lifetimes) -> np.ndarray:

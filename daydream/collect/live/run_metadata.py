@@ -66,6 +66,7 @@ def describe_parameters(models: Iterable[Any], paths: Paths) -> list[dict[str, A
                 continue
             seen.add(id(parameter))
             gradient = parameter.numel() * parameter.element_size() if parameter.requires_grad else 0
+            local = _local_bytes(parameter)
             described.append({
                 "name": paths.of_parameter[id(parameter)],
                 "layer": paths.owner_of_parameter[id(parameter)],
@@ -74,6 +75,7 @@ def describe_parameters(models: Iterable[Any], paths: Paths) -> list[dict[str, A
                 "device": str(parameter.device),
                 "requires_grad": bool(parameter.requires_grad),
                 "gradient_bytes": gradient,
+                **({} if local == _bytes(parameter) else {"local_bytes": local}),
             })  # fmt: skip
     return described
 
@@ -90,12 +92,24 @@ def describe_optimizer(optimizer: Any, paths: Paths) -> dict[str, Any]:
             "elements": sum(int(one.numel()) for one in group["params"]),
             "parameters": known,
         })  # fmt: skip
-    state = 0
+    state = local = 0
     for kept in list(optimizer.state.values()):
         for value in kept.values() if isinstance(kept, dict) else ():
             if hasattr(value, "element_size"):
-                state += int(value.numel()) * int(value.element_size())
-    return {"name": type(optimizer).__name__, "state_bytes": state, "groups": groups}
+                state += _bytes(value)
+                local += _local_bytes(value)
+    described = {"name": type(optimizer).__name__, "state_bytes": state, "groups": groups}
+    return described if local == state else {**described, "local_state_bytes": local}
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel()) * int(tensor.element_size())
+
+
+def _local_bytes(tensor: Any) -> int:
+    """Return the bytes that this rank holds of a tensor: of a DTensor, which FSDP shards, its own part."""
+    local = getattr(tensor, "_local_tensor", None)
+    return _bytes(tensor if local is None else local)
 
 
 def _plain(value: Any) -> Any:
