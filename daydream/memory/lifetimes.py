@@ -26,7 +26,7 @@ from daydream.trace.trace import Trace
 DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 SHARDING = re.compile(r"^(FSDP::|fsdp::|FullyShardedDataParallel\._(pre|post))")  # torch's own ranges
 REDUCER = re.compile(r"reducer::")
-COLLECTIVE = re.compile(r"^c10d::")
+COLLECTIVE = re.compile(r"^(c10d::|FSDP::all_gather)")
 PRODUCT = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|linear|matmul|_scaled_mm|addmv|mv)$")
 CONVOLUTION = re.compile(r"convolution")
 NONE_RECORDED = (
@@ -242,15 +242,8 @@ def _as_their_like(held: Allocations, kinds: np.ndarray) -> np.ndarray:
         rows = rows[np.argsort(order[rows], kind="stable")]
         by = held[f"{at}_row"][rows]
         op, layer = (np.append(held.trace[name], UNKNOWN)[by] for name in ("op", "layer"))
-        parts = (
-            held["rank"][rows],
-            held["device"][rows],
-            held["bytes"][rows],
-            phase[rows],
-            op,
-            layer,
-            step[rows],
-        )
+        parts = [held[name][rows] for name in ("rank", "device", "bytes")]
+        parts += [phase[rows], op, layer, step[rows]]
         keys = zip(*(part.tolist() for part in parts), strict=True)
         seen: dict[tuple[int, ...], list[int]] = {}
         nth = []

@@ -2,105 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
+from recordings import PARAMETER, SGD, Recording, training_step
 
-import daydream
 from daydream.errors import TraceError
 from daydream.memory.allocations import AFTER, BEFORE, KINDS
 from daydream.memory.lifetimes import allocations
-
-DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER = range(5)
-
-
-class Recording:
-    """Kineto's rows, written in order; every call takes 10 us."""
-
-    def __init__(self, *, device=-1, totals=False):
-        self.rows, self.now, self.device, self.totals = [], 0, device, totals
-        self.held, self.address = {}, 4096
-
-    def inside(self, name, *changes, kind="cpu_op", **args):
-        """A row of 10 us around changes: `("x", 512)` allocates what is called x, `"x"` frees it."""
-        self.rows.append(
-            {
-                "ph": "X",
-                "cat": kind,
-                "name": name,
-                "pid": 1,
-                "tid": 1,
-                "ts": self.now,
-                "dur": 10,
-                "args": args,
-            }
-        )
-        for place, change in enumerate(changes, 1):
-            self.change(change, self.now + place)
-        self.now += 10
-
-    def between(self, *changes):
-        """Changes that no row encloses, as Python makes them."""
-        for change in changes:
-            self.change(change, self.now + 1)
-            self.now += 2
-
-    def change(self, change, at):
-        if isinstance(change, str):
-            address, nbytes = self.held.pop(change)
-            nbytes = -nbytes
-        else:
-            name, nbytes = change
-            self.address += 4096
-            address = self.address
-            self.held[name] = (address, nbytes)
-        args = {"Bytes": nbytes, "Addr": address, "Device Type": int(self.device >= 0)}
-        args["Device Id"] = self.device
-        if self.totals:
-            args["Total Allocated"] = self.totals + sum(size for _, size in self.held.values())
-        self.rows.append({"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": at, "args": args})
-
-    def step(self, number, start):
-        self.rows.append(
-            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}", "pid": 1, "tid": 1,
-             "ts": start, "dur": self.now - start}
-        )  # fmt: skip
-
-    def trace(self, tmp_path):
-        path = tmp_path / "t.json"
-        path.write_text(json.dumps({"traceEvents": self.rows}))
-        return daydream.load(path)
-
-
-def layer(name, recording, *changes):
-    """A call of a layer whose operator makes the changes."""
-    at = recording.now
-    recording.inside("aten::mm", *changes)
-    recording.rows.append(
-        {"ph": "X", "cat": "user_annotation", "name": f"nn.Module: {name}", "pid": 1, "tid": 1, "ts": at,
-         "dur": 10}
-    )  # fmt: skip
-
-
-def one_step(recording, number, *, state=False):
-    start = recording.now
-    recording.inside("Optimizer.zero_grad#SGD.zero_grad", *(["g"] if "g" in recording.held else []),
-                     kind="user_annotation")  # fmt: skip
-    recording.inside("aten::randn", ("in", 64))
-    layer("a", recording, ("act", 2048), ("tmp", 100), "tmp")
-    recording.between(*(["out"] if "out" in recording.held else []))  # that of the step before, a variable
-    recording.inside("aten::mse_loss", ("out", 8))
-    recording.inside("autograd::engine::evaluate_function: MmBackward0", ("g", 4000), ("d", 2000), "act", "d")
-    at = recording.now
-    changes = [("m", 4000)] if state else []
-    recording.inside("aten::add_", *changes, ("u", 30), "u")
-    recording.rows.append(
-        {"ph": "X", "cat": "user_annotation", "name": "Optimizer.step#SGD.step", "pid": 1, "tid": 1, "ts": at,
-         "dur": 10}
-    )  # fmt: skip
-    recording.between("in")
-    recording.step(number, start)
+from daydream.trace.schema import PHASES
 
 
 def kinds_of(held):
@@ -111,16 +20,10 @@ def kinds_of(held):
     return found
 
 
-PARAMETER = {"name": "a.weight", "layer": "a", "shape": [1000], "dtype": "float32", "device": "cpu",
-             "requires_grad": True, "gradient_bytes": 4000}  # fmt: skip
-SGD = {"name": "SGD", "state_bytes": 4000,
-       "groups": [{"settings": {}, "tensors": 1, "elements": 1000, "parameters": ["a.weight"]}]}  # fmt: skip
-
-
 def test_each_lifetime_has_its_kind(tmp_path):
     recording = Recording()
     for number in (3, 4, 5):
-        one_step(recording, number)
+        training_step(recording, number)
 
     held = allocations(recording.trace(tmp_path))
 
@@ -139,7 +42,7 @@ def test_each_lifetime_has_its_kind(tmp_path):
 def test_what_the_first_step_holds_from_the_one_before_is_that_of_the_second(tmp_path):
     recording = Recording()
     for number in (3, 4, 5):
-        one_step(recording, number)
+        training_step(recording, number)
 
     held = allocations(recording.trace(tmp_path))
 
@@ -158,7 +61,7 @@ def test_what_the_first_step_holds_from_the_one_before_is_that_of_the_second(tmp
 def test_nothing_was_held_before_the_first_step_of_all(tmp_path):
     recording = Recording()
     for number in (0, 1):
-        one_step(recording, number, state=number == 0)
+        training_step(recording, number, state=number == 0)
 
     trace = recording.trace(tmp_path)
     trace.metadata |= {"parameters": [PARAMETER], "optimizers": [SGD]}
@@ -168,13 +71,13 @@ def test_nothing_was_held_before_the_first_step_of_all(tmp_path):
     assert [KINDS[kind] for kind in held["kind"][before]] == ["parameter"]
     state = held.where(kind="optimizer_state")
     assert held["bytes"][state].tolist() == [4000]
-    assert held["phase"][state].tolist() == [OPTIMIZER]
+    assert held["phase"][state].tolist() == [PHASES.index("optimizer")]
 
 
 def test_parameters_and_state_come_from_the_metadata(tmp_path):
     recording = Recording()
     for number in (3, 4):
-        one_step(recording, number)
+        training_step(recording, number)
     trace = recording.trace(tmp_path)
     trace.metadata |= {"parameters": [PARAMETER], "optimizers": [SGD]}
 
@@ -190,8 +93,8 @@ def test_parameters_and_state_come_from_the_metadata(tmp_path):
 
 
 def test_totals_of_a_gpu_are_split_by_the_metadata(tmp_path):
-    recording = Recording(device=0, totals=10_000 // 512 * 512)
-    one_step(recording, 3)
+    recording = Recording(device=0, before=9728)
+    training_step(recording, 3)
     trace = recording.trace(tmp_path)
     on_gpu = {**PARAMETER, "device": "cuda:0"}
     trace.metadata |= {"parameters": [on_gpu], "optimizers": [SGD]}
@@ -208,9 +111,9 @@ def test_gradients_that_are_never_made_are_held_throughout(tmp_path):
     recording = Recording()
     for number in (3, 4):
         start = recording.now
-        layer("a", recording, ("act", 2048))
+        recording.layer("a", ("act", 2048))
         recording.inside("autograd::engine::evaluate_function: MmBackward0", ("d", 4000), "act", "d")
-        recording.step(number, start)
+        recording.range(f"ProfilerStep#{number}", start)
     trace = recording.trace(tmp_path)
     trace.metadata["parameters"] = [PARAMETER]
 
@@ -227,3 +130,84 @@ def test_a_trace_without_memory_is_refused(tmp_path):
 
     with pytest.raises(TraceError, match="profile_memory=True"):
         allocations(recording.trace(tmp_path))
+
+
+def test_what_a_checkpoint_makes_again_is_an_activation(tmp_path):
+    recording = Recording()
+    for number in (3, 4):
+        start = recording.now
+        recording.layer("a", ("x", 512), ("block", 2048), "block", **{"Sequence number": 7})
+        at = recording.now
+        recording.inside("aten::mm", ("again", 2048), **{"Sequence number": 9})
+        recording.inside("aten::mm", ("d", 64), "again", "d")
+        recording.range("CheckpointFunctionBackward", at, kind="cpu_op", **{"Sequence number": 7})
+        recording.between("x")
+        recording.range(f"ProfilerStep#{number}", start)
+
+    held = allocations(recording.trace(tmp_path))
+
+    phases = dict(zip(held["bytes"].tolist(), held.texts("phase"), strict=True))
+    assert phases[64] == "backward"
+    again = (held["bytes"] == 2048) & (held["phase"] == PHASES.index("backward"))
+    assert {KINDS[kind] for kind in held["kind"][again]} == {"activation"}
+    assert kinds_of(held)[64] == {"temporary"}
+
+
+def test_what_the_recording_cuts_is_as_its_like_in_another_step(tmp_path):
+    recording = Recording()
+    for number in (3, 4):
+        start = recording.now
+        recording.inside("aten::relu")
+        recording.inside("aten::mm", ("a", 512))
+        if number == 3:
+            recording.between("a")  # the last step ends before that
+        recording.range(f"ProfilerStep#{number}", start)
+
+    held = allocations(recording.trace(tmp_path))
+
+    assert kinds_of(held)[512] == {"temporary"}
+
+
+def test_buffers_of_collectives_on_the_cpu_end_with_their_call(tmp_path):
+    recording = Recording()
+    for number in (3, 4):
+        start = recording.now
+        recording.inside("aten::mm", ("a", 512), "a")
+        recording.inside("c10d::allreduce_", (f"lost {number}", 4096))
+        recording.inside("aten::mm", ("b", 512), "b")
+        recording.range(f"ProfilerStep#{number}", start)
+
+    held = allocations(recording.trace(tmp_path))
+
+    assert held.peak(0, -1)[0] == 4096
+    assert held["end"][held["bytes"] == 4096].tolist() == [2.5, 7.5]
+    assert "2 buffers of collectives on the CPU" in held.notes[0]
+
+
+def test_sharded_parameters_count_with_the_part_of_this_rank(tmp_path):
+    recording = Recording()
+    training_step(recording, 3)
+    trace = recording.trace(tmp_path)
+    trace.metadata |= {
+        "parameters": [{**PARAMETER, "local_bytes": 2000}],
+        "optimizers": [{**SGD, "local_state_bytes": 2000}],
+    }
+
+    held = allocations(trace)
+
+    rows = held.where(kind=("parameter", "optimizer_state"))
+    assert held["bytes"][rows].tolist() == [2000, 2000]
+
+
+def test_a_count_of_steps_lies_on_the_cpu_unless_the_optimizer_is_fused(tmp_path):
+    counted = {**SGD, "state_bytes": 4000 + 4}
+    fused = {**counted, "groups": [{**SGD["groups"][0], "settings": {"fused": True}}]}
+    bytes_of = {}
+    for name, optimizer in (("plain", counted), ("fused", fused)):
+        recording = Recording(device=0, before=2**20)
+        training_step(recording, 3)
+        trace = recording.trace(tmp_path)
+        trace.metadata |= {"parameters": [{**PARAMETER, "device": "cuda:0"}], "optimizers": [optimizer]}
+        held = allocations(trace)
+        bytes_of[name] = held["bytes"][held.where(kind="optimizer_state")].tolist()
+    assert bytes_of == {"plain": [4096], "fused": [4096, 512]}

@@ -1,0 +1,119 @@
+"""What operators touch, what layers need, what waits: worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from recordings import Recording
+
+from daydream.memory.footprints import layer_needs, operator_footprints
+from daydream.memory.idle import idle
+from daydream.memory.lifetimes import allocations
+from daydream.memory.views import NO_SHAPES, view_of
+from daydream.memory.weights import weights_of, without_head
+from daydream.memory.workspace import workspaces
+from daydream.report.text.memory_views import view_text
+
+FLOAT = ["float", "float"]
+
+
+@pytest.fixture
+def layers(tmp_path):
+    """A linear layer whose output waits while another operator works, and is then used."""
+    recording = Recording()
+    start = recording.now
+    recording.inside("aten::randn", ("in", 400))
+    recording.layer("a", ("out", 800), op="aten::linear",
+                    **{"Input Dims": [[10, 10], [20, 10]], "Input type": FLOAT})  # fmt: skip
+    recording.inside("aten::relu", ("peak", 8000), "peak", **{"Input Dims": [[1000]], "Input type": FLOAT})
+    recording.now += 30
+    recording.inside("aten::sum", **{"Input Dims": [[10, 20]], "Input type": FLOAT})
+    recording.between("out", "in")
+    recording.range("ProfilerStep#1", start)
+    return recording.trace(tmp_path)
+
+
+def test_an_operator_touches_its_tensors_and_what_it_asks_for(layers):
+    found = {each.name: each for each in operator_footprints(allocations(layers))}
+
+    assert found["aten::linear"].footprint_bytes == 4 * 100 + 4 * 200 + 800
+    assert found["aten::linear"].asked_bytes == 800
+    assert found["aten::relu"].footprint_bytes == 4000 + 8000
+    assert found["aten::sum"].footprint_bytes == 800
+
+
+def test_a_layer_needs_its_largest_operator(layers):
+    found = {each.name: each for each in layer_needs(allocations(layers))}
+
+    assert found["a"].working_set_bytes == 400 + 800 + 800
+
+
+def test_a_tensor_waits_from_its_last_to_its_next_possible_use(layers):
+    held = allocations(layers)
+
+    found = {each.name: each for each in idle(held, layers.memory, 0, -1)}
+
+    # 800 bytes: linear is given as many (its weight) until 20 us, the sum from 60 us on.
+    assert found["aten::linear a"].idle_ns == 40_000
+    assert found["aten::linear a"].never_again == 0
+    assert found["aten::linear a"].gigabytes_per_second == 2 * 800 / 40_000
+    # 400 bytes: linear reads them until 20 us; Python frees them at 73 us.
+    assert found["aten::randn"].never_again == 1
+    assert found["aten::randn"].idle_ns == 73_000 - 20_000
+
+
+def test_without_shapes_the_views_say_what_they_rest_on(tmp_path):
+    recording = Recording()
+    recording.inside("aten::mm", ("a", 512), "a")
+    trace = recording.trace(tmp_path)
+    for by in ("operators", "layers", "idle"):
+        view = view_of(trace, by)
+        assert NO_SHAPES in view.notes
+        assert str(view_text(view)).startswith("cpu: ")
+        assert list(view.to_json()) == ["by", "device", "peak_allocated_bytes", by, "notes"]
+
+
+def test_weights_are_read_off_shapes_once_a_layer(tmp_path):
+    recording = Recording()
+    for number in (1, 2):
+        start = recording.now
+        recording.layer("words", op="aten::embedding",
+                        **{"Input Dims": [[50, 8], [2, 3], []], "Input type": ["float", "long int"]})  # fmt: skip
+        recording.layer("norm", op="aten::layer_norm",
+                        **{"Input Dims": [[2, 3, 8], [], [8], [8], [], []], "Input type": FLOAT})  # fmt: skip
+        recording.layer("head", op="aten::linear",
+                        **{"Input Dims": [[2, 3, 8], [50, 8], []], "Input type": FLOAT})  # fmt: skip
+        recording.range(f"ProfilerStep#{number}", start)
+        recording.now += 1
+
+    found = weights_of(recording.trace(tmp_path), 0)
+
+    assert [(each["layer"], each["shape"], each["dtype"]) for each in found] == [
+        ("words", [50, 8], "float32"),
+        ("norm", [8], "float32"),
+        ("norm", [8], "float32"),
+        ("head", [50, 8], "float32"),
+    ]
+    assert [each["layer"] for each in without_head(found)] == ["words", "norm", "norm"]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "nbytes"),
+    [
+        ("cuda", (8, 0), 8_519_680),
+        ("cuda", (9, 0), 32 * 2**20),
+        ("rocm", (9, 0), 32 * 2**20),
+        ("rocm", (9, 4), 128 * 2**20),
+        ("npu", (9, 0), None),
+    ],
+)
+def test_a_thread_that_multiplies_matrices_has_a_workspace(tmp_path, vendor, capability, nbytes):
+    recording = Recording(device=0)
+    recording.inside("aten::mm", ("a", 512), "a")
+    trace = recording.trace(tmp_path)
+    major, minor = capability
+    trace.metadata |= {
+        "vendor": vendor, "devices": [{"id": 0, "compute_major": major, "compute_minor": minor}]
+    }  # fmt: skip
+
+    assert workspaces(trace, 0, 0) == ([nbytes] if nbytes else [])
+    assert workspaces(trace, 0, 1) == []

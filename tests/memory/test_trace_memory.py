@@ -1,0 +1,180 @@
+"""What `daydream memory --trace` answers: peaks by hand, sums that add up, traces of other people."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recordings import PARAMETER, SGD, Recording, training_step
+from shared import shared_trace
+
+import daydream
+from daydream.memory.allocations import BEFORE
+from daydream.memory.lifetimes import allocations
+from daydream.memory.over_time import held_over_time
+from daydream.memory.pairing import paired
+from daydream.memory.report import memory_of
+from daydream.report.html.page import page
+from daydream.report.perfetto.file import events as timeline_events
+from daydream.report.text.trace_memory import trace_memory_text
+from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.trace import Trace
+
+MIB = 2**20
+PEAKS = {  # MiB of the GPU, from the recorded totals
+    "h100_qwen_0.5b_inference": 1991.8, "mi300x_qwen_0.5b_inference": 2116.2,
+    "h100_bert_small_inference": 96.6, "mi300x_bert_small_inference": 139.6,
+    "h100_vit_inference": 220.6, "mi300x_vit_inference": 260.0,
+    "a100_particle_transformer_forward_batch8": 59.2, "a100_particle_transformer_forward_batch128": 3161.2,
+    "v100_resnet50_loader_workers_0": 2662.3, "v100_resnet50_loader_workers_4": 2662.2,
+}  # fmt: skip
+# Reserved memory is told within 2 % of the recording, but for these: it never moves while these record, and
+# what the step needs is less. The smaller batch of the particle transformer ran behind something larger.
+RESERVED_BEFORE = {"mi300x_qwen_0.5b_inference", "a100_particle_transformer_forward_batch8"}
+
+
+def public(name):
+    return daydream.load(shared_trace(f"kineto/{name}.json.gz"))
+
+
+@pytest.fixture
+def training(tmp_path):
+    recording = Recording()
+    for number in (3, 4, 5):
+        training_step(recording, number)
+    trace = recording.trace(tmp_path)
+    trace.metadata |= {"parameters": [PARAMETER], "optimizers": [SGD]}
+    return trace
+
+
+def test_the_peak_says_when_and_who(training):
+    report = memory_of(training, 10**9)
+
+    (device,) = report.devices
+    assert device.peak_allocated_bytes == 4000 + 4000 + 64 + 2048 + 8 + 4000 + 2000
+    assert device.recorded_allocated_bytes == 64 + 2048 + 8 + 4000 + 2000
+    assert (device.device, device.peak_step, device.peak_phase) == ("cpu", "ProfilerStep#3", "backward")
+    assert dict(device.by_kind) == {
+        "gradient": 4000, "optimizer_state": 4000, "parameter": 4000, "activation": 2056, "temporary": 2000,
+        "input": 64,
+    }  # fmt: skip
+    assert dict(device.by_phase) == {"held before": 8000, "backward": 6000, "forward": 2112, "loss": 8}
+    assert dict(device.by_layer) == {"a": 8000 + 2048, "no layer": 6000 + 64 + 8}
+    assert device.capacity_bytes == 10**9
+    assert report.outside_bytes is None
+    json.dumps(report.to_json())
+
+
+def test_holders_name_what_would_make_them_smaller(training):
+    (device,) = memory_of(training).devices
+
+    found = {(each.name, each.kind): (each.bytes, each.whatif) for each in device.holders}
+    assert found["a", "optimizer_state"] == (4000, "offload-optimizer")
+    assert found["aten::mm a", "activation"] == (2048, "checkpointing")
+    assert sum(each.bytes for each in device.holders) == device.peak_allocated_bytes
+
+
+def test_reserved_memory_is_replayed_from_the_requests(tmp_path):
+    recording = Recording(device=0)
+    recording.inside("aten::mm", ("a", 4096), ("large", 11 * MIB), "a", "large")
+    device, *_ = memory_of(recording.trace(tmp_path)).devices
+
+    assert device.peak_allocated_bytes == 11 * MIB + 4096
+    assert device.peak_reserved_bytes == 2 * MIB + 12 * MIB  # a small segment; 11 MiB rounded to 2 MiB
+    assert device.recorded_reserved_bytes == 2**24
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_allocated_memory_is_exact_at_every_event_of_public_traces(name):
+    trace = public(name)
+    events = trace.memory
+    held = paired(trace, events)
+
+    for rank, device in held.devices():
+        places, totals = held.held(rank, device)
+        mine = np.flatnonzero((events["rank"] == rank) & (events["device"] == device))
+        recorded = events["allocated_bytes"][mine]
+        if device >= 0 and (recorded >= 0).all():
+            assert places[1:].tolist() == mine.tolist()
+            assert totals[1:].tolist() == recorded.tolist()
+    report = memory_of(trace)
+    first = report.devices[0]
+    assert round(first.peak_allocated_bytes / MIB, 1) == PEAKS[name]
+    assert first.recorded_allocated_bytes == first.peak_allocated_bytes
+    for each in report.devices:
+        for parts in (each.by_kind, each.by_phase, each.by_layer):
+            assert sum(parts.values()) == each.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("name", [name for name in PEAKS if not name.startswith("v100")])
+def test_reserved_memory_of_public_traces(name):
+    device = memory_of(public(name)).devices[0]
+
+    off = device.peak_reserved_bytes / device.recorded_reserved_bytes - 1
+    assert abs(off) <= 0.02 if name not in RESERVED_BEFORE else off < -0.02
+
+
+changes = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10**6), st.integers(-1, 1)), max_size=60)
+
+
+@given(changes)
+def test_sums_add_up_to_the_peak_of_any_history(asked):
+    """Each request allocates at an address of a device that is free, or frees what lies there."""
+    held: dict[tuple[int, int], int] = {}
+    rows = []
+    for address, asked_bytes, device in asked:
+        nbytes = asked_bytes if device < 0 else -(-asked_bytes // 512) * 512
+        amount = -held.pop((device, address)) if (device, address) in held else nbytes
+        if amount > 0:
+            held[device, address] = nbytes
+        rows.append((address, amount, device))
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    events = MemoryEvents(
+        {"time_ns": np.arange(len(rows)), "address": columns[0], "bytes": columns[1], "device": columns[2]}
+    )
+    if not rows:
+        return
+    trace = Trace({}, {}, memory=events)
+
+    for each in memory_of(trace).devices:
+        device = -1 if each.device == "cpu" else int(each.device[5:])
+        running = np.cumsum(np.where(columns[2] == device, columns[1], 0))
+        assert each.peak_allocated_bytes == each.recorded_allocated_bytes == running.max()
+        for parts in (each.by_kind, each.by_phase, each.by_layer):
+            assert sum(parts.values()) == each.peak_allocated_bytes
+        assert sum(holder.bytes for holder in each.holders) == each.peak_allocated_bytes
+
+
+def test_the_first_screen_fits_a_terminal(training):
+    lines = str(trace_memory_text(memory_of(training), trace=["--trace", "t.parquet"])).splitlines()
+    assert len(lines) <= 24
+    assert lines[0].startswith("cpu: peak 15.74 KiB allocated")
+    verbose = str(trace_memory_text(memory_of(training), verbose=True))
+    assert "held at the peak, by phase" in verbose
+
+
+def test_names_from_a_trace_cannot_steer_a_terminal(tmp_path):
+    recording = Recording()
+    recording.inside("aten::mm\x1b[31m", ("a", 512), "a")
+    assert "\x1b" not in str(trace_memory_text(memory_of(recording.trace(tmp_path)), verbose=True))
+
+
+def test_memory_over_time_begins_with_what_was_there(training):
+    (one,) = held_over_time(training)
+    held = allocations(training)
+    assert one.held_bytes[0] == held["bytes"][held["begin"] == BEFORE].sum()
+    assert one.held_bytes.max() == held.peak(0, -1)[0]
+    assert (np.diff(one.time_ns) >= 0).all()
+
+
+def test_timelines_and_reports_show_it(training):
+    replay = daydream.replay(training)
+    counters = [json.loads(line) for line in timeline_events(replay) if '"memory: cpu"' in line]
+    assert (
+        max(each["args"]["value"] for each in counters) == memory_of(training).devices[0].peak_allocated_bytes
+    )
+    assert 'id="memory-chart"' in page(replay, memory=memory_of(training))
+    assert 'id="memory-chart"' not in page(replay)
