@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.groups import Groups
     from daydream.graph.selection import Selection
+    from daydream.memory.report import memory_of
     from daydream.predict.difference import Difference, compare
     from daydream.predict.prediction import Prediction
     from daydream.predict.ranking import Ranking, rank
@@ -66,6 +67,7 @@ _HOMES = {
     "daydream.graph.graph": ("Graph",),
     "daydream.graph.groups": ("Groups",),
     "daydream.graph.selection": ("Selection",),
+    "daydream.memory.report": ("memory_of",),
     "daydream.predict.difference": ("Difference", "compare"),
     "daydream.predict.prediction": ("Prediction",),
     "daydream.predict.ranking": ("Ranking", "rank"),
@@ -110,6 +112,7 @@ __all__ = [
     "curves",
     "explain",
     "load",
+    "memory_of",
     "rank",
     "replay",
     "scaling",

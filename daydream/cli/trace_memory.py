@@ -44,7 +44,7 @@ def show_trace(
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
         progress("pairing allocations and frees")
-        report = memory_of(recording, capacity, settings=allocator)
+        report = memory_of(recording, capacity=capacity, settings=allocator)
         if output is not None or html is not None:
             import daydream
 
@@ -58,7 +58,7 @@ def show_trace(
                     html, replay, None, force=force, ranked=False, progress=progress, memory=report
                 )  # fmt: skip
     if as_json:
-        print_json({"trace": trace, **report.to_json()})
+        print_json(report.to_json())
     else:
         print_screen(trace_memory_text(report, verbose=verbose, trace=again))
     if output is not None:
@@ -83,7 +83,7 @@ def _show_view(
         progress("pairing allocations and frees")
         view = view_of(recording, by)
     if as_json:
-        print_json({"trace": trace, **view.to_json()})
+        print_json(view.to_json())
     else:
         print_screen(view_text(view, verbose=verbose, trace=again))
 

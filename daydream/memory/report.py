@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 
 import numpy as np
 
+from daydream.collect.load import load
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import reserved_for
@@ -23,6 +25,7 @@ NO_PHASE = "unknown"
 INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block, as reports of layers leave it out
 ATTENTION = re.compile(r"^aten::(_softmax|_safe_softmax|bmm|baddbmm|masked_fill\w*|_softmax_backward_data)$")
 LOSS = re.compile(r"^aten::(_?log_softmax\w*|nll_loss\w*|cross_entropy\w*)$")
+NODE_RANGE = "autograd::engine::evaluate_function: "
 ONLY_ALLOCATE = {
     *(f"aten::{how}{like}" for how in ("empty", "zeros", "ones", "full") for like in ("", "_like")),
     *(f"aten::{how}" for how in ("empty_strided", "resize_", "resize_as_", "new_empty", "new_empty_strided",
@@ -38,18 +41,25 @@ SMALLER = {  # kind -> the optimization that makes such memory smaller
 }  # fmt: skip
 
 
-def memory_of(trace: Trace, capacity: int | None = None, *, settings: Settings | None = None) -> MemoryReport:
+def memory_of(
+    trace: Trace | str | os.PathLike[str], *, capacity: int | None = None, settings: Settings | None = None
+) -> MemoryReport:
     """Return the peak of each rank's devices, who holds it, and what was recorded.
 
     Args:
-        trace: a trace with memory events.
+        trace: a trace with memory events, or its file.
         capacity: bytes that each GPU (or the CPU, where the trace has no GPU) may give; by default what the
             device has, where the trace tells.
         settings: of PyTorch's allocator; by default its own.
 
+    Returns:
+        The report: a device each, GPUs before the CPU, with amounts in bytes.
+
     Raises:
-        TraceError: the trace has no memory events.
+        TraceError: the trace has no memory events, or the file is no usable trace.
+
     """
+    trace = trace if isinstance(trace, Trace) else load(trace)
     held = allocations(trace)
     events: MemoryEvents = trace.memory  # type: ignore[assignment]  # `allocations` raises without
     on_gpu = bool((held["device"] >= 0).any())
@@ -214,9 +224,11 @@ def operators(held: Allocations) -> list[str | None]:
     row = held["begin_row"].copy()
     while (climbing := np.flatnonzero((row >= 0) & ~tells[row])).size:
         row[climbing] = parent[row[climbing]]
-    own = held.texts("op")
+    own = [text and text.removeprefix(NODE_RANGE) for text in held.texts("op")]
     codes = np.append(trace["name"], UNKNOWN)[row].tolist()
-    return [names[code] if code >= 0 else own[place] for place, code in enumerate(codes)]
+    return [
+        names[code].removeprefix(NODE_RANGE) if code >= 0 else own[place] for place, code in enumerate(codes)
+    ]
 
 
 def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) -> str | None:

@@ -92,7 +92,9 @@ def test_other_settings_are_replayed(ask, file):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "missing option '--snapshot'"),
+        ([], "missing option '--trace' or '--snapshot'"),
+        (["--snapshot", "s.pickle", "--trace", "t.parquet"], "give either '--trace' or '--snapshot'"),
+        (["--snapshot", "s.pickle", "--by", "layers"], "--by goes with '--trace'"),
         (
             ["--snapshot", "s.pickle", "--allocator", "expandable:True"],
             "unknown allocator setting 'expandable'",

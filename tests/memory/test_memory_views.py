@@ -77,7 +77,7 @@ def test_weights_are_read_off_shapes_once_a_layer(tmp_path):
     for number in (1, 2):
         start = recording.now
         recording.layer("words", op="aten::embedding",
-                        **{"Input Dims": [[50, 8], [2, 3], []], "Input type": ["float", "long int"]})  # fmt: skip
+                        **{"Input Dims": [[50, 8], [2, 3]], "Input type": FLOAT})  # fmt: skip
         recording.layer("norm", op="aten::layer_norm",
                         **{"Input Dims": [[2, 3, 8], [], [8], [8], [], []], "Input type": FLOAT})  # fmt: skip
         recording.layer("head", op="aten::linear",

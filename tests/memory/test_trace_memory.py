@@ -51,7 +51,7 @@ def training(tmp_path):
 
 
 def test_the_peak_says_when_and_who(training):
-    report = memory_of(training, 10**9)
+    report = memory_of(training, capacity=10**9)
 
     (device,) = report.devices
     assert device.peak_allocated_bytes == 4000 + 4000 + 64 + 2048 + 8 + 4000 + 2000

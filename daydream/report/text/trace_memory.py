@@ -15,6 +15,7 @@ from daydream.report.text.layout import (
     fitting,
     notes,
     printable,
+    shortened,
     tail,
 )
 from daydream.report.text.memory import (
@@ -28,7 +29,7 @@ from daydream.report.text.memory import (
 from daydream.text import bytes_text, memory_unit
 
 MOST = (10, 8, 6, 5, 4, 3)  # holders, the most that leave the answer on one screen
-NAME = 40
+NAME, LEAST = 42, 14  # characters of a holder, and of its layer
 ALL = 10**6
 
 
@@ -112,4 +113,6 @@ def _holders(device: DeviceMemory, unit: Unit, most: int, *, lines: bool = False
 def holder_name(name: str) -> str:
     """Return an operator and its layer, of which the end says more than the beginning."""
     op, _, layer = printable(name).partition(" ")
-    return f"{op} {tail(layer, max(NAME - len(op) - 1, 12))}" if layer else tail(op, NAME)
+    if not layer:
+        return tail(op, NAME)
+    return f"{shortened(op, NAME - LEAST)} {tail(layer, max(NAME - len(op) - 1, LEAST))}"
