@@ -40,7 +40,7 @@ def _memory(
     daydream memory --snapshot snapshot.pickle --capacity 24GB
     daydream memory --snapshot snapshot.pickle --allocator expandable_segments:True
 
-    TRACE is a trace with memory events: `daydream collect --memory` records them, or torch.profiler with
+    TRACE is a trace with memory events: `daydream collect` records them, or torch.profiler with
     profile_memory=True. What each allocation is for is told from when it comes and goes.
 
     FILE is a snapshot of PyTorch's allocator: what torch.cuda.memory._dump_snapshot wrote, the same

@@ -77,7 +77,7 @@ def _free_after_collectives(held: Allocations, events: MemoryEvents) -> None:
         held[name][lost] = held[name.removeprefix("end_")][lost]
     held.note(
         f"{counted(len(lost), 'buffer')} of collectives on the CPU: threads that the profiler does not hear "
-        "free them; they are taken to end with the call that asked for them."
+        "free them; each is assumed to end with the call that asked for them."
     )
 
 

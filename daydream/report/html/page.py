@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 # The page may run what stands in it and load nothing at all.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-PROGRAMS = ("uPlot.iife.min.js", "spans.js", "timeline.js", "memory.js", "report.js")
+PROGRAMS = ("uPlot.iife.min.js", "spans.js", "timeline.js", "report.js")
+MEMORY_PROGRAM = "memory.js"
 PATH_HELP = (
     "The chain of causes that decides when the step completes: it adds up to the step. Only what is on it "
     "can make the step faster."
@@ -134,9 +135,9 @@ def page(
         element("main", body),
         data("timeline-data", _timelines(replay, comparison)),
         data("steps-data", _step_times(replay, comparison)),
-        data("memory-data", _memory_chart(replay)) if memory else "",
+        *([data("memory-data", _memory_chart(replay))] if memory else []),
         f"<!--\nuPlot\n{_asset('uPlot.LICENSE')}-->",
-        *(f"<script>{_asset(name)}</script>" for name in PROGRAMS),
+        *(f"<script>{_asset(name)}</script>" for name in (*PROGRAMS, *([MEMORY_PROGRAM] if memory else []))),
         "</body></html>\n",
     ])  # fmt: skip
 
