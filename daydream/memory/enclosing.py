@@ -41,12 +41,19 @@ def _threads(trace: Trace, events: MemoryEvents, rows: np.ndarray) -> Iterator[t
     """Yield for each thread with both its events and its rows, these in order of start, outer ones first."""
     if not len(rows) or not len(events):
         return
-    keys = [np.maximum(trace["rank"][rows], 0), trace["pid"][rows], trace["tid"][rows]]
-    threads, lane = np.unique(np.stack(keys, axis=1).astype(np.int64), axis=0, return_inverse=True)
-    lane = lane.reshape(-1)
-    number = {tuple(thread): place for place, thread in enumerate(threads.tolist())}
-    of_events = zip(events["rank"].tolist(), events["pid"].tolist(), events["tid"].tolist(), strict=True)
-    lane_of_event = np.array([number.get(each, UNKNOWN) for each in of_events], np.int64)
+    rank = np.maximum(trace["rank"], 0)
+    pairs = (
+        (rank[rows], events["rank"]),
+        (trace["pid"][rows], events["pid"]),
+        (trace["tid"][rows], events["tid"]),
+    )
+    lane, lane_of_event = np.zeros(len(rows), np.int64), np.zeros(len(events), np.int64)
+    for of_rows, of_events in pairs:  # a number for each thread, the same on both sides
+        values = np.unique(of_rows)
+        lane = lane * len(values) + np.searchsorted(values, of_rows)
+        place = np.minimum(np.searchsorted(values, of_events), len(values) - 1)
+        here = (values[place] == of_events) & (lane_of_event >= 0)
+        lane_of_event = np.where(here, lane_of_event * len(values) + place, UNKNOWN)
     order = np.lexsort((rows, trace["start_ns"][rows], lane))
     for one in np.unique(lane_of_event[lane_of_event >= 0]).tolist():
         low, high = np.searchsorted(lane[order], [one, one + 1])
