@@ -60,6 +60,8 @@ def _memory(
                 raise click.UsageError(f"{name} goes with '--trace'", context)
         _show_snapshot(snapshot, allocator, capacity, as_json=as_json)
         return
+    if by is not None and (output is not None or html is not None):
+        raise click.UsageError("-o and --html draw memory over time: leave --by out", context)
     from daydream.cli.trace_memory import show_trace
 
     show_trace(

@@ -101,9 +101,10 @@ class _Lifetimes:
         self.time_ns = events["time_ns"]
         self.phase, self.end_phase = held["phase"], held["end_phase"]
         self.begun, self.freed = held["begin"] > BEFORE, held["end"] < AFTER
-        last = np.zeros(int(held["rank"].max(initial=0)) + 1, np.int64)
-        np.maximum.at(last, held["rank"], held["step"])
-        self.kept = self.begun & ~self.freed & (held["step"] < last[held["rank"]])  # a whole step and more
+        ranks, rank = np.unique(held["rank"], return_inverse=True)
+        last = np.full(len(ranks), UNKNOWN, np.int64)
+        np.maximum.at(last, rank, held["step"])
+        self.kept = self.begun & ~self.freed & (held["step"] < last[rank])  # a whole step and more
         self.passes, self.end_passes = _passes(held, when)
         self.crosses = self.end_passes > self.passes  # a backward pass begins while it is held
 

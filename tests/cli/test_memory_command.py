@@ -95,6 +95,7 @@ def test_other_settings_are_replayed(ask, file):
         ([], "missing option '--trace' or '--snapshot'"),
         (["--snapshot", "s.pickle", "--trace", "t.parquet"], "give either '--trace' or '--snapshot'"),
         (["--snapshot", "s.pickle", "--by", "layers"], "--by goes with '--trace'"),
+        (["--trace", "t.parquet", "--by", "layers", "--html", "m.html"], "leave --by out"),
         (
             ["--snapshot", "s.pickle", "--allocator", "expandable:True"],
             "unknown allocator setting 'expandable'",

@@ -178,3 +178,15 @@ def test_timelines_and_reports_show_it(training):
     )
     assert 'id="memory-chart"' in page(replay, memory=memory_of(training))
     assert 'id="memory-chart"' not in page(replay)
+
+
+def test_ranks_and_devices_of_any_number_are_told_apart():
+    columns = {
+        "time_ns": np.arange(3), "bytes": np.array([512, 1024, 2048]), "address": np.array([1, 1, 1]),
+        "rank": np.array([0, 2**31 - 1, 2**31 - 1]), "device": np.array([0, 0, 2**31 - 1]),
+    }  # fmt: skip
+    trace = Trace({}, {}, memory=MemoryEvents(columns))
+
+    found = {(each.rank, each.device): each.peak_allocated_bytes for each in memory_of(trace).devices}
+
+    assert found == {(0, "cuda:0"): 512, (2**31 - 1, "cuda:0"): 1024, (2**31 - 1, f"cuda:{2**31 - 1}"): 2048}
