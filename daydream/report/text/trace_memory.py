@@ -26,7 +26,7 @@ from daydream.report.text.memory import (
     peaks_table,
     share_of,
 )
-from daydream.text import bytes_text, memory_unit
+from daydream.text import bytes_text, counted, memory_unit
 
 MOST = (10, 8, 6, 5, 4, 3)  # holders, the most that leave the answer on one screen
 NAME, LEAST = 42, 14  # characters of a holder, and of its layer
@@ -52,7 +52,10 @@ def _short(report: MemoryReport, most: int) -> Screen:
         more = [f"{len(others) - 4:,} more"] if len(others) > 4 else []
         blocks += ["", Words(f"peaks of the others: {', '.join([*peaks, *more])}")]
     if report.notes:
-        blocks += ["", Words(f"{len(report.notes)} notes, phases and layers: -v", aside=True)]
+        blocks += [
+            "",
+            Words(f"{counted(len(report.notes), 'note', 'notes')}, phases and layers: -v", aside=True),
+        ]
     return Screen(blocks)
 
 
