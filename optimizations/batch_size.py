@@ -18,6 +18,7 @@ from daydream.costs import (
     scaled_time,
     shares_of_growth,
 )
+from daydream.memory import Allocations, resize_input
 from daydream.transforms import stages
 
 STAGE = stages.WORK
@@ -36,8 +37,12 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     read its weights whatever the batch. What is combined with this sees the new sizes.
 
     Assumes that the loading of data on the CPU and the copying of data take `factor` times as long.
-    The optimizer, collectives and the CPU work of launching stay. Not modelled: memory,
+    The optimizer, collectives and the CPU work of launching stay. Not modelled:
     other kernels that libraries pick for other sizes, convergence.
+
+    Memory: inputs, activations and temporaries grow by the shapes of the operator that asked for them, so
+    gradients of parameters and what is computed of parameters alone stay. What no shape tells
+    is expected to grow by `factor`, and may stay.
     """
     if not factor > 0:
         raise GraphError(f"factor must be more than 0, not {factor:g}")
@@ -87,3 +92,8 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     )
     if len(graph.select(kind="collective", phase=("forward", "loss"))):
         graph.note("Collectives keep their time, those that exchange activations too.")
+
+
+def memory(held: Allocations, *, factor: float, recorded: int | None = None) -> None:
+    """Let what holds samples hold `factor` times as many."""
+    resize_input(held, recorded_batch(held.trace) if recorded is None else recorded, factor)

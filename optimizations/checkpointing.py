@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from daydream import Graph, GraphError, Groups, Selection
+from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import work
+from daydream.memory import Allocations, Parts, block_of_rows, in_phase, parts_of, place_before, renumber, repeat, used_until
 from daydream.model import behind_last_saved, repeated_blocks, saved_tensor_counts
 from daydream.transforms import listed, stages
 
 STAGE = stages.WORK
 CODE = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
 
+SUM = r"^aten::add_?$"
 OF_FORWARD = r"^aten::(conv[123]d|linear|batch_norm|layer_norm|embedding|gelu|scaled_dot_product_attention)$"
 
 # A block, a saved tensor, and at most for caches that the block's data went through: how this grows is
@@ -53,7 +55,10 @@ def checkpointing(
     derivative formulas. With `reentrant` it is what a block costs alone: no tensor passes through Python
     (not measured).
 
-    Not modelled: the memory that is saved and what a larger batch could do with it.
+    Memory: of what a block's forward pass leaves only its output stays; all else is made again right before
+    its backward pass, for which its input stays. Inside the forward pass a tensor goes when the call that
+    would save it is done, a sum (of a residual stream) with the block; the range is from all as early to all
+    as late.
     """
     graph.select(layer="*").need("layers; they are recorded by `daydream collect`")
     repeated = [block for family in repeated_blocks(graph) for block in family]
@@ -97,6 +102,70 @@ def checkpointing(
             )
     computed.repeat(before=before.first())
     graph.note(f"Computed again: {names}.")
+
+
+def memory(
+    held: Allocations, *, layers: str | None = None, python: bool = True, reentrant: bool = False
+) -> None:
+    """Let what a block saves end with its forward pass, and come again before its backward pass."""
+    repeated = [block for family in repeated_blocks(held.graph) for block in family]
+    block, end_block = block_of_rows(held, layers if layers is not None else repeated or "*")
+    forward = parts_of(held, (block >= 0) & in_phase(held, "forward"), held["step"], block)
+    backward = parts_of(held, (block >= 0) & in_phase(held, "backward"), held["step"], block)
+    again = backward.find(forward.keys)
+    if not (again >= 0).any():
+        raise NotApplicableError(f"no layer of {layers or '*'!r} holds anything for its backward pass")
+    places = np.where(again >= 0, backward.first[again], np.inf)  # before them parts run once more
+    mine = np.flatnonzero((forward.of >= 0) & (again[forward.of] >= 0))
+    part, end = forward.of[mine], held["end"][mine]
+    comes, done = places[part], backward.until[again[part]]
+    behind, saved = end > forward.until[part], end >= comes
+    own = saved & (end_block[mine] == block[mine])  # the block's own backward pass needs it last
+    output = _outputs(held, mine, part, behind)
+    goes = saved & ~output
+    following = _next_part(forward, again >= 0)[part]
+    input_until = np.where(following >= 0, backward.until[again[following]], place_before(held, comes))
+    kept = np.where(following >= 0, np.maximum(end, backward.first[again[following]]), end)
+
+    held["end"][mine[goes]] = _forward_ends(held, mine[goes], forward)
+    made_again = goes | ~behind | output & (own | reentrant)
+    ends = np.where(output & ~own, done, end)[made_again]
+    copies = repeat(held, mine[made_again], forward, places, end=ends, phase="backward")
+    held["end"][copies] = np.where(behind[made_again], ends, held["end"][copies])
+    held["end"][mine[output]] = np.where(own, input_until, kept)[output]
+    renumber(held)
+
+
+def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.ndarray:
+    """Return where tensors end in the forward pass that nothing saves: behind the call that reads them.
+
+    A sum begins a residual stream, which is read once more at the end. Whether anything else is, no
+    recording tells.
+    """
+    used, until = used_until(held, rows, forward), forward.until[forward.of[rows]]
+    return held.among(used, np.where(held.where(op=SUM)[rows], until, used), until)
+
+
+def _outputs(held: Allocations, rows: np.ndarray, part: np.ndarray, stays: np.ndarray) -> np.ndarray:
+    """Return which are their part's output: of what its last call that leaves something leaves, the largest."""
+    call = held["begin_row"][rows]
+    last = np.full(int(part.max(initial=-1)) + 1, -1)
+    by_place = np.argsort(held["begin"][rows], kind="stable")
+    by_place = by_place[stays[by_place]]
+    last[part[by_place]] = call[by_place]  # of what goes to one part, the last stays
+    by_size = np.argsort(held["bytes"][rows], kind="stable")
+    by_size = by_size[(stays & (call == last[part]))[by_size]]
+    largest = np.full(len(last), -1)
+    largest[part[by_size]] = by_size
+    found = np.zeros(len(rows), bool)
+    found[largest[largest >= 0]] = True
+    return found
+
+
+def _next_part(parts: Parts, again: np.ndarray) -> np.ndarray:
+    """Return the part that begins where each ends, -1 if none that runs once more (bool) does."""
+    begins = {first: place for place, first in enumerate(parts.first.tolist()) if again[place]}
+    return np.array([begins.get(until, -1) for until in parts.until.tolist()], np.int64)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError, Selection
+from daydream.memory import Allocations, Moved, Parts, next_call, parts_of, renumber, repeat
 from daydream.transforms import need_room, stages
 
 STAGE = stages.WORK
@@ -24,8 +25,12 @@ def gradient_accumulation(graph: Graph, *, batches: int = 2) -> None:
     each batch. The passes of a batch run on the threads they were recorded on, and the next batch
     begins when all of them are done, as `backward()` returns then.
 
-    Not modelled: the addition of a gradient to the one that is there already (the trace has
-    the first of a step, which is stored); memory; convergence with the larger batch.
+    Memory: gradients are held from the first batch's backward pass on; those of later batches go as soon as
+    they are added. What the program holds from one step into the next (the loss) it holds from one batch
+    into the next.
+
+    Not modelled: the time of adding a gradient to the one that is there already (the trace has
+    the first of a step, which is stored); convergence with the larger batch.
     """
     if batches < 2:
         raise GraphError(
@@ -58,6 +63,58 @@ def gradient_accumulation(graph: Graph, *, batches: int = 2) -> None:
         graph.note(
             "The trace shows no loading of data; if it holds up the steps, it does so for every batch."
         )
+
+
+def memory(held: Allocations, *, batches: int = 2) -> None:
+    """Let the passes of a step run `batches` times, into the gradients of the first."""
+    passes = parts_of(held, held.where(phase=PASSES), held["step"])
+    turns = batches - 1  # right before the recorded one
+    moved = Moved(held, passes, passes.first, turns)
+    goes_on = _goes_on(held, passes)
+    mine = np.flatnonzero(passes.of >= 0)
+    part = passes.of[mine]
+    gradient = held.where(kind="gradient", phase="backward")[mine]
+    until, begin = next_call(held, mine), held["begin"][mine]
+    first = moved(begin, part, 0)
+    again, at = goes_on[mine], passes.of[mine]
+    left = held["end"][mine] >= passes.until[part]
+    number = int(held["repeat"].max(initial=0)) + 1
+
+    for turn in range(turns):
+        then = moved(again, at, turn + 1) if turn + 1 < turns else again
+        ends = np.where(gradient, moved(until, part, turn), np.where(left, then, held["end"][mine]))
+        rows = mine if turn else mine[~gradient]
+        ends = ends if turn else ends[~gradient]
+        repeat(
+            held, rows, passes, passes.first, turn=turn, turns=turns, end=ends,
+            repeat=held["repeat"][rows] + number * (turn + 1),
+        )  # fmt: skip
+    sums = mine[gradient]
+    held.add(sums, end=until[gradient], kind="temporary")
+    held["begin"][sums] = first[gradient]
+    _end_with_first(held, passes, moved)
+    renumber(held)
+
+
+def _goes_on(held: Allocations, passes: Parts) -> np.ndarray:
+    """Return where, in the next turn of its own part, what outlives a pass would end; shape (rows,)."""
+    part, end = passes.of, held["end"]
+    share = (held["begin"] - passes.first[part]) / (passes.until[part] - passes.first[part])
+    following = np.append(np.arange(1, len(passes)), -1)[part]
+    length = passes.until[following] - passes.first[following]
+    in_next = (following >= 0) & (end >= passes.first[following]) & (end < passes.until[following])
+    share = np.where(in_next, (end - passes.first[following]) / length, share)
+    return np.where(part >= 0, passes.first[part] + share * (passes.until[part] - passes.first[part]), end)
+
+
+def _end_with_first(held: Allocations, passes: Parts, moved: Moved) -> None:
+    """Let what the step before left, and the recorded pass frees, end in the first pass of the step."""
+    end, begin = held["end"], held["begin"]
+    for place in range(len(passes)):
+        first, until = passes.first[place], passes.until[place]
+        before = begin < moved(np.array([first]), np.array([place]), 0)
+        ends = np.flatnonzero(before & (end >= first) & (end < until) & (held["rank"] == passes.keys[place, 0]))
+        end[ends] = moved(end[ends], np.full(len(ends), place), 0)
 
 
 def _one_after_another(graph: Graph, passed: Selection, begin: dict[tuple[int, int], int]) -> None:

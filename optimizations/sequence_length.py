@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daydream import Graph, GraphError, Selection
+from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import (
     Resizing,
     grow_copies,
@@ -19,6 +19,7 @@ from daydream.costs import (
     resized_time,
     shares_of_growth,
 )
+from daydream.memory import Allocations, resize_input
 from daydream.transforms import stages
 
 STAGE = stages.WORK
@@ -41,7 +42,11 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
 
     Assumes that loading and copying of data, and kernels of unknown work, grow in proportion.
     Collectives and the CPU work of launching stay. Not modelled: positions that a learned table
-    does not hold, packing, memory, other kernels that libraries pick, convergence.
+    does not hold, packing, other kernels that libraries pick, convergence.
+
+    Memory: inputs, activations and temporaries grow by the shapes of the operator that asked for them, those
+    of attention scores as the square. What no shape tells is expected to grow in proportion, and may stay;
+    without shapes scores are not told apart, so that they come out too small.
     """
     if length < 1:
         raise GraphError(f"length must be 1 or more, not {length}")
@@ -63,6 +68,14 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     grow_copies(work | copies, length / old)
     if len(graph.select(kind="collective", phase=("forward", "loss"))):
         graph.note("Collectives keep their time, those that exchange activations too.")
+
+
+def memory(held: Allocations, *, length: int, recorded: int | None = None) -> None:
+    """Let what holds tokens hold those of sequences of `length`."""
+    old = recorded_length(held.trace) if recorded is None else recorded
+    if old is None:
+        raise NotApplicableError("without shapes memory does not tell the sequence length; give --recorded")
+    resize_input(held, old, length / old, every=True)
 
 
 def _by_shapes(graph: Graph, work: Selection, length: int, recorded: int | None) -> int:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from daydream.errors import GraphError
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+
+Amount = TypeVar("Amount", int, float, np.ndarray)
 KINDS = (
     "parameter", "gradient", "optimizer_state", "activation", "temporary", "input", "bucket", "shard",
     "workspace", "unknown",
@@ -31,7 +35,8 @@ GRANULE = 512  # bytes: PyTorch's allocator for GPUs rounds each request up to t
 TYPES: dict[str, str] = {
     "rank": "int64", "device": "int64", "bytes": "int64", "begin": "float64", "end": "float64",
     "begin_row": "int64", "end_row": "int64", "kind": "int64", "step": "int64", "end_step": "int64",
-    "phase": "int64", "end_phase": "int64", "parameter": "int64",
+    "phase": "int64", "end_phase": "int64", "parameter": "int64", "recorded_bytes": "int64",
+    "repeat": "int64",
 }  # fmt: skip
 
 
@@ -49,6 +54,8 @@ class Allocations:
     | `step`, `end_step` | index into the trace's steps, -1 outside of them |
     | `phase`, `end_phase` | code into `PHASES` of `daydream.trace.schema`, -1 if unknown |
     | `parameter` | index of the parameter that it holds, or the gradient or state of, -1 if not known |
+    | `recorded_bytes` | `bytes` before any change, by which an operator's shapes tell what it is |
+    | `repeat` | 0 as recorded; else which copy of a part of the program it is of |
 
     `parameters` are those of each rank, as the metadata lists them or operators' shapes show them.
     """
@@ -57,6 +64,13 @@ class Allocations:
     columns: dict[str, np.ndarray]
     notes: list[str] = field(default_factory=list)
     parameters: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    case: Literal["least", "expected", "most"] = "expected"  # which end of what is not known counts
+    doubted: bool = False  # whether the cases differ
+    recorded_graph: Graph | None = None
+
+    def __post_init__(self) -> None:
+        self.columns.setdefault("recorded_bytes", self.columns["bytes"].copy())
+        self.columns.setdefault("repeat", np.zeros(len(self), np.int64))
 
     def __len__(self) -> int:
         return len(self.columns["bytes"])
@@ -67,12 +81,29 @@ class Allocations:
     def copy(self) -> Allocations:
         """Return an independent copy; the trace behind it is shared."""
         columns = {name: column.copy() for name, column in self.columns.items()}
-        return Allocations(self.trace, columns, list(self.notes), self.parameters)
+        return replace(self, columns=columns, notes=list(self.notes))
 
     def note(self, sentence: str) -> None:
         """Add a sentence that a reader should know before trusting the result; once each."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def among(self, least: Amount, expected: Amount, most: Amount) -> Amount:
+        """Return what counts of something that is not known exactly: sizes, factors or places.
+
+        Memory is predicted for all three, and the answer's range reaches from the first to the last.
+        """
+        self.doubted |= not (np.array_equal(least, expected) and np.array_equal(expected, most))
+        return {"least": least, "expected": expected, "most": most}[self.case]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the trace before any change, to read from: blocks, work, gradients."""
+        if self.recorded_graph is None:
+            from daydream.graph.build import build
+
+            self.recorded_graph = build(self.trace)
+        return self.recorded_graph
 
     # What is asked of it
 
@@ -153,16 +184,19 @@ class Allocations:
     def add(self, like: np.ndarray, **columns: Any) -> None:
         """Add allocations: copies of these rows (int, shape (n,)) with some columns changed.
 
-        `bytes` are rounded as the device's allocator rounds them.
+        `bytes` are rounded as the device's allocator rounds them. `kind` and `phase` may be names.
         """
         added = {name: self[name][like] for name in TYPES}
         for name, values in columns.items():
+            if isinstance(values, str):
+                values = (KINDS if name == "kind" else PHASES).index(values)
             added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(like))
         added["bytes"] = rounded(added["bytes"], added["device"])
         self.append(added)
 
     def append(self, rows: dict[str, np.ndarray]) -> None:
-        """Add rows as they are: every column, of one length."""
+        """Add rows as they are: every column, of one length; recorded ones may leave out what tells changes."""
+        rows = {"recorded_bytes": rows["bytes"], "repeat": np.zeros(len(rows["bytes"]), np.int64), **rows}
         self.columns = {
             name: np.concatenate([self[name], np.asarray(rows[name], TYPES[name])]) for name in TYPES
         }

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.memory.prediction import MemoryChange
 from daydream.transforms.own_code import own_code
 from daydream.transforms.registry import OWN_FILE, Optimization, describe, find
 from daydream.transforms.stages import OWN
@@ -153,6 +155,21 @@ def _as_a_part(optimization: Optimization, optimizations: Sequence[Optimization]
         if len(optimizations) > 1:
             error.args = (f"{optimization.name}: {error}",)
         raise
+
+
+def memory_changes(
+    optimizations: Sequence[Optimization], options: Mapping[str, Any]
+) -> list[MemoryChange]:
+    """Return what optimizations do to memory with these options, in the order they are applied.
+
+    Raises `GraphError` as `apply` does.
+    """
+    check(optimizations)
+    _, chosen = arguments(optimizations, options)
+    return [
+        MemoryChange(each.name, each.memory, chosen[each.name], partial(_running, each))
+        for each in in_order(optimizations)
+    ]
 
 
 def _running(optimization: Optimization) -> AbstractContextManager[None]:

@@ -5,7 +5,8 @@ It lives in a file of its name: `fused_adam.py` holds `fused_adam` and is the co
 `fused-adam`. Its signature is its command line, its docstring its help. The file may say
 when it is applied among others (`STAGE`, see `daydream.transforms.stages`), which it
 cannot be combined with (`EXCLUDES`, a set of names), the line of a training script that makes the
-change (`CODE`), and that it asks about jobs of several processes only (`OF_JOBS`).
+change (`CODE`), that it asks about jobs of several processes only (`OF_JOBS`), and what the change does to
+memory (a function `memory(held, *, option=default, ...)`, see `daydream.memory`).
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class Optimization:
             optimizer, **options); None where the file has none.
         code: a line of a training script that makes the change; empty where none does.
         of_jobs: asks about jobs of several processes, and is not ranked for a process by itself.
+        memory: does to allocations what the function does to a graph: `memory(held, **options)`
+            (`daydream.memory`); None where the file has none.
     """
 
     name: str
@@ -109,6 +112,7 @@ class Optimization:
     apply: Callable[..., AbstractContextManager[Any]] | None = None
     code: str = ""
     of_jobs: bool = False
+    memory: Callable[..., None] | None = None
 
     @property
     def summary(self) -> str:
@@ -243,12 +247,14 @@ def _placed(optimization: Optimization, module: ModuleType | None) -> Optimizati
     if isinstance(excludes, str) or not all(isinstance(name, str) for name in excludes):
         raise GraphError(f"EXCLUDES of {optimization.name} must be a set of names, not {excludes!r}")
     real: Any = getattr(module, "apply", None)
+    memory: Any = getattr(module, "memory", None)
     code: Any = getattr(module, "CODE", "")
     if not isinstance(code, str):
         raise GraphError(f"CODE of {optimization.name} must be a text, not {code!r}")
     return replace(
         optimization, stage=stage, excludes=frozenset(excludes), apply=real if callable(real) else None,
         code=code, of_jobs=bool(getattr(module, "OF_JOBS", False)),
+        memory=memory if callable(memory) else None,
     )  # fmt: skip
 
 

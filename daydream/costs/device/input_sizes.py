@@ -26,6 +26,7 @@ from daydream.costs.workload.tiles import CONVOLUTIONS
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.trace.trace import Trace
 
 BATCH_FIRST = {
     "conv1d", "conv2d", "conv3d", "convolution", "cudnn_convolution", "miopen_convolution", "batch_norm",
@@ -42,7 +43,7 @@ LENGTH_SECOND = ("_flash_attention", "_efficient_attention")
 MOST = 0.5  # of the time of work that grows: where less has shapes, they do not tell the answer
 
 
-def recorded_batch(graph: Graph) -> int | None:
+def recorded_batch(graph: Graph | Trace) -> int | None:
     """Return the batch size of the trace, as most calls show it; None where no shape tells it.
 
     Raises:
@@ -71,7 +72,7 @@ def recorded_batch(graph: Graph) -> int | None:
     return size
 
 
-def recorded_length(graph: Graph) -> int | None:
+def recorded_length(graph: Graph | Trace) -> int | None:
     """Return the sequence length of the trace, as most calls show it; None where no shape tells it.
 
     Raises:
@@ -250,10 +251,11 @@ def need_size(size: int | None, what: str) -> int:
     return size
 
 
-def _calls(graph: Graph) -> Iterable[tuple[str, list[Argument], int]]:
-    if graph.trace is None:
+def _calls(source: Graph | Trace) -> Iterable[tuple[str, list[Argument], int]]:
+    trace = source if isinstance(source, Trace) else source.trace
+    if trace is None:
         return
-    calls: Calls = calls_of(graph.trace)
+    calls: Calls = calls_of(trace)
     times = np.bincount(calls.which[calls.which >= 0], minlength=len(calls.keys))
     for (name, shapes, _), count in zip(calls.keys, times.tolist(), strict=True):
         yield bare_name(name), parse_shapes(shapes) or [], count

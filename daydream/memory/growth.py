@@ -1,0 +1,206 @@
+"""How large allocations are when one size of the input changes: batch size, sequence length.
+
+The operator that asked for memory says by its recorded shapes what that memory is: the result of a product,
+something as large as one of its tensors, or as one over some of their dimensions. With the new size in these
+shapes it has a new size too. So what is computed of parameters alone stays, and so do their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from daydream.costs.resize.flattened import rows_of_scores
+from daydream.costs.resize.new_shapes import Resize
+from daydream.costs.workload.calls import Calls, calls_of
+from daydream.costs.workload.operator import bare_name, itemsize
+from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
+from daydream.costs.workload.tiles import result_size
+from daydream.memory.allocations import BEFORE, GRANULE, KINDS, Allocations
+from daydream.trace.schema import PHASES, UNKNOWN
+
+STAYS = ("parameter", "gradient", "optimizer_state", "bucket", "shard")  # whatever the input is
+PASSES = ("data", "forward", "loss", "backward")
+ITEM_BYTES = (4, 2, 8, 1, 16)
+Reading = tuple[list[list[tuple[int, int]]], float]
+"""What a call's memory may be: elements before and after, the surest first; and how its tensors grow."""
+
+NUMBERS = 64  # bytes: what is no larger holds single numbers, not samples
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Sizes before rounding, in bytes, of shape (rows,): what is expected, and its range."""
+
+    least: np.ndarray
+    expected: np.ndarray
+    most: np.ndarray
+
+
+def resize_input(held: Allocations, old: int | None, factor: float, *, every: bool = False) -> None:
+    """Give allocations the sizes that they have when a size of the input is `factor` times as large.
+
+    Args:
+        held: the allocations.
+        old: the size as recorded: a batch, a length; None where no shape shows it.
+        factor: how many times as large it becomes.
+        every: all sizes equal to the old one change (a sequence length, which scores hold twice); else the
+            first of a tensor (a batch).
+    """
+    changes = np.flatnonzero(
+        ~held.where(kind=STAYS) & held.where(phase=PASSES) & (held["begin"] > BEFORE)
+    )
+    if not len(changes):
+        return
+    grown = _by_shapes(held, changes, old, factor, every=every)
+    recorded = held["recorded_bytes"][changes]
+    now = held["bytes"][changes] / np.maximum(recorded, 1)  # an earlier change of the same memory
+    which = np.zeros(len(held), bool)
+    which[changes] = True
+    held.resize(which, np.rint(held.among(grown.least, grown.expected, grown.most) * now))
+
+
+def _by_shapes(held: Allocations, rows: np.ndarray, old: int | None, factor: float, *, every: bool) -> Grown:
+    recorded = held["recorded_bytes"][rows]
+    unknown = _of_unknown(held, rows, factor)
+    if old is None:
+        return unknown
+    calls = calls_of(held.trace)
+    resize = Resize(calls, old, round(old * factor), every=every)
+    asked = _operators(held, rows)
+    keys = np.stack([
+        np.append(held.trace["name"], UNKNOWN)[asked],
+        np.append(held.trace["shapes"], UNKNOWN)[asked],
+        np.append(calls.which, UNKNOWN)[asked],
+        np.append(held.trace["dtype"], UNKNOWN)[asked],
+        np.append(rows_of_scores(calls), False)[asked] if resize.shared else np.zeros(len(rows)),
+        recorded,
+        held["device"][rows] >= 0,
+    ]).astype(np.int64)  # fmt: skip
+    distinct, of_key = np.unique(keys, axis=1, return_inverse=True)
+    sizes = _Sizes(calls, resize)
+    by_key = np.array([sizes.of(*key) for key in distinct.T.tolist()], np.float64)[of_key.reshape(-1)]
+    found = np.where(np.isnan(by_key), np.stack([unknown.least, unknown.expected, unknown.most], 1), by_key)
+    return Grown(*found.T)
+
+
+def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
+    """Return sizes of what no shape tells: what holds more than numbers grows with the input.
+
+    Inputs do so certainly. Of anything else it is expected, and may stay as it is.
+    """
+    recorded = held["recorded_bytes"][rows].astype(np.float64)
+    granule = np.where(held["device"][rows] >= 0, GRANULE, NUMBERS)
+    grows = np.where(recorded > granule, recorded * factor, recorded)
+    sure = held["kind"][rows] == KINDS.index("input")
+    return Grown(
+        np.where(sure, grows, np.minimum(recorded, grows)), grows,
+        np.where(sure, grows, np.maximum(recorded, grows)),
+    )  # fmt: skip
+
+
+def _operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
+    """Return the innermost operator with tensors among its arguments around each allocation, -1 for none."""
+    trace = held.trace
+    tells = np.array([*(_has_tensors(text) for text in trace.text("shapes")), False])[trace["shapes"]]
+    parent = np.asarray(trace["parent"], np.int64)
+    up = held["begin_row"][rows].copy()
+    while (climbing := np.flatnonzero((up >= 0) & ~np.append(tells, False)[up])).size:
+        up[climbing] = parent[up[climbing]]
+    return up
+
+
+def _has_tensors(text: str) -> bool:
+    return any(elements(part) for part in parse_shapes(text) or [])
+
+
+class _Sizes:
+    """New sizes of memory by the call that asked for it."""
+
+    def __init__(self, calls: Calls, resize: Resize) -> None:
+        self.calls, self.resize = calls, resize
+        self.names, self.shapes = calls.trace.text("name"), calls.trace.text("shapes")
+        self.dtypes = calls.trace.text("dtype")
+        self._read: dict[tuple[int, int, int, int], Reading] = {}
+
+    def of(
+        self, name: int, shapes: int, work: int, dtype: int, scores: int, nbytes: int, on_gpu: int
+    ) -> tuple[float, float, float]:
+        """Return the least, expected and largest new size in bytes, NaN where shapes do not tell."""
+        if shapes < 0:
+            return (np.nan,) * 3
+        key = (name, shapes, work, scores)
+        if key not in self._read:
+            self._read[key] = self._reading(*key)
+        sorts, growth = self._read[key]
+        known = itemsize(self.dtypes[dtype]) if dtype >= 0 else None
+        widths = dict.fromkeys([known or ITEM_BYTES[0], *ITEM_BYTES])
+        for sizes, width in ((sizes, width) for sizes in sorts for width in widths):
+            fits = [new * width for old, new in sizes if _fits(old * width, nbytes, on_gpu)]
+            if fits:
+                return min(fits), fits[0], max(fits)
+        grown = nbytes * growth if nbytes > NUMBERS else nbytes  # as its inputs, or as some of them
+        return min(nbytes, grown), grown, max(nbytes, grown)
+
+    def _reading(self, name: int, shapes: int, work: int, scores: int) -> Reading:
+        op = bare_name(self.names[name])
+        old = parse_shapes(self.shapes[shapes]) or []
+        hint = self.calls.keys[work][2] if work >= 0 else None
+        after = self.resize.call(op, old, hint, scores=bool(scores))
+        new, new_hint = (old, hint) if after is None else after[1:]
+        pairs = list(zip(_tensors(old), _tensors(new), strict=True))
+        growth = [prod(changed) / prod(shape) for shape, changed in pairs if prod(shape)]
+        strongest = max(growth, key=lambda factor: abs(np.log(factor)), default=1.0)
+        results = [*_products(op, old, new), *([(prod(hint), prod(new_hint))] if hint and new_hint else [])]
+        return [results, [*_wholes(old, new, pairs)], [*_partly(pairs)]], strongest
+
+
+def _fits(nbytes: int, recorded: int, on_gpu: int) -> bool:
+    return (-(-nbytes // GRANULE) * GRANULE if on_gpu else nbytes) == recorded
+
+
+def _products(op: str, old: list[Argument], new: list[Argument]) -> Iterator[tuple[int, int]]:
+    """Yield the size of what a product or a look-up makes, before and after."""
+    before, after = prod(result_size(op, old)), prod(result_size(op, new))
+    if before:
+        yield before, after
+    if op == "embedding" and len(old) > 1:
+        weight, places = old[0], (old[1], new[1])
+        if isinstance(weight, tuple) and weight:
+            yield elements(places[0]) * weight[-1], elements(places[1]) * weight[-1]
+
+
+def _wholes(
+    old: list[Argument], new: list[Argument], pairs: list[tuple[Shape, Shape]]
+) -> Iterator[tuple[int, int]]:
+    """Yield the size of what is as large as a tensor, as a list of tensors, or as all tensors broadcast."""
+    yield from ((prod(one), prod(other)) for one, other in pairs)
+    for one, other in zip(old, new, strict=True):
+        if isinstance(one, list):
+            yield elements(one), elements(other)
+    before, after = (_broadcast([pair[side] for pair in pairs]) for side in (0, 1))
+    if before and after:
+        yield before, after
+
+
+def _partly(pairs: list[tuple[Shape, Shape]]) -> Iterator[tuple[int, int]]:
+    """Yield the size of what is as large as a tensor over its first, its last, or one of its dimensions."""
+    for one, other in pairs:
+        places = range(1, len(one))
+        yield from ((prod(one[:at]), prod(other[:at])) for at in reversed(places))
+        yield from ((prod(one[at:]), prod(other[at:])) for at in places)
+        yield from zip(one, other, strict=True)
+
+
+def _broadcast(shapes: list[Shape]) -> int:
+    try:
+        return prod(np.broadcast_shapes(*shapes))
+    except ValueError:
+        return 0
+
+
+def _tensors(arguments: list[Argument]) -> list[Shape]:
+    return [shape for part in arguments for shape in (part if isinstance(part, list) else [part]) if shape]

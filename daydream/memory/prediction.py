@@ -1,0 +1,172 @@
+"""Peak memory before and after a change: the table of allocations, edited as the change edits the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from daydream.errors import GraphError
+from daydream.memory.allocations import Allocations
+
+MIB = 2**20
+CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (between builds and devices)
+Case = Literal["least", "expected", "most"]
+CASES: tuple[Case, ...] = ("least", "expected", "most")
+
+
+@dataclass(frozen=True)
+class MemoryChange:
+    """What one optimization does to memory, with its options.
+
+    Attributes:
+        name: the optimization's.
+        edit: changes allocations: `edit(held, **options)`; None if it cannot say what it does.
+        options: of the optimization, defaults included.
+        around: what the edit runs in.
+    """
+
+    name: str
+    edit: Callable[..., None] | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """Peak memory before and after a change, on the device that comes out worst; in bytes.
+
+    Attributes:
+        before_bytes: the peak of what is allocated now.
+        after_bytes: the peak after the change.
+        low_bytes: the least it may be: what no shape or lifetime tells taken at its best.
+        high_bytes: the most it may be.
+        before_reserved_bytes: what the caching allocator takes from the device now; None on a CPU.
+        after_reserved_bytes: likewise after the change.
+        capacity_bytes: what the device has; None if unknown.
+        device: `cpu`, `gpu 0`; with several ranks also whose: `rank 1, gpu 0`.
+        notes: what a reader should know before trusting the figures.
+    """
+
+    before_bytes: int
+    after_bytes: int
+    low_bytes: int
+    high_bytes: int
+    before_reserved_bytes: int | None
+    after_reserved_bytes: int | None
+    capacity_bytes: int | None
+    device: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits into the capacity; None if that is unknown, or too close to tell.
+
+        Beside what is allocated stand what the allocator reserves and does not use, and on a GPU CUDA's
+        context. The allocator gives back what it does not use before it runs out, so that alone never
+        says that it does not fit.
+        """
+        if self.capacity_bytes is None:
+            return None
+        least, most = (0, 0) if self.device.endswith("cpu") else CONTEXT
+        unused = max((self.after_reserved_bytes or self.after_bytes) - self.after_bytes, 0)
+        if self.low_bytes + least > self.capacity_bytes:
+            return False
+        return True if self.high_bytes + unused + most <= self.capacity_bytes else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `memory` of `whatif --json`."""
+        return {
+            "before_bytes": self.before_bytes,
+            "after_bytes": self.after_bytes,
+            "low_bytes": self.low_bytes,
+            "high_bytes": self.high_bytes,
+            "before_reserved_bytes": self.before_reserved_bytes,
+            "after_reserved_bytes": self.after_reserved_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "fits": self.fits,
+        }
+
+
+def cannot_say(changes: Sequence[MemoryChange]) -> list[str]:
+    """Return the names of the changes that cannot say what they do to memory."""
+    return [change.name for change in changes if change.edit is None]
+
+
+def memory_after(
+    held: Allocations, changes: Sequence[MemoryChange], capacity_bytes: int | None = None
+) -> MemoryPrediction:
+    """Return the peak of allocations before and after some changes, made one after the other in a copy.
+
+    Args:
+        held: the allocations now; they stay as they are.
+        changes: what each optimization does, in the order of the graph's edits.
+        capacity_bytes: what the device has; by default what the trace says of it.
+
+    Returns:
+        `MemoryPrediction`.
+
+    Raises:
+        GraphError: a change cannot say what it does to memory; or its function has not its options.
+        NotApplicableError: a change does not apply to this trace.
+    """
+    if unsaid := cannot_say(changes):
+        raise GraphError(f"{unsaid[0]} cannot say what it does to memory")
+    after = _changed(held, changes, "expected")
+    rank, device = _worst(after)
+    before_bytes, after_bytes = (peak_bytes(each, rank, device) for each in (held, after))
+    low = high = after_bytes
+    if after.doubted:
+        ends = [peak_bytes(_changed(held, changes, case), rank, device) for case in ("least", "most")]
+        low, high = min(*ends, after_bytes), max(*ends, after_bytes)
+    ranks = len({rank for rank, _ in held.devices()}) > 1
+    name = "cpu" if device < 0 else f"gpu {device}"
+    return MemoryPrediction(
+        before_bytes, after_bytes, low, high, None, None,
+        capacity_of(held, device) if capacity_bytes is None else capacity_bytes,
+        f"rank {rank}, {name}" if ranks else name, tuple(after.notes),
+    )  # fmt: skip
+
+
+def _changed(held: Allocations, changes: Sequence[MemoryChange], case: Case) -> Allocations:
+    after = held.copy()
+    after.case = case
+    for change in changes:
+        assert change.edit is not None
+        with change.around():
+            change.edit(after, **change.options)
+    return after
+
+
+def peak_bytes(held: Allocations, rank: int, device: int) -> int:
+    """Return the most that is held at once of a device's memory, 0 if nothing is."""
+    return held.peak(rank, device)[0] if (rank, device) in held.devices() else 0
+
+
+def _worst(held: Allocations) -> tuple[int, int]:
+    """Return rank and device with the highest peak: of GPUs where there are any, else of the CPU."""
+    devices = held.devices()
+    if not devices:
+        return 0, -1
+    on_gpu = [pair for pair in devices if pair[1] >= 0]
+    return max(on_gpu or devices, key=lambda pair: (held.peak(*pair)[0], -pair[0], -pair[1]))
+
+
+def capacity_of(held: Allocations, device: int) -> int | None:
+    """Return the memory of a device in bytes as the trace's metadata has it, None if it has not."""
+    if device < 0:
+        return None
+    for number, each in enumerate(held.trace.metadata.get("devices") or []):
+        if each.get("id", number) == device and each.get("memory_bytes"):
+            return int(each["memory_bytes"])
+    return None
+
+
+def unchanged(held: Allocations, **options: Any) -> None:
+    """Leave memory as it is: for an optimization, `memory = unchanged`.
+
+    Args:
+        held: the allocations.
+        **options: of the optimization, whatever they are.
+    """
