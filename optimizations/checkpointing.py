@@ -142,7 +142,8 @@ def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.nda
     A sum begins a residual stream, which is read once more at the end. Whether anything else is, no
     recording tells.
     """
-    used, until = used_until(held, rows, forward), forward.until[forward.of[rows]]
+    used = used_until(held, rows, forward)
+    until = place_before(held, forward.until[forward.of[rows]])
     return held.among(used, np.where(held.where(op=SUM)[rows], until, used), until)
 
 

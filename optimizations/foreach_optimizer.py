@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns
+from daydream.memory import Allocations, parts_of, place_before
 from daydream.model import FUSED_UPDATE_KERNEL, FUSED_UPDATE_OP, need_setting, update_calls, update_of
 from daydream.transforms import optimizer_settings, stages
 
@@ -18,6 +19,8 @@ CODE = "torch.optim.AdamW(parameters, foreach=True)  # or your optimizer"
 
 MULTI_TENSOR = r"_foreach_|^_fused_|aten::_fused_"
 MULTI_TENSOR_KERNEL = r"multi_tensor_apply"
+AT_ONCE = {"sgd": 0, "momentum": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 2}
+ADDED_DECAY = r"^aten::add$"  # `grad = grad.add(param, alpha=weight_decay)`
 
 
 def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
@@ -29,7 +32,11 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
     small kernels, all but one launch and operator call for each new kernel, and Python between
     them; what stays is Python's walk over the parameters (measured, daydream/model/optimizers.py).
     On a CPU torch runs the same operators one by one, so only Python's time goes. Not
-    modelled: the memory of whole-model intermediates, and their cache misses on a CPU.
+    modelled: cache misses of whole-model intermediates on a CPU.
+
+    Memory: an operator that makes a new tensor makes it for all parameters at once. How many of these there
+    are is read in torch/optim (2.13): one of Adam, AdamW and RMSprop, two of Adagrad, none of SGD, and one
+    more for decay that is added to the gradients. Of other kinds it is one, up to two.
     """
     if tensors_per_kernel < 1:
         raise GraphError(f"tensors_per_kernel must be 1 or more, not {tensors_per_kernel}")
@@ -62,6 +69,28 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
         graph.insert_before(kept.group_by("step").first(), "parameters in Python", duration_ns=walk_ns)
     if len(gone):
         gone.where(lambda tasks: graph.alive[tasks.ids]).remove()
+
+
+def memory(held: Allocations, *, tensors_per_kernel: int = 64) -> None:
+    """Let the update make what it makes on its way for all parameters at once."""
+    steps = parts_of(held, held.where(phase="optimizer"), held["step"])
+    temporary = held.where(phase="optimizer", kind="temporary")
+    decays = bool((temporary & held.where(op=ADDED_DECAY) & (held["parameter"] < 0)).any())
+    kind = update_of(held.graph).kind
+    if kind in AT_ONCE:
+        count = AT_ONCE[kind] + (decays and kind != "adagrad")
+    else:
+        count = held.among(0, 1, 2)
+    held.remove(temporary)
+    gradient, rows, part = held.where(kind="gradient"), [], []
+    for step, (rank, *_) in enumerate(steps.keys.tolist()):
+        first = steps.first[step]
+        there = gradient & (held["rank"] == rank) & (held["begin"] < first) & (held["end"] > first)
+        rows.append(np.repeat(np.flatnonzero(there), count))
+        part.append(np.full(len(rows[-1]), step))
+    updated, of = (np.concatenate([*each, np.empty(0, np.int64)]) for each in (rows, part))
+    ends = place_before(held, steps.until)
+    held.add(updated, begin=steps.first[of], end=ends[of], kind="temporary", phase="optimizer")
 
 
 def apply(model: Any = None, optimizer: Any = None, **options: Any) -> AbstractContextManager[None]:

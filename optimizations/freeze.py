@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
-from daydream.optimizations._weight_gradients import gradient_parts
+from daydream.optimizations._weight_gradients import PRODUCTS, gradient_parts
 
 from daydream import Graph
+from daydream.memory import Allocations, block_of_rows, in_phase, parts_of, renumber, used_until
 from daydream.model import joint_update, trained_parameters
 from daydream.transforms import counted, listed, stages
 
@@ -15,6 +18,7 @@ CODE = "layer.requires_grad_(False)"
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients
 ARRIVAL = r"^arrival$"  # where a member of a collective waits for its peers
 NODES = r"AccumulateGrad"
+PRODUCT = re.compile(r"(Addmm|Linear|Mm|MkldnnLinear)Backward")  # keeps its input for its weight's gradient
 
 
 def freeze(graph: Graph, *, layers: str) -> None:
@@ -28,8 +32,12 @@ def freeze(graph: Graph, *, layers: str) -> None:
     A product is told from its shapes, a convolution from its kernels' names or as half of
     its call (see `daydream.optimizations._weight_gradients`); norms keep their one backward kernel. An
     update of all parameters at once, and gradients reduced between ranks, shrink in
-    proportion. Branches count as if they ran one after the other. Not modelled: memory, the
-    forward pass that keeps nothing for a backward pass, norms in evaluation mode, convergence.
+    proportion. Branches count as if they ran one after the other. Not modelled: the time that a
+    forward pass saves which keeps nothing for a backward pass, norms in evaluation mode, convergence.
+
+    Memory: gradients and optimizer states of frozen parameters go. What a product of them had saved, for the
+    gradient of its weight, goes in the forward pass, and so does all that layers without a backward
+    pass had saved. Convolutions and norms keep their inputs, as in torch (tools/autograd/derivatives.yaml).
     """
     chosen = graph.select().group_by(block=layers)
     frozen = chosen.tasks.where(phase="backward").need(
@@ -82,6 +90,33 @@ def freeze(graph: Graph, *, layers: str) -> None:
     if len(before):
         ahead = counted(len(set(before.layer.tolist())), "layer")
         graph.note(f"No backward pass is left of {ahead} ahead of the first trained one.")
+
+
+def memory(held: Allocations, *, layers: str) -> None:
+    """Take away what training the layers holds: gradients, states, and what was saved for them alone."""
+    block, end_block = block_of_rows(held, layers)
+    trained = trained_parameters(held.graph)
+    frozen = {path for path, one in zip(held.texts("layer"), block.tolist(), strict=True) if one >= 0}
+    idle, first = _ahead_of(held.graph, set(trained.tensors) - frozen)
+    layer = np.array(held.texts("layer"), object)
+    is_idle = np.isin(layer.astype(str), sorted(idle))
+    ends_idle = np.isin(np.array(held.texts("layer", at="end"), object).astype(str), sorted(idle))
+    nodes = np.array([PRODUCT.search(text or "") is not None for text in held.texts("op", at="end")], bool)
+
+    forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
+    dropped = (end_block >= 0) & nodes | ends_idle
+    dropped &= held.where(kind="activation", end_phase="backward") & (forward.of >= 0)
+    rows = np.flatnonzero(dropped)
+    held["end"][rows] = used_until(held, rows, forward)
+
+    backward, update = in_phase(held, "backward"), in_phase(held, "optimizer")
+    gone = held.where(kind=("gradient", "optimizer_state")) & (block >= 0) | update & (block >= 0)
+    gone |= backward & is_idle
+    gone |= backward & (layer == first) & held.where(kind="temporary", op=PRODUCTS)  # its input's gradient
+    joint = update & (layer == None) & held.where(kind="temporary")  # noqa: E711 - an array, one by one
+    held.scale(joint, 1 - trained.part(frozen - {None})[1])
+    held.remove(gone)
+    renumber(held)
 
 
 def _ahead_of(graph: Graph, trained: set[str]) -> tuple[set[str], str | None]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
+import numpy as np
+
 from daydream import Graph, GraphError
+from daydream.memory import Allocations
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
     FUSED_UPDATE_OP,
@@ -40,6 +43,9 @@ def fused_optimizer(
 
     `kind` is that of the trace; another one predicts the change of optimizer as well.
     `memory_speedup` divides the update's time. Not modelled: another course of training.
+
+    Memory: what the separate operators make on their way goes. A `kind` with other states than the trace's
+    keeps these. Of Adam on a GPU each parameter brings a count of steps there (torch/optim/adam.py).
     """
     if memory_speedup <= 0:
         raise GraphError(f"memory_speedup must be above 0, not {memory_speedup:g}")
@@ -71,6 +77,26 @@ def fused_optimizer(
     graph.note(said)
     if chosen in UPDATE_RULES and chosen != update.kind:
         graph.note(f"The trace's own optimizer is {update.kind or 'unknown'}, the predicted one {chosen}.")
+
+
+def memory(
+    held: Allocations, *, kind: Kind = "auto", model: Model = "bytes", memory_speedup: float = 1.0
+) -> None:
+    """Take away what the update makes on its way, and let it keep the states of its kind."""
+    held.remove(held.where(phase="optimizer", kind="temporary"))
+    old = update_of(held.graph).kind
+    new = old if kind == "auto" else kind
+    if new in ("adam", "adamw"):
+        held.add(np.flatnonzero(held.where(kind="parameter", on="gpu")), bytes=4, kind="optimizer_state")
+    if new == old or new not in UPDATE_RULES:
+        return
+    states, more = held.where(kind="optimizer_state"), UPDATE_RULES[new].states
+    if states.any() and old in UPDATE_RULES and UPDATE_RULES[old].states:
+        held.scale(states, more / UPDATE_RULES[old].states)
+    else:
+        held.remove(states)
+        parameters = np.flatnonzero(held.where(kind="parameter"))
+        held.add(np.repeat(parameters, more), kind="optimizer_state")
 
 
 def apply(model: Any = None, optimizer: Any = None, **options: Any) -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ belongs to it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from daydream.costs.workload.forward_calls import forward_rows, nodes_above
-from daydream.graph.query.blocks import block_of_layers
+from daydream.graph.query.blocks import TOGETHER, block_of_layers
 from daydream.memory.allocations import BEFORE, Allocations
 from daydream.trace.schema import PHASES, UNKNOWN
 
@@ -81,6 +82,8 @@ def codes_of_rows(held: Allocations, column: str, *, at: str = "begin") -> np.nd
 def block_of_rows(held: Allocations, patterns: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the block of the layer that asked for each allocation, and of the layer that frees it.
 
+    What is of a parameter is of its layer.
+
     Args:
         held: the allocations.
         patterns: shell patterns on module paths, `blocks.*`, as `daydream.model.block_of_layers` has them.
@@ -88,11 +91,21 @@ def block_of_rows(held: Allocations, patterns: str | Sequence[str]) -> tuple[np.
     Returns:
         two arrays of places among the blocks, -1 if in none; int64, shape (rows,).
     """
-    number, _ = block_of_layers(held.graph, patterns)
-    layers = held.graph.texts["layer"]
-    known = {path: place for path, place in zip(layers, number[:-1].tolist(), strict=True)}
-    by_code = np.array([*(known.get(path, UNKNOWN) for path in held.trace.text("layer")), UNKNOWN], np.int64)
-    return by_code[codes_of_rows(held, "layer")], by_code[codes_of_rows(held, "layer", at="end")]
+    _, blocks = block_of_layers(held.graph, patterns)
+    place = {path: number for number, block in enumerate(blocks) for path in block.split(TOGETHER)}
+    known: dict[str | None, int] = {None: UNKNOWN}
+
+    def block(path: str | None) -> int:
+        if path not in known:
+            assert path is not None
+            outer = [path, *(path[: at.start()] for at in re.finditer(r"\.", path))]
+            known[path] = next((place[one] for one in outer if one in place), UNKNOWN)
+        return known[path]
+
+    begin, end = (
+        np.array([block(path) for path in held.texts("layer", at=at)], np.int64) for at in ("begin", "end")
+    )
+    return begin, end
 
 
 def in_phase(held: Allocations, phase: str, *, at: str = "begin") -> np.ndarray:
@@ -179,7 +192,7 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
     at = np.searchsorted(asked, parts.of[rows] * span + end[call])
     behind = np.append(mine, -1)[at]
     inside = (call >= 0) & (parts.of[behind] == parts.of[rows]) & (at < len(mine))
-    return np.where(inside, held["begin"][behind], parts.until[parts.of[rows]])
+    return place_before(held, np.where(inside, held["begin"][behind], parts.until[parts.of[rows]]))
 
 
 def renumber(held: Allocations) -> None:
@@ -192,7 +205,7 @@ def renumber(held: Allocations) -> None:
 
 
 def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
-    """Return the place right before the first allocation behind each that another autograd node makes.
+    """Return the last place before the first allocation behind each that another autograd node makes.
 
     Args:
         held: the allocations.
@@ -214,5 +227,4 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     behind = np.where(np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + 1)
     found = np.full(len(held), np.inf)
     found[order] = behind
-    behind = found[rows]
-    return (place_before(held, behind) + behind) / 2
+    return place_before(held, found[rows])

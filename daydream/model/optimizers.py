@@ -34,6 +34,7 @@ class UpdateRule:
         call_ns: ns that Python takes a step more than an unfused step takes before its first operator.
         tensor_ns: likewise a tensor, ns.
         why: which values these are.
+        states: values kept a parameter, of its width.
     """
 
     reads: int
@@ -41,6 +42,7 @@ class UpdateRule:
     call_ns: int
     tensor_ns: int
     why: str
+    states: int
 
     @property
     def values(self) -> int:
@@ -54,16 +56,17 @@ class UpdateRule:
 # made their gradients anew, torch 2.13.0 on an x86 server CPU at one thread; the fit is within 18 %.
 # Kinds not measured have that of the kind that keeps the same state.
 UPDATE_RULES = {
-    "sgd": UpdateRule(2, 1, 10_700, 800, "reads p, g; writes p"),
-    "momentum": UpdateRule(3, 2, 12_400, 1_200, "reads p, g and its momentum; writes p and the momentum"),
-    "adagrad": UpdateRule(3, 2, 18_100, 3_400, "reads p, g and a sum of squares; writes p and the sum"),
-    "rmsprop": UpdateRule(3, 2, 18_100, 3_400, "reads p, g and a mean of squares; writes p and the mean"),
-    "adam": UpdateRule(4, 3, 21_000, 4_000, "reads p, g and two moments; writes p and both"),
-    "adamw": UpdateRule(4, 3, 20_600, 4_200, "as Adam: the decay of weights needs p only"),
+    "sgd": UpdateRule(2, 1, 10_700, 800, "reads p, g; writes p", 0),
+    "momentum": UpdateRule(3, 2, 12_400, 1_200, "reads p, g and its momentum; writes p and the momentum", 1),
+    "adagrad": UpdateRule(3, 2, 18_100, 3_400, "reads p, g and a sum of squares; writes p and the sum", 1),
+    "rmsprop": UpdateRule(3, 2, 18_100, 3_400, "reads p, g and a mean of squares; writes p and the mean", 1),
+    "adam": UpdateRule(4, 3, 21_000, 4_000, "reads p, g and two moments; writes p and both", 2),
+    "adamw": UpdateRule(4, 3, 20_600, 4_200, "as Adam: the decay of weights needs p only", 2),
     # NVIDIA apex, csrc/multi_tensor_lamb.cu: the gradients' norm (1 read), moments and update (4 reads, 3
     # writes), norms of parameter and update (2 reads), the step (2 reads, 1 write).
     "lamb": UpdateRule(
-        9, 4, 21_000, 4_000, "three passes: norms need the whole update of a tensor before its step"
+        9, 4, 21_000, 4_000, "three passes: norms need the whole update of a tensor before its step",
+        2,
     ),
 }
 BY_CLASS = {
