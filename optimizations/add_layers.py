@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream import Graph, GraphError
+from daydream import Graph, GraphError, NotApplicableError
+from daydream.memory import (
+    Allocations,
+    Moved,
+    block_of_rows,
+    in_phase,
+    parts_of,
+    renumber,
+    repeat,
+    scale_owned,
+)
 from daydream.model import (
     autograd_node_count,
     joint_update,
@@ -32,7 +42,10 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     grow in proportion to the parameters; other collectives are not copied. On a CPU autograd's walks
     over its graph take as much longer as it has more nodes.
 
-    Not modelled: memory, caches that the larger model no longer fits in, convergence.
+    Memory: a copy has parameters, optimizer states and gradients of its own, and what the block makes it
+    makes right after it, in the backward pass right before it.
+
+    Not modelled: caches that the larger model no longer fits in, convergence.
     """
     if count < 1:
         raise GraphError(f"count must be 1 or more, not {count}: no layer more is the model of the trace")
@@ -47,7 +60,7 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     blocks = list(dict.fromkeys(key[0] for key in groups.keys))
     if not len(groups.tasks.where(phase="forward")):
         graph.does_not_apply(f"layers {layers!r} do no work in the forward pass")
-    copies = {block: (count + len(blocks) - 1 - turn) // len(blocks) for turn, block in enumerate(blocks)}
+    copies = dict(zip(blocks, _copies(count, len(blocks)), strict=True))
     sizes = zip(groups.keys, groups.sizes.tolist(), strict=True)
     need_room(sum(copies[key[0]] * size for key, size in sizes), "count", count)
     trained = trained_parameters(graph)
@@ -72,6 +85,53 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
         groups.where(np.array([copies[key[0]] == times for key in groups.keys], bool)).repeat(times)
     copied = [f"{block} {times} times" if times > 1 else block for block, times in copies.items() if times]
     graph.note(f"Added: {counted(count, 'layer')}, copies of {listed(copied)}.")
+
+
+def memory(held: Allocations, *, count: int = 1, layers: str | None = None) -> None:
+    """Let copies of blocks hold what those hold."""
+    pattern = _middle_block(held.graph) if layers is None else layers
+    block, _ = block_of_rows(held, pattern)
+    forward, backward = (
+        parts_of(held, (block >= 0) & in_phase(held, phase), held["step"], block)
+        for phase in ("forward", "backward")
+    )
+    # In the order of their first work, as the graph's groups are.
+    order = np.unique(forward.keys[np.argsort(forward.first), -1], return_index=True)
+    blocks = order[0][np.argsort(order[1])]
+    if not len(blocks):
+        raise NotApplicableError(f"layers {layers!r} hold nothing in the forward pass")
+    times = np.zeros(int(block.max()) + 2, np.int64)
+    times[blocks] = _copies(count, len(blocks))
+    number = int(held["repeat"].max(initial=0)) + 1
+    mate = backward.find(forward.keys)
+
+    for each in sorted(set(times[times > 0].tolist())):
+        mine = np.flatnonzero((forward.of >= 0) & (times[block] == each))
+        part, end = forward.of[mine], held["end"][mine]
+        there = mate[part]
+        moved = Moved(held, backward, backward.first, each)
+        inside = (there >= 0) & (end >= backward.first[there]) & (end < backward.until[there])
+        behind = np.flatnonzero((backward.of >= 0) & (times[block] == each))
+        for turn in range(each):
+            own = number * (turn + 1)
+            ends = np.where(inside, moved(np.where(inside, end, 0), there, each - 1 - turn), end)
+            how = {"turn": turn, "turns": each}
+            repeat(held, mine, forward, forward.until, end=ends, repeat=held["repeat"][mine] + own, **how)
+            how["turn"] = each - 1 - turn
+            repeat(held, behind, backward, backward.first, repeat=held["repeat"][behind] + own, **how)
+    trained = trained_parameters(held.graph)
+    paths, (block, _) = held.texts("layer"), block_of_rows(held, pattern)
+    share = sum(
+        times[one] * trained.part({path for path, of in zip(paths, block.tolist(), strict=True) if of == one})[1]
+        for one in blocks.tolist()
+    )
+    scale_owned(held, block >= 0, times[block], share)
+    renumber(held)
+
+
+def _copies(count: int, blocks: int) -> list[int]:
+    """Return how many times each block is copied."""
+    return [(count + blocks - 1 - turn) // blocks for turn in range(blocks)]
 
 
 def _middle_block(graph: Graph) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from daydream import Graph
+from daydream.memory import Allocations, block_of_rows, scale_owned
 from daydream.model import autograd_node_count, joint_update, scale_autograd_walks, trained_parameters
 from daydream.transforms import listed, stages
 
@@ -20,6 +23,8 @@ def remove_layers(graph: Graph, *, layers: str) -> None:
     treats all parameters in one call, and collectives that reduce gradients, shrink in
     proportion to the parameters; other collectives stay. On a CPU autograd's walks over its graph
     take as much less as it has fewer nodes.
+
+    Memory: what these layers hold goes, with their parameters, gradients and optimizer states.
 
     `*` stands for any text: `blocks.3*` is also `blocks.30`. Not modelled: whether the shapes of
     the remaining layers still fit, and convergence.
@@ -52,3 +57,13 @@ def remove_layers(graph: Graph, *, layers: str) -> None:
         graph.note(
             "The trace does not list the parameters of layers: an update of all at once keeps its time."
         )
+
+
+def memory(held: Allocations, *, layers: str) -> None:
+    """Take away what the layers hold."""
+    block, _ = block_of_rows(held, layers)
+    paths = {path for path, one in zip(held.texts("layer"), block.tolist(), strict=True) if one >= 0}
+    share = trained_parameters(held.graph).part({path for path in paths if path is not None})[1]
+    scale_owned(held, block >= 0, np.full(len(held), -1), -share)
+    block, _ = block_of_rows(held, layers)
+    held.remove(block >= 0)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         place_before,
         renumber,
         repeat,
+        scale_owned,
         used_until,
     )
     from daydream.memory.prediction import unchanged
@@ -39,14 +40,14 @@ _HOMES = {
     "daydream.memory.growth": ("resize_input",),
     "daydream.memory.passes": (
         "Moved", "Parts", "block_of_rows", "in_phase", "next_call", "parts_of", "place_before", "renumber",
-        "repeat", "used_until",
+        "repeat", "scale_owned", "used_until",
     ),
     "daydream.memory.prediction": ("unchanged",),
 }  # fmt: skip
 
 __all__ = [
     "Allocations", "Moved", "Parts", "block_of_rows", "in_phase", "next_call", "parts_of", "place_before",
-    "renumber", "repeat", "resize_input", "unchanged", "used_until",
+    "renumber", "repeat", "resize_input", "scale_owned", "unchanged", "used_until",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

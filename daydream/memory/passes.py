@@ -228,3 +228,27 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     found = np.full(len(held), np.inf)
     found[order] = behind
     return place_before(held, found[rows])
+
+
+def scale_owned(held: Allocations, which: np.ndarray, times: np.ndarray, share: float) -> None:
+    """Let some layers have other numbers of parameters and optimizer states: `times` more of each, or less.
+
+    Args:
+        held: the allocations.
+        which: what is of these layers, bool, shape (rows,).
+        times: how many more there are of each of these, -1 to take it away; int64, shape (rows,).
+        share: by which part of all parameters' elements they grow or shrink together. Where no parameter is
+            told from others, all parameters and states do so by this part, and so does what a joint
+            update makes on its way.
+    """
+    lasting = held.where(kind=("parameter", "optimizer_state"))
+    owned = np.flatnonzero(lasting & which)
+    known = (held["parameter"] >= 0) | (held["begin_row"] >= 0)
+    alike = lasting & ~known if not len(owned) else np.zeros(len(held), bool)
+    joint = held.where(phase="optimizer", kind="temporary") & (codes_of_rows(held, "layer") < 0)
+    held.scale(alike | joint, 1 + share)
+    goes = np.zeros(len(held), bool)
+    goes[owned[times[owned] < 0]] = True
+    more = np.maximum(times[owned], 0)
+    held.add(np.repeat(owned, more))
+    held.remove(np.append(goes, np.zeros(more.sum(), bool)))
