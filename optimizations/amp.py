@@ -8,11 +8,12 @@ import numpy as np
 from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
+from daydream.memory import Allocations, narrow
 from daydream.costs import PAPER_SPEEDUPS, device_or_none, measured_first, runs_in_tf32, sped_up
 from daydream.model import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
 
-__all__ = ["amp", "apply"]
+__all__ = ["amp", "apply", "memory"]
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"autocast"})  # the same change
@@ -31,7 +32,7 @@ def amp(
     `memory_speedup` (Daydream, section 5.1); another factor than the paper's asks for that model. Only
     32-bit kernels of the forward and backward pass change: copies, collectives and the optimizer with its
     32-bit weights stay, by `paper` kernels in TF32, too. A `--table` comes first. Not modelled:
-    convergence, the scaler of float16 (`amp+grad-scaler`).
+    convergence, the scaler of float16 (`amp+grad-scaler`). Memory is that of `autocast` by either model.
     """
     math, memory = math_speedup, memory_speedup
     if min(math, memory) <= 0:
@@ -55,3 +56,11 @@ def amp(
     untyped = len(passes) - int(passes.group_by("dtype").sizes.sum())
     if untyped:
         graph.note(f"Kernels of unknown element type, left as they are: {untyped:,}.")
+
+
+def memory(
+    held: Allocations, *, math_speedup: float = 3.0, memory_speedup: float = 2.0,
+    model: Literal["measured", "paper"] = "measured",
+) -> None:  # fmt: skip
+    """Let products and what follows them hold 16 bits, beside copies of their weights."""
+    narrow(held)

@@ -10,6 +10,7 @@ import numpy as np
 from daydream.optimizations._autocast_types import flow
 
 from daydream import Graph
+from daydream.memory import Allocations, narrow
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
     LAYOUT_CHANGE,
@@ -46,6 +47,10 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     Which tensor a kernel reads is not recorded: types follow from the order of kernels on a stream. So one
     activation that feeds three products is cast once, not three times. Not modelled: convergence;
     the scaler that float16 needs (`autocast+grad-scaler`); Python of the context.
+
+    Memory: products, what follows them and what they save are half as large; beside them stands a 16-bit copy of
+    each product's weight, from the forward pass (which caches it) to its backward pass; gradients of weights
+    come in 16 bits and are cast. A loss computed under autocast too is in the range, not in the expected figure.
     """
     passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
     passes.need("kernels in the forward or backward pass")
@@ -92,6 +97,13 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
         graph.note("No casts of weights: which kernels multiply by weights is not recorded.")
     elif not (sizes > 0).any():
         graph.note("Sizes of weights are not recorded: their casts take what an empty kernel takes.")
+
+
+def memory(
+    held: Allocations, *, dtype: Literal["float16", "bfloat16"] = "float16", casts: bool = True
+) -> None:
+    """Let products and what follows them hold 16 bits, beside copies of their weights."""
+    narrow(held)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from daydream import lazy
 if TYPE_CHECKING:
     from daydream.memory.allocations import Allocations
     from daydream.memory.growth import resize_input
+    from daydream.memory.narrow import narrow
     from daydream.memory.passes import (
         Moved,
         Parts,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "daydream.memory.allocations": ("Allocations",),
     "daydream.memory.growth": ("resize_input",),
+    "daydream.memory.narrow": ("narrow",),
     "daydream.memory.passes": (
         "Moved", "Parts", "block_of_rows", "in_phase", "next_call", "parts_of", "place_before", "renumber",
         "repeat", "scale_owned", "used_until",
@@ -46,8 +48,8 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "Allocations", "Moved", "Parts", "block_of_rows", "in_phase", "next_call", "parts_of", "place_before",
-    "renumber", "repeat", "resize_input", "scale_owned", "unchanged", "used_until",
+    "Allocations", "Moved", "Parts", "block_of_rows", "in_phase", "narrow", "next_call", "parts_of",
+    "place_before", "renumber", "repeat", "resize_input", "scale_owned", "unchanged", "used_until",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

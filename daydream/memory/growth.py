@@ -19,7 +19,7 @@ from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
 from daydream.costs.workload.tiles import result_size
-from daydream.memory.allocations import BEFORE, GRANULE, KINDS, Allocations
+from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations
 from daydream.trace.schema import PHASES, UNKNOWN
 
 STAYS = ("parameter", "gradient", "optimizer_state", "bucket", "shard")  # whatever the input is
@@ -50,9 +50,8 @@ def resize_input(held: Allocations, old: int | None, factor: float, *, every: bo
         every: all sizes equal to the old one change (a sequence length, which scores hold twice); else the
             first of a tensor (a batch).
     """
-    changes = np.flatnonzero(
-        ~held.where(kind=STAYS) & held.where(phase=PASSES) & (held["begin"] > BEFORE)
-    )
+    before = (held["begin"] == BEFORE) & (held["end"] < AFTER) & held.where(kind=("input", "activation", "temporary"))
+    changes = np.flatnonzero(~held.where(kind=STAYS) & (held.where(phase=PASSES) | before))
     if not len(changes):
         return
     grown = _by_shapes(held, changes, old, factor, every=every)
@@ -93,9 +92,9 @@ def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
     Inputs do so certainly. Of anything else it is expected, and may stay as it is.
     """
     recorded = held["recorded_bytes"][rows].astype(np.float64)
-    granule = np.where(held["device"][rows] >= 0, GRANULE, NUMBERS)
-    grows = np.where(recorded > granule, recorded * factor, recorded)
     sure = held["kind"][rows] == KINDS.index("input")
+    granule = np.where(held["device"][rows] >= 0, GRANULE, np.where(sure, ITEM_BYTES[2], NUMBERS))
+    grows = np.where(recorded > granule, recorded * factor, recorded)
     return Grown(
         np.where(sure, grows, np.minimum(recorded, grows)), grows,
         np.where(sure, grows, np.maximum(recorded, grows)),

@@ -1,0 +1,223 @@
+"""Memory in 16 bits: what `torch.autocast` makes of activations, gradients on their way, and weights.
+
+Products read and write 16 bits, some operators 32, all others what they are given (ATen/autocast_mode.h; for
+the CPU ATen/autocast_mode.cpp). Which tensor an operator reads is not recorded: types follow from the order of
+the forward pass. A sum of two activations is as wide as the wider one, and one of them is the stream that an
+earlier sum, or the first operator, began.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from daydream.costs.resize.operands import WEIGHT_ARGUMENTS
+from daydream.costs.workload.forward_calls import forward_rows
+from daydream.costs.workload.operator import bare_name
+from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.memory.allocations import BEFORE, Allocations
+from daydream.memory.passes import next_call, parts_of, place_before, renumber, used_until
+from daydream.trace.schema import PHASES, UNKNOWN
+
+TO_16 = re.compile(
+    r"^aten::(_?convolution|_?conv(_tbc|_transpose)?[123]d|prelu|addmm|addmv|addr|matmul|einsum|mm|mv|linear|addbmm|"
+    r"baddbmm|bmm|chain_matmul|linalg_vecdot|linalg_multi_dot|lstm|gru|rnn_\w+|\w+_cell|mkldnn_rnn_layer|"
+    r"\w*scaled_dot_product\w*)$"
+)
+TO_32_ON_GPU = re.compile(
+    r"^aten::(acos|asin|cosh|erfinv|exp|expm1|log|log10|log2|log1p|reciprocal|rsqrt|sinh|tan|pow|softplus|"
+    r"(native_)?layer_norm|rms_norm|group_norm|\w*_loss\w*|kl_div|binary_cross_entropy_with_logits|"
+    r"[cp]?dist|renorm|logsumexp|upsample_\w+|prod|softmax|cumprod|cumsum|sum|norm|linalg_\w+_norm)$"
+)
+TO_32_ON_CPU = re.compile(
+    r"^aten::(avg_pool3d|binary_cross_entropy\w*|\w*_loss\w*|kl_div|grid_sampler|prod|quantile|cdist|trace|"
+    r"upsample_\w+|linalg_\w+|fft_\w+|stft)$"
+)
+LOG_SOFTMAX = re.compile(r"^aten::_?log_softmax$")  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
+LOSS = re.compile(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
+SUM = re.compile(r"^aten::(add|sub)_?$")
+FLOAT = "float32"
+
+
+def narrow(held: Allocations) -> None:
+    """Let products and what follows them hold 16 bits, beside 16-bit copies of their weights.
+
+    A weight is cast once in a forward pass, and its copy stays until that ends and the product's backward
+    pass is done. Gradients of weights come in 16 bits and are cast to 32. A loss inside of autocast, which
+    computes in 32 bits, counts as the most; as expected it follows the model's output.
+
+    Args:
+        held: the allocations.
+    """
+    types = _Types(held)
+    begin_row = held["begin_row"]
+    call = np.where(begin_row >= 0, forward_rows(held.trace, np.maximum(begin_row, 0)), UNKNOWN)
+    backward = (held["phase"] == PHASES.index("backward")) & (call >= 0)
+    maker = np.where(backward, call, begin_row)
+    made_in = np.append(types.result, 0)[types.outermost[maker]]
+    of_product = types.in_product[maker]
+    is_float = types.float32[begin_row] & (begin_row >= 0) & held.where(phase=("forward", "loss", "backward"))
+    is_float &= ~held.where(kind=("parameter", "optimizer_state"))
+    gradient = held.where(kind="gradient")
+
+    _add_weight_copies(held, types, maker)
+    size = len(begin_row)
+    pad = np.zeros(len(held) - size, bool)
+    last = np.where(held["end_row"][:size] >= 0, forward_rows(held.trace, np.maximum(held["end_row"][:size], 0)), UNKNOWN)
+    saved = held.where(kind="activation")[:size] & types.in_product[last] & (last >= 0)
+    wide = made_in == 32
+    copied = np.flatnonzero(is_float & saved & wide & ~backward)
+    into_32 = backward & of_product & ~gradient & (np.append(types.given, 0)[types.outermost[maker]] == 32)
+    half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32
+    forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
+    inside = copied[forward.of[copied] >= 0]
+    held.add(inside, end=used_until(held, inside, forward), kind="temporary")
+    casts = np.flatnonzero(is_float & backward & of_product & (gradient | into_32))
+    held.add(casts, bytes=held["recorded_bytes"][casts] // 2, end=next_call(held, casts), kind="temporary")
+    held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
+    renumber(held)
+
+
+def _add_weight_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
+    """Add 16-bit copies of products' weights and of inputs that no allocation of theirs holds."""
+    outer = types.outermost[maker]
+    product = (maker >= 0) & types.in_product[maker] & (held["begin"] > BEFORE)
+    keys = np.stack([held["repeat"], outer], axis=1)
+    rows = np.flatnonzero(product)
+    found, group = np.unique(keys[rows], axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    backward = held["phase"][rows] == PHASES.index("backward")
+    begin = held["begin"][rows]
+    behind = next_call(held, rows)
+    first, done = np.full(len(found), np.inf), np.full(len(found), -np.inf)
+    np.minimum.at(first, group[~backward], begin[~backward])
+    np.maximum.at(done, group[backward], behind[backward])
+    leader = np.full(len(found), UNKNOWN)
+    order = np.argsort(-begin, kind="stable")
+    order = order[~backward[order]]
+    leader[group[order]] = rows[order]
+    there = np.flatnonzero(leader >= 0)
+    passes = parts_of(held, held.where(phase="forward"), held["step"])
+    ends = np.where(passes.of >= 0, place_before(held, np.append(passes.until, 0)[passes.of]), held["end"])
+    sizes = types.weight_elements(found[there, 1])
+    ends = np.maximum(ends[leader[there]], done[there])
+    more = np.flatnonzero(sizes > 0)
+    held.add(leader[there][more], bytes=2 * sizes[more], recorded_bytes=2 * sizes[more], begin=first[there][more],
+             end=ends[more], kind="activation")  # fmt: skip
+    # Inputs of the model are held in 32 bits by whoever made them, and in 16 bits for the first product.
+    begins = there[np.append(types.is_first, False)[found[there, 1]]]
+    sizes = types.input_elements(found[begins, 1])
+    more = np.flatnonzero(sizes > 0)
+    held.add(leader[begins][more], bytes=2 * sizes[more], recorded_bytes=2 * sizes[more], begin=first[begins][more],
+             end=np.maximum(done[begins][more], first[begins][more]), kind="activation")  # fmt: skip
+
+
+@dataclass
+class _Types:
+    """Types of the forward pass' outermost operators, by row of the trace; a last entry stands for no row."""
+
+    held: Allocations
+
+    def __post_init__(self) -> None:
+        trace = self.held.trace
+        size = len(trace)
+        operator = np.append(trace.is_kind("operator"), False)
+        parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
+        names = trace.text("name")
+
+        def among(pattern: re.Pattern[str]) -> np.ndarray:
+            hits = np.array([*(pattern.search(name) is not None for name in names), False])
+            found: np.ndarray = operator & np.append(hits[trace["name"]], False)
+            return found
+
+        outermost = np.where(operator, np.arange(size + 1), UNKNOWN)
+        up = np.where(operator, parent, UNKNOWN)
+        while (climbing := np.flatnonzero((up >= 0) & operator[up])).size:
+            outermost[climbing] = up[climbing]
+            up[climbing] = parent[up[climbing]]
+        # A row of no operator, such as a range between, belongs to the operator around it.
+        self.outermost = outermost
+        on_gpu = bool((self.held["device"] >= 0).any())
+        product, wide = among(TO_16), among(TO_32_ON_GPU if on_gpu else TO_32_ON_CPU)
+        wide &= ~among(LOG_SOFTMAX)
+        loss = among(LOSS)
+        self.product = self._any_inside(product)
+        self.wide = self._any_inside(wide & ~loss) & ~self.product
+        self.loss = self._any_inside(loss)
+        self.sum = among(SUM)
+        self.in_product = np.append(self.product, False)[outermost] & (outermost >= 0)
+        dtype = trace.text("dtype")
+        codes = np.array([*(text == FLOAT for text in dtype), True])
+        self.float32 = np.append(codes[trace["dtype"]], False)
+        self._flow(np.append(trace["phase"], UNKNOWN))
+
+    def _any_inside(self, rows: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(rows), bool)
+        found[self.outermost[rows]] = True
+        return found[:-1]
+
+    def _flow(self, phase: np.ndarray) -> None:
+        """Find each outermost operator's type, `result`, and that of what it is `given`; 0 for others."""
+        trace = self.held.trace
+        size = len(trace)
+        self.result, self.given = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self.is_first = np.zeros(size, bool)
+        passes = [trace.code("phase", name) for name in ("forward", "loss")]
+        own = np.arange(size) == self.outermost[:-1]
+        rows = np.flatnonzero(own & np.isin(phase[:-1], [code for code in passes if code >= 0]))
+        rows = rows[self._has_tensors(rows)]
+        order = np.lexsort((rows, trace["start_ns"][rows], trace["step"][rows], trace["rank"][rows]))
+        now = stream = 32
+        before: tuple[int, int] | None = None
+        loss = int(self.held.among(np.array([0]), np.array([0]), np.array([32]))[0])  # inside of autocast
+        for row in rows[order].tolist():
+            step = (int(trace["rank"][row]), int(trace["step"][row]))
+            begins = step != before
+            if begins:
+                before, now, stream = step, 32, 0
+            self.given[row], self.is_first[row] = now, begins
+            if self.product[row]:
+                now = 16
+            elif self.wide[row]:
+                now = 32
+            elif self.loss[row]:
+                now = loss or now
+            elif self.sum[row]:
+                now = stream = max(now, stream, 32 if self._adds_parameter(row) else 0)
+            self.result[row] = now
+            stream = stream or now
+
+    def _has_tensors(self, rows: np.ndarray) -> np.ndarray:
+        tells = [any(elements(part) for part in parse_shapes(text) or []) for text in self.held.trace.text("shapes")]
+        found: np.ndarray = np.array([*tells, False])[self.held.trace["shapes"][rows]]
+        return found
+
+    @cached_property
+    def _parameters(self) -> set[tuple[int, ...]]:
+        return {tuple(each["shape"]) for listed in self.held.parameters.values() for each in listed}
+
+    def _adds_parameter(self, row: int) -> bool:
+        """Tell whether a sum adds a parameter, which is 32 bits wide, to a larger tensor."""
+        tensors = [part for part in self._arguments(row)[:2] if isinstance(part, tuple) and part]
+        return len(tensors) == 2 and tensors[0] != tensors[1] and tensors[1] in self._parameters
+
+    def _arguments(self, row: int) -> list[tuple[int, ...] | list[tuple[int, ...]]]:
+        code = int(self.held.trace["shapes"][row])
+        return (parse_shapes(self.held.trace.text("shapes")[code]) if code >= 0 else None) or []
+
+    def weight_elements(self, rows: np.ndarray) -> np.ndarray:
+        """Return the elements of matrices and kernels that each product takes as parameters: int64."""
+        found = []
+        for row in rows.tolist():
+            name = bare_name(self.held.trace.text("name")[self.held.trace["name"][row]])
+            arguments = self._arguments(row)
+            places = [place for place in WEIGHT_ARGUMENTS.get(name, ()) if place < len(arguments)]
+            found.append(sum(elements(arguments[place]) for place in places))
+        return np.array(found, np.int64)
+
+    def input_elements(self, rows: np.ndarray) -> np.ndarray:
+        """Return the elements of what each product reads: int64."""
+        return np.array([elements((self._arguments(row) or [()])[0]) for row in rows.tolist()], np.int64)
