@@ -40,6 +40,8 @@ LOG_SOFTMAX = re.compile(r"^aten::_?log_softmax$")  # of `cross_entropy` in the 
 LOSS = re.compile(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
 SUM = re.compile(r"^aten::(add|sub)_?$")
 FLOAT = "float32"
+WITH_INDICES = r"^aten::(\w*with_indices|topk|sort|max|min|median|mode|cummax|cummin)$"  # 8 bytes each
+MASKS = r"^aten::(native_dropout|_fused_dropout|bernoulli_?|eq|ne|lt|le|gt|ge|logical_\w+|isnan|isinf)_?$"  # of 1 byte
 
 
 def narrow(held: Allocations) -> None:
@@ -61,6 +63,7 @@ def narrow(held: Allocations) -> None:
     of_product = types.in_product[maker]
     is_float = types.float32[begin_row] & (begin_row >= 0) & held.where(phase=("forward", "loss", "backward"))
     is_float &= ~held.where(kind=("parameter", "optimizer_state"))
+    is_float &= ~_of_other_types(held)
     gradient = held.where(kind="gradient")
 
     _add_weight_copies(held, types, maker)
@@ -79,6 +82,20 @@ def narrow(held: Allocations) -> None:
     held.add(casts, bytes=held["recorded_bytes"][casts] // 2, end=next_call(held, casts), kind="temporary")
     held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
     renumber(held)
+
+
+def _of_other_types(held: Allocations) -> np.ndarray:
+    """Return what is no number of 32 bits: indices beside values half as large, masks beside larger values."""
+    found = np.zeros(len(held), bool)
+    for pattern, times in ((WITH_INDICES, 2.0), (MASKS, 0.25)):
+        rows = np.flatnonzero(held.where(op=pattern) & (held["begin"] > BEFORE))
+        nbytes: dict[tuple[int, int], set[int]] = {}
+        keys = list(zip(held["begin_row"][rows].tolist(), held["repeat"][rows].tolist(), strict=True))
+        for key, size in zip(keys, held["recorded_bytes"][rows].tolist(), strict=True):
+            nbytes.setdefault(key, set()).add(size)
+        sizes = held["recorded_bytes"][rows].tolist()
+        found[rows] = [size / times in nbytes[key] for key, size in zip(keys, sizes, strict=True)]
+    return found
 
 
 def _add_weight_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
