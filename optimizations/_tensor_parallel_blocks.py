@@ -50,6 +50,7 @@ class Divided:
     nbytes: np.ndarray
     sums: list[Sum] = field(default_factory=list)
     layers: set[str] = field(default_factory=set)
+    kinds: dict[int, str] = field(default_factory=dict)  # column or row, by the call of each product
     regions: int = 0  # of all blocks together, in one step
     blocks: int = 0
     heads: set[int] = field(default_factory=set)
@@ -314,6 +315,7 @@ class _Finder:
             product = products.get(int(self.call[at]))
             if product is not None and self.family[at] == "matmul":
                 self.divided.nbytes[at] = product.bytes_left(self.degree)
+                self.divided.kinds[int(self.call[at])] = product.kind
 
     def _add_up(self, at: int, elements: int, collective: str = "all_reduce") -> None:
         size = itemsize(self.dtype[at]) or 4

@@ -122,7 +122,8 @@ def memory(held: Allocations, *, count: int = 1, layers: str | None = None) -> N
     trained = trained_parameters(held.graph)
     paths, (block, _) = held.texts("layer"), block_of_rows(held, pattern)
     share = sum(
-        times[one] * trained.part({path for path, of in zip(paths, block.tolist(), strict=True) if of == one})[1]
+        times[one]
+        * trained.part({path for path, of in zip(paths, block.tolist(), strict=True) if of == one})[1]
         for one in blocks.tolist()
     )
     scale_owned(held, block >= 0, times[block], share)

@@ -8,8 +8,8 @@ import numpy as np
 from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
-from daydream.memory import Allocations, narrow
 from daydream.costs import PAPER_SPEEDUPS, device_or_none, measured_first, runs_in_tf32, sped_up
+from daydream.memory import Allocations, narrow
 from daydream.model import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
 

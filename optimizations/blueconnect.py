@@ -8,11 +8,13 @@ import numpy as np
 
 from daydream import Graph
 from daydream.costs import find_cluster, machine_of, workers_of
+from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"compression", "dgc"})
 CODE = "dist.reduce_scatter_tensor(part, grads, group=node); dist.all_reduce(part, group=across)"
+memory = unchanged
 
 ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 BETWEEN = "between nodes"

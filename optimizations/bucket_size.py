@@ -7,12 +7,14 @@ from daydream.optimizations._unsized_buckets import bytes_of_duration, shared_eq
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import find_cluster, machine_of, workers_of
+from daydream.memory import unchanged
 from daydream.model import MIB, Gradients, compute_lane, gradients_of
 from daydream.transforms import counted, stages
 
 STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"ddp", "p3", "blueconnect"})
 CODE = "DistributedDataParallel(model, bucket_cap_mb=100)"
+memory = unchanged
 
 NODE = r"evaluate_function: (torch::autograd::)?AccumulateGrad$"  # DDP's hook runs inside
 

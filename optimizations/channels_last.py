@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from daydream import Graph
+from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.FUSION
 CODE = "model = model.to(memory_format=torch.channels_last)"
+memory = unchanged
 
 # cuDNN's and MIOpen's kernels that change the layout around a convolution.
 TO_NHWC = r"nchwToNhwc|batched_transpose_\d+x\d+"

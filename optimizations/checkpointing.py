@@ -12,7 +12,17 @@ import numpy as np
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import work
-from daydream.memory import Allocations, Parts, block_of_rows, in_phase, parts_of, place_before, renumber, repeat, used_until
+from daydream.memory import (
+    Allocations,
+    Parts,
+    block_of_rows,
+    in_phase,
+    parts_of,
+    place_before,
+    renumber,
+    repeat,
+    used_until,
+)
 from daydream.model import behind_last_saved, repeated_blocks, saved_tensor_counts
 from daydream.transforms import listed, stages
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from daydream import Graph, Groups
 from daydream.costs import fused_chain_ns, fusible_chains, work
+from daydream.memory import Allocations, within
 from daydream.model import (
     compile_cpu_calls,
     in_replays,
@@ -25,6 +27,8 @@ CODE = "model = torch.compile(model)"
 FUSIBLE = ("element-wise", "normalization", "softmax", "loss", "reduction", "copy")
 # Kernels whose work is not known, as the trace has no shapes.
 FUSIBLE_KERNEL = r"(?i)elementwise|reduce_kernel|layer_?norm|softmax|batch_norm|bn_(fw|bw)|dropout"
+MATRIX = r"^aten::(_?conv\w*|addmm|mm|bmm|baddbmm|linear|matmul|\w*attention\w*|lstm|gru|\w*rnn\w*)$"
+MATRIX_NODE = r"(Addmm|Mm|Bmm|Baddbmm|Linear|[Cc]onv\w*|\w*Attention\w*|\w*Rnn\w*)Backward"
 ACCUMULATE = r"AccumulateGrad$"
 COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region"
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
@@ -41,7 +45,11 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     it is that of its longest part. The fixed cost of the other kernels, their launches and
     the CPU time of their operators go. The optimizer is not compiled.
 
-    Not modelled: results kept for the backward pass (a compiler recomputes most), matrix
+    Memory: what one call of the forward pass that is no product hands to the next is not stored. At the least
+    nothing is kept for the backward pass but what products make and read, as where the partitioner computes
+    all else again; at the most what is kept now.
+
+    Not modelled: matrix
     products with fused ends, chains that cannot fuse (two reductions along other
     dimensions), compile time, CUDA graphs (see cuda-graphs).
 
@@ -106,6 +114,19 @@ def _compile_on_cpu(graph: Graph) -> None:
     if len(compiled):
         graph.does_not_apply("forward and backward run compiled code already")
     graph.note(compile_cpu_calls(graph))
+
+
+def memory(held: Allocations) -> None:
+    """Store nothing between fused calls, and at the least what products make and read for the backward pass."""
+    forward = held.where(phase=("forward", "loss"))
+    fused = forward & ~within(held, MATRIX) & (held["begin_row"] >= 0)
+    ends = np.array(
+        [re.search(MATRIX_NODE, text or "") is not None for text in held.texts("op", at="end")], bool
+    )
+    temporary = fused & held.where(kind="temporary")
+    saved = fused & held.where(kind="activation", end_phase="backward") & ~ends
+    held.scale(temporary, 0.0)
+    held.scale(saved, held.among(0.0, 1.0, 1.0))
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from daydream.optimizations._low_rank import factors_of
 
 from daydream import Graph, GraphError, Selection
 from daydream.costs import PROTOCOLS, floor_ns, itemsize, memory_bandwidth
-from daydream.model import compute_lane
+from daydream.memory import Allocations, add_copies, gradient_bytes, parts_of
+from daydream.model import BUCKET_MB, MIB, compute_lane
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
@@ -38,6 +39,9 @@ def compression(
     between and after them pass over the gradients as the hook of torch 2.13.0 does, with error feedback.
     Left out is that each matrix has products and launches of its own (a fixed cost of a kernel is
     counted, CPU time is not), and to make the columns of the factors orthogonal: an upper bound.
+
+    Memory: each bucket on its way is held in 16 bits besides; with `rank` what was not sent is kept, as large as
+    all gradients, and the factors.
 
     Not modelled: convergence; waiting for peers in the trace of one rank is scaled like the transfer.
     """
@@ -121,3 +125,21 @@ def _before(first: Selection, lane: str) -> None:
         name.removeprefix(f"rank {rank} ") for name, rank in zip(first.lane, first.rank, strict=True)
     }:
         first.move(lane, follows=False)
+
+
+def memory(
+    held: Allocations, *, dtype: Literal["float16", "bfloat16"] = "float16", rank: int | None = None
+) -> None:
+    """Hold compressed buckets besides, and with `rank` the errors that are fed back."""
+    if rank is not None:  # torch's powerSGD_hook: `error_dict`, a flat tensor a bucket
+        add_copies(held, 1.0)
+        return
+    backward = parts_of(held, held.where(phase="backward"), held["step"])
+    for (own, _, step), until in zip(backward.keys.tolist(), backward.until.tolist(), strict=True):
+        mine = held.where(kind="gradient") & (held["rank"] == own) & (held["step"] == step)
+        like = np.flatnonzero(mine)[:1]
+        if len(like):
+            total = gradient_bytes(held, own, int(held["device"][like[0]])) // 2
+            one = min(total, round(BUCKET_MB * MIB) // 2)
+            nbytes = held.among(one, one, total)
+            held.add(like, bytes=nbytes, begin=held["begin"][mine].max(), end=until, kind="temporary")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph, GraphError
+from daydream.memory import Allocations, hold_throughout
 from daydream.model import Captured, capture, capture_parts, in_replays, mostly_replayed, start_as_nodes
 from daydream.transforms import counted, stages
 
@@ -32,8 +33,10 @@ def cuda_graphs(
     and after its last stays, and so do pauses and calls of over 1 ms and allocations: loading, first
     uses, file access, waiting (daydream/model/captured.py).
 
-    Not modelled: capture itself, the copy of inputs to fixed addresses, the memory of a pool
-    that is never shared, branches and shapes that change (they cannot be captured), CPU
+    Memory: inputs and gradients lie at fixed addresses, so that they are held all the time, inputs besides the
+    batch they are copied from. What the graphs' own pool reserves is never shared.
+
+    Not modelled: capture itself, the time of copying inputs to fixed addresses, branches and shapes that change (they cannot be captured), CPU
     tensors in forward or backward (a replay computes them no more).
     """
     if min(launch_us, node_us) < 0:
@@ -78,3 +81,11 @@ def _say(graph: Graph, taken: Captured) -> None:
             f"{taken.stays / steps / 1e6:,.2f} ms per step of CPU time between captured launches stay: calls "
             "and pauses of over 1 ms and allocations are first uses, file access or waiting."
         )
+
+
+def memory(
+    held: Allocations, *, launch_us: float = 15.0, node_us: float = 0.58, optimizer: bool = True
+) -> None:
+    """Hold inputs and gradients all the time."""
+    hold_throughout(held, held.where(kind="input", on="gpu"), besides=True)
+    hold_throughout(held, held.where(kind="gradient", on="gpu"), besides=False)

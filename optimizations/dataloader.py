@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, GraphError, Selection
+from daydream.memory import unchanged
 from daydream.model import LoaderWaits, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
 
 STAGE = stages.INPUT
 CODE = "DataLoader(dataset, num_workers=4, persistent_workers=True)"
+memory = unchanged
 
 WORKER_LOADER = r"_MultiProcessingDataLoaderIter|MultiProcessing"
 POOL = "loader workers"

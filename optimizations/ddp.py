@@ -6,6 +6,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import copies_ns, network_of
+from daydream.memory import Allocations, add_buckets
 from daydream.model import MIB, compute_lane, gradients_of
 from daydream.transforms import counted, stages
 
@@ -32,6 +33,9 @@ def ddp(
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
     size of all gradients in MiB, for a trace without them.
+
+    Memory: buckets as large as all gradients are held all the time; with `gradient_as_bucket_view` they are what
+    holds the gradients.
 
     Assumes workers that are equally fast, each with the batch of this trace. Not modelled: what
     else DDP does on the CPU, broadcasts of buffers, kernels that a concurrent transfer slows.
@@ -84,3 +88,12 @@ def ddp(
     )
     if copies is None:
         graph.note("Copies into and out of the buckets are left out: the trace shows no memory bandwidth.")
+
+
+def memory(
+    held: Allocations, *, workers: int = 8, cluster: str | None = None, bandwidth: float | None = None,
+    latency_us: float = 0.0, bucket_mb: float | None = None, gradient_as_bucket_view: bool = False,
+    gradient_mb: float | None = None,
+) -> None:  # fmt: skip
+    """Hold buckets of all gradients beside them, or in their place."""
+    add_buckets(held, as_views=gradient_as_bucket_view)

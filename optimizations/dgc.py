@@ -6,6 +6,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import PROTOCOLS, floor_ns, itemsize, memory_bandwidth, workers_of
+from daydream.memory import Allocations, add_copies
 from daydream.model import compute_lane
 from daydream.transforms import stages
 
@@ -33,7 +34,8 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     three values (and an index) for each that was sent.
 
     0.1 % is the ratio of the paper (Lin et al., 2018) after its warm-up. `workers` is the job's if
-    the trace has it. Not modelled: the sample that finds the threshold, convergence; waiting for
+    the trace has it. Memory: what was not sent is kept, with its momentum: two values a gradient, one where
+    the optimizer has a momentum that they replace (Lin et al., algorithm 2). Not modelled: the sample that finds the threshold, convergence; waiting for
     peers in the trace of one rank is scaled like the transfer.
     """
     if not 0 < ratio <= 1:
@@ -64,3 +66,8 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     }:
         first.move(lane, follows=False)
     graph.note(f"{members} workers send {ratio:.3g} of their gradients each.")
+
+
+def memory(held: Allocations, *, ratio: float = 0.001, workers: int | None = None) -> None:
+    """Keep the part of gradients that was not sent, and its momentum."""
+    add_copies(held, held.among(1.0, 2.0, 2.0))

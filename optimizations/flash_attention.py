@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from daydream import Graph
+from daydream.memory import Allocations, drop_scores
 from daydream.model import FUSED_ATTENTION_KERNEL, FUSED_ATTENTION_OP, attention_chains, fused_attention_ns
 from daydream.transforms import counted, stages
 
@@ -25,9 +26,11 @@ def flash_attention(graph: Graph) -> None:
     backward 5/4 of them. Launches and CPU time of the other operators go.
 
     Not modelled: the half of the scores that a causal mask would skip, copies of heads that fused
-    attention does not need, what a kernel loses on short sequences or wide heads, memory that is
-    saved. In float32, or with a mask of its own, torch runs its memory-efficient kernel, which works
+    attention does not need, what a kernel loses on short sequences or wide heads. In float32, or with a mask of its own, torch runs its memory-efficient kernel, which works
     the same way.
+
+    Memory: scores are never stored, but for one value of 32 bits a row. They are told by their shapes; where heads
+    are as wide as a sequence is long, queries, keys and values look the same, and what is left is too little.
     """
     kernels = graph.select(kind="kernel")
     kernels.need("kernels; on a CPU the fused attention is not modelled")
@@ -58,6 +61,11 @@ def flash_attention(graph: Graph) -> None:
             f"{counted(len(chains), 'chain')} of attention {direction}: {before / 1e6:,.2f} ms become "
             f"{time.sum() / 1e6:,.2f} ms; {known:,} by shapes, the others by the time of their own products."
         )
+
+
+def memory(held: Allocations) -> None:
+    """Store no scores of attention."""
+    drop_scores(held)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 
 from daydream import Graph
 from daydream.costs import device_of, itemsize, retime, work
+from daydream.memory import Allocations, in_8_bits
 from daydream.model import dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import stages
 
@@ -31,7 +32,10 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     of these kernels brings a launch and the CPU time of an element-wise operator of this trace.
 
     Attention, convolutions and products of two activations stay. An upper bound of the casts:
-    libraries that keep the forward pass's casts for the backward pass do fewer. Not modelled:
+    libraries that keep the forward pass's casts for the backward pass do fewer.
+
+    Memory: casts of a product's operands are held while it runs; at the least the cast is what a linear layer saves
+    of its input, as libraries do that keep it. Not modelled:
     compiled casts that fuse with the kernel before them, convergence, collectives in 8 bits.
     """
     kernels = graph.select(kind="kernel")
@@ -76,3 +80,8 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
         f"{spent / 1e6:,.2f} ms."
     )
     graph.note(retimed.words())
+
+
+def memory(held: Allocations, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> None:
+    """Hold casts of linear layers' operands to 1 B an element."""
+    in_8_bits(held)

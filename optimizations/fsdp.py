@@ -11,7 +11,8 @@ from daydream.optimizations.ddp import ddp
 
 from daydream import Graph, GraphError, Selection
 from daydream.costs import Network, copies_into_new_ns, network_of, scaled_time
-from daydream.model import MIB, Gradients, compute_lane, gradients_of
+from daydream.memory import Allocations, add_buckets, divide, shard
+from daydream.model import MIB, Gradients, compute_lane, gradients_of, repeated_blocks
 from daydream.transforms import counted, stages
 
 STAGE = stages.PARALLEL
@@ -51,7 +52,12 @@ def fsdp(
 
     The network is `cluster` (machines of the trace's GPU if not given, more nodes as needed), or
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
-    size of all gradients in MiB, for a trace without them. Not modelled: memory, frozen parameters,
+    size of all gradients in MiB, for a trace without them.
+
+    Memory: a worker holds its share of optimizer states, from stage 2 on of gradients and parameters; units are
+    whole while they are used, and what gathers or scatters one is held besides. Units are told by layers there.
+
+    Not modelled: frozen parameters,
     norms over all workers, other than the last of several backward passes of a step, kernels that a
     transfer slows.
     """
@@ -249,3 +255,19 @@ def _gather_behind(updates: Selection, nbytes: float, network: Network) -> None:
 
 def _times(network: Network, collective: str, nbytes: np.ndarray) -> list[int]:
     return [network.time_ns(collective, each) for each in nbytes.tolist()]
+
+
+def memory(
+    held: Allocations, *, stage: int = 3, workers: int = 8, layers: str | None = None,
+    unit_mb: float | None = None, overlap: bool | None = None, forward_prefetch: bool = False,
+    python: bool = True, cluster: str | None = None, bandwidth: float | None = None,
+    latency_us: float = 0.0, gradient_mb: float | None = None,
+) -> None:  # fmt: skip
+    """Hold one worker's share, and units whole while they are used."""
+    if stage == 1:
+        divide(held, held.where(kind="optimizer_state"), workers)
+        add_buckets(held, as_views=False)
+        return
+    units = layers or [block for family in repeated_blocks(held.graph) for block in family] or "*"
+    on_gpu = bool(held.where(on="gpu").any())
+    shard(held, units, workers, again=stage == 3, ahead=on_gpu if overlap is None else overlap)

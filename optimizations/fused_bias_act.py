@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.memory import Allocations, fuse
 from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
 
@@ -37,6 +38,8 @@ def fused_bias_act(graph: Graph) -> None:
     The other launches and the CPU time of their operators go. On a CPU the chain of
     operators becomes one, as long as its longest at least.
 
+    Memory: nothing between the operators is stored, but for an input that was not saved before.
+
     Not modelled: the activation inside the product itself; the bias's gradient as a kernel of its own.
     A bias that the product adds already leaves nothing but the activation, which stays as it is.
     """
@@ -49,3 +52,8 @@ def fused_bias_act(graph: Graph) -> None:
             graph.does_not_apply("each activation runs as one operator with no separate bias before it")
         graph.does_not_apply("no activation after a matrix product in this trace")
     graph.note(fuse_passes(chains, "fused activation", forward=2, backward=3))
+
+
+def memory(held: Allocations) -> None:
+    """Store nothing between the calls of a chain."""
+    fuse(held, find_chains(held.graph, WORDS, CHAIN), WORDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.memory import Allocations, fuse
 from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
 
@@ -30,7 +31,8 @@ def fused_cross_entropy(graph: Graph) -> None:
     other launches and the CPU time of their operators go. On a CPU the operators become
     one in each pass, as long as the longest at least.
 
-    Not modelled: fusion with the product that makes the logits, and the memory that saves.
+    Memory: the logarithms and their gradient are never stored. Not modelled: fusion with the product that makes
+    the logits, and the memory that saves.
     """
     work = work_tasks(graph)
     chains = find_chains(graph, WORDS, CHAIN)
@@ -39,3 +41,8 @@ def fused_cross_entropy(graph: Graph) -> None:
             graph.does_not_apply("the cross entropy runs as one kernel already")
         graph.does_not_apply("no log-softmax is followed by a negative log-likelihood loss in this trace")
     graph.note(fuse_passes(chains, "fused cross entropy", forward=1, backward=2))
+
+
+def memory(held: Allocations) -> None:
+    """Store nothing between the calls of a chain."""
+    fuse(held, find_chains(held.graph, WORDS, CHAIN), WORDS)

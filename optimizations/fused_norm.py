@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.memory import Allocations, fuse
 from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
 
@@ -36,6 +37,8 @@ def fused_norm(graph: Graph) -> None:
     operator where shapes are unknown. The other launches and the CPU time of their operators
     go. On a CPU the chain of operators becomes one, as long as its longest at least.
 
+    Memory: nothing between the operators is stored, but for an input that was not saved before.
+
     Not modelled: the parameters' gradients as kernels of their own; rounding that differs.
     """
     work = work_tasks(graph)
@@ -45,3 +48,8 @@ def fused_norm(graph: Graph) -> None:
             graph.does_not_apply("every normalization runs as one operator already")
         graph.does_not_apply("no layer or RMS norm is written out in small operators in this trace")
     graph.note(fuse_passes(chains, "fused norm", forward=2, backward=3))
+
+
+def memory(held: Allocations) -> None:
+    """Store nothing between the calls of a chain."""
+    fuse(held, find_chains(held.graph, WORDS, f"{RMS}|{CENTERED}|{VARIANCE}"), WORDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.memory import Allocations, fuse
 from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
 
@@ -31,6 +32,8 @@ def fused_softmax(graph: Graph) -> None:
     where shapes are unknown. The other launches and the CPU time of their operators go.
     On a CPU the chain of operators becomes one, as long as its longest at least.
 
+    Memory: nothing between the operators is stored, but for an input that was not saved before.
+
     Not modelled: the mask's own bytes (most are small), dropout, attention that keeps no scores
     at all. A softmax that stands alone stays as it is.
     """
@@ -45,3 +48,8 @@ def fused_softmax(graph: Graph) -> None:
             graph.does_not_apply("no scale, mask or cast comes right before or after a softmax")
         graph.does_not_apply("no softmax in this trace")
     graph.note(fuse_passes(chains, "fused softmax", forward=2, backward=3))
+
+
+def memory(held: Allocations) -> None:
+    """Store nothing between the calls of a chain."""
+    fuse(held, find_chains(held.graph, WORDS, CHAIN), WORDS)

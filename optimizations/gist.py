@@ -6,6 +6,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns
+from daydream.memory import Allocations, calls_that_made, in_phase, parts_of, place_before, put_away, renumber
 from daydream.model import input_bytes, makers_and_users
 from daydream.transforms import stages
 
@@ -25,6 +26,9 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
     (read it, write 1/ratio) and decoding take (1 + 1/ratio) / 2 of its time above the fixed
     cost of a kernel. A ratio of 2 is the half-width floats of Gist's delayed precision
     reduction, 32 its one bit a value of a ReLU whose sign is all that is needed.
+
+    Memory: between the call behind it in the forward pass and the layer's backward pass such an output takes
+    1/`ratio` of its bytes.
 
     Not modelled: sparse formats, whose ratio depends on the data; decoding inside the
     consumer's kernel; what lossy encodings do to convergence.
@@ -46,3 +50,19 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
         graph.note(f"Feature maps take {saved / 2**20:,.0f} MiB less between the passes.")
     else:
         graph.note("How much memory that saves is not known: the trace has no shapes.")
+
+
+def memory(held: Allocations, *, ratio: float = 2.0) -> None:
+    """Let outputs of ReLU and max pooling be encoded between the two passes."""
+    every = parts_of(held, in_phase(held, "forward"), held["step"], calls_that_made(held, ""))
+    call = calls_that_made(held, FORWARD)
+    backward = parts_of(held, (call >= 0) & in_phase(held, "backward"), held["step"], call)
+    rows = np.flatnonzero((call >= 0) & in_phase(held, "forward") & held.where(kind="activation"))
+    begins = np.sort(every.first)
+    at = np.searchsorted(begins, held["begin"][rows], side="right")
+    gone = place_before(held, np.append(begins, [begins[-1:] + 1] * 2)[at + 1])  # the next call has read it
+    keys = np.stack([held["rank"], held["repeat"], held["step"], call], axis=1)[rows]
+    node = backward.find(keys)
+    back = np.where(node >= 0, np.append(backward.first, 0)[node], -np.inf)
+    put_away(held, rows, gone, back, left=1 / ratio)
+    renumber(held)

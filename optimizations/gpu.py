@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from daydream import Graph, GraphError
 from daydream.costs import device_of, find_device, retime, work
+from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.HARDWARE
+memory = unchanged
 
 OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from daydream import Graph
 from daydream.costs import floor_ns
+from daydream.memory import unchanged
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
     FUSED_UPDATE_OP,
@@ -21,6 +22,7 @@ from daydream.transforms import stages
 
 STAGE = stages.PRECISION
 CODE = "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
+memory = unchanged
 
 SCALER = r"_amp_(foreach_non_finite_check_and_unscale|update_scale)|amp_update_scale"
 SCALER_KERNEL = r"(?i)non_?finite_?check|amp_update_scale|unscale"

@@ -113,7 +113,9 @@ def _end_with_first(held: Allocations, passes: Parts, moved: Moved) -> None:
     for place in range(len(passes)):
         first, until = passes.first[place], passes.until[place]
         before = begin < moved(np.array([first]), np.array([place]), 0)
-        ends = np.flatnonzero(before & (end >= first) & (end < until) & (held["rank"] == passes.keys[place, 0]))
+        ends = np.flatnonzero(
+            before & (end >= first) & (end < until) & (held["rank"] == passes.keys[place, 0])
+        )
         end[ends] = moved(end[ends], np.full(len(ends), place), 0)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from daydream import Graph, GraphError
+from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
+memory = unchanged
 
 ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 

@@ -7,9 +7,11 @@ from daydream.optimizations._stragglers import waiting_words
 
 from daydream import Graph
 from daydream.costs import bytes_of_message, find_cluster, workers_of
+from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
+memory = unchanged
 
 ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 HUB = r"^last arrival$"  # what all members of a collective wait for

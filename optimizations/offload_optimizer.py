@@ -6,7 +6,8 @@ import numpy as np
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import link_bandwidth
-from daydream.model import UPDATE_RULES, update_of
+from daydream.memory import Allocations, let_go_behind
+from daydream.model import MIB, UPDATE_RULES, update_of
 from daydream.transforms import stages
 
 STAGE = stages.MEMORY
@@ -31,7 +32,12 @@ def offload_optimizer(
     pinned copies, else 3/4 of the device's PCIe rate. The device's update goes.
 
     100 GB/s are an assumption, 80 % of the 128 GB/s of a socket with six channels of
-    DDR4-2666: give what your CPU reaches. Not modelled: an update that overlaps its copies, a
+    DDR4-2666: give what your CPU reaches.
+
+    Memory: optimizer states leave the GPU, and gradients when a bucket of them behind each is complete; at most
+    they stay until the update.
+
+    Not modelled: an update that overlaps its copies, a
     one-step delay, other ranks that share the CPU.
     """
     if min(cpu_bandwidth, bucket_mb, 1.0 if bandwidth is None else bandwidth) <= 0:
@@ -78,3 +84,18 @@ def offload_optimizer(
         on_cpu, "parameters back", kind="memcpy", lane=lane, duration_ns=nbytes / to_device, bytes=nbytes
     )
     graph.note(f"The device's memory keeps {state / MIB:,.0f} MiB less of optimizer state.")
+
+
+def memory(
+    held: Allocations,
+    *,
+    cpu_bandwidth: float = 100.0,
+    bandwidth: float | None = None,
+    bucket_mb: float = 25.0,
+) -> None:
+    """Hold no optimizer states on the GPU, and gradients until they are copied."""
+    gone = held.where(kind="optimizer_state", on="gpu") | held.where(
+        kind="temporary", phase="optimizer", on="gpu"
+    )
+    held.remove(gone)
+    let_go_behind(held, held.where(kind="gradient", phase="backward", on="gpu"), round(bucket_mb * MIB))

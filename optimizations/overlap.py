@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from daydream import Graph, Selection
+from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
 CODE = "work = dist.all_reduce(tensor, async_op=True)  # work.wait() where it is needed"
+memory = unchanged
 
 ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 POINT_TO_POINT = ("send", "recv", "send_recv")  # the next stage of a pipeline works on what comes

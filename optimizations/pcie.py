@@ -6,9 +6,11 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import link_bandwidth
+from daydream.memory import unchanged
 from daydream.transforms import counted, stages
 
 STAGE = stages.HARDWARE
+memory = unchanged
 
 WAYS = {"HtoD": r"HtoD|HostToDevice", "DtoH": r"DtoH|DeviceToHost"}
 

@@ -7,10 +7,12 @@ from daydream.optimizations._copies import PAGEABLE, TO_DEVICE
 
 from daydream import Graph, GraphError
 from daydream.costs import link_bandwidth
+from daydream.memory import unchanged
 from daydream.transforms import counted, stages
 
 STAGE = stages.INPUT
 CODE = 'DataLoader(dataset, pin_memory=True); batch.to("cuda", non_blocking=True)'
+memory = unchanged
 
 
 def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:

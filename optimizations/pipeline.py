@@ -10,6 +10,7 @@ from daydream.optimizations._pipeline_stages import Passes, input_bytes, passes_
 
 from daydream import Graph, GraphError, Groups, Selection
 from daydream.costs import need_size, network_of, recorded_batch, resized_time
+from daydream.memory import Allocations, block_of_rows, in_phase, parts_of
 from daydream.model import joint_update, trained_parameters
 from daydream.transforms import counted, listed, need_room
 from daydream.transforms import stages as order
@@ -43,9 +44,13 @@ def pipeline(
     between blocks, for a trace without shapes. The network is `cluster` (machines of the trace's GPU if not
     given), or `bandwidth` in GB/s and `latency_us` a message.
 
+    Memory: a GPU holds what its blocks do, with their parameters, and activations of as many micro-batches as its
+    schedule has begun and not finished (Narayanan et al., "Efficient large-scale language model training",
+    section 2.2); the answer is that of the GPU which holds most, as another rank.
+
     Loading of data stays as it was. Not modelled: labels that the last stage loads, sums of gradients
     of tied weights or of norms over stages, the addition of a micro-batch's gradients to the others',
-    memory, kernels that a concurrent message slows.
+    kernels that a concurrent message slows.
     """
     if stages < 1 or micro_batches < 1:
         raise GraphError(f"stages and micro_batches must be 1 or more, not {stages} and {micro_batches}")
@@ -201,3 +206,73 @@ def _say(
             f"Each of {batches} micro-batches is as large as the recorded batch: for the throughput, "
             f"compare the step with {batches} old ones."
         )
+
+
+def memory(
+    held: Allocations, *, stages: int = 2, micro_batches: int = 8,
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b",
+    micro_batch: Literal["divided", "recorded"] = "divided", cluster: str | None = None,
+    bandwidth: float | None = None, latency_us: float = 0.0, activation_mb: float | None = None,
+) -> None:  # fmt: skip
+    """Hold on each GPU what its blocks do, of the micro-batches that are on their way."""
+    passes = passes_by_block(held.graph)
+    time = passes.time_of_blocks()
+    chunks = stages * (CHUNKS if schedule == "interleaved" else 1)
+    chunk = np.searchsorted(equal_parts(time, chunks), np.arange(len(time)), side="right") - 1
+    stage = _stage_of_rows(held, passes, chunk % stages)
+    divided = micro_batch == "divided"
+    size = 1 / micro_batches if divided else 1.0
+    activation = held.where(kind="activation")
+    for one in range(stages):
+        under_way = _under_way(schedule, stages, micro_batches, one) * size
+        held.scale(activation & (stage == one), under_way)
+    held.scale(held.where(kind="temporary", phase=("forward", "loss", "backward")), size)
+    shared = np.flatnonzero(stage < 0)
+    for one in range(stages):
+        own = np.flatnonzero(stage == one)
+        held["rank"][own] = one
+    lasting = np.isin(
+        shared, np.flatnonzero(held.where(kind=("parameter", "optimizer_state", "gradient", "unknown")))
+    )
+    alike = shared[lasting]  # nothing tells whose they are: each has an equal part
+    for one in range(1, stages):
+        held.add(
+            shared, rank=one, bytes=np.where(lasting, held["bytes"][shared] // stages, held["bytes"][shared])
+        )
+    held["rank"][shared] = 0
+    held["bytes"][alike] //= stages
+
+
+def _stage_of_rows(held: Allocations, passes: Passes, stage_of_block: np.ndarray) -> np.ndarray:
+    """Return the GPU that holds each allocation, -1 where nothing tells; int64, shape (rows,)."""
+    found = np.full(len(held), -1)
+    layers = [passes.layers({block}) for block in range(len(passes.blocks))]
+    of_layer = {layer: int(stage_of_block[block]) for block, own in enumerate(layers) for layer in own}
+    found[:] = [of_layer.get(path, -1) for path in held.texts("layer")]
+    block, _ = block_of_rows(held, passes.blocks)
+    for phase, turn in (("forward", 1), ("loss", 1), ("backward", -1)):
+        mine = in_phase(held, phase)
+        known = parts_of(held, mine & (block >= 0), held["step"], block)
+        for row in np.flatnonzero(
+            mine & (found < 0)
+        ).tolist():  # what lies between goes with the block before
+            same = (known.keys[:, 0] == held["rank"][row]) & (known.keys[:, 2] == held["step"][row])
+            before = same & (known.first <= held["begin"][row])
+            if phase == "loss" or not same.any():
+                found[row] = stage_of_block[-1]
+            elif before.any():
+                at = np.flatnonzero(before)[np.argmax(known.first[before])]
+                found[row] = stage_of_block[known.keys[at, -1]]
+            else:
+                found[row] = stage_of_block[0 if turn > 0 else -1]
+    return found
+
+
+def _under_way(schedule: str, stages: int, micro_batches: int, stage: int) -> float:
+    """Return how many micro-batches' activations of all its blocks a GPU holds at most."""
+    if schedule == "gpipe":
+        return float(micro_batches)
+    if schedule == "1f1b":
+        return float(min(stages - stage, micro_batches))
+    begun = min(2 * (stages - stage - 1) + (CHUNKS - 1) * stages + 1, CHUNKS * micro_batches)
+    return begun / CHUNKS

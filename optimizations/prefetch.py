@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from daydream.optimizations._copies import PAGEABLE, TO_DEVICE
 from daydream.optimizations.pinned_memory import pinned_memory
 
 from daydream import Graph
+from daydream.memory import Allocations
 from daydream.transforms import stages
 
 STAGE = stages.INPUT
@@ -23,7 +25,9 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
     memory and `non_blocking=True`: copies from pageable memory change as by pinned-memory.
     Smaller copies are assumed to be scalars and indices of the computation.
 
-    Not modelled: the memory of one more batch, and kernels that the link's traffic slows.
+    Memory: a batch is on the device from when the one before it is.
+
+    Not modelled: kernels that the link's traffic slows.
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE, phase=("data", "forward", "other", "optimizer"))
     copies.need("copies to the device before the backward pass")
@@ -37,3 +41,16 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
     copies.move(STREAM, follows=False, held_for=False)
     megabytes = copies.total("bytes") / max(len(copies.group_by("step")), 1) / 1e6
     graph.note(f"{megabytes:,.3g} MB per step are copied ahead.")
+
+
+def memory(held: Allocations, *, least_kb: float = 64.0) -> None:
+    """Let inputs be on the device from when those of the step before are."""
+    rows = np.flatnonzero(held.where(kind="input", on="gpu") & (held["recorded_bytes"] >= least_kb * 1024))
+    begin, step = held["begin"][rows], held["step"][rows]
+    for rank in np.unique(held["rank"][rows]).tolist():
+        own = rows[held["rank"][rows] == rank]
+        first = {
+            one: begin[(step == one) & (held["rank"][rows] == rank)].min()
+            for one in set(held["step"][own].tolist())
+        }
+        held["begin"][own] = [first.get(one - 1, -np.inf) for one in held["step"][own].tolist()]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from daydream import Graph
+from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.LAUNCH
 CODE = "losses.append(loss.detach())  # .item() when the loop is over"
+memory = unchanged
 
 ALLOCATION = r"(?i)malloc|free"  # waits that no line of the program asked for
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from daydream import Graph
+from daydream import Graph, Groups
+from daydream.memory import Allocations, fuse
 from daydream.model import backward_chains, find_chains, remove_with_operators, work_tasks
 from daydream.transforms import stages
 
@@ -30,15 +31,14 @@ def restructured_batchnorm(graph: Graph) -> None:
     CPU time of their operators, and those of the normalization take half: they move half the
     bytes. A normalization with anything else on either side (a sum of branches, say) stays.
 
+    Memory: what a normalization hands to its activation is not stored.
+
     Not modelled: what the convolutions lose by doing this besides, and the copies that real
     implementations make: the paper found its own prediction too good. On a CPU the same holds.
     """
     work = work_tasks(graph)
     work.where(within=WORDS["B"]).need("batch normalization")
-    counters = work.where(op=COUNTER).where(
-        lambda tasks: (tasks.dtype == "int64") | ((tasks.input_elements >= 0) & (tasks.input_elements <= 2))
-    )
-    chains = find_chains(graph, WORDS, CHAIN, unseen=counters, one_kernel=False)
+    chains = _chains(graph)
     if not len(chains):
         graph.does_not_apply("no batch normalization is between a convolution and an activation")
     backward = backward_chains(chains)
@@ -53,3 +53,22 @@ def restructured_batchnorm(graph: Graph) -> None:
         graph.note("Without a backward pass a normalization can be folded into its convolution altogether.")
     elif not len(backward):
         graph.note("Which backward work is theirs is not known (no sequence numbers), so it stays.")
+
+
+def memory(held: Allocations) -> None:
+    """Store nothing between a normalization and its activation."""
+    fuse(held, _chains(held.graph), WORDS, first_stays=True)
+
+
+def _chains(graph: Graph) -> Groups:
+    """Return the work of convolutions with a normalization and an activation behind them."""
+    counters = (
+        work_tasks(graph)
+        .where(op=COUNTER)
+        .where(
+            lambda tasks: (
+                (tasks.dtype == "int64") | ((tasks.input_elements >= 0) & (tasks.input_elements <= 2))
+            )
+        )
+    )
+    return find_chains(graph, WORDS, CHAIN, unseen=counters, one_kernel=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.HARDWARE
+memory = unchanged
 
 
 def scale(

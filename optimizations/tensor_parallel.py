@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from daydream.optimizations._tensor_parallel_blocks import Divided, divided_work
+from daydream.optimizations._tensor_parallel_blocks import COLUMN, ROW, Divided, divided_work
 
 from daydream import Graph, GraphError
 from daydream.costs import network_of, retime, scaled_time
-from daydream.model import joint_update, trained_parameters
+from daydream.memory import Allocations, divide, nearest
+from daydream.model import call_rows, joint_update, trained_parameters
 from daydream.transforms import counted, listed, stages
 
 STAGE = stages.PARALLEL
@@ -40,7 +41,10 @@ def tensor_parallel(
 
     Not modelled: sequence parallelism, an all-reduce hidden behind the weights' gradient, fused
     projections where the trace has three, smaller tiles that libraries pick for narrower
-    products (so that those of small models gain less here than they would), memory.
+    products (so that those of small models gain less here than they would).
+
+    Memory: a GPU holds its part of the divided layers, with gradients and states, and of what lies between them;
+    inputs of a part, its output and all else it holds as a whole.
     """
     if degree < 1:
         raise GraphError(f"degree must be 1 or more, not {degree}")
@@ -115,3 +119,26 @@ def _say(graph: Graph, divided: Divided, degree: int) -> None:
         )
     if divided.vocabulary is None:
         graph.note("No last layer as large as an embedding: what lies outside the blocks stays whole.")
+
+
+def memory(
+    held: Allocations, *, degree: int = 2, cluster: str | None = None, bandwidth: float | None = None,
+    latency_us: float = 0.0,
+) -> None:  # fmt: skip
+    """Hold one GPU's part of the divided layers and of what lies between them."""
+    found = divided_work(held.graph, degree)
+    rows = np.zeros(len(held.trace), bool)
+    calls = call_rows(held.graph, found.tasks.ids[found.flop < 1])
+    rows[calls[calls >= 0]] = True
+    products = np.zeros(len(held.trace), bool)
+    products[list(found.kinds)] = True
+    product = nearest(held, products)
+    kind = np.array([found.kinds.get(row, "") for row in product.tolist()])
+    forward = held.where(phase="forward")
+    whole = np.where(forward, kind == ROW, kind == COLUMN) & ~held.where(kind="gradient")
+
+    which = held.where(kind=("activation", "temporary")) & (nearest(held, rows) >= 0) & ~whole
+    layer = np.array([path in found.layers for path in held.texts("layer")], bool)
+    which |= layer & held.where(kind=("parameter", "gradient", "optimizer_state"))
+    which |= layer & held.where(phase="optimizer")
+    divide(held, which, degree)

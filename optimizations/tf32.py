@@ -10,6 +10,7 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import bound, device_of, names_fit, retime, runs_in_tf32, work
+from daydream.memory import unchanged
 from daydream.model import (
     ATTENTION_KERNEL,
     DOUBT_OF_CONVOLUTIONS,
@@ -26,6 +27,7 @@ from daydream.transforms import stages
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"amp", "autocast", "fp8"})  # they take the same kernels to 16 or 8 bits
 CODE = 'torch.set_float32_matmul_precision("high")'
+memory = unchanged
 
 AMD = ("MI", "Radeon")
 

@@ -15,6 +15,7 @@ from daydream.optimizations._parameter_servers import (
 )
 
 from daydream import Graph
+from daydream.memory import Allocations
 from daydream.model import MIB
 from daydream.transforms import counted, stages
 
@@ -41,7 +42,8 @@ def tictac(
     further: it divides gradients into slices, orders pushes too and waits for no other parameter. Order by
     first use is the paper's TIC; its TAC, which weighs times as well, is the same for a forward pass that
     is a chain.
-    Not modelled: copies to and from the CPU's memory, the servers' own time.
+    Memory: with `update` by the server a worker holds no optimizer states. Not modelled: copies to and from the
+    CPU's memory, the servers' own time and memory.
     """
     gradients, users, place = to_exchange(
         graph, gradient_mb, workers=workers, servers=servers, bandwidth=bandwidth, latency_us=latency_us
@@ -84,3 +86,12 @@ def tictac(
         f"{counted(round(len(pushed) / steps), 'transfer')} each way; {counted(workers, 'worker')}, "
         f"{counted(servers, 'server') if servers else 'each of them a server too'}. {waiting.said}"
     )
+
+
+def memory(
+    held: Allocations, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25, latency_us: float = 14.0,
+    order: Literal["first-use", "ready"] = "first-use", update: Literal["worker", "server"] = "worker", gradient_mb: float | None = None,
+) -> None:  # fmt: skip
+    """Hold no optimizer states where servers update."""
+    if update == "server":
+        held.remove(held.where(kind="optimizer_state") | held.where(kind="temporary", phase="optimizer"))

@@ -8,6 +8,15 @@ import numpy as np
 
 from daydream import Graph, GraphError
 from daydream.costs import link_bandwidth
+from daydream.memory import (
+    Allocations,
+    calls_that_made,
+    in_phase,
+    input_of_parts,
+    parts_of,
+    put_away,
+    renumber,
+)
 from daydream.model import input_bytes, makers_and_users
 from daydream.transforms import stages
 
@@ -35,6 +44,8 @@ def vdnn(
     Copies go at `bandwidth` GB/s on two lanes of their own, prefetches in the order they are needed; by
     default at the rate of the trace's pinned copies, else 3/4 of the device's PCIe. The last layer's
     input stays, as its backward pass comes first.
+
+    Memory: these inputs are gone from where the next such layer starts to where they are copied back.
 
     Not modelled: kernels that the copies slow, the larger batch that the memory allows.
     """
@@ -79,3 +90,30 @@ def vdnn(
     graph.note(
         f"Up to {saved / 2**20:,.0f} MiB of feature maps per step wait outside of the device's memory."
     )
+
+
+def memory(
+    held: Allocations,
+    *,
+    layers: Literal["conv", "all"] = "conv",
+    ahead: int = 1,
+    bandwidth: float | None = None,
+) -> None:
+    """Let the inputs of layers be gone between the two passes."""
+    call = calls_that_made(held, CONVOLUTION[0] if layers == "conv" else PRODUCT[0])
+    forward, backward = (
+        parts_of(held, (call >= 0) & in_phase(held, phase), held["step"], call)
+        for phase in ("forward", "backward")
+    )
+    mate = backward.find(forward.keys)
+    place = np.lexsort((forward.first, *forward.keys[:, 2::-1].T))
+    place = place[mate[place] >= 0]  # the layers of a step, one after the other
+    step = np.unique(forward.keys[place, :3], axis=0, return_inverse=True)[1].reshape(-1)
+    last = np.searchsorted(step, step, side="right") - 1
+    at = np.arange(len(place))
+    inputs = input_of_parts(held, forward)[place]
+    gone = forward.first[place[np.minimum(at + 1, last)]]
+    back = backward.first[mate[place[np.minimum(at + ahead, last)]]]
+    offloaded = (at < last) & (inputs >= 0)
+    put_away(held, inputs[offloaded], gone[offloaded], back[offloaded])
+    renumber(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph
+from daydream.memory import Allocations, in_phase, renumber
 from daydream.transforms import stages
 
 STAGE = stages.WORK
@@ -30,7 +32,9 @@ def zero_grad_none(graph: Graph) -> None:
     tensors were zeroed. Where one fill covers many tensors (foreach), all of the step go.
 
     Not modelled: gradients that are views of buckets (DistributedDataParallel with
-    `gradient_as_bucket_view`), which are copied instead; memory that is freed for longer.
+    `gradient_as_bucket_view`), which are copied instead.
+
+    Memory: gradients are held from the backward pass that makes them to zero_grad, not all the time.
     """
     on = "gpu" if len(graph.select(on="gpu")) else "cpu"
     fills = graph.select(on=on, within=ZERO_GRAD, op=FILL)
@@ -47,6 +51,23 @@ def zero_grad_none(graph: Graph) -> None:
         first = additions.where(lambda tasks: np.isin(tasks.call, each.call))
         gone = gone | first.operators() | first
     gone.remove()
+
+
+def memory(held: Allocations) -> None:
+    """Let a backward pass make the gradients, and zero_grad free them."""
+    lasting = held.where(kind="gradient") & (held["begin"] == -np.inf) & (held["end"] == np.inf)
+    taken = np.array(
+        [re.search(ACCUMULATE, text or "") is not None for text in held.texts("op", at="end")], bool
+    )
+    made = in_phase(held, "backward") & held.where(kind="temporary") & taken
+    zeroed = held.where(phase=("forward", "data"))
+    for rank in np.unique(held["rank"]).tolist():
+        own = made & (held["rank"] == rank)
+        begins = np.sort(held["begin"][zeroed & (held["rank"] == rank)])
+        held["end"][own] = np.append(begins, np.inf)[np.searchsorted(begins, held["begin"][own])]
+    held.become(made, "gradient")
+    held.remove(lasting)
+    renumber(held)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ allocator, replayed, tells what is reserved for it.
     Allocations                    what a step holds, a row an allocation: what `memory(held)` edits
     unchanged                      `memory = unchanged`: the change leaves memory as it is
     resize_input                   sizes when the batch or the sequence length is another
+    parts_of, repeat, put_away     parts of the program; to run one once more; what is gone between two places
+    fuse, narrow, shard            calls that become one; 16 bits; shares of several workers
 
 These names are promised to optimizations (docs/extending.md) and are loaded when they are first used.
 Files below are the package's own, and may change.
@@ -19,37 +21,59 @@ from daydream import lazy
 
 if TYPE_CHECKING:
     from daydream.memory.allocations import Allocations
+    from daydream.memory.fused import drop_scores, fuse, within
     from daydream.memory.growth import resize_input
-    from daydream.memory.narrow import narrow
+    from daydream.memory.narrow import in_8_bits, narrow
     from daydream.memory.passes import (
         Moved,
         Parts,
         block_of_rows,
+        calls_that_made,
         in_phase,
+        input_of_parts,
+        nearest,
         next_call,
         parts_of,
         place_before,
+        put_away,
         renumber,
         repeat,
         scale_owned,
         used_until,
     )
     from daydream.memory.prediction import unchanged
+    from daydream.memory.shares import (
+        add_buckets,
+        add_copies,
+        divide,
+        gradient_bytes,
+        hold_throughout,
+        let_go_behind,
+        shard,
+    )
 
 _HOMES = {
     "daydream.memory.allocations": ("Allocations",),
+    "daydream.memory.fused": ("drop_scores", "fuse", "within"),
     "daydream.memory.growth": ("resize_input",),
-    "daydream.memory.narrow": ("narrow",),
+    "daydream.memory.narrow": ("in_8_bits", "narrow"),
     "daydream.memory.passes": (
-        "Moved", "Parts", "block_of_rows", "in_phase", "next_call", "parts_of", "place_before", "renumber",
-        "repeat", "scale_owned", "used_until",
+        "Moved", "Parts", "block_of_rows", "calls_that_made", "in_phase", "input_of_parts",
+        "nearest", "next_call", "parts_of", "place_before", "put_away", "renumber", "repeat", "scale_owned",
+        "used_until",
     ),
     "daydream.memory.prediction": ("unchanged",),
+    "daydream.memory.shares": (
+        "add_buckets", "add_copies", "divide", "gradient_bytes", "hold_throughout", "let_go_behind",
+        "shard",
+    ),
 }  # fmt: skip
 
 __all__ = [
-    "Allocations", "Moved", "Parts", "block_of_rows", "in_phase", "narrow", "next_call", "parts_of",
-    "place_before", "renumber", "repeat", "resize_input", "scale_owned", "unchanged", "used_until",
+    "Allocations", "Moved", "Parts", "add_buckets", "add_copies", "block_of_rows", "calls_that_made",
+    "divide", "drop_scores", "fuse", "gradient_bytes", "hold_throughout", "in_8_bits", "in_phase",
+    "input_of_parts", "let_go_behind", "narrow", "nearest", "next_call", "parts_of", "place_before", "put_away",
+    "renumber", "repeat", "resize_input", "scale_owned", "shard", "unchanged", "used_until", "within",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -173,9 +173,13 @@ class Allocations:
         """Give some allocations (bool, shape (rows,)) other sizes, in bytes before rounding."""
         self["bytes"][which] = rounded(np.broadcast_to(nbytes, int(which.sum())), self["device"][which])
 
-    def scale(self, which: np.ndarray, factor: float) -> None:
+    def scale(self, which: np.ndarray, factor: float | np.ndarray) -> None:
         """Multiply the sizes of some allocations (bool, shape (rows,))."""
         self.resize(which, np.rint(self["bytes"][which] * factor).astype(np.int64))
+
+    def become(self, which: np.ndarray, kind: str) -> None:
+        """Let some allocations (bool, shape (rows,)) be of another kind."""
+        self["kind"][which] = KINDS.index(kind)
 
     def remove(self, which: np.ndarray) -> None:
         """Take some allocations (bool, shape (rows,)) out of the program."""

@@ -20,7 +20,8 @@ from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
 from daydream.costs.workload.tiles import result_size
 from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations
-from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.memory.passes import nearest
+from daydream.trace.schema import UNKNOWN
 
 STAYS = ("parameter", "gradient", "optimizer_state", "bucket", "shard")  # whatever the input is
 PASSES = ("data", "forward", "loss", "backward")
@@ -50,7 +51,11 @@ def resize_input(held: Allocations, old: int | None, factor: float, *, every: bo
         every: all sizes equal to the old one change (a sequence length, which scores hold twice); else the
             first of a tensor (a batch).
     """
-    before = (held["begin"] == BEFORE) & (held["end"] < AFTER) & held.where(kind=("input", "activation", "temporary"))
+    before = (
+        (held["begin"] == BEFORE)
+        & (held["end"] < AFTER)
+        & held.where(kind=("input", "activation", "temporary"))
+    )
     changes = np.flatnonzero(~held.where(kind=STAYS) & (held.where(phase=PASSES) | before))
     if not len(changes):
         return
@@ -69,7 +74,7 @@ def _by_shapes(held: Allocations, rows: np.ndarray, old: int | None, factor: flo
         return unknown
     calls = calls_of(held.trace)
     resize = Resize(calls, old, round(old * factor), every=every)
-    asked = _operators(held, rows)
+    asked = asking_operators(held, rows)
     keys = np.stack([
         np.append(held.trace["name"], UNKNOWN)[asked],
         np.append(held.trace["shapes"], UNKNOWN)[asked],
@@ -101,15 +106,11 @@ def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
     )  # fmt: skip
 
 
-def _operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
+def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
     """Return the innermost operator with tensors among its arguments around each allocation, -1 for none."""
     trace = held.trace
     tells = np.array([*(_has_tensors(text) for text in trace.text("shapes")), False])[trace["shapes"]]
-    parent = np.asarray(trace["parent"], np.int64)
-    up = held["begin_row"][rows].copy()
-    while (climbing := np.flatnonzero((up >= 0) & ~np.append(tells, False)[up])).size:
-        up[climbing] = parent[up[climbing]]
-    return up
+    return nearest(held, tells)[rows]
 
 
 def _has_tensors(text: str) -> bool:

@@ -16,10 +16,10 @@ import numpy as np
 
 from daydream.costs.resize.operands import WEIGHT_ARGUMENTS
 from daydream.costs.workload.forward_calls import forward_rows
-from daydream.costs.workload.operator import bare_name
+from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.memory.allocations import BEFORE, Allocations
-from daydream.memory.passes import next_call, parts_of, place_before, renumber, used_until
+from daydream.memory.passes import calls_that_made, next_call, parts_of, place_before, renumber, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 
 TO_16 = re.compile(
@@ -36,11 +36,14 @@ TO_32_ON_CPU = re.compile(
     r"^aten::(avg_pool3d|binary_cross_entropy\w*|\w*_loss\w*|kl_div|grid_sampler|prod|quantile|cdist|trace|"
     r"upsample_\w+|linalg_\w+|fft_\w+|stft)$"
 )
-LOG_SOFTMAX = re.compile(r"^aten::_?log_softmax$")  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
+LOG_SOFTMAX = re.compile(
+    r"^aten::_?log_softmax$"
+)  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
 LOSS = re.compile(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
 SUM = re.compile(r"^aten::(add|sub)_?$")
 FLOAT = "float32"
 WITH_INDICES = r"^aten::(\w*with_indices|topk|sort|max|min|median|mode|cummax|cummin)$"  # 8 bytes each
+LINEAR = r"^aten::(addmm|mm|linear|matmul|_scaled_mm)$"
 MASKS = r"^aten::(native_dropout|_fused_dropout|bernoulli_?|eq|ne|lt|le|gt|ge|logical_\w+|isnan|isinf)_?$"  # of 1 byte
 
 
@@ -69,7 +72,9 @@ def narrow(held: Allocations) -> None:
     _add_weight_copies(held, types, maker)
     size = len(begin_row)
     pad = np.zeros(len(held) - size, bool)
-    last = np.where(held["end_row"][:size] >= 0, forward_rows(held.trace, np.maximum(held["end_row"][:size], 0)), UNKNOWN)
+    last = np.where(
+        held["end_row"][:size] >= 0, forward_rows(held.trace, np.maximum(held["end_row"][:size], 0)), UNKNOWN
+    )
     saved = held.where(kind="activation")[:size] & types.in_product[last] & (last >= 0)
     wide = made_in == 32
     copied = np.flatnonzero(is_float & saved & wide & ~backward)
@@ -208,7 +213,10 @@ class _Types:
             stream = stream or now
 
     def _has_tensors(self, rows: np.ndarray) -> np.ndarray:
-        tells = [any(elements(part) for part in parse_shapes(text) or []) for text in self.held.trace.text("shapes")]
+        tells = [
+            any(elements(part) for part in parse_shapes(text) or [])
+            for text in self.held.trace.text("shapes")
+        ]
         found: np.ndarray = np.array([*tells, False])[self.held.trace["shapes"][rows]]
         return found
 
@@ -238,3 +246,32 @@ class _Types:
     def input_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of what each product reads: int64."""
         return np.array([elements((self._arguments(row) or [()])[0]) for row in rows.tolist()], np.int64)
+
+
+def in_8_bits(held: Allocations) -> None:
+    """Hold casts of the operands of linear layers, 1 B an element, while each product runs.
+
+    At the least a linear layer saves its input so, as libraries do that keep the cast.
+
+    Args:
+        held: the allocations.
+    """
+    call = calls_that_made(held, LINEAR)
+    products = parts_of(held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call)
+    sizes = []
+    for row in products.keys[:, -1].tolist():
+        code = int(held.trace["shapes"][row])
+        arguments = (parse_shapes(held.trace.text("shapes")[code]) if code >= 0 else None) or []
+        sizes.append(sum(sorted((elements(part) for part in arguments), reverse=True)[:2]))
+    like = np.full(len(products), UNKNOWN)
+    rows = np.flatnonzero(products.of >= 0)
+    like[products.of[rows]] = rows
+    held.add(like, bytes=np.array(sizes, np.int64), begin=products.first, end=place_before(held, products.until),
+             kind="temporary")  # fmt: skip
+    last = np.where(held["end_row"] >= 0, forward_rows(held.trace, np.maximum(held["end_row"], 0)), UNKNOWN)
+    names = np.array([*(re.search(LINEAR, text) is not None for text in held.trace.text("name")), False])
+    saved = held.where(kind="activation") & (last >= 0) & np.append(names[held.trace["name"]], False)[last]
+    widths = np.array([*(itemsize(text) or 4 for text in held.trace.text("dtype")), 4])
+    width = np.append(widths[held.trace["dtype"]], 4)[held["begin_row"]]
+    held.scale(saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum()))))
+    renumber(held)

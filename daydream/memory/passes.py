@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from daydream.costs.workload.forward_calls import forward_rows, nodes_above
+from daydream.costs.workload.operator import itemsize
+from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.graph.query.blocks import TOGETHER, block_of_layers
-from daydream.memory.allocations import BEFORE, Allocations
+from daydream.memory.allocations import BEFORE, GRANULE, Allocations
 from daydream.trace.schema import PHASES, UNKNOWN
 
 
@@ -252,3 +254,110 @@ def scale_owned(held: Allocations, which: np.ndarray, times: np.ndarray, share: 
     more = np.maximum(times[owned], 0)
     held.add(np.repeat(owned, more))
     held.remove(np.append(goes, np.zeros(more.sum(), bool)))
+
+
+def nearest(held: Allocations, rows: np.ndarray, *, forward: bool = False) -> np.ndarray:
+    """Return the innermost of some rows of the trace around what asked for each allocation, -1 for none.
+
+    Args:
+        held: the allocations.
+        rows: which rows of the trace, bool, shape (rows of the trace,).
+        forward: in the backward pass look around the forward call whose gradient is computed.
+
+    Returns:
+        rows of the trace, int64, shape (rows,).
+    """
+    trace = held.trace
+    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
+    up = held["begin_row"].copy()
+    if forward:
+        mine = np.flatnonzero(in_phase(held, "backward") & (up >= 0))
+        up[mine] = forward_rows(trace, up[mine])
+    while (climbing := np.flatnonzero((up >= 0) & ~np.append(rows, False)[up])).size:
+        up[climbing] = parent[up[climbing]]
+    return up
+
+
+def calls_that_made(held: Allocations, pattern: str) -> np.ndarray:
+    """Return the operator call that each allocation is due to, whose name matches.
+
+    Args:
+        held: the allocations.
+        pattern: regular expression on names of operators.
+
+    Returns:
+        rows of the trace, int64, shape (rows,): the outermost call that matches around what asked for it, or
+        in the backward pass around the forward call whose gradient that computes; -1 for none.
+    """
+    trace = held.trace
+    search = re.compile(pattern).search
+    hits = np.array([*(search(text) is not None for text in trace.text("name")), False])[trace["name"]]
+    hits &= trace.is_kind("operator")
+    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
+    up = held["begin_row"].copy()
+    backward = np.flatnonzero(in_phase(held, "backward") & (up >= 0))
+    call = forward_rows(trace, up[backward])
+    up[backward] = np.where(call >= 0, call, up[backward])
+    found = np.full(len(held), UNKNOWN, np.int64)
+    while (climbing := np.flatnonzero(up >= 0)).size:
+        fits = climbing[hits[up[climbing]]]
+        found[fits] = up[fits]
+        up[climbing] = parent[up[climbing]]
+    return found
+
+
+def put_away(
+    held: Allocations, rows: np.ndarray, gone: np.ndarray, back: np.ndarray, left: float = 0.0
+) -> None:
+    """Let allocations (int64, shape (n,)) be gone from one place to another, but for a part that stays there.
+
+    Args:
+        held: the allocations.
+        rows: which of them.
+        gone: places where they go, float64, shape (n,).
+        back: places where they come again, float64, shape (n,); where that is not behind, nothing changes.
+        left: the part of the bytes that is held between.
+    """
+    away = (gone < back) & (gone > held["begin"][rows]) & (back < held["end"][rows])
+    rows, gone, back = rows[away], gone[away], back[away]
+    if left:
+        held.add(rows, bytes=np.rint(held["bytes"][rows] * left), begin=gone, end=back)
+    held.add(rows, begin=back, phase="backward")
+    held["end"][rows] = gone
+
+
+def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
+    """Return the allocation that holds what each part, a call by its last key, reads first.
+
+    It is the last one made before the call that is as large as the call's first tensor.
+
+    Args:
+        held: the allocations.
+        parts: calls of the forward pass; the last of their keys is the call's row of the trace.
+
+    Returns:
+        rows of the table, int64, shape (parts,); -1 where none is.
+    """
+    trace = held.trace
+    shapes, dtypes = trace.text("shapes"), trace.text("dtype")
+    wanted = held.where(kind=("activation", "temporary", "input")) & (held["begin"] > BEFORE)
+    by_size: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
+    found = np.full(len(parts), UNKNOWN, np.int64)
+    for place, (rank, turn, *_, row) in enumerate(parts.keys.tolist()):
+        code, dtype = int(trace["shapes"][row]), int(trace["dtype"][row])
+        first = (parse_shapes(shapes[code]) or [()])[0] if code >= 0 else ()
+        nbytes = elements(first) * ((itemsize(dtypes[dtype]) if dtype >= 0 else None) or 4)
+        key = (rank, turn, nbytes)
+        if key not in by_size:
+            on_gpu = -(-nbytes // GRANULE) * GRANULE
+            size = np.where(held["device"] >= 0, on_gpu, nbytes)
+            rows = np.flatnonzero(
+                wanted & (held["recorded_bytes"] == size) & (held["rank"] == rank) & (held["repeat"] == turn)
+            )
+            rows = rows[np.argsort(held["begin"][rows], kind="stable")]
+            by_size[key] = rows, held["begin"][rows]
+        rows, begins = by_size[key]
+        at = int(np.searchsorted(begins, parts.first[place])) - 1
+        if nbytes and at >= 0 and held["end"][rows[at]] >= parts.first[place]:
+            found[place] = rows[at]
+    return found

@@ -65,7 +65,11 @@ UPDATE_RULES = {
     # NVIDIA apex, csrc/multi_tensor_lamb.cu: the gradients' norm (1 read), moments and update (4 reads, 3
     # writes), norms of parameter and update (2 reads), the step (2 reads, 1 write).
     "lamb": UpdateRule(
-        9, 4, 21_000, 4_000, "three passes: norms need the whole update of a tensor before its step",
+        9,
+        4,
+        21_000,
+        4_000,
+        "three passes: norms need the whole update of a tensor before its step",
         2,
     ),
 }

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from daydream.errors import DaydreamError
 from daydream.graph.graph import Graph
 from daydream.memory.allocations import Allocations
 from daydream.memory.lifetimes import allocations

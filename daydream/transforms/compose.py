@@ -157,9 +157,7 @@ def _as_a_part(optimization: Optimization, optimizations: Sequence[Optimization]
         raise
 
 
-def memory_changes(
-    optimizations: Sequence[Optimization], options: Mapping[str, Any]
-) -> list[MemoryChange]:
+def memory_changes(optimizations: Sequence[Optimization], options: Mapping[str, Any]) -> list[MemoryChange]:
     """Return what optimizations do to memory with these options, in the order they are applied.
 
     Raises `GraphError` as `apply` does.
