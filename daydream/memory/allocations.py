@@ -67,6 +67,7 @@ class Allocations:
     case: Literal["least", "expected", "most"] = "expected"  # which end of what is not known counts
     doubted: bool = False  # whether the cases differ
     recorded_graph: Graph | None = None
+    worked_out: dict[Any, Any] = field(default_factory=dict)  # figures of this table, which an edit outdates
 
     def __post_init__(self) -> None:
         self.columns.setdefault("recorded_bytes", self.columns["bytes"].copy())
@@ -81,7 +82,7 @@ class Allocations:
     def copy(self) -> Allocations:
         """Return an independent copy; the trace behind it is shared."""
         columns = {name: column.copy() for name, column in self.columns.items()}
-        return replace(self, columns=columns, notes=list(self.notes))
+        return replace(self, columns=columns, notes=list(self.notes), worked_out={})
 
     def note(self, sentence: str) -> None:
         """Add a sentence that a reader should know before trusting the result; once each."""
@@ -95,6 +96,10 @@ class Allocations:
         """
         self.doubted |= not (np.array_equal(least, expected) and np.array_equal(expected, most))
         return {"least": least, "expected": expected, "most": most}[self.case]
+
+    def of_graph(self, graph: Graph) -> Allocations:
+        """Return the same table, with the graph of its trace; the columns are shared."""
+        return replace(self, recorded_graph=graph)
 
     @property
     def graph(self) -> Graph:

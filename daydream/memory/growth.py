@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
 from daydream.costs.workload.tiles import result_size
+from daydream.graph.query.numbering import distinct_rows
 from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations
 from daydream.memory.passes import nearest
 from daydream.trace.schema import UNKNOWN
+from daydream.trace.trace import Trace
 
 STAYS = ("parameter", "gradient", "optimizer_state", "bucket", "shard")  # whatever the input is
 PASSES = ("data", "forward", "loss", "backward")
@@ -72,8 +75,8 @@ def _by_shapes(held: Allocations, rows: np.ndarray, old: int | None, factor: flo
     unknown = _of_unknown(held, rows, factor)
     if old is None:
         return unknown
-    calls = calls_of(held.trace)
-    resize = Resize(calls, old, round(old * factor), every=every)
+    sizes = _sizes_of(held.trace, old, round(old * factor), every=every)
+    calls, resize = sizes.calls, sizes.resize
     asked = asking_operators(held, rows)
     keys = np.stack([
         np.append(held.trace["name"], UNKNOWN)[asked],
@@ -84,9 +87,8 @@ def _by_shapes(held: Allocations, rows: np.ndarray, old: int | None, factor: flo
         recorded,
         held["device"][rows] >= 0,
     ]).astype(np.int64)  # fmt: skip
-    distinct, of_key = np.unique(keys, axis=1, return_inverse=True)
-    sizes = _Sizes(calls, resize)
-    by_key = np.array([sizes.of(*key) for key in distinct.T.tolist()], np.float64)[of_key.reshape(-1)]
+    first, of_key = distinct_rows(keys)
+    by_key = np.array([sizes.of(*key) for key in keys[:, first].T.tolist()], np.float64)[of_key]
     found = np.where(np.isnan(by_key), np.stack([unknown.least, unknown.expected, unknown.most], 1), by_key)
     return Grown(*found.T)
 
@@ -117,8 +119,19 @@ def _has_tensors(text: str) -> bool:
     return any(elements(part) for part in parse_shapes(text) or [])
 
 
+_known: WeakKeyDictionary[Trace, dict[tuple[int, int, bool], _Sizes]] = WeakKeyDictionary()
+
+
+def _sizes_of(trace: Trace, old: int, new: int, *, every: bool) -> _Sizes:
+    known = _known.setdefault(trace, {})
+    if (old, new, every) not in known:
+        calls = calls_of(trace)
+        known[old, new, every] = _Sizes(calls, Resize(calls, old, new, every=every))
+    return known[old, new, every]
+
+
 class _Sizes:
-    """New sizes of memory by the call that asked for it."""
+    """New sizes of memory by the call that asked for it, each kind of call read once."""
 
     def __init__(self, calls: Calls, resize: Resize) -> None:
         self.calls, self.resize = calls, resize

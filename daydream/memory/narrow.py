@@ -237,6 +237,9 @@ class _Types:
         """Return the elements of matrices and kernels that each product takes as parameters: int64."""
         found = []
         for row in rows.tolist():
+            if not self.float32[row]:
+                found.append(0)
+                continue
             name = bare_name(self.held.trace.text("name")[self.held.trace["name"][row]])
             arguments = self._arguments(row)
             places = [place for place in WEIGHT_ARGUMENTS.get(name, ()) if place < len(arguments)]
@@ -245,7 +248,8 @@ class _Types:
 
     def input_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of what each product reads: int64."""
-        return np.array([elements((self._arguments(row) or [()])[0]) for row in rows.tolist()], np.int64)
+        sizes = [elements((self._arguments(row) or [()])[0]) for row in rows.tolist()]
+        return np.where(self.float32[rows], np.array(sizes, np.int64), 0)
 
 
 def in_8_bits(held: Allocations) -> None:

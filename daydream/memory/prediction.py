@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from daydream.errors import GraphError
-from daydream.memory.allocations import Allocations
+import numpy as np
+
+from daydream.errors import DaydreamError, GraphError
+from daydream.memory.allocations import TYPES, Allocations
+from daydream.memory.reserved import reserved_for
 
 MIB = 2**20
 CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (between builds and devices)
@@ -113,17 +117,19 @@ def memory_after(
     """
     if unsaid := cannot_say(changes):
         raise GraphError(f"{unsaid[0]} cannot say what it does to memory")
-    after = _changed(held, changes, "expected")
+    stays = all(change.edit is unchanged for change in changes)
+    after = held if stays else _changed(held, changes, "expected")
     rank, device = _worst(after)
     before_bytes, after_bytes = (peak_bytes(each, rank, device) for each in (held, after))
     low = high = after_bytes
-    if after.doubted:
+    if after.doubted and not stays:
         ends = [peak_bytes(_changed(held, changes, case), rank, device) for case in ("least", "most")]
         low, high = min(*ends, after_bytes), max(*ends, after_bytes)
+    reserved = [_reserved_bytes(each, rank, device) for each in (held, after)]
     ranks = len({rank for rank, _ in held.devices()}) > 1
     name = "cpu" if device < 0 else f"gpu {device}"
     return MemoryPrediction(
-        before_bytes, after_bytes, low, high, None, None,
+        before_bytes, after_bytes, low, high, *reserved,
         capacity_of(held, device) if capacity_bytes is None else capacity_bytes,
         f"rank {rank}, {name}" if ranks else name, tuple(after.notes),
     )  # fmt: skip
@@ -133,15 +139,43 @@ def _changed(held: Allocations, changes: Sequence[MemoryChange], case: Case) -> 
     after = held.copy()
     after.case = case
     for change in changes:
-        assert change.edit is not None
-        with change.around():
-            change.edit(after, **change.options)
+        if change.edit is None:
+            continue
+        try:
+            with change.around():
+                change.edit(after, **change.options)
+        except DaydreamError:
+            raise
+        except Exception as error:  # a file of a user, or of another package, may raise anything
+            said = "; ".join(traceback.format_exception_only(error)).strip()
+            raise GraphError(f"memory() of {change.name} failed: {said}") from error
+        _check(after, change.name)
     return after
+
+
+def _check(held: Allocations, name: str) -> None:
+    """Raise `GraphError` if an edit left columns of other lengths, or places and sizes that are none."""
+    rows = len(held["begin"])
+    sizes = {len(held.columns.get(column, ())) for column in TYPES}
+    if sizes != {rows} or np.isnan(held["begin"]).any() or np.isnan(held["end"]).any():
+        raise GraphError(f"memory() of {name} left a broken table: columns differ in length, or have holes")
+    if rows and held["bytes"].min() < 0:
+        raise GraphError(f"memory() of {name} left allocations of less than no bytes")
 
 
 def peak_bytes(held: Allocations, rank: int, device: int) -> int:
     """Return the most that is held at once of a device's memory, 0 if nothing is."""
     return held.peak(rank, device)[0] if (rank, device) in held.devices() else 0
+
+
+def _reserved_bytes(held: Allocations, rank: int, device: int) -> int | None:
+    """Return what the allocator takes for a GPU's allocations at most; None on a CPU, which has none."""
+    key = ("reserved", rank, device)
+    if key not in held.worked_out:
+        usage = reserved_for(held, rank, device)
+        held.worked_out[key] = None if usage is None else usage.peak_reserved_bytes
+    known: int | None = held.worked_out[key]
+    return known
 
 
 def _worst(held: Allocations) -> tuple[int, int]:

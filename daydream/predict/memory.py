@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from daydream.errors import DaydreamError
 from daydream.graph.graph import Graph
 from daydream.memory.allocations import Allocations
 from daydream.memory.lifetimes import allocations
-from daydream.memory.prediction import MemoryPrediction, memory_after
+from daydream.memory.prediction import MemoryChange, MemoryPrediction, cannot_say, memory_after
+from daydream.text import listed
 from daydream.trace.trace import Trace
 from daydream.transforms.compose import memory_changes, parse
 from daydream.transforms.registry import Optimization
 
 _held: WeakKeyDictionary[Trace, Allocations] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class MemoryAnswer:
+    """What a change does to peak memory; or, in a clause, why that is not known.
+
+    Both are None for a trace without memory events.
+    """
+
+    memory: MemoryPrediction | None = None
+    unsaid: str | None = None
 
 
 def predict_memory(
@@ -42,14 +56,34 @@ def predict_memory(
         GraphError: an optimization cannot say what it does to memory, or an option's value makes no sense.
         NotApplicableError: the change does not apply to this trace.
     """
-    held = source if isinstance(source, Allocations) else held_now(source)
-    if graph is not None and held.recorded_graph is None:
-        held.recorded_graph = graph
+    held = source if isinstance(source, Allocations) else held_now(source, graph)
     return memory_after(held, memory_changes(parse(optimizations), options or {}), capacity)
 
 
-def held_now(trace: Trace) -> Allocations:
+def answer_of(graph: Graph, changes: Sequence[MemoryChange], capacity: int | None) -> MemoryAnswer:
+    """Return what changes of a graph do to the memory of its trace.
+
+    Args:
+        graph: the graph of the trace before any change.
+        changes: what each does, in the order of the graph's edits.
+        capacity: what the device has, in bytes; by default what the trace says of it.
+    """
+    trace = graph.trace
+    if trace is None or trace.memory is None or not len(trace.memory):
+        return MemoryAnswer()
+    if unsaid := cannot_say(changes):
+        return MemoryAnswer(unsaid=f"{listed(unsaid)} cannot say what that does to memory")
+    try:
+        return MemoryAnswer(memory_after(held_now(trace, graph), changes, capacity))
+    except DaydreamError as error:
+        return MemoryAnswer(unsaid=f"peak memory is not known: {' '.join(str(error).split())}")
+
+
+def held_now(trace: Trace, graph: Graph | None = None) -> Allocations:
     """Return the allocations of a trace, worked out once. Raises `TraceError` if it has no memory events."""
     if trace not in _held:
         _held[trace] = allocations(trace)
-    return _held[trace]
+    held = _held[trace]
+    if graph is None or held.recorded_graph is not None:
+        return held
+    return held.of_graph(graph)

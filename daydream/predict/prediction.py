@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -15,10 +15,12 @@ from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
+from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.affected import Affected, Edits
 from daydream.predict.bottleneck import bound_by, waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, choose
 from daydream.predict.contention_option import Option as ContentionOption
+from daydream.predict.memory import MemoryAnswer, answer_of
 from daydream.predict.notes import prediction_notes
 from daydream.predict.replay import Replay
 from daydream.predict.replayed_work import LeftOut, left_in_replays
@@ -62,6 +64,8 @@ class Prediction(NotebookFigure):
     contention: Choice | None = None  # of kernels and transfers; None where there are no transfers
     recorded: Replay | None = None  # the replay of the recording, where `replay` is of a graph made of it
     bias: float | None = None  # how far that graph's step is from the step that was measured so
+    memory_changes: Callable[[], Sequence[MemoryChange]] | None = None
+    capacity_bytes: int | None = None  # what each device has; by default what the trace says
 
     @classmethod
     def unchanged(cls, replay: Replay) -> Prediction:
@@ -266,6 +270,18 @@ class Prediction(NotebookFigure):
         frame = pd.DataFrame(rows, columns=["by", "part", "before_ns", "after_ns"]).set_index(["by", "part"])
         return frame.assign(change_ns=frame["after_ns"] - frame["before_ns"])
 
+    @cached_property
+    def memory_answer(self) -> MemoryAnswer:
+        """Peak memory before and after the change, or why that is not known."""
+        if self.memory_changes is None:
+            return MemoryAnswer()
+        return answer_of(self.replay.graph, self.memory_changes(), self.capacity_bytes)
+
+    @property
+    def memory(self) -> MemoryPrediction | None:
+        """Peak memory before and after the change; None where the trace or the change does not tell it."""
+        return self.memory_answer.memory
+
     @property
     def notes(self) -> list[str]:
         """What a reader should know before trusting the figures."""
@@ -312,6 +328,7 @@ class Prediction(NotebookFigure):
             "inserted": self.inserted,
             "removed": self.removed,
             "contention": None if self.contention is None else self.contention.to_json(),
+            "memory": None if self.memory is None else self.memory.to_json(),
             "notes": self.notes,
         }
 
@@ -322,11 +339,13 @@ def predict(
     *,
     start: Graph | None = None,
     contention: ContentionOption | Choice = MEASURED,
+    capacity_bytes: int | None = None,
 ) -> Prediction:
     """Return what an edit would give: it is made in a copy of the replay's graph, which is simulated.
 
     `start` is a changed copy of that graph, for an edit that comes on top of another change. `contention`
     says how kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one or two factors.
+    `capacity_bytes` is what each device has, by default what the trace says of it.
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
@@ -357,6 +376,8 @@ def predict(
         removed=removed,
         edit=edit if start is None else None,
         contention=chosen,
+        memory_changes=edit.memory,
+        capacity_bytes=capacity_bytes,
     )
 
 

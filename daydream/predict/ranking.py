@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
+from daydream.memory.prediction import MemoryPrediction
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.sensitivity import Curve, curves
 from daydream.simulate.causes import Bound
 from daydream.transforms import stages
-from daydream.transforms.compose import Edit, apply, in_order, parse, spelled
+from daydream.transforms.compose import Edit, apply, in_order, memory_changes, parse, spelled
 from daydream.transforms.registry import Optimization, describe, find, names
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from daydream.trace.trace import Trace
 
+By = Literal["time", "memory"]
 Named = str | Optimization | Callable[..., None]
 OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
@@ -57,6 +60,7 @@ class Ranked:
     notes: tuple[str, ...] = ()
     reason: str | None = None  # why it cannot be predicted
     code: str | None = None
+    memory: MemoryPrediction | None = None
 
     @property
     def saving_ns(self) -> int:
@@ -80,6 +84,11 @@ class Ranked:
         """What to sort by: what saves most comes first, what cannot be predicted last."""
         return float("inf") if self.predicted_ns is None else self.predicted_ns, self.name
 
+    @property
+    def place_by_memory(self) -> tuple[float, tuple[float, str]]:
+        """What to sort by for memory: what holds least comes first, what cannot say last."""
+        return float("inf") if self.memory is None else self.memory.after_bytes, self.place
+
     def to_json(self) -> dict[str, Any]:
         """Return the entry as `rank --json` prints it."""
         return {
@@ -98,6 +107,7 @@ class Ranked:
             "changed": self.changed,
             "inserted": self.inserted,
             "removed": self.removed,
+            "memory": None if self.memory is None else self.memory.to_json(),
             "notes": list(self.notes),
         }
 
@@ -105,6 +115,8 @@ class Ranked:
 @dataclass(repr=False)
 class Ranking(NotebookFigure):
     """Optimizations by what they save, most first; the same for pairs; and what was left out, and why.
+
+    `by` memory they are sorted by the peak of what they hold, least first.
 
     `curves` tell how the step depends on each part of the work; see `daydream.predict.sensitivity`.
 
@@ -124,6 +136,7 @@ class Ranking(NotebookFigure):
     pairs: list[Ranked]
     left_out: dict[str, str]
     curves: list[Curve] = field(default_factory=list)
+    by: By = "time"
 
     def __repr__(self) -> str:
         best = self.optimizations[0] if self.optimizations else None
@@ -179,13 +192,16 @@ def rank(
     pairs: int = 3,
     with_curves: bool = True,
     with_ranges: bool = True,
+    by: By = "time",
+    capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Ranking:
     """Return what each optimization would save, most first: all there are, or the ones given.
 
     Options are at their defaults. Those that do not apply are listed with the reason, and so
     is one that fails. The best are tried in pairs as well, one more than `pairs`, which are kept.
-    Ranges take about a third of the time.
+    Ranges take about a third of the time. `by` memory what holds least comes first. `capacity` is what each
+    device has in bytes, by default what the trace says of it.
 
     Returns:
         A `Ranking`: an entry for each that applies, times in ns per step, and the reasons of the others.
@@ -204,7 +220,7 @@ def rank(
         name = _name(each)
         say(f"predicting {name}", number / len(chosen))
         parsed, result = _tried(
-            [each], before, edited, with_ranges=with_ranges, only_apt=optimizations is None
+            [each], before, edited, capacity, with_ranges=with_ranges, only_apt=optimizations is None
         )
         if isinstance(result, Ranked):
             found.append((result, parsed[0]))
@@ -222,12 +238,16 @@ def rank(
             break
         name = "+".join(each.name for each in couple)
         say(f"predicting {name}", -1.0)
-        _, result = _tried(couple, before, edited, with_ranges=with_ranges)
+        _, result = _tried(couple, before, edited, capacity, with_ranges=with_ranges)
         if isinstance(result, Ranked):
             together.append(result)
         else:
             left_out[name] = result
     together.sort(key=lambda ranked: ranked.place)
+    together = together[:pairs]
+    if by == "memory":
+        found.sort(key=lambda pair: pair[0].place_by_memory)
+        together.sort(key=lambda ranked: ranked.place_by_memory)
     say("drawing curves", -1.0)
     bound, share = bound_now(before)
     return Ranking(
@@ -236,9 +256,10 @@ def rank(
         bound=bound,
         bound_share=share,
         optimizations=[ranked for ranked, _ in found],
-        pairs=together[:pairs],
+        pairs=together,
         left_out=left_out,
         curves=curves(before) if with_curves else [],
+        by=by,
     )
 
 
@@ -298,6 +319,7 @@ def _tried(
     chosen: Sequence[Named],
     before: Replay,
     edited: dict[str, Graph],
+    capacity: int | None,
     *,
     with_ranges: bool,
     only_apt: bool = True,
@@ -315,7 +337,7 @@ def _tried(
         needed = [option.flag for each in parsed for option in each.options if option.required]
         if needed:
             return parsed, f"needs {' and '.join(needed)}"
-        return parsed, _predicted(parsed, before, edited, with_ranges=with_ranges)
+        return parsed, _predicted(parsed, before, edited, capacity, with_ranges=with_ranges)
     except DaydreamError as error:
         return parsed, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
@@ -329,13 +351,19 @@ def _alone(before: Replay) -> bool:
 
 
 def _predicted(
-    parsed: Sequence[Optimization], before: Replay, edited: dict[str, Graph], *, with_ranges: bool
+    parsed: Sequence[Optimization],
+    before: Replay,
+    edited: dict[str, Graph],
+    capacity: int | None,
+    *,
+    with_ranges: bool,
 ) -> Ranked:
     first, *others = in_order(parsed)
     start = edited.get(first.name) if others else None
     left = parsed if start is None else others
-    edit = Edit(spelled(parsed), lambda graph: apply(left, graph, {}))
-    comparison = predict(before, edit, start=start)
+    memory = partial(memory_changes, parsed, {})
+    edit = Edit(spelled(parsed), lambda graph: apply(left, graph, {}), memory)
+    comparison = predict(before, edit, start=start, capacity_bytes=capacity)
     ranked = _ranked(parsed, comparison, with_ranges=with_ranges)
     if not others:
         edited[first.name] = comparison.graph
@@ -362,4 +390,5 @@ def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_rang
         notes=tuple(note for note in comparison.notes if note not in known),
         reason=comparison.reason,
         code="; ".join(each.code for each in parsed) if all(each.code for each in parsed) else None,
+        memory=comparison.memory,
     )

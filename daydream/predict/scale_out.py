@@ -98,6 +98,7 @@ def scaling(
     straggler: float = 1.0,
     seed: int = 0,
     contention: Option = MEASURED,
+    capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     **options: Any,
 ) -> Scaling:
@@ -106,7 +107,7 @@ def scaling(
     `options` are those of the optimization `ddp`: `cluster`, `bandwidth`, `bucket_mb`, ... `jitter` is
     the standard deviation of a worker's step from its mean, as a share of it, drawn from `seed`;
     `straggler` how many times as long one of the workers takes for everything. A trace that has
-    collectives already takes `cluster` only. `contention` is as in `whatif`.
+    collectives already takes `cluster` only. `contention` and `capacity` are as in `whatif`.
 
     Returns:
         A `Scaling`: a row for each number of workers, times in ns per step.
@@ -119,7 +120,7 @@ def scaling(
     say = progress or (lambda _what, _share: None)
     chosen = _checked(workers, jitter, straggler)
     before = as_replay(source)
-    model = Model(before, options, jitter, straggler, seed, contention)
+    model = Model(before, options, jitter, straggler, seed, contention, capacity)
     rows = []
     for number, count in enumerate(chosen):
         say(f"predicting {count:,} workers", number / len(chosen))

@@ -13,14 +13,16 @@ from daydream.costs.network.world_size import Message, RecordedCollectives, time
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE
+from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
 from daydream.predict.bottleneck import waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, Option
+from daydream.predict.memory import answer_of
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay
 from daydream.simulate.causes import Bound
 from daydream.simulate.ranks.many_ranks import job
 from daydream.simulate.steady import SETTLED
-from daydream.transforms.compose import Edit, apply, parse
+from daydream.transforms.compose import Edit, apply, memory_changes, parse
 from daydream.transforms.registry import find
 
 NAME = "scaling"  # of what is predicted
@@ -50,11 +52,13 @@ class Scaled:
     bound: Bound
     bound_share: float
     lost_to: Bound | None
+    memory: MemoryPrediction | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `scaling --json` prints it."""
         lost_to = None if self.lost_to is None else self.lost_to.value
-        return {**vars(self), "bound": self.bound.value, "lost_to": lost_to}
+        memory = None if self.memory is None else self.memory.to_json()
+        return {**vars(self), "bound": self.bound.value, "lost_to": lost_to, "memory": memory}
 
 
 class Model:
@@ -68,8 +72,10 @@ class Model:
         straggler: float,
         seed: int,
         contention: Option = MEASURED,
+        capacity: int | None = None,
     ) -> None:
         self.before = before
+        self.capacity = capacity
         self.contention = contention
         self.chosen: Choice | None = None
         self.jitter, self.straggler, self.seed = jitter, straggler, seed
@@ -89,6 +95,10 @@ class Model:
 
     def row(self, workers: int) -> Scaled:
         """Return what so many workers would do."""
+        changes = self.way.memory(workers)
+        return replace(self._row(workers), memory=answer_of(self.before.graph, changes, self.capacity).memory)
+
+    def _row(self, workers: int) -> Scaled:
         if workers == 1:
             share = self.own[_most(self.own)] / max(sum(self.own.values()), 1)
             return Scaled(1, None, self.alone_ns, 1.0, 1.0, 0, 0, 0, 0, _most(self.own), share, None)
@@ -173,6 +183,12 @@ class _Ddp:
             return None
         return Edit(NAME, lambda graph: apply(self.ddp, graph, {**self.given, "workers": workers}))
 
+    def memory(self, workers: int) -> list[MemoryChange]:
+        """Return what so many workers make of the memory of one."""
+        if workers == self.recorded:
+            return []
+        return memory_changes(self.ddp, {**self.given, "workers": workers})
+
     def network(self, after: Prediction, workers: int) -> Network:
         """Return what joins so many workers."""
         used = after.options
@@ -219,6 +235,10 @@ class _Recorded:
             self.collectives.resize(graph, workers)
 
         return Edit(NAME, resize)
+
+    def memory(self, workers: int) -> list[MemoryChange]:
+        """Return nothing: each worker holds what it holds now, whatever their number."""
+        return [MemoryChange(NAME, unchanged if workers > 1 else None)]
 
     def network(self, after: Prediction, workers: int) -> Network:  # noqa: ARG002 - the cluster's own
         """Return what joins so many workers."""

@@ -79,6 +79,9 @@ class Sweep(NotebookTables):
             row |= {_column(name): each.options[name] for name in self.varied}
             row["measured_ns"] = measured[each.trace]
             row |= {name: None if refused else getattr(each, name) for name in FIGURES}
+            memory = None if isinstance(each, Refused) else each.memory
+            row["peak_memory_bytes"] = None if memory is None else memory.after_bytes
+            row["fits"] = None if memory is None else memory.fits
             row["notes"] = len(each.notes)
             row["notes_text"] = " ".join(each.notes) or None
             row["refused"] = each.reason if refused else None
@@ -140,6 +143,7 @@ def sweep(
     contention: ContentionOption = MEASURED,
     engine: str | Engine = "local",
     sort: Sort | None = None,
+    capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     **options: Any,
 ) -> Sweep:
@@ -150,7 +154,7 @@ def sweep(
     reason. The first are those with the shortest step, of several traces those with the largest
     speed-up; `sort` chooses (`step`, `speedup`, or `order`: as asked, the last option fastest). `engine`
     is where they are answered, see `daydream.parallel.engines`; the answers do not depend on it. `table` and
-    `contention` are as in `whatif`.
+    `contention` are as in `whatif`, and so is `capacity`.
 
     Returns:
         A `Sweep`: an entry for each scenario, times in ns per step.
@@ -168,7 +172,7 @@ def sweep(
     named = _named(source)
     parsed(contention)
     _check_files(runs_on, [*options.values(), *(value for listed in varied.values() for value in listed)])
-    question = Question.of(named, optimizations, options, table, contention, runs_on)
+    question = Question.of(named, optimizations, options, table, contention, runs_on, capacity)
     items = list(_items(len(named), varied))
     say = progress or (lambda _what, _share: None)
     what = f"predicting {len(items) - len(named):,} scenarios"
@@ -267,5 +271,5 @@ def _name(source: Any) -> str:
 
 def _column(option: str) -> str:
     """Return the column of an option, which may have the name of a figure."""
-    taken = {"trace", "measured_ns", *FIGURES, "notes", "notes_text", "refused"}
+    taken = {"trace", "measured_ns", *FIGURES, "peak_memory_bytes", "fits", "notes", "notes_text", "refused"}
     return f"option {option}" if option in taken else option

@@ -12,6 +12,7 @@ from typing import Any
 from daydream.costs.device.table import KernelTable
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.own_folders import own_folder
+from daydream.memory.prediction import MemoryPrediction
 from daydream.parallel.engines import Engine
 from daydream.predict.contention_option import MEASURED, Option
 from daydream.predict.prediction import predict
@@ -56,6 +57,7 @@ class Answered:
     removed: int
     notes: tuple[str, ...] = ()
     reason: str | None = None  # why it cannot be predicted
+    memory: MemoryPrediction | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -67,7 +69,10 @@ class Answered:
     def to_json(self) -> dict[str, Any]:
         """Return the entry as `sweep --json` prints it."""
         figures = {name: getattr(self, name) for name in FIGURES}
-        return {"trace": self.trace, "options": self.options, **figures, "notes": list(self.notes)}
+        memory = None if self.memory is None else self.memory.to_json()
+        return {
+            "trace": self.trace, "options": self.options, **figures, "memory": memory, "notes": list(self.notes),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class Question:
     options: dict[str, Any]
     table: KernelTable | None
     contention: Option = MEASURED
+    capacity: int | None = None
 
     @classmethod
     def of(
@@ -116,6 +122,7 @@ class Question:
         table: KernelTable | str | os.PathLike[str] | None,
         contention: Option,
         engine: Engine,
+        capacity: int | None = None,
     ) -> Question:
         """Return the question as this engine can take it.
 
@@ -130,7 +137,7 @@ class Question:
         else:
             sent = {name: _sent(name, each) for name, each in traces.items()}
             parts = [_without_file(each) for each in optimizations]
-        return cls(sent, parts, dict(options), table, contention)
+        return cls(sent, parts, dict(options), table, contention, capacity)
 
 
 def answers_on(question: Question) -> Callable[[Item], SweepTrace | Answered | Refused]:
@@ -188,11 +195,12 @@ class _SweepAnswers:
     def _answered(self, name: str, before: Replay, varied: Mapping[str, Any]) -> Answered:
         options = {**self.question.options, **varied}
         edit = edit_of(self.optimizations, options, self.question.table)
-        found = predict(before, edit, contention=self.question.contention)
+        question = self.question
+        found = predict(before, edit, contention=question.contention, capacity_bytes=question.capacity)
         known = set(before.notes)
         notes = tuple(note for note in found.notes if note not in known)
         figures = {figure: getattr(found, figure) for figure in FIGURES if figure != "speedup"}
-        return Answered(trace=name, options=dict(varied), notes=notes, **figures)
+        return Answered(trace=name, options=dict(varied), notes=notes, memory=found.memory, **figures)
 
 
 def _summary(name: str, before: Replay | str) -> SweepTrace:

@@ -21,6 +21,7 @@ def whatif(
     *,
     table: KernelTable | str | os.PathLike[str] | None = None,
     contention: ContentionOption = MEASURED,
+    capacity: int | None = None,
     **options: Any,
 ) -> Prediction:
     """Return what a change would give: a name, `"a+b"`, the path of a file, or a function of a graph.
@@ -28,7 +29,8 @@ def whatif(
     A replay given as the source is used again, so that many questions cost one replay. `table` is as in
     `replay`; an optimization's own option of that name is given as `<optimization>.table`. `contention` says
     how kernels and transfers that overlap slow each other: `"measured"` (as far as the trace shows), `"off"`,
-    a factor for kernels, or two, for kernels and for transfers.
+    a factor for kernels, or two, for kernels and for transfers. `capacity` is what each device has in bytes,
+    by default what the trace says of it: whether the change fits.
 
     Returns:
         A `Prediction`: replayed and predicted step in ns, the speed-up and its 90 % interval.
@@ -41,4 +43,5 @@ def whatif(
     """
     if table is not None and not isinstance(table, KernelTable):
         table = KernelTable.load(table)
-    return predict(as_replay(source), edit_of(parse(optimization), options, table), contention=contention)
+    edit = edit_of(parse(optimization), options, table)
+    return predict(as_replay(source), edit, contention=contention, capacity_bytes=capacity)

@@ -30,11 +30,13 @@ from daydream.transforms.stages import OWN
 class Edit:
     """A change of a graph, with its name: called with a copy of the graph, it changes that copy.
 
-    The call returns the options that were used, if the change has any.
+    The call returns the options that were used, if the change has any. `memory` gives what it does to
+    memory; an edit without it does not say.
     """
 
     name: str
     make: Callable[[Graph], Mapping[str, Any] | None]
+    memory: Callable[[], Sequence[MemoryChange]] | None = None
 
     def __call__(self, graph: Graph) -> Mapping[str, Any]:
         """Change this graph; return the options used."""
@@ -52,7 +54,7 @@ def edit_of(
         give_table(graph, table)
         return apply(optimizations, graph, options or {})
 
-    return Edit(spelled(optimizations), make)
+    return Edit(spelled(optimizations), make, partial(memory_changes, optimizations, options or {}))
 
 
 def parse(spec: str | Optimization | Callable[..., None] | Sequence[Any]) -> list[Optimization]:
