@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
+from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     json_option,
     read,
@@ -23,6 +26,8 @@ def _rank(
     step_marker: str | None,
     steps: str | None,
     table: str | None,
+    by: Literal["time", "memory"],
+    capacity: int | None,
     top: int | None,
     pairs: int,
     no_curves: bool,
@@ -43,24 +48,30 @@ def _rank(
     import daydream
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
+    from daydream.errors import TraceError
+    from daydream.memory.lifetimes import NONE_RECORDED
     from daydream.parallel.freed_memory import keep_freed_memory
     from daydream.predict.ranking import rank
-    from daydream.report.text.ranking import ranking_text
+    from daydream.report.text.ranking import effective, ranking_text
 
     keep_freed_memory()
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
         replay = daydream.replay(recording, table=table)
-        ranking = rank(replay, pairs=pairs, with_curves=not no_curves, progress=progress)
+        if by == "memory" and recording.memory is None:
+            raise TraceError(NONE_RECORDED.format(trace))
+        ranking = rank(
+            replay, pairs=pairs, with_curves=not no_curves, by=by, capacity=capacity, progress=progress
+        )
     if as_json:
         print_json({"trace": trace, **ranking.to_json()})
         return
     again = trace_words(trace, step_marker, steps)
     text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, trace=again, fitted=top is None)
     print_screen(text)
-    best = next((each for each in ranking.optimizations if each.saving_ns > 0), None)
-    if best is None or best.changes_nothing:
+    best = next(iter(effective(ranking)), None)
+    if best is None:
         print_next("explain", *again)
     else:
         print_next("whatif", best.name, *again, *([] if table is None else ["--table", table]))
@@ -74,6 +85,11 @@ command = click.Command(
     params=[
         *trace_options(),
         table_option(),
+        click.Option(
+            ["--by"], type=click.Choice(["time", "memory"]), default="time", show_default=True,
+            help="Sort by the step's time, or by the peak of memory, of traces that record it.",
+        ),
+        capacity_option(),
         click.Option(
             ["--top"], type=click.IntRange(1), metavar="N",
             help=f"How many rows of each table to show, by default up to {SHOWN}; --json has all.",

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from daydream.cli.contention import contention_option
+from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     force_option,
     json_option,
@@ -90,6 +91,7 @@ def _scaling(
     straggler: float,
     seed: int,
     contention: str,
+    capacity: int | None,
     plot: str | None,
     force: bool,
     as_json: bool,
@@ -130,7 +132,7 @@ def _scaling(
         try:
             found = scaling(
                 replay, workers, jitter=jitter, straggler=straggler, seed=seed, contention=contention,
-                progress=progress, **values,
+                capacity=capacity, progress=progress, **values,
             )  # fmt: skip
         except GraphError as error:
             if type(error) is not GraphError:
@@ -175,6 +177,7 @@ command = Scaling(
         ),
         click.Option(["--seed"], type=click.IntRange(0), default=0, metavar="N", help="Of the jitter."),
         contention_option(),
+        capacity_option(),
         click.Option(
             ["--plot"], metavar="FILE", callback=_plot,
             help="Draw it too: .png, .svg or .html. Needs matplotlib.",

@@ -12,6 +12,7 @@ import click
 
 from daydream.cli.contention import contention_option
 from daydream.cli.engine import engine_option
+from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     force_option,
     json_option,
@@ -54,6 +55,7 @@ def _sweep(
     steps: str | None,
     table: str | None,
     contention: str,
+    capacity: int | None,
     varied: tuple[str, ...],
     top: int,
     sort: Sort | None,
@@ -98,7 +100,7 @@ def _sweep(
         progress("replaying")
         found = sweep(
             recordings, optimizations, values, table=table, contention=contention, engine=engine, sort=sort,
-            progress=progress, **fixed,
+            capacity=capacity, progress=progress, **fixed,
         )  # fmt: skip
         if output is not None:
             progress(f"writing {output}")
@@ -225,6 +227,7 @@ def _parameters() -> list[click.Parameter]:
         ),
         table_option(),
         contention_option(),
+        capacity_option(),
         engine_option(),
         click.Option(
             ["--sort"], type=click.Choice(["step", "speedup", "order"]),

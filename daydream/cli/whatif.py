@@ -10,6 +10,7 @@ import click
 
 from daydream.cli.contention import contention_option
 from daydream.cli.html import check_html, html_option, ranking_option, write_html
+from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     force_option,
     json_option,
@@ -138,6 +139,7 @@ def _whatif(
     steps: str | None,
     table: str | None,
     contention: str,
+    capacity: int | None,
     output: str | None,
     html: str | None,
     no_ranking: bool,
@@ -176,7 +178,7 @@ def _whatif(
         replay = daydream.replay(recording, table=table)
         progress(f"predicting {name}")
         again = trace_words(trace, step_marker, steps)
-        comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options, contention, again)
+        comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options, contention, capacity, again)
         if output is not None:
             progress(f"writing {output}")
             write_timeline(output, replay, comparison, force=force)
@@ -222,6 +224,7 @@ def _predict(
     optimizations: list[Optimization],
     given: Mapping[str, Any],
     contention: str,
+    capacity: int | None,
     trace: list[str],
 ) -> Prediction:
     from daydream.cli.failures import of_optimizations
@@ -232,7 +235,7 @@ def _predict(
 
     edit = edit_of(optimizations, option_values(optimizations, given))
     with of_optimizations(ctx, edit.name), with_advice(replay.graph, optimizations, trace):
-        return predict(replay, edit, contention=contention)
+        return predict(replay, edit, contention=contention, capacity_bytes=capacity)
 
 
 def _parameters() -> list[click.Parameter]:
@@ -244,6 +247,7 @@ def _parameters() -> list[click.Parameter]:
         *steps,
         table_option(),
         contention_option(),
+        capacity_option(),
         timeline_option("measured, replayed and predicted"),
         html_option(),
         ranking_option(),

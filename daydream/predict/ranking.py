@@ -233,7 +233,7 @@ def rank(
     found, same = _without_twins(found)
     left_out |= same
     together: list[Ranked] = []
-    for number, couple in enumerate(_couples(found) if pairs > 0 else []):
+    for number, couple in enumerate(_couples(found, by) if pairs > 0 else []):
         if len(together) > pairs or number >= 4 * pairs:
             break
         name = "+".join(each.name for each in couple)
@@ -247,7 +247,7 @@ def rank(
     together = together[:pairs]
     if by == "memory":
         found.sort(key=lambda pair: pair[0].place_by_memory)
-        together.sort(key=lambda ranked: ranked.place_by_memory)
+        together = sorted(together, key=lambda ranked: ranked.place_by_memory)
     say("drawing curves", -1.0)
     bound, share = bound_now(before)
     return Ranking(
@@ -297,14 +297,26 @@ def _figure(ranked: Ranked) -> tuple[int | None, ...]:
     return ranked.predicted_ns, ranked.changed, ranked.inserted, ranked.removed
 
 
-def _couples(found: Sequence[tuple[Ranked, Optimization]]) -> list[tuple[Optimization, Optimization]]:
+def _couples(
+    found: Sequence[tuple[Ranked, Optimization]], by: By
+) -> list[tuple[Optimization, Optimization]]:
     """Return the pairs worth trying, those first that save most together if they do not touch each other."""
+    if by == "memory":
+        less = [
+            (ranked.memory.before_bytes - ranked.memory.after_bytes, optimization)
+            for ranked, optimization in found if ranked.memory is not None
+        ]  # fmt: skip
+        return _largest([pair for pair in less if pair[0] > 0])
     hardware = stages.NEEDS[stages.HARDWARE]
     worth = [
         (ranked.saving_ns, optimization)
         for ranked, optimization in found
         if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != hardware
     ]
+    return _largest(worth)
+
+
+def _largest(worth: Sequence[tuple[int, Optimization]]) -> list[tuple[Optimization, Optimization]]:
     couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
     return [(one, other) for (_, one), (_, other) in couples]
 

@@ -201,7 +201,8 @@ def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None
 
 def own_notes(comparison: Prediction) -> list[str]:
     """Return the notes about this prediction that no other line of the screen tells."""
-    told = {*comparison.replay.notes, why_unmoved(comparison)}  # the bottleneck's line tells the latter
+    # The bottleneck's line tells why a step does not move, that of memory why it is not known.
+    told = {*comparison.replay.notes, why_unmoved(comparison), f"{comparison.memory_answer.unsaid}."}
     return [printable(note) for note in dict.fromkeys(comparison.notes) if note not in told]
 
 

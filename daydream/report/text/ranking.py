@@ -29,6 +29,8 @@ from daydream.report.text.numbers import (
     step_change_text,
     time_text,
 )
+from daydream.report.text.peak_memory import memory_change, memory_columns, verdict
+from daydream.text import bytes_text
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
@@ -80,7 +82,9 @@ def ranking_text(
 def ranking_headline(ranking: Ranking) -> list[str]:
     """Return what the best change gives, and what the step is bound by now."""
     best = next(iter(effective(ranking)), None)
-    if best is None:
+    if ranking.by == "memory":
+        said = _least_memory(best)
+    elif best is None:
         said = f"{time_text(ranking.replayed_ns)} per step; no optimization here makes it shorter"
     else:
         low, high = best.predicted_low_ns, best.predicted_high_ns
@@ -91,6 +95,15 @@ def ranking_headline(ranking: Ranking) -> list[str]:
     return [f"{said}; replay error {error}", *mean, f"now {bound_text(ranking.bound, 0.0)}{share}"]
 
 
+def _least_memory(best: Ranked | None) -> str:
+    """Return what the change that holds least gives."""
+    if best is None or best.memory is None:
+        return "no optimization here lowers the peak of memory"
+    step = step_change_text(best.replayed_ns, best.predicted_ns, best.predicted_low_ns, best.predicted_high_ns)
+    memory = f"peak memory {memory_change(best.memory)}{verdict(best.memory)}"
+    return f"{printable(best.name)}: {memory}; {step}"
+
+
 def _optimizations(ranking: Ranking, top: int, most_pairs: int, *, verbose: bool) -> list[Block]:
     if not ranking.optimizations:
         return [f"{MARGIN}no optimization applies to this trace"]
@@ -98,7 +111,7 @@ def _optimizations(ranking: Ranking, top: int, most_pairs: int, *, verbose: bool
     pairs = ranking.pairs[:most_pairs]
     blocks: list[Block] = [*_best(ranking, better[:top], pairs, verbose=verbose)]
     if better[top:]:
-        names = ", ".join(f"{printable(each.name)} {times_faster(each)}" for each in better[top:])
+        names = ", ".join(f"{printable(each.name)} {_gain(ranking, each)}" for each in better[top:])
         blocks.append(Words(f"{names} (--top {len(better)})", f"{MARGIN}less: ", 2 * MARGIN))
     blocks += [
         Words(", ".join(names), f"{MARGIN}{head}: ", 2 * MARGIN) for head, names in without_gain(ranking)
@@ -166,6 +179,10 @@ def _more(ranking: Ranking, trace: Sequence[str]) -> list[Block]:
 
 def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:
     """Return a title and names, if any, of what makes the step longer and of what leaves it as it is."""
+    if ranking.by == "memory":
+        better = effective(ranking)
+        others = [printable(each.name) for each in ranking.optimizations if each not in better]
+        return [("no less memory", others)] if others else []
     slower, nothing = [], []
     for each in ranking.optimizations:
         times = times_faster(each)
@@ -176,8 +193,17 @@ def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:
     return [(head, names) for head, names in (("slower", slower), ("no gain", nothing)) if names]
 
 
+def _gain(ranking: Ranking, each: Ranked) -> str:
+    if ranking.by == "memory" and each.memory is not None:
+        return f"to {bytes_text(each.memory.after_bytes)}"
+    return times_faster(each)
+
+
 def effective(ranking: Ranking) -> list[Ranked]:
-    """Return those that make the step shorter, the best first."""
+    """Return those that make the step shorter, or by memory those that lower its peak, the best first."""
+    if ranking.by == "memory":
+        known = [each for each in ranking.optimizations if each.memory is not None]
+        return [each for each in known if each.memory and each.memory.after_bytes < each.memory.before_bytes]
     return [each for each in ranking.optimizations if each.saving_ns > 0 and not each.changes_nothing]
 
 
@@ -215,6 +241,10 @@ def optimization_rows(
     together = ranking.pairs if pairs is None else pairs
     if together:
         rows += [["pairs", *[""] * 6], *map(row, together)]
+    memories = [each.memory for each in shown]
+    if together:
+        memories += [None, *(each.memory for each in together)]
+    rows = memory_columns(rows, memories, len(rows[0]) - 2)
     empty = [place for place in range(1, len(rows[0])) if not any(row[place] for row in rows[1:])]
     return [[text for place, text in enumerate(row) if place not in empty] for row in rows]
 

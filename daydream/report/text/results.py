@@ -32,6 +32,7 @@ from daydream.report.text.numbers import (
     speedup,
     time_text,
 )
+from daydream.report.text.peak_memory import memory_words
 
 if TYPE_CHECKING:
     from daydream.explanation.suggestion import Suggestion
@@ -98,6 +99,7 @@ def whatif_text(
         *answer.options_words(comparison),
         *answer.range_words(comparison),
         *map(Figures, typical_prediction(comparison)),
+        *memory_words(comparison.memory_answer),
         *answer.code_words(code_of(comparison.optimization)),
     ]
     known = comparison.reason is None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from daydream.report.text.layout import Screen, Table, Words, headed, notes
 from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import UNITS, count, percent, time_text
+from daydream.report.text.peak_memory import memory_columns
 
 if TYPE_CHECKING:
     from daydream.predict.scale_out import Scaling
@@ -82,4 +83,4 @@ def _rows(scaling: Scaling) -> list[list[str]]:
         ]
         for row in scaling.rows
     ]
-    return [head, *rows]
+    return memory_columns([head, *rows], [row.memory for row in scaling.rows], len(head) - 1)

@@ -26,6 +26,7 @@ from daydream.report.text.numbers import (
     step_change_text,
     time_text,
 )
+from daydream.report.text.peak_memory import memory_columns
 
 if TYPE_CHECKING:
     from daydream.predict.sweep import Sweep
@@ -43,7 +44,8 @@ def sweep_text(sweep: Sweep, *, top: int) -> Screen:
     if sweep.scenarios:
         rows = scenario_rows(sweep, sweep.scenarios[:top])
         last = len(rows[0]) - 1
-        blocks.append(Table(rows, spare=[last, last - 2]))  # notes, then the range
+        interval = next(place for place, head in enumerate(rows[0]) if head.startswith("90 % interval"))
+        blocks.append(Table(rows, spare=[last, interval]))  # notes, then the range
         more = len(sweep.scenarios) - top
         if more > 0:
             blocks.append(f"{MARGIN}{count(more, 'more scenario')}: --top {len(sweep.scenarios)}, or -o FILE")
@@ -113,7 +115,7 @@ def scenario_rows(sweep: Sweep, shown: Sequence[Answered]) -> list[list[str]]:
             str(len(each.notes)) if each.notes else "",
         ]
         rows.append([_trace(each.trace), *row] if several else row)
-    return rows
+    return memory_columns(rows, [each.memory for each in shown], len(rows[0]) - 1)
 
 
 def left_out_rows(sweep: Sweep) -> list[tuple[str, str]]:

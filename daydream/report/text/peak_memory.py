@@ -1,0 +1,72 @@
+"""Peak memory before and after a change, and whether that fits, in a line or a cell of a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daydream.report.text.layout import MARGIN, Block, Words, printable
+from daydream.report.text.memory import capacity_text
+from daydream.text import memory_unit
+
+if TYPE_CHECKING:
+    from daydream.memory.prediction import MemoryPrediction
+    from daydream.predict.memory import MemoryAnswer
+
+FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
+
+
+def memory_words(answer: MemoryAnswer) -> list[Block]:
+    """Return the line on memory: `peak memory 12.10 -> 8.30 GiB, fits 24 GB`; or why it is not known."""
+    if answer.unsaid is not None:
+        return [Words(printable(answer.unsaid), MARGIN, 2 * MARGIN)]
+    if answer.memory is None:
+        return []
+    return [Words(f"peak memory {memory_change(answer.memory)}{verdict(answer.memory)}", MARGIN, 2 * MARGIN)]
+
+
+def memory_change(memory: MemoryPrediction) -> str:
+    """Return the peak before and after, its unit once, and the range where there is one."""
+    unit, size = memory_unit(max(memory.before_bytes, memory.after_bytes))
+    digits = 2 if unit == "GiB" else 1
+    before, after, low, high = (
+        f"{nbytes / size:,.{digits}f}"
+        for nbytes in (memory.before_bytes, memory.after_bytes, memory.low_bytes, memory.high_bytes)
+    )
+    likely = f" ({low} to {high})" if low != high else ""
+    return f"{before} -> {after} {unit}{likely}"
+
+
+def verdict(memory: MemoryPrediction) -> str:
+    """Return whether it fits its capacity, as the end of a sentence; nothing where that is unknown."""
+    if memory.capacity_bytes is None:
+        return ""
+    capacity = capacity_text(memory.capacity_bytes)
+    if memory.fits is None:
+        return f", too close to tell in {capacity}"
+    return f", {FITS[memory.fits]} {'' if memory.fits else 'in '}{capacity}"
+
+
+def memory_columns(rows: list[list[str]], memories: list[MemoryPrediction | None], place: int) -> list[list[str]]:
+    """Return a table's rows, the head first, with the peak and whether it fits before a column.
+
+    Args:
+        rows: the table, its head first.
+        memories: of each row but the head; rows without one have empty cells.
+        place: where the columns go. There are none where no row tells its memory.
+    """
+    known = [memory for memory in memories if memory is not None]
+    if not known:
+        return rows
+    unit, size = memory_unit(max(memory.after_bytes for memory in known))
+    digits = 2 if unit == "GiB" else 1
+    head = [f"peak memory, {unit}"]
+    capacity = next((memory.capacity_bytes for memory in known if memory.capacity_bytes is not None), None)
+    head += [f"in {capacity_text(capacity)}"] if capacity is not None else []
+    cells = [head]
+    for memory in memories:
+        if memory is None:
+            cells.append([""] * len(head))
+            continue
+        fits = [FITS[memory.fits]] if memory.capacity_bytes is not None else [""]
+        cells.append([f"{memory.after_bytes / size:,.{digits}f}", *fits][: len(head)])
+    return [[*row[:place], *own, *row[place:]] for row, own in zip(rows, cells, strict=True)]
