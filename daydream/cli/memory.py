@@ -15,6 +15,7 @@ from daydream.cli.timeline import timeline_option
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.memory.settings import Settings
+    from daydream.predict.largest import Size
 
 VIEWS = ("operators", "layers", "idle")
 
@@ -25,6 +26,8 @@ def _memory(
     step_marker: str | None,
     steps: str | None,
     by: str | None,
+    largest: Size | None,
+    largest_batch: bool,
     allocator: Settings | None,
     capacity: int | None,
     output: str | None,
@@ -37,6 +40,7 @@ def _memory(
 
     \b
     daydream memory --trace t.parquet --capacity 24GB
+    daydream memory --trace t.parquet --capacity 24GB --largest-batch
     daydream memory --snapshot snapshot.pickle --capacity 24GB
     daydream memory --snapshot snapshot.pickle --allocator expandable_segments:True
 
@@ -54,11 +58,29 @@ def _memory(
         )
         raise click.UsageError(said, context)
     if snapshot is not None:
-        of_traces = {"--by": by, "-o": output, "--html": html, "--step-marker": step_marker, "--steps": steps}
+        of_traces = {
+            "--by": by,
+            "-o": output,
+            "--html": html,
+            "--step-marker": step_marker,
+            "--steps": steps,
+            "--largest": largest,
+            "--largest-batch": largest_batch or None,
+        }
         for name, value in of_traces.items():
             if value is not None:
                 raise click.UsageError(f"{name} goes with '--trace'", context)
         _show_snapshot(snapshot, allocator, capacity, as_json=as_json)
+        return
+    if largest is not None or largest_batch:
+        from daydream.cli.largest import show_largest
+
+        for name, value in {"--by": by, "-o": output, "--html": html, "--allocator": allocator}.items():
+            if value is not None:
+                raise click.UsageError(f"{name} does not go with '--largest'", context)
+        if largest_batch and largest == "sequence":
+            raise click.UsageError("give either '--largest-batch' or '--largest sequence'", context)
+        show_largest(trace or "", step_marker, steps, largest or "batch", capacity, as_json=as_json)
         return
     if by is not None and (output is not None or html is not None):
         raise click.UsageError("-o and --html draw memory over time: leave --by out", context)
@@ -119,6 +141,13 @@ command = click.Command(
         click.Option(
             ["--by"], type=click.Choice(VIEWS),
             help="Show instead what operators touch, what layers need, or what is held and not used again.",
+        ),
+        click.Option(
+            ["--largest-batch"], is_flag=True, help="Show instead how large a batch fits into the capacity."
+        ),
+        click.Option(
+            ["--largest"], type=click.Choice(["batch", "sequence"]),
+            help="Show instead how large a batch fits, or how long a sequence.",
         ),
         click.Option(
             ["--snapshot"], metavar="FILE",

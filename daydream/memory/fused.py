@@ -36,9 +36,7 @@ def within(held: Allocations, pattern: str) -> np.ndarray:
     return nearest(held, hits[held.trace["name"]]) >= 0
 
 
-def fuse(
-    held: Allocations, chains: Groups, words: Mapping[str, str], *, first_stays: bool = False
-) -> None:
+def fuse(held: Allocations, chains: Groups, words: Mapping[str, str], *, first_stays: bool = False) -> None:
     """Let the calls of each chain be one: only what the last one gives is stored, in the backward pass too.
 
     Where a chain begins with a sum whose result was saved, that stays: it stands for the chain's input.

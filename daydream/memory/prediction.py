@@ -12,6 +12,7 @@ import numpy as np
 
 from daydream.errors import DaydreamError, GraphError
 from daydream.memory.allocations import TYPES, Allocations
+from daydream.memory.report import device_bytes
 from daydream.memory.reserved import reserved_for
 
 MIB = 2**20
@@ -49,7 +50,7 @@ class MemoryPrediction:
         before_reserved_bytes: what the caching allocator takes from the device now; None on a CPU.
         after_reserved_bytes: likewise after the change.
         capacity_bytes: what the device has; None if unknown.
-        device: `cpu`, `gpu 0`; with several ranks also whose: `rank 1, gpu 0`.
+        device: `cpu`, `cuda:0`; with several ranks also whose: `rank 1, cuda:0`.
         notes: what a reader should know before trusting the figures.
     """
 
@@ -127,10 +128,10 @@ def memory_after(
         low, high = min(*ends, after_bytes), max(*ends, after_bytes)
     reserved = [_reserved_bytes(each, rank, device) for each in (held, after)]
     ranks = len({rank for rank, _ in held.devices()}) > 1
-    name = "cpu" if device < 0 else f"gpu {device}"
+    name = "cpu" if device < 0 else f"cuda:{device}"
     return MemoryPrediction(
         before_bytes, after_bytes, low, high, *reserved,
-        capacity_of(held, device) if capacity_bytes is None else capacity_bytes,
+        device_bytes(held.trace, rank, device) if capacity_bytes is None else capacity_bytes,
         f"rank {rank}, {name}" if ranks else name, tuple(after.notes),
     )  # fmt: skip
 
@@ -185,16 +186,6 @@ def _worst(held: Allocations) -> tuple[int, int]:
         return 0, -1
     on_gpu = [pair for pair in devices if pair[1] >= 0]
     return max(on_gpu or devices, key=lambda pair: (held.peak(*pair)[0], -pair[0], -pair[1]))
-
-
-def capacity_of(held: Allocations, device: int) -> int | None:
-    """Return the memory of a device in bytes as the trace's metadata has it, None if it has not."""
-    if device < 0:
-        return None
-    for number, each in enumerate(held.trace.metadata.get("devices") or []):
-        if each.get("id", number) == device and each.get("memory_bytes"):
-            return int(each["memory_bytes"])
-    return None
 
 
 def unchanged(held: Allocations, **options: Any) -> None:

@@ -94,7 +94,11 @@ def prediction_notes(prediction: Prediction) -> list[str]:
     if prediction.changed or prediction.inserted or prediction.removed:
         said += filter(None, [why_unmoved(prediction)])
     answer = prediction.memory_answer
-    said += answer.memory.notes if answer.memory is not None else filter(None, [answer.unsaid and f"{answer.unsaid}."])
+    said += (
+        answer.memory.notes
+        if answer.memory is not None
+        else filter(None, [answer.unsaid and f"{answer.unsaid}."])
+    )
     if len(prediction.replay.steps) == 1:
         said.append("Only one step is covered: the interval leaves out how steps vary.")
     return said

@@ -297,9 +297,7 @@ def _figure(ranked: Ranked) -> tuple[int | None, ...]:
     return ranked.predicted_ns, ranked.changed, ranked.inserted, ranked.removed
 
 
-def _couples(
-    found: Sequence[tuple[Ranked, Optimization]], by: By
-) -> list[tuple[Optimization, Optimization]]:
+def _couples(found: Sequence[tuple[Ranked, Optimization]], by: By) -> list[tuple[Optimization, Optimization]]:
     """Return the pairs worth trying, those first that save most together if they do not touch each other."""
     if by == "memory":
         less = [

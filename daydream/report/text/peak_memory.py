@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daydream.report.text.layout import MARGIN, Block, Words, printable
+from daydream.report.text.layout import MARGIN, Block, Headline, Screen, Words, notes, printable
 from daydream.report.text.memory import capacity_text
 from daydream.text import memory_unit
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
+    from daydream.predict.largest import Largest
     from daydream.predict.memory import MemoryAnswer
 
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
@@ -46,7 +47,9 @@ def verdict(memory: MemoryPrediction) -> str:
     return f", {FITS[memory.fits]} {'' if memory.fits else 'in '}{capacity}"
 
 
-def memory_columns(rows: list[list[str]], memories: list[MemoryPrediction | None], place: int) -> list[list[str]]:
+def memory_columns(
+    rows: list[list[str]], memories: list[MemoryPrediction | None], place: int
+) -> list[list[str]]:
     """Return a table's rows, the head first, with the peak and whether it fits before a column.
 
     Args:
@@ -70,3 +73,25 @@ def memory_columns(rows: list[list[str]], memories: list[MemoryPrediction | None
         fits = [FITS[memory.fits]] if memory.capacity_bytes is not None else [""]
         cells.append([f"{memory.after_bytes / size:,.{digits}f}", *fits][: len(head)])
     return [[*row[:place], *own, *row[place:]] for row, own in zip(rows, cells, strict=True)]
+
+
+def largest_text(found: Largest) -> Screen:
+    """Return the largest size that fits, what it holds, and from where on it does not fit."""
+    memory = found.memory
+    capacity = capacity_text(memory.capacity_bytes or 0)
+    name = {"batch": "batch", "sequence": "sequence"}[found.what]
+    times = f", {found.fits / found.recorded:,.4g} times the recorded {found.recorded:,}"
+    if found.fits:
+        said = f"largest {name} that fits {capacity}: {found.fits:,}{times}"
+    else:
+        said = f"not even a {name} of 1 fits {capacity}; {found.recorded:,} was recorded"
+    if found.too_large is None:
+        close = "no size that was tried does not fit"
+    elif found.too_large > found.fits + 1:
+        close = f"{found.fits + 1:,} to {found.too_large - 1:,}: too close to tell; from {found.too_large:,}: does not fit"
+    else:
+        close = f"from {found.too_large:,}: does not fit"
+    return Screen([
+        Headline(said), Words(f"peak memory {memory_change(memory)} on {memory.device}"), Words(close),
+        *notes(list(memory.notes)),
+    ])  # fmt: skip

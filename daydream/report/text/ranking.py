@@ -99,7 +99,9 @@ def _least_memory(best: Ranked | None) -> str:
     """Return what the change that holds least gives."""
     if best is None or best.memory is None:
         return "no optimization here lowers the peak of memory"
-    step = step_change_text(best.replayed_ns, best.predicted_ns, best.predicted_low_ns, best.predicted_high_ns)
+    step = step_change_text(
+        best.replayed_ns, best.predicted_ns, best.predicted_low_ns, best.predicted_high_ns
+    )
     memory = f"peak memory {memory_change(best.memory)}{verdict(best.memory)}"
     return f"{printable(best.name)}: {memory}; {step}"
 
