@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from daydream.errors import GraphError
+from daydream.graph.query.numbering import distinct_rows
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -218,7 +219,9 @@ class Allocations:
 
     def devices(self) -> list[tuple[int, int]]:
         """Return the (rank, device) pairs there are, in order."""
-        return sorted(set(zip(self["rank"].tolist(), self["device"].tolist(), strict=True)))
+        keys = (self["rank"], self["device"])
+        first, _ = distinct_rows(keys)
+        return sorted(zip(*(key[first].tolist() for key in keys), strict=True))
 
     def held(self, rank: int, device: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at which places the bytes held change, float64, and what is held from there on, int64.

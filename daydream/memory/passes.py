@@ -104,9 +104,10 @@ def block_of_rows(held: Allocations, patterns: str | Sequence[str]) -> tuple[np.
             known[path] = next((place[one] for one in outer if one in place), UNKNOWN)
         return known[path]
 
-    begin, end = (
-        np.array([block(path) for path in held.texts("layer", at=at)], np.int64) for at in ("begin", "end")
-    )
+    by_code = np.array([*(block(path) for path in held.trace.text("layer")), UNKNOWN], np.int64)
+    begin, end = (by_code[codes_of_rows(held, "layer", at=at)] for at in ("begin", "end"))
+    owned = np.flatnonzero(held["parameter"] >= 0)
+    begin[owned] = end[owned] = [block(held.parameter(row)["layer"]) for row in owned.tolist()]
     return begin, end
 
 
