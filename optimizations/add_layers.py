@@ -121,11 +121,10 @@ def memory(held: Allocations, *, count: int = 1, layers: str | None = None) -> N
             repeat(held, behind, backward, backward.first, repeat=held["repeat"][behind] + own, **how)
     trained = trained_parameters(held.graph)
     paths, (block, _) = held.texts("layer"), block_of_rows(held, pattern)
-    share = sum(
-        times[one]
-        * trained.part({path for path, of in zip(paths, block.tolist(), strict=True) if of == one})[1]
-        for one in blocks.tolist()
-    )
+    share = 0.0
+    for one in blocks.tolist():
+        named = zip(paths, block.tolist(), strict=True)
+        share += times[one] * trained.part({path for path, of in named if of == one and path is not None})[1]
     scale_owned(held, block >= 0, times[block], share)
     renumber(held)
 

@@ -48,9 +48,10 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     activation that feeds three products is cast once, not three times. Not modelled: convergence;
     the scaler that float16 needs (`autocast+grad-scaler`); Python of the context.
 
-    Memory: products, what follows them and what they save are half as large; beside them stands a 16-bit copy of
-    each product's weight, from the forward pass (which caches it) to its backward pass; gradients of weights
-    come in 16 bits and are cast. A loss computed under autocast too is in the range, not in the expected figure.
+    Memory: products, what follows them and what they save are half as large; beside them stands a 16-bit
+    copy of each product's weight, from the forward pass (which caches it) to its backward pass; gradients
+    of weights come in 16 bits and are cast. A loss computed under autocast too is in the range, not in
+    the expected figure.
     """
     passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
     passes.need("kernels in the forward or backward pass")

@@ -158,7 +158,7 @@ def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.nda
 
 
 def _outputs(held: Allocations, rows: np.ndarray, part: np.ndarray, stays: np.ndarray) -> np.ndarray:
-    """Return which are their part's output: of what its last call that leaves something leaves, the largest."""
+    """Return which are their part's output: the largest that the last call leaves which leaves something."""
     call = held["begin_row"][rows]
     last = np.full(int(part.max(initial=-1)) + 1, -1)
     by_place = np.argsort(held["begin"][rows], kind="stable")

@@ -117,7 +117,7 @@ def _compile_on_cpu(graph: Graph) -> None:
 
 
 def memory(held: Allocations) -> None:
-    """Store nothing between fused calls, and at the least what products make and read for the backward pass."""
+    """Store nothing between fused calls, and at the least nothing for the backward pass but of products."""
     forward = held.where(phase=("forward", "loss"))
     fused = forward & ~within(held, MATRIX) & (held["begin_row"] >= 0)
     ends = np.array(

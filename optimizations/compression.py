@@ -40,8 +40,8 @@ def compression(
     Left out is that each matrix has products and launches of its own (a fixed cost of a kernel is
     counted, CPU time is not), and to make the columns of the factors orthogonal: an upper bound.
 
-    Memory: each bucket on its way is held in 16 bits besides; with `rank` what was not sent is kept, as large as
-    all gradients, and the factors.
+    Memory: each bucket on its way is held in 16 bits besides; with `rank` what was not sent is kept, as
+    large as all gradients, and the factors.
 
     Not modelled: convergence; waiting for peers in the trace of one rank is scaled like the transfer.
     """

@@ -33,11 +33,11 @@ def cuda_graphs(
     and after its last stays, and so do pauses and calls of over 1 ms and allocations: loading, first
     uses, file access, waiting (daydream/model/captured.py).
 
-    Memory: inputs and gradients lie at fixed addresses, so that they are held all the time, inputs besides the
-    batch they are copied from. What the graphs' own pool reserves is never shared.
+    Memory: inputs and gradients lie at fixed addresses, so that they are held all the time, inputs
+    besides the batch they are copied from. What the graphs' own pool reserves is never shared.
 
-    Not modelled: capture itself, the time of copying inputs to fixed addresses, branches and shapes that change (they cannot be captured), CPU
-    tensors in forward or backward (a replay computes them no more).
+    Not modelled: capture itself, the time of copying inputs to fixed addresses, branches and shapes that
+    change (they cannot be captured), CPU tensors in forward or backward (a replay computes them no more).
     """
     if min(launch_us, node_us) < 0:
         raise GraphError(f"launch_us and node_us must be 0 or more, not {launch_us:g} and {node_us:g}")

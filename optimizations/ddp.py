@@ -34,8 +34,8 @@ def ddp(
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
     size of all gradients in MiB, for a trace without them.
 
-    Memory: buckets as large as all gradients are held all the time; with `gradient_as_bucket_view` they are what
-    holds the gradients.
+    Memory: buckets as large as all gradients are held all the time; with `gradient_as_bucket_view` they
+    are what holds the gradients.
 
     Assumes workers that are equally fast, each with the batch of this trace. Not modelled: what
     else DDP does on the CPU, broadcasts of buffers, kernels that a concurrent transfer slows.

@@ -33,10 +33,11 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     the trace's own memory bandwidth: to select 9 values for each gradient, to add up one written and
     three values (and an index) for each that was sent.
 
-    0.1 % is the ratio of the paper (Lin et al., 2018) after its warm-up. `workers` is the job's if
-    the trace has it. Memory: what was not sent is kept, with its momentum: two values a gradient, one where
-    the optimizer has a momentum that they replace (Lin et al., algorithm 2). Not modelled: the sample that finds the threshold, convergence; waiting for
-    peers in the trace of one rank is scaled like the transfer.
+    0.1 % is the ratio of the paper (Lin et al., 2018) after its warm-up. `workers` is the job's if the
+    trace has it. Memory: what was not sent is kept, with its momentum: two values a gradient, one where
+    the optimizer has a momentum that they replace (Lin et al., algorithm 2). Not modelled: the sample
+    that finds the threshold, convergence; waiting for peers in the trace of one rank is scaled like the
+    transfer.
     """
     if not 0 < ratio <= 1:
         raise GraphError(f"ratio must be above 0 and at most 1, not {ratio:g}")

@@ -26,11 +26,12 @@ def flash_attention(graph: Graph) -> None:
     backward 5/4 of them. Launches and CPU time of the other operators go.
 
     Not modelled: the half of the scores that a causal mask would skip, copies of heads that fused
-    attention does not need, what a kernel loses on short sequences or wide heads. In float32, or with a mask of its own, torch runs its memory-efficient kernel, which works
-    the same way.
+    attention does not need, what a kernel loses on short sequences or wide heads. In float32, or with a
+    mask of its own, torch runs its memory-efficient kernel, which works the same way.
 
-    Memory: scores are never stored, but for one value of 32 bits a row. They are told by their shapes; where heads
-    are as wide as a sequence is long, queries, keys and values look the same, and what is left is too little.
+    Memory: scores are never stored, but for one value of 32 bits a row. They are told by their shapes;
+    where heads are as wide as a sequence is long, queries, keys and values look the same, and what is
+    left is too little.
     """
     kernels = graph.select(kind="kernel")
     kernels.need("kernels; on a CPU the fused attention is not modelled")

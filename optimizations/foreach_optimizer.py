@@ -75,12 +75,10 @@ def memory(held: Allocations, *, tensors_per_kernel: int = 64) -> None:
     """Let the update make what it makes on its way for all parameters at once."""
     steps = parts_of(held, held.where(phase="optimizer"), held["step"])
     temporary = held.where(phase="optimizer", kind="temporary")
-    decays = bool((temporary & held.where(op=ADDED_DECAY) & (held["parameter"] < 0)).any())
+    decays = bool((temporary & held.where(op=ADDED_DECAY)).any())
     kind = update_of(held.graph).kind
-    if kind in AT_ONCE:
-        count = AT_ONCE[kind] + (decays and kind != "adagrad")
-    else:
-        count = held.among(0, 1, 2)
+    known = AT_ONCE.get(kind or "")
+    count = held.among(0, 1, 2) if known is None else known + (decays and kind != "adagrad")
     held.remove(temporary)
     gradient, rows, part = held.where(kind="gradient"), [], []
     for step, (rank, *_) in enumerate(steps.keys.tolist()):

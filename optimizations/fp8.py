@@ -34,9 +34,9 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     Attention, convolutions and products of two activations stay. An upper bound of the casts:
     libraries that keep the forward pass's casts for the backward pass do fewer.
 
-    Memory: casts of a product's operands are held while it runs; at the least the cast is what a linear layer saves
-    of its input, as libraries do that keep it. Not modelled:
-    compiled casts that fuse with the kernel before them, convergence, collectives in 8 bits.
+    Memory: casts of a product's operands are held while it runs; at the least the cast is what a linear
+    layer saves of its input, as libraries do that keep it. Not modelled: compiled casts that fuse with
+    the kernel before them, convergence, collectives in 8 bits.
     """
     kernels = graph.select(kind="kernel")
     kernels.need("kernels: fp8 is a format of GPUs' matrix units")

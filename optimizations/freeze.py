@@ -96,7 +96,8 @@ def memory(held: Allocations, *, layers: str) -> None:
     """Take away what training the layers holds: gradients, states, and what was saved for them alone."""
     block, end_block = block_of_rows(held, layers)
     trained = trained_parameters(held.graph)
-    frozen = {path for path, one in zip(held.texts("layer"), block.tolist(), strict=True) if one >= 0}
+    paths = zip(held.texts("layer"), block.tolist(), strict=True)
+    frozen = {path for path, one in paths if one >= 0 and path is not None}
     idle, first = _ahead_of(held.graph, set(trained.tensors) - frozen)
     layer = np.array(held.texts("layer"), object)
     is_idle = np.isin(layer.astype(str), sorted(idle))
@@ -114,7 +115,7 @@ def memory(held: Allocations, *, layers: str) -> None:
     gone |= backward & is_idle
     gone |= backward & (layer == first) & held.where(kind="temporary", op=PRODUCTS)  # its input's gradient
     joint = update & (layer == None) & held.where(kind="temporary")  # noqa: E711 - an array, one by one
-    held.scale(joint, 1 - trained.part(frozen - {None})[1])
+    held.scale(joint, 1 - trained.part(frozen)[1])
     held.remove(gone)
     renumber(held)
 

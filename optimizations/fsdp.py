@@ -54,8 +54,9 @@ def fsdp(
     `bandwidth` in GB/s and `latency_us` a step between neighbours of a ring. `gradient_mb` is the
     size of all gradients in MiB, for a trace without them.
 
-    Memory: a worker holds its share of optimizer states, from stage 2 on of gradients and parameters; units are
-    whole while they are used, and what gathers or scatters one is held besides. Units are told by layers there.
+    Memory: a worker holds its share of optimizer states, from stage 2 on of gradients and parameters;
+    units are whole while they are used, and what gathers or scatters one is held besides. Units are told
+    by layers there.
 
     Not modelled: frozen parameters,
     norms over all workers, other than the last of several backward passes of a step, kernels that a

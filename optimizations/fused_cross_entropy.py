@@ -31,8 +31,8 @@ def fused_cross_entropy(graph: Graph) -> None:
     other launches and the CPU time of their operators go. On a CPU the operators become
     one in each pass, as long as the longest at least.
 
-    Memory: the logarithms and their gradient are never stored. Not modelled: fusion with the product that makes
-    the logits, and the memory that saves.
+    Memory: the logarithms and their gradient are never stored. Not modelled: fusion with the product that
+    makes the logits, and the memory that saves.
     """
     work = work_tasks(graph)
     chains = find_chains(graph, WORDS, CHAIN)

@@ -7,7 +7,7 @@ import numpy as np
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import link_bandwidth
 from daydream.memory import Allocations, let_go_behind
-from daydream.model import MIB, UPDATE_RULES, update_of
+from daydream.model import UPDATE_RULES, update_of
 from daydream.transforms import stages
 
 STAGE = stages.MEMORY
@@ -34,8 +34,8 @@ def offload_optimizer(
     100 GB/s are an assumption, 80 % of the 128 GB/s of a socket with six channels of
     DDR4-2666: give what your CPU reaches.
 
-    Memory: optimizer states leave the GPU, and gradients when a bucket of them behind each is complete; at most
-    they stay until the update.
+    Memory: optimizer states leave the GPU, and gradients when a bucket of them behind each is complete;
+    at most they stay until the update.
 
     Not modelled: an update that overlaps its copies, a
     one-step delay, other ranks that share the CPU.

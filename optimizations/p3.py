@@ -48,10 +48,10 @@ def p3(
     pushes and once as pulls. With `servers` machines of their own a slice takes workers/servers times as
     long where that is more than one, and pulls do not hold up pushes.
 
-    Defaults: 4 workers and slices of 50,000 float32 values are those of the P3 paper (Jayarajan et
-    al., 2019); 1.25 GB/s are 10 Gbit/s; 14 us is what NCCL reckons with for a step over a network. With `update` by
-    the server a worker holds no optimizer states. Not modelled: copies to and from the CPU's memory, the
-    servers' own time and memory.
+    Defaults: 4 workers and slices of 50,000 float32 values are those of the P3 paper (Jayarajan et al.,
+    2019); 1.25 GB/s are 10 Gbit/s; 14 us is what NCCL reckons with for a step over a network. With
+    `update` by the server a worker holds no optimizer states. Not modelled: copies to and from the CPU's
+    memory, the servers' own time and memory.
     """
     if slice_mb <= 0:
         raise GraphError(f"slice_mb must be above 0, not {slice_mb:g}")
@@ -105,8 +105,9 @@ def p3(
 
 
 def memory(
-    held: Allocations, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25, latency_us: float = 14.0,
-    slice_mb: float = 0.19, update: Literal["worker", "server"] = "worker", gradient_mb: float | None = None,
+    held: Allocations, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25,
+    latency_us: float = 14.0, slice_mb: float = 0.19, update: Literal["worker", "server"] = "worker",
+    gradient_mb: float | None = None,
 ) -> None:  # fmt: skip
     """Hold no optimizer states where servers update."""
     if update == "server":

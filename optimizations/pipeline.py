@@ -44,9 +44,10 @@ def pipeline(
     between blocks, for a trace without shapes. The network is `cluster` (machines of the trace's GPU if not
     given), or `bandwidth` in GB/s and `latency_us` a message.
 
-    Memory: a GPU holds what its blocks do, with their parameters, and activations of as many micro-batches as its
-    schedule has begun and not finished (Narayanan et al., "Efficient large-scale language model training",
-    section 2.2); the answer is that of the GPU which holds most, as another rank.
+    Memory: a GPU holds what its blocks do, with their parameters, and activations of as many
+    micro-batches as its schedule has begun and not finished (Narayanan et al., "Efficient large-scale
+    language model training", section 2.2); the answer is that of the GPU which holds most, as another
+    rank.
 
     Loading of data stays as it was. Not modelled: labels that the last stage loads, sums of gradients
     of tied weights or of norms over stages, the addition of a micro-batch's gradients to the others',

@@ -43,8 +43,8 @@ def tensor_parallel(
     projections where the trace has three, smaller tiles that libraries pick for narrower
     products (so that those of small models gain less here than they would).
 
-    Memory: a GPU holds its part of the divided layers, with gradients and states, and of what lies between them;
-    inputs of a part, its output and all else it holds as a whole.
+    Memory: a GPU holds its part of the divided layers, with gradients and states, and of what lies
+    between them; inputs of a part, its output and all else it holds as a whole.
     """
     if degree < 1:
         raise GraphError(f"degree must be 1 or more, not {degree}")

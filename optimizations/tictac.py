@@ -39,11 +39,10 @@ def tictac(
     the last layer first, about the worst of the orders that come without one.
 
     `servers`, `bandwidth` and `update`, `gradient_mb` and all defaults are those of `p3`, which goes
-    further: it divides gradients into slices, orders pushes too and waits for no other parameter. Order by
-    first use is the paper's TIC; its TAC, which weighs times as well, is the same for a forward pass that
-    is a chain.
-    Memory: with `update` by the server a worker holds no optimizer states. Not modelled: copies to and from the
-    CPU's memory, the servers' own time and memory.
+    further: it divides gradients into slices, orders pushes too and waits for no other parameter. Order
+    by first use is the paper's TIC; its TAC, which weighs times as well, is the same for a forward pass
+    that is a chain. Memory: with `update` by the server a worker holds no optimizer states. Not modelled:
+    copies to and from the CPU's memory, the servers' own time and memory.
     """
     gradients, users, place = to_exchange(
         graph, gradient_mb, workers=workers, servers=servers, bandwidth=bandwidth, latency_us=latency_us
@@ -89,8 +88,9 @@ def tictac(
 
 
 def memory(
-    held: Allocations, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25, latency_us: float = 14.0,
-    order: Literal["first-use", "ready"] = "first-use", update: Literal["worker", "server"] = "worker", gradient_mb: float | None = None,
+    held: Allocations, *, workers: int = 4, servers: int = 0, bandwidth: float = 1.25,
+    latency_us: float = 14.0, order: Literal["first-use", "ready"] = "first-use",
+    update: Literal["worker", "server"] = "worker", gradient_mb: float | None = None,
 ) -> None:  # fmt: skip
     """Hold no optimizer states where servers update."""
     if update == "server":

@@ -75,9 +75,10 @@ def _memory(
     if largest is not None or largest_batch:
         from daydream.cli.largest import show_largest
 
-        for name, value in {"--by": by, "-o": output, "--html": html, "--allocator": allocator}.items():
-            if value is not None:
-                raise click.UsageError(f"{name} does not go with '--largest'", context)
+        others = {"--by": by, "-o": output, "--html": html, "--allocator": allocator}
+        wrong = [name for name, given in others.items() if given is not None]
+        if wrong:
+            raise click.UsageError(f"{wrong[0]} does not go with '--largest'", context)
         if largest_batch and largest == "sequence":
             raise click.UsageError("give either '--largest-batch' or '--largest sequence'", context)
         show_largest(trace or "", step_marker, steps, largest or "batch", capacity, as_json=as_json)

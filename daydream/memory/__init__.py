@@ -72,8 +72,8 @@ _HOMES = {
 __all__ = [
     "Allocations", "Moved", "Parts", "add_buckets", "add_copies", "block_of_rows", "calls_that_made",
     "divide", "drop_scores", "fuse", "gradient_bytes", "hold_throughout", "in_8_bits", "in_phase",
-    "input_of_parts", "let_go_behind", "narrow", "nearest", "next_call", "parts_of", "place_before", "put_away",
-    "renumber", "repeat", "resize_input", "scale_owned", "shard", "unchanged", "used_until", "within",
+    "input_of_parts", "let_go_behind", "narrow", "nearest", "next_call", "parts_of", "place_before",
+    "put_away", "renumber", "repeat", "resize_input", "scale_owned", "shard", "unchanged", "used_until", "within",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -197,15 +197,16 @@ class Allocations:
         `bytes` are rounded as the device's allocator rounds them. `kind` and `phase` may be names.
         """
         added = {name: self[name][like] for name in TYPES}
-        for name, values in columns.items():
-            if isinstance(values, str):
-                values = (KINDS if name == "kind" else PHASES).index(values)
+        for name, given in columns.items():
+            values = (
+                given if not isinstance(given, str) else (KINDS if name == "kind" else PHASES).index(given)
+            )
             added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(like))
         added["bytes"] = rounded(added["bytes"], added["device"])
         self.append(added)
 
     def append(self, rows: dict[str, np.ndarray]) -> None:
-        """Add rows as they are: every column, of one length; recorded ones may leave out what tells changes."""
+        """Add rows as they are: every column, of one length, but for those that only a change fills."""
         rows = {"recorded_bytes": rows["bytes"], "repeat": np.zeros(len(rows["bytes"]), np.int64), **rows}
         self.columns = {
             name: np.concatenate([self[name], np.asarray(rows[name], TYPES[name])]) for name in TYPES

@@ -126,7 +126,7 @@ def drop_scores(held: Allocations) -> None:
 
 
 def _results(name: str, text: str) -> list[tuple[int, ...]]:
-    """Return shapes that a call's result may have: of a batched product its own, else those of its tensors."""
+    """Return shapes that a call's result may have: a batched product's own, else those of its tensors."""
     arguments = parse_shapes(text) or []
     if bare_name(name) in BATCHED:
         return [result_size(bare_name(name), arguments)]

@@ -1,9 +1,9 @@
 """Memory in 16 bits: what `torch.autocast` makes of activations, gradients on their way, and weights.
 
-Products read and write 16 bits, some operators 32, all others what they are given (ATen/autocast_mode.h; for
-the CPU ATen/autocast_mode.cpp). Which tensor an operator reads is not recorded: types follow from the order of
-the forward pass. A sum of two activations is as wide as the wider one, and one of them is the stream that an
-earlier sum, or the first operator, began.
+Products read and write 16 bits, some operators 32, all others what they are given (ATen/autocast_mode.h;
+for the CPU ATen/autocast_mode.cpp). Which tensor an operator reads is not recorded: types follow from the
+order of the forward pass. A sum of two activations is as wide as the wider one, and one of them is the
+stream that an earlier sum, or the first operator, began.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ SUM = re.compile(r"^aten::(add|sub)_?$")
 FLOAT = "float32"
 WITH_INDICES = r"^aten::(\w*with_indices|topk|sort|max|min|median|mode|cummax|cummin)$"  # 8 bytes each
 LINEAR = r"^aten::(addmm|mm|linear|matmul|_scaled_mm)$"
-MASKS = r"^aten::(native_dropout|_fused_dropout|bernoulli_?|eq|ne|lt|le|gt|ge|logical_\w+|isnan|isinf)_?$"  # of 1 byte
+MASKS = (
+    r"^aten::(native_dropout|_fused_dropout|bernoulli|eq|ne|lt|le|gt|ge|logical_\w+|isnan|isinf)_?$"  # 1 byte
+)
 
 
 def narrow(held: Allocations) -> None:
@@ -71,7 +73,6 @@ def narrow(held: Allocations) -> None:
 
     _add_weight_copies(held, types, maker)
     size = len(begin_row)
-    pad = np.zeros(len(held) - size, bool)
     last = np.where(
         held["end_row"][:size] >= 0, forward_rows(held.trace, np.maximum(held["end_row"][:size], 0)), UNKNOWN
     )
@@ -90,7 +91,7 @@ def narrow(held: Allocations) -> None:
 
 
 def _of_other_types(held: Allocations) -> np.ndarray:
-    """Return what is no number of 32 bits: indices beside values half as large, masks beside larger values."""
+    """Return what is no number of 32 bits: indices beside values half as large, masks beside values."""
     found = np.zeros(len(held), bool)
     for pattern, times in ((WITH_INDICES, 2.0), (MASKS, 0.25)):
         rows = np.flatnonzero(held.where(op=pattern) & (held["begin"] > BEFORE))
@@ -124,17 +125,21 @@ def _add_weight_copies(held: Allocations, types: _Types, maker: np.ndarray) -> N
     there = np.flatnonzero(leader >= 0)
     passes = parts_of(held, held.where(phase="forward"), held["step"])
     ends = np.where(passes.of >= 0, place_before(held, np.append(passes.until, 0)[passes.of]), held["end"])
-    sizes = types.weight_elements(found[there, 1])
     ends = np.maximum(ends[leader[there]], done[there])
-    more = np.flatnonzero(sizes > 0)
-    held.add(leader[there][more], bytes=2 * sizes[more], recorded_bytes=2 * sizes[more], begin=first[there][more],
-             end=ends[more], kind="activation")  # fmt: skip
+    _hold(held, leader[there], types.weight_elements(found[there, 1]), first[there], ends)
     # Inputs of the model are held in 32 bits by whoever made them, and in 16 bits for the first product.
     begins = there[np.append(types.is_first, False)[found[there, 1]]]
-    sizes = types.input_elements(found[begins, 1])
-    more = np.flatnonzero(sizes > 0)
-    held.add(leader[begins][more], bytes=2 * sizes[more], recorded_bytes=2 * sizes[more], begin=first[begins][more],
-             end=np.maximum(done[begins][more], first[begins][more]), kind="activation")  # fmt: skip
+    ends = np.maximum(done[begins], first[begins])
+    _hold(held, leader[begins], types.input_elements(found[begins, 1]), first[begins], ends)
+
+
+def _hold(
+    held: Allocations, like: np.ndarray, elements: np.ndarray, begin: np.ndarray, end: np.ndarray
+) -> None:
+    """Add copies in 16 bits for the backward pass, beside the allocations of these rows."""
+    some = np.flatnonzero(elements > 0)
+    size = 2 * elements[some]
+    held.add(like[some], bytes=size, recorded_bytes=size, begin=begin[some], end=end[some], kind="activation")
 
 
 @dataclass
@@ -270,8 +275,8 @@ def in_8_bits(held: Allocations) -> None:
     like = np.full(len(products), UNKNOWN)
     rows = np.flatnonzero(products.of >= 0)
     like[products.of[rows]] = rows
-    held.add(like, bytes=np.array(sizes, np.int64), begin=products.first, end=place_before(held, products.until),
-             kind="temporary")  # fmt: skip
+    ends = place_before(held, products.until)
+    held.add(like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary")
     last = np.where(held["end_row"] >= 0, forward_rows(held.trace, np.maximum(held["end_row"], 0)), UNKNOWN)
     names = np.array([*(re.search(LINEAR, text) is not None for text in held.trace.text("name")), False])
     saved = held.where(kind="activation") & (last >= 0) & np.append(names[held.trace["name"]], False)[last]

@@ -98,8 +98,7 @@ def block_of_rows(held: Allocations, patterns: str | Sequence[str]) -> tuple[np.
     known: dict[str | None, int] = {None: UNKNOWN}
 
     def block(path: str | None) -> int:
-        if path not in known:
-            assert path is not None
+        if path is not None and path not in known:
             outer = [path, *(path[: at.start()] for at in re.finditer(r"\.", path))]
             known[path] = next((place[one] for one in outer if one in place), UNKNOWN)
         return known[path]

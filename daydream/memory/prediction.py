@@ -126,11 +126,11 @@ def memory_after(
     if after.doubted and not stays:
         ends = [peak_bytes(_changed(held, changes, case), rank, device) for case in ("least", "most")]
         low, high = min(*ends, after_bytes), max(*ends, after_bytes)
-    reserved = [_reserved_bytes(each, rank, device) for each in (held, after)]
+    reserved, reserved_after = (_reserved_bytes(each, rank, device) for each in (held, after))
     ranks = len({rank for rank, _ in held.devices()}) > 1
     name = "cpu" if device < 0 else f"cuda:{device}"
     return MemoryPrediction(
-        before_bytes, after_bytes, low, high, *reserved,
+        before_bytes, after_bytes, low, high, reserved, reserved_after,
         device_bytes(held.trace, rank, device) if capacity_bytes is None else capacity_bytes,
         f"rank {rank}, {name}" if ranks else name, tuple(after.notes),
     )  # fmt: skip

@@ -1,9 +1,8 @@
-"""What each of several workers holds: shares of parameters, gradients and states, and units gathered whole."""
+"""What each of several workers holds: shares of parameters, gradients and states, and whole units."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,22 +49,14 @@ def divide(held: Allocations, which: np.ndarray, workers: int) -> None:
     held.resize(which, -(-held["bytes"][which] // workers))
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """A unit in a step: when it is used forward and backward, and the place of the unit after it in backward."""
-
-    forward: tuple[float, float]
-    backward: tuple[float, float] | None
-
-
 def shard(
     held: Allocations, patterns: str | Sequence[str], workers: int, *, again: bool, ahead: bool
 ) -> None:
     """Let a worker hold its share of parameters, gradients and states, and units whole while they are used.
 
     As torch's `fully_shard` does (2.13): a unit is gathered into a buffer and copied out of it before its
-    forward pass. Its gradients are copied into a buffer and scattered when its backward pass is done, one unit
-    at a time. What is in no unit is the root, whole from the first work to the last.
+    forward pass. Its gradients are copied into a buffer and scattered when its backward pass is done, one
+    unit at a time. What is in no unit is the root, whole from the first work to the last.
 
     Args:
         held: the allocations.
@@ -152,7 +143,7 @@ def _when(parts: Parts, key: tuple[int, ...]) -> tuple[float, float]:
 
 
 def _before(parts: Parts, step: tuple[int, ...], place: float) -> float:
-    """Return where the part of a step begins that comes before the one at a place; that place if none does."""
+    """Return where the part of a step begins before the one at a place; that place if there is none."""
     same = (parts.keys[:, : len(step)] == np.array(step)).all(axis=1) & (parts.keys[:, -1] >= 0)
     firsts = parts.first[same & (parts.first < place)]
     return float(firsts.max()) if len(firsts) else place

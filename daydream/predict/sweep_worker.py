@@ -71,7 +71,8 @@ class Answered:
         figures = {name: getattr(self, name) for name in FIGURES}
         memory = None if self.memory is None else self.memory.to_json()
         return {
-            "trace": self.trace, "options": self.options, **figures, "memory": memory, "notes": list(self.notes),
+            "trace": self.trace, "options": self.options, **figures, "memory": memory,
+            "notes": list(self.notes),
         }  # fmt: skip
 
 

@@ -88,7 +88,8 @@ def largest_text(found: Largest) -> Screen:
     if found.too_large is None:
         close = "no size that was tried does not fit"
     elif found.too_large > found.fits + 1:
-        close = f"{found.fits + 1:,} to {found.too_large - 1:,}: too close to tell; from {found.too_large:,}: does not fit"
+        close = f"{found.fits + 1:,} to {found.too_large - 1:,}: too close to tell; "
+        close += f"from {found.too_large:,}: does not fit"
     else:
         close = f"from {found.too_large:,}: does not fit"
     return Screen([
