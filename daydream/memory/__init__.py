@@ -21,27 +21,13 @@ from daydream import lazy
 
 if TYPE_CHECKING:
     from daydream.memory.allocations import Allocations
+    from daydream.memory.asked import block_of_rows, calls_that_made, in_phase, nearest
     from daydream.memory.fused import drop_scores, fuse, within
     from daydream.memory.growth import resize_input
     from daydream.memory.narrow import in_8_bits, narrow
-    from daydream.memory.passes import (
-        Moved,
-        Parts,
-        block_of_rows,
-        calls_that_made,
-        in_phase,
-        input_of_parts,
-        nearest,
-        next_call,
-        parts_of,
-        place_before,
-        put_away,
-        renumber,
-        repeat,
-        scale_owned,
-        used_until,
-    )
+    from daydream.memory.passes import Moved, Parts, parts_of, place_before, put_away, renumber, repeat
     from daydream.memory.prediction import unchanged
+    from daydream.memory.readers import input_of_parts, next_call, used_until
     from daydream.memory.shares import (
         add_buckets,
         add_copies,
@@ -49,23 +35,24 @@ if TYPE_CHECKING:
         gradient_bytes,
         hold_throughout,
         let_go_behind,
+        scale_owned,
         shard,
     )
 
 _HOMES = {
     "daydream.memory.allocations": ("Allocations",),
+    "daydream.memory.asked": ("block_of_rows", "calls_that_made", "in_phase", "nearest"),
     "daydream.memory.fused": ("drop_scores", "fuse", "within"),
     "daydream.memory.growth": ("resize_input",),
     "daydream.memory.narrow": ("in_8_bits", "narrow"),
     "daydream.memory.passes": (
-        "Moved", "Parts", "block_of_rows", "calls_that_made", "in_phase", "input_of_parts",
-        "nearest", "next_call", "parts_of", "place_before", "put_away", "renumber", "repeat", "scale_owned",
-        "used_until",
+        "Moved", "Parts", "parts_of", "place_before", "put_away", "renumber", "repeat",
     ),
     "daydream.memory.prediction": ("unchanged",),
+    "daydream.memory.readers": ("input_of_parts", "next_call", "used_until"),
     "daydream.memory.shares": (
         "add_buckets", "add_copies", "divide", "gradient_bytes", "hold_throughout", "let_go_behind",
-        "shard",
+        "scale_owned", "shard",
     ),
 }  # fmt: skip
 
@@ -73,7 +60,8 @@ __all__ = [
     "Allocations", "Moved", "Parts", "add_buckets", "add_copies", "block_of_rows", "calls_that_made",
     "divide", "drop_scores", "fuse", "gradient_bytes", "hold_throughout", "in_8_bits", "in_phase",
     "input_of_parts", "let_go_behind", "narrow", "nearest", "next_call", "parts_of", "place_before",
-    "put_away", "renumber", "repeat", "resize_input", "scale_owned", "shard", "unchanged", "used_until", "within",
+    "put_away", "renumber", "repeat", "resize_input", "scale_owned", "shard", "unchanged", "used_until",
+    "within",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -58,17 +58,25 @@ class Allocations:
     | `recorded_bytes` | `bytes` before any change, by which an operator's shapes tell what it is |
     | `repeat` | 0 as recorded; else which copy of a part of the program it is of |
 
-    `parameters` are those of each rank, as the metadata lists them or operators' shapes show them.
+    Attributes:
+        trace: what was recorded.
+        columns: the table above; each of shape (rows,), int64 where not said otherwise.
+        notes: sentences that a reader should know before trusting the result.
+        parameters: those of each rank, as the metadata lists them or operators' shapes show them.
+        case: which end of what is not known counts, see `among`.
+        doubted: the cases differ.
+        recorded_graph: the graph of the trace before any change, if there is one already.
+        worked_out: figures of this table as it is, which `copy` leaves out.
     """
 
     trace: Trace
     columns: dict[str, np.ndarray]
     notes: list[str] = field(default_factory=list)
     parameters: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    case: Literal["least", "expected", "most"] = "expected"  # which end of what is not known counts
-    doubted: bool = False  # whether the cases differ
+    case: Literal["least", "expected", "most"] = "expected"
+    doubted: bool = False
     recorded_graph: Graph | None = None
-    worked_out: dict[Any, Any] = field(default_factory=dict)  # figures of this table, which an edit outdates
+    worked_out: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.columns.setdefault("recorded_bytes", self.columns["bytes"].copy())

@@ -17,19 +17,22 @@ from daydream.errors import NotApplicableError
 from daydream.graph.groups import Groups
 from daydream.graph.query.calls import call_rows
 from daydream.memory.allocations import Allocations, rounded
+from daydream.memory.asked import in_phase, nearest
 from daydream.memory.growth import asking_operators
-from daydream.memory.passes import in_phase, nearest
 from daydream.trace.schema import UNKNOWN
 
 SUM = re.compile(r"^aten::(add|sub)_?$")
 
 
 def within(held: Allocations, pattern: str) -> np.ndarray:
-    """Return which allocations an operator or range whose name matches asked for: bool, shape (rows,).
+    """Return which allocations an operator or range whose name matches asked for.
 
     Args:
         held: the allocations.
         pattern: regular expression on the names of the row that asked and of all around it.
+
+    Returns:
+        bool, shape (rows,).
     """
     search = re.compile(pattern).search
     hits = np.array([*(search(text) is not None for text in held.trace.text("name")), False])

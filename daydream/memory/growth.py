@@ -22,7 +22,7 @@ from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shap
 from daydream.costs.workload.tiles import result_size
 from daydream.graph.query.numbering import distinct_rows
 from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations
-from daydream.memory.passes import nearest
+from daydream.memory.asked import nearest
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 

@@ -19,7 +19,9 @@ from daydream.costs.workload.forward_calls import forward_rows
 from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.memory.allocations import BEFORE, Allocations
-from daydream.memory.passes import calls_that_made, next_call, parts_of, place_before, renumber, used_until
+from daydream.memory.asked import calls_that_made
+from daydream.memory.passes import parts_of, place_before, renumber
+from daydream.memory.readers import next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 
 TO_16 = re.compile(

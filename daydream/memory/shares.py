@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, Allocations
-from daydream.memory.passes import Parts, block_of_rows, in_phase, parts_of, place_before, renumber
+from daydream.memory.asked import block_of_rows, codes_of_rows, in_phase
+from daydream.memory.passes import Parts, parts_of, place_before, renumber
 
 
 def gradient_bytes(held: Allocations, rank: int, device: int) -> int:
@@ -45,7 +46,16 @@ def add_buckets(held: Allocations, *, as_views: bool) -> None:
 
 
 def divide(held: Allocations, which: np.ndarray, workers: int) -> None:
-    """Leave of some allocations (bool, shape (rows,)) one worker's share, rounded up."""
+    """Leave of some allocations one worker's share, rounded up.
+
+    Args:
+        held: the allocations.
+        which: those that are divided, bool, shape (rows,).
+        workers: how many share.
+
+    Returns:
+        None; `held` is changed.
+    """
     held.resize(which, -(-held["bytes"][which] // workers))
 
 
@@ -170,6 +180,9 @@ def hold_throughout(held: Allocations, which: np.ndarray, *, besides: bool) -> N
         held: the allocations.
         which: those of all steps; the step with most bytes counts.
         besides: those that are made in each step stay, too; else they go.
+
+    Returns:
+        None; `held` is changed.
     """
     size = len(held)
     for rank, device in held.devices():
@@ -193,6 +206,9 @@ def let_go_behind(held: Allocations, gradient: np.ndarray, nbytes: int) -> None:
         held: the allocations.
         gradient: which are gradients, bool, shape (rows,).
         nbytes: of a bucket.
+
+    Returns:
+        None; `held` is changed.
     """
     rows = np.flatnonzero(gradient)
     rows = rows[np.lexsort((held["begin"][rows], held["step"][rows], held["rank"][rows]))]
@@ -204,3 +220,30 @@ def let_go_behind(held: Allocations, gradient: np.ndarray, nbytes: int) -> None:
         last = np.minimum(behind, len(mine) - 1)
         ends[mine] = np.minimum(ends[mine], held["begin"][rows[mine[last]]])
     held["end"][rows] = held.among(ends, ends, held["end"][rows])
+
+
+def scale_owned(held: Allocations, which: np.ndarray, times: np.ndarray, share: float) -> None:
+    """Let some layers have other numbers of parameters and optimizer states: `times` more of each, or less.
+
+    Args:
+        held: the allocations.
+        which: what is of these layers, bool, shape (rows,).
+        times: how many more there are of each of these, -1 to take it away; int64, shape (rows,).
+        share: by which part of all parameters' elements they grow or shrink together. Where no parameter is
+            told from others, all parameters and states do so by this part, and so does what a joint
+            update makes on its way.
+
+    Returns:
+        None; `held` is changed.
+    """
+    lasting = held.where(kind=("parameter", "optimizer_state"))
+    owned = np.flatnonzero(lasting & which)
+    known = (held["parameter"] >= 0) | (held["begin_row"] >= 0)
+    alike = lasting & ~known if not len(owned) else np.zeros(len(held), bool)
+    joint = held.where(phase="optimizer", kind="temporary") & (codes_of_rows(held, "layer") < 0)
+    held.scale(alike | joint, 1 + share)
+    goes = np.zeros(len(held), bool)
+    goes[owned[times[owned] < 0]] = True
+    more = np.maximum(times[owned], 0)
+    held.add(np.repeat(owned, more))
+    held.remove(np.append(goes, np.zeros(more.sum(), bool)))

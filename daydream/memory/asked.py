@@ -1,0 +1,111 @@
+"""Who asked for memory: the row, call, layer or block of the trace behind each allocation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from daydream.costs.workload.forward_calls import forward_rows
+from daydream.graph.query.blocks import TOGETHER, block_of_layers
+from daydream.memory.allocations import Allocations
+from daydream.trace.schema import PHASES, UNKNOWN
+
+
+def codes_of_rows(held: Allocations, column: str, *, at: str = "begin") -> np.ndarray:
+    """Return a column of the trace's row that began (or, `at="end"`, ended) each, -1 for none: int64."""
+    return np.append(np.asarray(held.trace[column], np.int64), UNKNOWN)[held[f"{at}_row"]]
+
+
+def block_of_rows(held: Allocations, patterns: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the block of the layer that asked for each allocation, and of the layer that frees it.
+
+    What is of a parameter is of its layer.
+
+    Args:
+        held: the allocations.
+        patterns: shell patterns on module paths, `blocks.*`, as `daydream.model.block_of_layers` has them.
+
+    Returns:
+        two arrays of places among the blocks, -1 if in none; int64, shape (rows,).
+    """
+    _, blocks = block_of_layers(held.graph, patterns)
+    place = {path: number for number, block in enumerate(blocks) for path in block.split(TOGETHER)}
+    known: dict[str | None, int] = {None: UNKNOWN}
+
+    def block(path: str | None) -> int:
+        if path is not None and path not in known:
+            outer = [path, *(path[: at.start()] for at in re.finditer(r"\.", path))]
+            known[path] = next((place[one] for one in outer if one in place), UNKNOWN)
+        return known[path]
+
+    by_code = np.array([*(block(path) for path in held.trace.text("layer")), UNKNOWN], np.int64)
+    begin, end = (by_code[codes_of_rows(held, "layer", at=at)] for at in ("begin", "end"))
+    owned = np.flatnonzero(held["parameter"] >= 0)
+    begin[owned] = end[owned] = [block(held.parameter(row)["layer"]) for row in owned.tolist()]
+    return begin, end
+
+
+def in_phase(held: Allocations, phase: str, *, at: str = "begin") -> np.ndarray:
+    """Return which allocations begin (or end) in a phase.
+
+    Args:
+        held: the allocations.
+        phase: `forward`, `loss`, `backward`, ...
+        at: `begin` or `end`.
+
+    Returns:
+        bool, shape (rows,).
+    """
+    return np.asarray(held["phase" if at == "begin" else "end_phase"] == PHASES.index(phase))
+
+
+def nearest(held: Allocations, rows: np.ndarray, *, forward: bool = False) -> np.ndarray:
+    """Return the innermost of some rows of the trace around what asked for each allocation, -1 for none.
+
+    Args:
+        held: the allocations.
+        rows: which rows of the trace, bool, shape (rows of the trace,).
+        forward: in the backward pass look around the forward call whose gradient is computed.
+
+    Returns:
+        rows of the trace, int64, shape (rows,).
+    """
+    trace = held.trace
+    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
+    up = held["begin_row"].copy()
+    if forward:
+        mine = np.flatnonzero(in_phase(held, "backward") & (up >= 0))
+        up[mine] = forward_rows(trace, up[mine])
+    while (climbing := np.flatnonzero((up >= 0) & ~np.append(rows, False)[up])).size:
+        up[climbing] = parent[up[climbing]]
+    return up
+
+
+def calls_that_made(held: Allocations, pattern: str) -> np.ndarray:
+    """Return the operator call that each allocation is due to, whose name matches.
+
+    Args:
+        held: the allocations.
+        pattern: regular expression on names of operators.
+
+    Returns:
+        rows of the trace, int64, shape (rows,): the outermost call that matches around what asked for it, or
+        in the backward pass around the forward call whose gradient that computes; -1 for none.
+    """
+    trace = held.trace
+    search = re.compile(pattern).search
+    hits = np.array([*(search(text) is not None for text in trace.text("name")), False])[trace["name"]]
+    hits &= trace.is_kind("operator")
+    parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
+    up = held["begin_row"].copy()
+    backward = np.flatnonzero(in_phase(held, "backward") & (up >= 0))
+    call = forward_rows(trace, up[backward])
+    up[backward] = np.where(call >= 0, call, up[backward])
+    found = np.full(len(held), UNKNOWN, np.int64)
+    while (climbing := np.flatnonzero(up >= 0)).size:
+        fits = climbing[hits[up[climbing]]]
+        found[fits] = up[fits]
+        up[climbing] = parent[up[climbing]]
+    return found

@@ -1,0 +1,101 @@
+"""What a program does with memory that it made: the call that reads it, the call behind, a call's input."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream.costs.workload.forward_calls import forward_rows, nodes_above
+from daydream.costs.workload.operator import itemsize
+from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.memory.allocations import BEFORE, GRANULE, Allocations
+from daydream.memory.passes import Parts, place_before
+from daydream.trace.schema import UNKNOWN
+
+
+def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
+    """Return where the forward call is done that keeps each for its backward pass, within the part it is of.
+
+    Args:
+        held: the allocations.
+        rows: which of them, each of some part and freed by a node of the backward pass; int64, shape (n,).
+        parts: parts of the forward pass.
+
+    Returns:
+        places, float64, shape (n,); the end of the part where no node tells the call.
+    """
+    trace = held.trace
+    start = np.append(np.asarray(trace["start_ns"], np.int64), 0)
+    end = start + np.append(np.asarray(trace["duration_ns"], np.int64), 0)
+    call = forward_rows(trace, held["end_row"][rows])
+    mine = np.flatnonzero((parts.of >= 0) & (held["begin_row"] >= 0))
+    keys = (start[held["begin_row"][mine]], parts.of[mine])
+    mine = mine[np.lexsort((held["begin"][mine], *keys))]
+    span = np.int64(end.max()) + 1
+    asked = parts.of[mine] * span + start[held["begin_row"][mine]]
+    at = np.searchsorted(asked, parts.of[rows] * span + end[call])
+    behind = np.append(mine, -1)[at]
+    inside = (call >= 0) & (parts.of[behind] == parts.of[rows]) & (at < len(mine))
+    return place_before(held, np.where(inside, held["begin"][behind], parts.until[parts.of[rows]]))
+
+
+def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
+    """Return the last place before the first allocation behind each that another autograd node makes.
+
+    Args:
+        held: the allocations.
+        rows: which of them, int64, shape (n,); none from before the recording.
+
+    Returns:
+        places, float64, shape (n,).
+    """
+    inside = np.flatnonzero(held["begin"] > BEFORE)
+    order = inside[np.lexsort((held["begin"][inside], held["rank"][inside]))]
+    asked = held["begin_row"][order]
+    node = np.where(asked >= 0, nodes_above(held.trace, np.maximum(asked, 0)), UNKNOWN)
+    node = np.where(node >= 0, node, asked)
+    rank = held["rank"][order]
+    changes = np.append((node[1:] != node[:-1]) | (rank[1:] != rank[:-1]), True)
+    last = np.where(changes, np.arange(len(order)), len(order))
+    last = np.minimum.accumulate(last[::-1])[::-1]  # the last allocation of the same node
+    begins = np.append(held["begin"][order], np.inf)
+    behind = np.where(np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + 1)
+    found = np.full(len(held), np.inf)
+    found[order] = behind
+    return place_before(held, found[rows])
+
+
+def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
+    """Return the allocation that holds what each part, a call by its last key, reads first.
+
+    It is the last one made before the call that is as large as the call's first tensor.
+
+    Args:
+        held: the allocations.
+        parts: calls of the forward pass; the last of their keys is the call's row of the trace.
+
+    Returns:
+        rows of the table, int64, shape (parts,); -1 where none is.
+    """
+    trace = held.trace
+    shapes, dtypes = trace.text("shapes"), trace.text("dtype")
+    wanted = held.where(kind=("activation", "temporary", "input")) & (held["begin"] > BEFORE)
+    by_size: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
+    found = np.full(len(parts), UNKNOWN, np.int64)
+    for place, (rank, turn, *_, row) in enumerate(parts.keys.tolist()):
+        code, dtype = int(trace["shapes"][row]), int(trace["dtype"][row])
+        first = (parse_shapes(shapes[code]) or [()])[0] if code >= 0 else ()
+        nbytes = elements(first) * ((itemsize(dtypes[dtype]) if dtype >= 0 else None) or 4)
+        key = (rank, turn, nbytes)
+        if key not in by_size:
+            on_gpu = -(-nbytes // GRANULE) * GRANULE
+            size = np.where(held["device"] >= 0, on_gpu, nbytes)
+            rows = np.flatnonzero(
+                wanted & (held["recorded_bytes"] == size) & (held["rank"] == rank) & (held["repeat"] == turn)
+            )
+            rows = rows[np.argsort(held["begin"][rows], kind="stable")]
+            by_size[key] = rows, held["begin"][rows]
+        rows, begins = by_size[key]
+        at = int(np.searchsorted(begins, parts.first[place])) - 1
+        if nbytes and at >= 0 and held["end"][rows[at]] >= parts.first[place]:
+            found[place] = rows[at]
+    return found
