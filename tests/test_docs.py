@@ -345,7 +345,7 @@ def test_the_site_builds_and_has_every_optimization_and_public_name(site: Path) 
 
     assert {path.stem for path in (site / "optimizations").glob("*.html")} == set(names())
     assert set(daydream.__all__) - there == set()
-    for package in (daydream.costs, daydream.model, daydream.transforms):
+    for package in (daydream.costs, daydream.memory, daydream.model, daydream.transforms):
         public = {name: getattr(package, name) for name in package.__all__}
         described = {
             name for name, each in public.items() if inspect.isclass(each) or inspect.isroutine(each)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from daydream.display import NotebookFigure
@@ -13,6 +12,7 @@ from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryPrediction
+from daydream.predict.couples import couples_of
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, as_replay
@@ -233,7 +233,7 @@ def rank(
     found, same = _without_twins(found)
     left_out |= same
     together: list[Ranked] = []
-    for number, couple in enumerate(_couples(found, by) if pairs > 0 else []):
+    for number, couple in enumerate(couples_of(found, by) if pairs > 0 else []):
         if len(together) > pairs or number >= 4 * pairs:
             break
         name = "+".join(each.name for each in couple)
@@ -295,28 +295,6 @@ def _figures(
 
 def _figure(ranked: Ranked) -> tuple[int | None, ...]:
     return ranked.predicted_ns, ranked.changed, ranked.inserted, ranked.removed
-
-
-def _couples(found: Sequence[tuple[Ranked, Optimization]], by: By) -> list[tuple[Optimization, Optimization]]:
-    """Return the pairs worth trying, those first that save most together if they do not touch each other."""
-    if by == "memory":
-        less = [
-            (ranked.memory.before_bytes - ranked.memory.after_bytes, optimization)
-            for ranked, optimization in found if ranked.memory is not None
-        ]  # fmt: skip
-        return _largest([pair for pair in less if pair[0] > 0])
-    hardware = stages.NEEDS[stages.HARDWARE]
-    worth = [
-        (ranked.saving_ns, optimization)
-        for ranked, optimization in found
-        if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != hardware
-    ]
-    return _largest(worth)
-
-
-def _largest(worth: Sequence[tuple[int, Optimization]]) -> list[tuple[Optimization, Optimization]]:
-    couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
-    return [(one, other) for (_, one), (_, other) in couples]
 
 
 def _name(each: Named) -> str:

@@ -14,7 +14,7 @@ ABOUT_COMMANDS = """\
 What `daydream COMMAND --help` prints; `daydream whatif NAME --help` has the options of an optimization, as
 its [page](optimizations.md) does. The result goes to stdout, everything else to stderr. Exit codes: 0 done,
 1 bad input or no answer, 2 usage, 130 interrupted; `collect` passes on the script's own."""
-PROMISED = ("daydream.costs", "daydream.model", "daydream.transforms")
+PROMISED = ("daydream.costs", "daydream.memory", "daydream.model", "daydream.transforms")
 ABOUT_API = """\
 Names are attributes of `daydream`, and those for optimizations of [three packages](extending.md). Times are
 integer nanoseconds (`_ns`), sizes bytes. What goes wrong is a `DaydreamError` that says what was found, what

@@ -12,7 +12,7 @@ import pytest
 import daydream
 from daydream import Graph, lazy
 
-PACKAGES = ("daydream", "daydream.costs", "daydream.model", "daydream.transforms")
+PACKAGES = ("daydream", "daydream.costs", "daydream.memory", "daydream.model", "daydream.transforms")
 PUBLIC = [(package, name) for package in PACKAGES for name in importlib.import_module(package).__all__]
 
 
