@@ -8,12 +8,15 @@ from daydream.costs.workload.forward_calls import forward_rows, nodes_above
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.memory.allocations import BEFORE, GRANULE, Allocations
+from daydream.memory.asked import calls_that_made
 from daydream.memory.passes import Parts, place_before
 from daydream.trace.schema import UNKNOWN
 
 
 def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
     """Return where the forward call is done that keeps each for its backward pass, within the part it is of.
+
+    What keeps its own result hands it on: then it is the next call.
 
     Args:
         held: the allocations.
@@ -26,16 +29,28 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
     trace = held.trace
     start = np.append(np.asarray(trace["start_ns"], np.int64), 0)
     end = start + np.append(np.asarray(trace["duration_ns"], np.int64), 0)
-    call = forward_rows(trace, held["end_row"][rows])
     mine = np.flatnonzero((parts.of >= 0) & (held["begin_row"] >= 0))
     keys = (start[held["begin_row"][mine]], parts.of[mine])
     mine = mine[np.lexsort((held["begin"][mine], *keys))]
     span = np.int64(end.max()) + 1
     asked = parts.of[mine] * span + start[held["begin_row"][mine]]
-    at = np.searchsorted(asked, parts.of[rows] * span + end[call])
-    behind = np.append(mine, -1)[at]
-    inside = (call >= 0) & (parts.of[behind] == parts.of[rows]) & (at < len(mine))
-    return place_before(held, np.where(inside, held["begin"][behind], parts.until[parts.of[rows]]))
+
+    def behind(call: np.ndarray) -> np.ndarray:
+        """Return the first allocation of each one's part that is asked for behind a call, -1 for none."""
+        found = np.append(mine, UNKNOWN)[np.searchsorted(asked, parts.of[rows] * span + end[call])]
+        return np.where((call >= 0) & (found >= 0) & (parts.of[found] == parts.of[rows]), found, UNKNOWN)
+
+    call = forward_rows(trace, held["end_row"][rows])
+    first = behind(call)
+    outermost = np.append(calls_that_made(held, ""), UNKNOWN)
+    own = (
+        (call >= 0)
+        & (outermost[rows] >= 0)
+        & (start[call] >= start[outermost[rows]])
+        & (end[call] <= end[outermost[rows]])
+    )
+    first = np.where(own & (first >= 0), behind(outermost[first]), first)
+    return place_before(held, np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]]))
 
 
 def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from daydream.predict.ranking import Ranked
 
 
-def couples_of(found: Sequence[tuple[Ranked, Optimization]], by: str) -> list[tuple[Optimization, Optimization]]:
+def couples_of(
+    found: Sequence[tuple[Ranked, Optimization]], by: str
+) -> list[tuple[Optimization, Optimization]]:
     """Return the pairs worth trying, those first that save most together if they do not touch each other.
 
     Args:
