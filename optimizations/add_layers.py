@@ -102,23 +102,22 @@ def memory(held: Allocations, *, count: int = 1, layers: str | None = None) -> N
         raise NotApplicableError(f"layers {layers!r} hold nothing in the forward pass")
     times = np.zeros(int(block.max()) + 2, np.int64)
     times[blocks] = _copies(count, len(blocks))
-    number = int(held["repeat"].max(initial=0)) + 1
+    numbers = int(held["repeat"].max(initial=0)) + 1
     mate = backward.find(forward.keys)
 
     for each in sorted(set(times[times > 0].tolist())):
-        mine = np.flatnonzero((forward.of >= 0) & (times[block] == each))
-        part, end = forward.of[mine], held["end"][mine]
-        there = mate[part]
-        moved = Moved(held, backward, backward.first, each)
-        inside = (there >= 0) & (end >= backward.first[there]) & (end < backward.until[there])
-        behind = np.flatnonzero((backward.of >= 0) & (times[block] == each))
+        mine, behind = (
+            np.flatnonzero((parts.of >= 0) & (times[block] == each)) for parts in (forward, backward)
+        )
+        there, back = Moved(held, forward, forward.until, each), Moved(held, backward, backward.first, each)
+        node, end = mate[forward.of[mine]], held["end"][mine]
+        inside = (node >= 0) & (end >= backward.first[node]) & (end < backward.until[node])
         for turn in range(each):
-            own = number * (turn + 1)
-            ends = np.where(inside, moved(np.where(inside, end, 0), there, each - 1 - turn), end)
-            how = {"turn": turn, "turns": each}
-            repeat(held, mine, forward, forward.until, end=ends, repeat=held["repeat"][mine] + own, **how)
-            how["turn"] = each - 1 - turn
-            repeat(held, behind, backward, backward.first, repeat=held["repeat"][behind] + own, **how)
+            last = each - 1 - turn  # the backward pass runs through the copies the other way round
+            number = numbers * (turn + 1)
+            ends = np.where(inside, back(np.where(inside, end, 0), node, last), end)
+            repeat(held, mine, there, turn=turn, end=ends, repeat=held["repeat"][mine] + number)
+            repeat(held, behind, back, turn=last, repeat=held["repeat"][behind] + number)
     trained = trained_parameters(held.graph)
     paths, (block, _) = held.texts("layer"), block_of_rows(held, pattern)
     share = 0.0

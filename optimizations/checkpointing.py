@@ -14,6 +14,7 @@ from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import work
 from daydream.memory import (
     Allocations,
+    Moved,
     Parts,
     block_of_rows,
     in_phase,
@@ -140,7 +141,8 @@ def memory(
     held["end"][mine[goes]] = _forward_ends(held, mine[goes], forward)
     made_again = goes | ~behind | output & (own | reentrant)
     ends = np.where(output & ~own, done, end)[made_again]
-    copies = repeat(held, mine[made_again], forward, places, end=ends, phase="backward")
+    moved = Moved(held, forward, places)
+    copies = repeat(held, mine[made_again], moved, end=ends, phase="backward")
     held["end"][copies] = np.where(behind[made_again], ends, held["end"][copies])
     held["end"][mine[output]] = np.where(own, input_until, kept)[output]
     renumber(held)

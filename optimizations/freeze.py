@@ -8,7 +8,17 @@ import numpy as np
 from daydream.optimizations._weight_gradients import PRODUCTS, gradient_parts
 
 from daydream import Graph
-from daydream.memory import Allocations, block_of_rows, in_phase, parts_of, renumber, used_until
+from daydream.memory import (
+    Allocations,
+    block_of_rows,
+    calls_that_made,
+    in_phase,
+    input_of_parts,
+    parts_of,
+    place_before,
+    renumber,
+    used_until,
+)
 from daydream.model import joint_update, trained_parameters
 from daydream.transforms import counted, listed, stages
 
@@ -18,6 +28,7 @@ CODE = "layer.requires_grad_(False)"
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients
 ARRIVAL = r"^arrival$"  # where a member of a collective waits for its peers
 NODES = r"AccumulateGrad"
+READS, CONVOLVES = r"^aten::(linear|addmm|mm|matmul)$", r"^aten::conv(\dd|olution)$"
 PRODUCT = re.compile(r"(Addmm|Linear|Mm|MkldnnLinear)Backward")  # keeps its input for its weight's gradient
 
 
@@ -108,7 +119,8 @@ def memory(held: Allocations, *, layers: str) -> None:
     dropped = (end_block >= 0) & nodes | ends_idle
     dropped &= held.where(kind="activation", end_phase="backward") & (forward.of >= 0)
     rows = np.flatnonzero(dropped)
-    held["end"][rows] = used_until(held, rows, forward)
+    read_until = _read_until(held, trained=~is_idle & (block < 0), convolves=~is_idle)
+    held["end"][rows] = np.maximum(used_until(held, rows, forward), read_until[rows])
 
     backward, update = in_phase(held, "backward"), in_phase(held, "optimizer")
     gone = held.where(kind=("gradient", "optimizer_state")) & (block >= 0) | update & (block >= 0)
@@ -118,6 +130,24 @@ def memory(held: Allocations, *, layers: str) -> None:
     held.scale(joint, 1 - trained.part(frozen)[1])
     held.remove(gone)
     renumber(held)
+
+
+def _read_until(held: Allocations, *, trained: np.ndarray, convolves: np.ndarray) -> np.ndarray:
+    """Return until when the backward pass of a product or convolution needs each as its input, -inf for none.
+
+    Products of layers that are trained do (bool, shape (rows,)), and convolutions with any backward pass.
+    """
+    found = np.full(len(held), -np.inf)
+    for pattern, layers in ((READS, trained), (CONVOLVES, convolves)):
+        call = calls_that_made(held, pattern)
+        forward, backward = (
+            parts_of(held, layers & (call >= 0) & in_phase(held, phase), held["step"], call)
+            for phase in ("forward", "backward")
+        )
+        node, inputs = backward.find(forward.keys), input_of_parts(held, forward)
+        known = (node >= 0) & (inputs >= 0)
+        np.maximum.at(found, inputs[known], place_before(held, backward.until[node[known]]))
+    return found
 
 
 def _ahead_of(graph: Graph, trained: set[str]) -> tuple[set[str], str | None]:

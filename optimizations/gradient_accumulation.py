@@ -70,28 +70,23 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
     passes = parts_of(held, held.where(phase=PASSES), held["step"])
     turns = batches - 1  # right before the recorded one
     moved = Moved(held, passes, passes.first, turns)
-    goes_on = _goes_on(held, passes)
     mine = np.flatnonzero(passes.of >= 0)
-    part = passes.of[mine]
+    part, begin, end = passes.of[mine], held["begin"][mine], held["end"][mine]
     gradient = held.where(kind="gradient", phase="backward")[mine]
-    until, begin = next_call(held, mine), held["begin"][mine]
-    first = moved(begin, part, 0)
-    again, at = goes_on[mine], passes.of[mine]
-    left = held["end"][mine] >= passes.until[part]
+    added = next_call(held, mine)  # where a gradient is added to that of the batch before
+    left, goes_on = end >= passes.until[part], _goes_on(held, passes)[mine]
+    first = moved(begin, part)
     number = int(held["repeat"].max(initial=0)) + 1
 
     for turn in range(turns):
-        then = moved(again, at, turn + 1) if turn + 1 < turns else again
-        ends = np.where(gradient, moved(until, part, turn), np.where(left, then, held["end"][mine]))
-        rows = mine if turn else mine[~gradient]
-        ends = ends if turn else ends[~gradient]
-        repeat(
-            held, rows, passes, passes.first, turn=turn, turns=turns, end=ends,
-            repeat=held["repeat"][rows] + number * (turn + 1),
-        )  # fmt: skip
-    sums = mine[gradient]
-    held.add(sums, end=until[gradient], kind="temporary")
-    held["begin"][sums] = first[gradient]
+        then = moved(goes_on, part, turn + 1) if turn + 1 < turns else goes_on
+        ends = np.where(gradient, moved(added, part, turn), np.where(left, then, end))
+        some = np.flatnonzero(~gradient) if turn == 0 else np.arange(len(mine))
+        repeats = held["repeat"][mine[some]] + number * (turn + 1)
+        copies = repeat(held, mine[some], moved, turn=turn, end=ends[some], repeat=repeats)
+        held.become(np.isin(np.arange(len(held)), copies[gradient[some]]), "temporary")
+    held.add(mine[gradient], end=added[gradient], kind="temporary")
+    held["begin"][mine[gradient]] = first[gradient]
     _end_with_first(held, passes, moved)
     renumber(held)
 

@@ -32,7 +32,7 @@ ITEM_BYTES = (4, 2, 8, 1, 16)
 Reading = tuple[list[list[tuple[int, int]]], float]
 """What a call's memory may be: elements before and after, the surest first; and how its tensors grow."""
 
-NUMBERS = 64  # bytes: what is no larger holds single numbers, not samples
+NUMBERS = 8  # bytes: what is no larger holds a single number, not samples
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,8 @@ class _Sizes:
         """Return the least, expected and largest new size in bytes, NaN where shapes do not tell."""
         if shapes < 0:
             return (np.nan,) * 3
+        if nbytes <= NUMBERS:
+            return (float(nbytes),) * 3
         key = (name, shapes, work, scores)
         if key not in self._read:
             self._read[key] = self._reading(*key)
@@ -155,7 +157,7 @@ class _Sizes:
             fits = [new * width for old, new in sizes if _fits(old * width, nbytes, on_gpu)]
             if fits:
                 return min(fits), fits[0], max(fits)
-        grown = nbytes * growth if nbytes > NUMBERS else nbytes  # as its inputs, or as some of them
+        grown = nbytes * growth  # as its inputs, or as some of them
         return min(nbytes, grown), grown, max(nbytes, grown)
 
     def _reading(self, name: int, shapes: int, work: int, scores: int) -> Reading:

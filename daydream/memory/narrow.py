@@ -21,7 +21,7 @@ from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.memory.allocations import BEFORE, Allocations
 from daydream.memory.asked import calls_that_made
 from daydream.memory.passes import parts_of, place_before, renumber
-from daydream.memory.readers import next_call, used_until
+from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 
 TO_16 = re.compile(
@@ -250,12 +250,19 @@ class _Types:
             name = bare_name(self.held.trace.text("name")[self.held.trace["name"][row]])
             arguments = self._arguments(row)
             places = [place for place in WEIGHT_ARGUMENTS.get(name, ()) if place < len(arguments)]
-            found.append(sum(elements(arguments[place]) for place in places))
+            weights = [arguments[place] for place in places if len(arguments[place]) > 1]  # no biases
+            found.append(sum(elements(weight) for weight in weights))
         return np.array(found, np.int64)
 
     def input_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of what each product reads: int64."""
-        sizes = [elements((self._arguments(row) or [()])[0]) for row in rows.tolist()]
+        names, texts = self.held.trace.text("name"), self.held.trace.text("shapes")
+        calls = zip(
+            self.held.trace["name"][rows].tolist(), self.held.trace["shapes"][rows].tolist(), strict=True
+        )
+        sizes = [
+            elements(first_factor(names[name], texts[code] if code >= 0 else "")) for name, code in calls
+        ]
         return np.where(self.float32[rows], np.array(sizes, np.int64), 0)
 
 

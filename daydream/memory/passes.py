@@ -70,11 +70,25 @@ def parts_of(held: Allocations, which: np.ndarray, *columns: np.ndarray) -> Part
     return Parts(keys, of, first, until)
 
 
-def repeat(
-    held: Allocations, rows: np.ndarray, parts: Parts, before: np.ndarray,
-    *, turn: int = 0, turns: int = 1, **columns: Any,
-) -> np.ndarray:  # fmt: skip
-    """Let the program make some allocations once more, in their order, right before some places.
+class Moved:
+    """Where parts are when they run once more, right before some places (float64, shape (parts,)), in turns.
+
+    Call it with places and parts, each of shape (n,), and the turn, from 0.
+    """
+
+    def __init__(self, held: Allocations, parts: Parts, before: np.ndarray, turns: int = 1) -> None:
+        self.parts, self.before, self.turns = parts, before, turns
+        self.gap = before - place_before(held, before)
+
+    def __call__(self, place: np.ndarray, part: np.ndarray, turn: int = 0) -> np.ndarray:
+        """Return where places of parts are in a turn: float64, shape (n,)."""
+        share = (place - self.parts.first[part]) / (self.parts.until[part] - self.parts.first[part])
+        found: np.ndarray = self.before[part] - self.gap[part] * (1 - (turn + 0.1 + 0.8 * share) / self.turns)
+        return found
+
+
+def repeat(held: Allocations, rows: np.ndarray, moved: Moved, *, turn: int = 0, **columns: Any) -> np.ndarray:
+    """Let the program make some allocations once more, in their order.
 
     What ends in its part does so in the copy, too; what ends behind it ends there, or where the column `end`
     says.
@@ -82,43 +96,25 @@ def repeat(
     Args:
         held: the allocations.
         rows: which of them, all of some part; int64, shape (n,).
-        parts: the parts that they are of.
-        before: the place before which each part is run once more, float64, shape (parts,).
-        turn: which of several repetitions before the same place this is, from 0.
-        turns: how many there are.
+        moved: where the parts run once more; of several repetitions before one place the same for all.
+        turn: which of these this is, from 0.
         **columns: what else the copies have of their own, of shape (n,) or for all.
 
     Returns:
         the new rows, int64, shape (n,). Call `renumber` when all parts are repeated.
     """
+    parts = moved.parts
     part, end = parts.of[rows], held["end"][rows]
-    moved = Moved(held, parts, before, turns)
     inside = end < parts.until[part]
     ends = moved(np.where(inside, end, 0), part, turn)
     count = len(held)
     columns = {
-        **columns, "begin": moved(held["begin"][rows], part, turn),
+        **columns,
+        "begin": moved(held["begin"][rows], part, turn),
         "end": np.where(inside, ends, columns.get("end", end)),
-    }  # fmt: skip
+    }
     held.add(rows, **columns)
     return np.arange(count, count + len(rows))
-
-
-class Moved:
-    """Where places of parts are when those are run once more, several turns right before some places.
-
-    Call it with places and parts, each of shape (n,), and the turn, from 0.
-    """
-
-    def __init__(self, held: Allocations, parts: Parts, before: np.ndarray, turns: int) -> None:
-        self.parts, self.before, self.turns = parts, before, turns
-        self.gap = before - place_before(held, before)
-
-    def __call__(self, place: np.ndarray, part: np.ndarray, turn: int) -> np.ndarray:
-        """Return where places of parts, each of shape (n,), are in a turn, from 0; float64."""
-        share = (place - self.parts.first[part]) / (self.parts.until[part] - self.parts.first[part])
-        found: np.ndarray = self.before[part] - self.gap[part] * (1 - (turn + 0.1 + 0.8 * share) / self.turns)
-        return found
 
 
 def place_before(held: Allocations, places: np.ndarray) -> np.ndarray:

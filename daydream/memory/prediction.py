@@ -121,12 +121,13 @@ def memory_after(
     stays = all(change.edit is unchanged for change in changes)
     after = held if stays else _changed(held, changes, "expected")
     rank, device = _worst(after)
-    before_bytes, after_bytes = (peak_bytes(each, rank, device) for each in (held, after))
+    now = (rank, device) if (rank, device) in held.devices() else _worst(held)  # it may be a new worker's
+    before_bytes, after_bytes = peak_bytes(held, *now), peak_bytes(after, rank, device)
     low = high = after_bytes
     if after.doubted and not stays:
         ends = [peak_bytes(_changed(held, changes, case), rank, device) for case in ("least", "most")]
         low, high = min(*ends, after_bytes), max(*ends, after_bytes)
-    reserved, reserved_after = (_reserved_bytes(each, rank, device) for each in (held, after))
+    reserved, reserved_after = _reserved_bytes(held, *now), _reserved_bytes(after, rank, device)
     ranks = len({rank for rank, _ in held.devices()}) > 1
     name = "cpu" if device < 0 else f"cuda:{device}"
     return MemoryPrediction(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.costs.workload.forward_calls import forward_rows, nodes_above
-from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.costs.workload.operator import bare_name, itemsize
+from daydream.costs.workload.shapes import Argument, elements, parse_shapes
+from daydream.costs.workload.tiles import FIRST
 from daydream.memory.allocations import BEFORE, GRANULE, Allocations
 from daydream.memory.asked import calls_that_made
 from daydream.memory.passes import Parts, place_before
@@ -92,13 +93,13 @@ def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
         rows of the table, int64, shape (parts,); -1 where none is.
     """
     trace = held.trace
-    shapes, dtypes = trace.text("shapes"), trace.text("dtype")
+    names, shapes, dtypes = trace.text("name"), trace.text("shapes"), trace.text("dtype")
     wanted = held.where(kind=("activation", "temporary", "input")) & (held["begin"] > BEFORE)
     by_size: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
     found = np.full(len(parts), UNKNOWN, np.int64)
     for place, (rank, turn, *_, row) in enumerate(parts.keys.tolist()):
         code, dtype = int(trace["shapes"][row]), int(trace["dtype"][row])
-        first = (parse_shapes(shapes[code]) or [()])[0] if code >= 0 else ()
+        first = first_factor(names[int(trace["name"][row])], shapes[code] if code >= 0 else "")
         nbytes = elements(first) * ((itemsize(dtypes[dtype]) if dtype >= 0 else None) or 4)
         key = (rank, turn, nbytes)
         if key not in by_size:
@@ -114,3 +115,10 @@ def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
         if nbytes and at >= 0 and held["end"][rows[at]] >= parts.first[place]:
             found[place] = rows[at]
     return found
+
+
+def first_factor(name: str, shapes: str) -> Argument:
+    """Return the tensor that a call works on: its first argument, or of `addmm` the one behind the bias."""
+    arguments = parse_shapes(shapes) or []
+    place = FIRST.get(bare_name(name), 0)
+    return arguments[place] if place < len(arguments) else ()

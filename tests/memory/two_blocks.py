@@ -1,17 +1,17 @@
 """A training step of two blocks, Linear and ReLU each, written by hand with its memory.
 
-    what        bytes  from                to
-    x              64  data                the next step's data
-    w0, w1        256  always
-    m0 .. v1      256  always (Adam's)
-    y0, y1         64  blocks' linear      their ReLU's end
-    a0, a1         64  blocks' ReLU        their ReLU's backward pass
-    loss            4  loss                the next step's loss
-    ga             64  loss' backward      ReLU's backward of blocks.1
-    gy1, gy0       64  ReLU's backward     the linear's backward
-    gx             64  linear of blocks.1  ReLU's backward of blocks.0
-    g1, g0        256  linear's backward   the next step's zero_grad
-    s1, s2        256  optimizer, each parameter in turn: two at once
+what        bytes  from                to
+x              64  data                the next step's data
+w0, w1        256  always
+m0 .. v1      256  always (Adam's)
+y0, y1         64  blocks' linear      their ReLU's end
+a0, a1         64  blocks' ReLU        their ReLU's backward pass
+loss            4  loss                the next step's loss
+ga             64  loss' backward      ReLU's backward of blocks.1
+gy1, gy0       64  ReLU's backward     the linear's backward
+gx             64  linear of blocks.1  ReLU's backward of blocks.0
+g1, g0        256  linear's backward   the next step's zero_grad
+s1, s2        256  optimizer, each parameter in turn: two at once
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 
 from daydream.memory.lifetimes import allocations
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import NO_ID
 from daydream.trace.trace import Trace
 
 BATCH, WIDTH = 2, 8
@@ -44,7 +43,9 @@ class Program:
         start, under = self.now, columns.pop("under", None)
         around = len(self.rows)
         if under is not None:
-            self.rows.append({"name": under, "start": start, "duration": 20, "parent": -1, **columns, "shapes": None})
+            self.rows.append(
+                {"name": under, "start": start, "duration": 20, "parent": -1, **columns, "shapes": None}
+            )
         parent = around if under is not None else -1
         self.rows.append({"name": name, "start": start + 1, "duration": 18, "parent": parent, **columns})
         for place, change in enumerate(changes):
@@ -76,29 +77,40 @@ class Program:
         for block in (0, 1):
             layer = {"phase": FORWARD, **how}
             shapes = [[WIDTH], ROW, [WIDTH, WIDTH], [], []]
-            sequence = 10 * number + 2 * block + 1
-            self.call("aten::addmm", (f"y{block}", LAYER), layer=f"blocks.{block}.0", shapes=shapes,
+            sequence, at = 10 * number + 2 * block + 1, self.now
+            self.call("aten::addmm", (f"y{block}", LAYER), layer=f"blocks.{block}.fc", shapes=shapes,
                       sequence=sequence, **layer)  # fmt: skip
-            self.call("aten::relu", (f"a{block}", LAYER), layer=f"blocks.{block}.1", shapes=[ROW],
+            self.call("aten::relu", (f"a{block}", LAYER), layer=f"blocks.{block}.act", shapes=[ROW],
                       sequence=sequence + 1, **layer)  # fmt: skip
             self.change(f"y{block}")
+            self.rows.append({"name": "Block", "kind": "module", "start": at, "duration": self.now - at, "parent": -1,
+                              "layer": f"blocks.{block}", **layer})  # fmt: skip
         old = ["loss"] if "loss" in self.address else []
         self.call("aten::mse_loss", *old, ("loss", 4), phase="loss", shapes=[ROW, ROW, []],
                   sequence=10 * number + 5, **how)  # fmt: skip
-        self.backward("MseLossBackward0", ("aten::mse_loss_backward", [[], ROW, ROW, []]), 5, None, ("ga", LAYER), **how)
+        self.backward(
+            "MseLossBackward0", ("aten::mse_loss_backward", [[], ROW, ROW, []]), 5, None, ("ga", LAYER), **how
+        )
         for block, given in ((1, "ga"), (0, "gx")):
             layer = f"blocks.{block}"
             relu, linear = (("aten::threshold_backward", [ROW, ROW, []]), ("aten::mm", [[WIDTH, BATCH], ROW]))
-            self.backward("ReluBackward0", relu, 2 * block + 2, f"{layer}.1", (f"gy{block}", LAYER), given,
+            self.backward("ReluBackward0", relu, 2 * block + 2, f"{layer}.act", (f"gy{block}", LAYER), given,
                           f"a{block}", **how)  # fmt: skip
             made = [(f"g{block}", WEIGHT)]
             if block:
-                self.backward("AddmmBackward0", ("aten::mm", [ROW, [WIDTH, WIDTH]]), 3, f"{layer}.0", ("gx", LAYER), **how)
-            self.backward("AddmmBackward0", linear, 2 * block + 1, f"{layer}.0", *made, f"gy{block}", **how)
+                self.backward(
+                    "AddmmBackward0",
+                    ("aten::mm", [ROW, [WIDTH, WIDTH]]),
+                    3,
+                    f"{layer}.fc",
+                    ("gx", LAYER),
+                    **how,
+                )
+            self.backward("AddmmBackward0", linear, 2 * block + 1, f"{layer}.fc", *made, f"gy{block}", **how)
         at = self.now
         for block in (0, 1):
             tensor = [[WIDTH, WIDTH]]
-            layer = {"layer": f"blocks.{block}.0", "phase": "optimizer", "shapes": tensor, **how}
+            layer = {"layer": f"blocks.{block}.fc", "phase": "optimizer", "shapes": tensor, **how}
             self.call("aten::sqrt", ("s1", WEIGHT), **layer)
             self.call("aten::div", ("s2", WEIGHT), **layer)
             self.change("s1")
@@ -114,7 +126,9 @@ class Program:
                   under=f"autograd::engine::evaluate_function: {node}", sequence=number, **how)  # fmt: skip
 
     def trace(self, steps, **metadata):
-        order = sorted(range(len(self.rows)), key=lambda row: (self.rows[row]["start"], -self.rows[row]["duration"]))
+        order = sorted(
+            range(len(self.rows)), key=lambda row: (self.rows[row]["start"], -self.rows[row]["duration"])
+        )
         place = {row: number for number, row in enumerate(order)}
         rows = [self.rows[row] for row in order]
         columns, texts = {}, {}
@@ -152,7 +166,7 @@ class Program:
 
 
 PARAMETERS = [
-    {"name": f"blocks.{block}.0.weight", "layer": f"blocks.{block}.0", "shape": [WIDTH, WIDTH], "dtype": "float32",
+    {"name": f"blocks.{block}.fc.weight", "layer": f"blocks.{block}.fc", "shape": [WIDTH, WIDTH], "dtype": "float32",
      "device": "cpu", "requires_grad": True, "gradient_bytes": WEIGHT}
     for block in (0, 1)
 ]  # fmt: skip

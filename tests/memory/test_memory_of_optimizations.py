@@ -1,0 +1,326 @@
+"""What optimizations do to memory: a step of two blocks, every figure worked out by hand.
+
+Sizes are those of `two_blocks`: an activation has L = 64 bytes, a weight W = 256, parameters and Adam's
+moments together A = 6 W.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from two_blocks import ALWAYS, LAYER, WEIGHT, held_by, two_blocks
+
+import daydream
+from daydream.memory.allocations import BEFORE, KINDS
+from daydream.predict.memory import predict_memory
+from daydream.transforms.compose import memory_changes, parse
+from daydream.transforms.registry import find, names
+
+LOSS = 4
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return two_blocks()
+
+
+def peak(trace, name, **options):
+    return predict_memory(trace, name, options).after_bytes
+
+
+def edited(trace, name, **options):
+    """The table after a change."""
+    held = held_by(trace)
+    for change in memory_changes(parse(name), options):
+        change.edit(held, **change.options)
+    return held
+
+
+def held_when(held, op, step=1):
+    """What is held when an operator first asks for memory in a step, the most first."""
+    asks = held.where(op=f"^{op}$") & (held["step"] == step)
+    place = held["begin"][asks].min()
+    there = held.held_at(place) & (held["begin"] > BEFORE)
+    return sorted(held["bytes"][there].tolist(), reverse=True)
+
+
+def test_the_step_as_it_is(trace):
+    # in the optimizer: the batch, the loss, both gradients, and two temporaries of one parameter
+    found = predict_memory(trace, "cpu", {"speedup": 2.0})
+
+    assert found.before_bytes == ALWAYS + LAYER + LOSS + 2 * WEIGHT + 2 * WEIGHT
+    assert found.after_bytes == found.low_bytes == found.high_bytes == found.before_bytes
+    assert (found.device, found.before_reserved_bytes, found.capacity_bytes) == ("cpu", None, None)
+
+
+def test_a_larger_batch_leaves_weights_and_their_gradients(trace):
+    assert peak(trace, "batch-size", factor=2.0) == ALWAYS + 2 * LAYER + LOSS + 4 * WEIGHT
+    # of 64 samples the backward pass holds most: x, a0, a1, ga and the gradient that ReLU makes of it
+    assert peak(trace, "batch-size", factor=32.0) == ALWAYS + LOSS + 5 * 32 * LAYER
+
+
+def test_a_batch_twice_and_then_half_as_large_is_the_batch_that_was(trace):
+    held, before = edited(trace, "batch-size", factor=2.0), held_by(trace)
+    (change,) = memory_changes(parse("batch-size"), {"factor": 0.5})
+    change.edit(held, **change.options)
+
+    assert held["bytes"].tolist() == before["bytes"].tolist()
+
+
+def test_without_shapes_what_grows_is_a_range(trace):
+    held = held_by(trace)
+    held.trace = without_shapes(trace)
+
+    found = predict_memory(held, "batch-size", {"factor": 2.0})
+    # The batch is twice as large for sure, all else of the passes may be; the optimizer's temporaries stay.
+    assert found.low_bytes == ALWAYS + 2 * LAYER + LOSS + 4 * WEIGHT
+    assert found.low_bytes == found.after_bytes == found.high_bytes
+
+    found = predict_memory(held, "batch-size", {"factor": 32.0})
+    assert found.high_bytes == found.after_bytes == ALWAYS + LOSS + 5 * 32 * LAYER
+    assert found.low_bytes == ALWAYS + 32 * LAYER + LOSS + 4 * WEIGHT
+
+
+def without_shapes(trace):
+    texts = {**trace.texts, "shapes": []}
+    columns = {**trace.columns, "shapes": np.full(len(trace), -1)}
+    return daydream.Trace(columns, texts, trace.metadata, trace.memory)
+
+
+def test_accumulation_holds_gradients_through_the_second_batch(trace):
+    held = edited(trace, "gradient-accumulation", batches=2)
+
+    # The first batch's gradients are there when the second one's loss goes backward.
+    ask = held.where(op="mse_loss_backward") & (held["step"] == 1)
+    first, second = np.sort(held["begin"][ask])
+    gradients = held.where(kind="gradient") & (held["step"] == 1)
+    assert gradients.sum() == 2
+    assert (held["begin"][gradients] > first).all()
+    assert (held["begin"][gradients] < second).all()
+    assert (held["end"][gradients] > second).all()
+    # Gradients of the second are added and go: of each only one allocation more.
+    added = (held["bytes"] == WEIGHT) & held.where(kind="temporary", phase="backward") & (held["step"] == 1)
+    assert added.sum() == 2
+    # 64 samples a batch: x, a0, a1, ga, gy1 of the second batch, and the gradients of the first
+    large = peak(trace, "batch-size+gradient-accumulation", factor=32.0, batches=2)
+    assert large == ALWAYS + LOSS + 5 * 32 * LAYER + 2 * WEIGHT
+
+
+def test_a_third_batch_adds_no_memory_to_the_second(trace):
+    two, three = (peak(trace, "batch-size+gradient-accumulation", factor=32.0, batches=n) for n in (2, 3))
+    assert two == three
+
+
+def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
+    before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
+
+    # `blocks` is one block of both: a0 goes, its output a1 stays
+    assert held_when(before, "aten::mse_loss_backward") == [LAYER] * 4 + [LOSS]  # x, a0, a1, ga
+    assert held_when(after, "aten::mse_loss_backward") == [LAYER] * 3 + [LOSS]  # x, a1, ga
+    # before the first gradient of the block all of it is made once more, y0 and y1 too
+    again = after.where(phase="backward", op=r"aten::(addmm|relu)$") & (after["step"] == 1)
+    assert again.sum() == 4
+    ga, gy1 = (
+        after["begin"][after.where(op=op) & (after["step"] == 1)].min()
+        for op in ("mse_loss_backward", "threshold_backward")
+    )
+    assert ((after["begin"][again] > ga) & (after["begin"][again] < gy1)).all()
+
+
+def test_checkpointing_changes_no_other_memory(trace):
+    before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
+
+    assert before["bytes"].sum() + 3 * 4 * LAYER == after["bytes"].sum()  # three steps, four tensors again
+
+
+def test_frozen_layers_have_no_gradients_states_or_saved_inputs(trace):
+    held = edited(trace, "freeze", layers="blocks.1*")
+
+    of_block = np.array([(path or "").startswith("blocks.1") for path in held.texts("layer")])
+    assert not (of_block & held.where(kind=("gradient", "optimizer_state"))).any()
+    assert (of_block & held.where(kind="parameter")).sum() == 1
+    # one gradient less, two moments less, and one parameter's temporaries as before
+    assert peak(trace, "freeze", layers="blocks.1*") == ALWAYS - 2 * WEIGHT + LAYER + LOSS + 3 * WEIGHT
+
+
+def test_what_runs_before_the_first_trained_layer_saves_nothing(trace):
+    held = edited(trace, "freeze", layers="blocks.0*")
+
+    # blocks.0 has no backward pass: a0 is what blocks.1 saves, and ga, gy1 the only gradients on their way
+    assert held_when(held, "aten::mse_loss_backward") == [LAYER] * 4 + [LOSS]
+    backward = held.where(phase="backward", kind="temporary") & (held["step"] == 1)
+    assert held["bytes"][backward].tolist() == [LAYER, LAYER]
+
+
+def test_a_fused_update_makes_nothing_on_its_way(trace):
+    # then the backward pass holds most: x, the loss, both weights' gradients and gy0
+    assert peak(trace, "fused-adam") == ALWAYS + LAYER + LOSS + 2 * WEIGHT + LAYER
+    assert peak(trace, "fused-optimizer", kind="sgd") == 2 * WEIGHT + 2 * LAYER + LOSS + 2 * WEIGHT
+    assert peak(trace, "fused-optimizer", kind="momentum") == 4 * WEIGHT + 2 * LAYER + LOSS + 2 * WEIGHT
+
+
+def test_foreach_makes_a_temporary_for_all_parameters_at_once(trace):
+    held = edited(trace, "foreach-optimizer")
+
+    made = held.where(phase="optimizer", kind="temporary")
+    assert held["bytes"][made].tolist() == [WEIGHT] * 2 * 3  # a root of each second moment, three steps
+    assert len(set(held["begin"][made].tolist())) == 3  # all at once
+    assert peak(trace, "foreach-optimizer") == ALWAYS + LAYER + LOSS + 2 * WEIGHT + 2 * WEIGHT
+
+
+def test_a_copied_block_has_parameters_gradients_and_activations_of_its_own(trace):
+    # blocks.1 twice: y1 and a1 come again, the copy has w, m, v and g
+    held = edited(trace, "add-layers", count=1, layers="blocks.1")
+
+    assert held_when(held, "aten::mse_loss_backward") == [LAYER] * 5 + [LOSS]
+    assert held.where(kind="parameter").sum() == 3
+    assert held.where(kind="optimizer_state").sum() == 6
+    assert peak(trace, "add-layers", count=1, layers="blocks.1") == (
+        ALWAYS + 3 * WEIGHT + LAYER + LOSS + 3 * WEIGHT + 2 * WEIGHT
+    )
+
+
+def test_the_copy_of_a_block_is_trained_before_it(trace):
+    held = edited(trace, "add-layers", count=1, layers="blocks.1")
+
+    mine = held.where(kind="gradient", layer="blocks.1.fc") & (held["step"] == 1)
+    copy = held["repeat"] > 0
+    assert held["begin"][mine & copy][0] < held["begin"][mine & ~copy][0]
+
+
+def test_removed_layers_take_what_they_hold_along(trace):
+    assert peak(trace, "remove-layers", layers="blocks.1") == (
+        ALWAYS - 3 * WEIGHT + LAYER + LOSS + WEIGHT + 2 * WEIGHT
+    )
+
+
+def test_autocast_halves_products_and_what_follows_them_beside_copies_of_weights(trace):
+    held = edited(trace, "autocast")
+
+    # forward: y, a in 16 bits; x and both weights have copies for the backward pass
+    half = LAYER // 2
+    backward = held_when(held, "aten::mse_loss_backward")
+    assert backward == [WEIGHT // 2] * 2 + [LAYER] + [half] * 4 + [LOSS // 2]
+    gradients = held.where(kind="gradient") & (held["step"] == 1)
+    assert held["bytes"][gradients].tolist() == [WEIGHT, WEIGHT]  # cast to 32 bits
+    casts = (held["bytes"] == WEIGHT // 2) & held.where(kind="temporary", phase="backward")
+    assert casts.sum() == 2 * 3
+
+
+def test_buckets_are_as_large_as_all_gradients(trace):
+    now = predict_memory(trace, "cpu", {"speedup": 2.0}).before_bytes
+    assert peak(trace, "ddp") == now + 2 * WEIGHT
+    # Buckets that hold the gradients are there in the forward pass, too: at the peak it is the same.
+    assert peak(trace, "ddp", gradient_as_bucket_view=True) == now
+    held = edited(trace, "ddp", gradient_as_bucket_view=True)
+    assert not held.where(kind="gradient").any()
+    assert held["bytes"][held.where(kind="bucket")].tolist() == [2 * WEIGHT]
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_sharded_states_are_a_share(trace, workers):
+    held = edited(trace, "fsdp", stage=1, workers=workers)
+    assert held["bytes"][held.where(kind="optimizer_state")].tolist() == [WEIGHT // workers] * 4
+    assert held["bytes"][held.where(kind="parameter")].tolist() == [WEIGHT] * 2
+
+
+def test_fully_sharded_units_are_whole_while_they_are_used(trace):
+    held = edited(trace, "fsdp", stage=3, workers=2, layers="blocks.*")
+
+    lasting = held["begin"] == BEFORE
+    assert held["bytes"][held.where(kind="parameter")].tolist() == [WEIGHT // 2] * 2
+    assert held["bytes"][lasting & held.where(kind="optimizer_state")].tolist() == [WEIGHT // 2] * 4
+    # When the loss goes backward no unit is whole: only shares, x, a0, a1, ga and the loss are held.
+    assert held_when(held, "aten::mse_loss_backward") == [LAYER] * 4 + [LOSS]
+    # Of gradients a worker keeps its share when a unit is done.
+    shares = held.where(kind="shard") & (held["bytes"] == WEIGHT // 2) & (held["step"] == 1)
+    assert shares.sum() == 2
+
+
+def test_stage_two_keeps_units_whole_between_the_passes(trace):
+    held = edited(trace, "fsdp", stage=2, workers=2, layers="blocks.*")
+    assert held_when(held, "aten::mse_loss_backward") == [WEIGHT] * 2 + [LAYER] * 4 + [LOSS]
+
+
+def test_a_stage_of_a_pipeline_holds_its_own_blocks(trace):
+    found = predict_memory(trace, "pipeline", {"stages": 2, "micro_batches": 2})
+    held = edited(trace, "pipeline", stages=2, micro_batches=2)
+
+    assert sorted(set(held["rank"].tolist())) == [0, 1]
+    for rank in (0, 1):
+        own = held["rank"] == rank
+        assert held["bytes"][own & held.where(kind="parameter")].tolist() == [WEIGHT]
+    # 1F1B: the first of two stages holds activations of two halves of the batch, the last one's of one
+    saved = held.where(kind="activation") & (held["bytes"] > LOSS) & (held["step"] == 1)
+    assert {int(r): held["bytes"][saved & (held["rank"] == r)].tolist() for r in (0, 1)} == {0: [64], 1: [32]}
+    assert found.after_bytes < found.before_bytes
+
+
+def test_gradients_that_are_held_all_the_time_are_made_anew(trace):
+    held = held_by(trace)
+    gradients = np.flatnonzero(held.where(kind="gradient") & (held["step"] == 1))
+    # as with set_to_none=False: the gradients last, and each backward pass makes what is added to them
+    held["end"][gradients] = held["begin"][gradients] + 0.5
+    (change,) = memory_changes(parse("zero-grad-none"), {})
+    lasting = held.where(kind="gradient") & (held["begin"] == BEFORE)
+    held["end"][lasting] = np.inf
+    change.edit(held)
+    assert not (held.where(kind="gradient") & (held["begin"] == BEFORE) & (held["end"] == np.inf)).any()
+
+
+def test_an_update_by_servers_leaves_the_worker_no_states(trace):
+    assert peak(trace, "p3", update="server") == 2 * WEIGHT + 2 * LAYER + LOSS + 2 * WEIGHT
+    now = predict_memory(trace, "cpu", {"speedup": 2.0}).before_bytes
+    assert peak(trace, "p3") == now
+
+
+def test_deep_compression_keeps_what_was_not_sent(trace):
+    found = predict_memory(trace, "dgc", {})
+    assert found.after_bytes == found.high_bytes == found.before_bytes + 4 * WEIGHT
+    assert found.low_bytes == found.before_bytes + 2 * WEIGHT
+
+
+def test_encoded_outputs_are_smaller_between_the_passes(trace):
+    held = edited(trace, "gist", ratio=2.0)
+    # a0 is read by blocks.1 and then encoded; a1 has no call of a layer behind it in the forward pass
+    assert held_when(held, "aten::mse_loss_backward") == [LAYER] * 3 + [LAYER // 2, LOSS]
+
+
+def test_offloaded_inputs_are_gone_between_the_passes(trace):
+    held = edited(trace, "vdnn", layers="all")
+    # x, the first linear layer's input, goes when the second one starts; its own, of the last, stays
+    assert held_when(held, "aten::mse_loss_backward") == [LAYER] * 3 + [LOSS]
+    x = held.where(kind="input") & (held["bytes"] == LAYER) & (held["step"] == 1)
+    assert x.sum() == 2  # before, and when it comes back
+
+
+def test_what_compiled_code_need_not_keep_is_a_range(trace):
+    found = predict_memory(trace, "compile", {})
+    assert found.low_bytes <= found.after_bytes <= found.high_bytes == found.before_bytes
+
+
+def test_all_that_ship_say_what_they_do_but_those_that_cannot():
+    unsaid = [name for name in names() if find(name).memory is None]
+    assert unsaid == ["metaflow"]  # other layers, of which only the times are given
+
+
+def test_each_takes_the_options_of_its_optimization():
+    import inspect
+
+    for name in names():
+        optimization = find(name)
+        if optimization.memory is None or optimization.memory.__name__ == "unchanged":
+            continue
+        theirs = inspect.signature(optimization.memory).parameters
+        own = inspect.signature(optimization.function).parameters
+        assert list(theirs)[1:] == list(own)[1:], name
+        assert [theirs[each].default for each in list(theirs)[1:]] == [
+            own[each].default for each in list(own)[1:]
+        ]
+
+
+def test_kinds_stay_what_they_are(trace):
+    for name, options in (("checkpointing", {"layers": "blocks"}), ("gradient-accumulation", {"batches": 3})):
+        held = edited(trace, name, **options)
+        assert set(held["kind"].tolist()) <= set(range(len(KINDS)))
+        assert (held["end"] >= held["begin"]).all()
