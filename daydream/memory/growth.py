@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from weakref import WeakKeyDictionary
 
@@ -28,7 +29,7 @@ from daydream.trace.trace import Trace
 
 STAYS = ("parameter", "gradient", "optimizer_state", "bucket", "shard")  # whatever the input is
 PASSES = ("data", "forward", "loss", "backward")
-ITEM_BYTES = (4, 2, 8, 1, 16)
+ITEM_BYTES = (4, 2, 8, 1)  # of an element; that of the operator's own type comes first
 Reading = tuple[list[list[tuple[int, int]]], float]
 """What a call's memory may be: elements before and after, the surest first; and how its tensors grow."""
 
@@ -153,7 +154,7 @@ class _Sizes:
         sorts, growth = self._read[key]
         known = itemsize(self.dtypes[dtype]) if dtype >= 0 else None
         widths = dict.fromkeys([known or ITEM_BYTES[0], *ITEM_BYTES])
-        for sizes, width in ((sizes, width) for sizes in sorts for width in widths):
+        for width, sizes in product(widths, sorts):
             fits = [new * width for old, new in sizes if _fits(old * width, nbytes, on_gpu)]
             if fits:
                 return min(fits), fits[0], max(fits)
