@@ -52,6 +52,11 @@ class Program:
             self.change(change, start + 2 + place)
         self.now += 20
 
+    def around(self, name, kind, at, **columns):
+        """A range from a time until now."""
+        row = {"name": name, "kind": kind, "start": at, "duration": self.now - at, "parent": -1}
+        self.rows.append({**row, **columns})
+
     def change(self, change, at=None):
         if at is None:
             self.now += 2
@@ -83,8 +88,7 @@ class Program:
             self.call("aten::relu", (f"a{block}", LAYER), layer=f"blocks.{block}.act", shapes=[ROW],
                       sequence=sequence + 1, **layer)  # fmt: skip
             self.change(f"y{block}")
-            self.rows.append({"name": "Block", "kind": "module", "start": at, "duration": self.now - at, "parent": -1,
-                              "layer": f"blocks.{block}", **layer})  # fmt: skip
+            self.around("Block", "module", at, layer=f"blocks.{block}", **layer)
         old = ["loss"] if "loss" in self.address else []
         self.call("aten::mse_loss", *old, ("loss", 4), phase="loss", shapes=[ROW, ROW, []],
                   sequence=10 * number + 5, **how)  # fmt: skip
@@ -116,8 +120,7 @@ class Program:
             self.change("s1")
             self.call("aten::addcdiv_", **layer)
             self.change("s2")
-        self.rows.append({"name": "Optimizer.step#Adam.step", "start": at, "duration": self.now - at, "parent": -1,
-                          "kind": "annotation", "phase": "optimizer", **how})  # fmt: skip
+        self.around("Optimizer.step#Adam.step", "annotation", at, phase="optimizer", **how)
         return begin, self.now
 
     def backward(self, node, call, sequence, layer, *changes, **how):
@@ -166,8 +169,8 @@ class Program:
 
 
 PARAMETERS = [
-    {"name": f"blocks.{block}.fc.weight", "layer": f"blocks.{block}.fc", "shape": [WIDTH, WIDTH], "dtype": "float32",
-     "device": "cpu", "requires_grad": True, "gradient_bytes": WEIGHT}
+    {"name": f"blocks.{block}.fc.weight", "layer": f"blocks.{block}.fc", "shape": [WIDTH, WIDTH],
+     "dtype": "float32", "device": "cpu", "requires_grad": True, "gradient_bytes": WEIGHT}
     for block in (0, 1)
 ]  # fmt: skip
 ADAM = {

@@ -1,0 +1,149 @@
+"""Peak memory where a change is predicted: one line or column, JSON, verdicts, limits, mistakes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import daydream
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "memory"))
+
+from two_blocks import ALWAYS, LAYER, WEIGHT, two_blocks
+
+NOW = ALWAYS + LAYER + 4 + 4 * WEIGHT
+KEYS = [
+    "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
+    "capacity_bytes", "fits",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("memory")
+    trace = two_blocks()
+    trace.save(folder / "m.parquet")
+    type(trace)(trace.columns, trace.texts, trace.metadata).save(folder / "none.parquet")
+    return folder
+
+
+def asked(folder, *words, trace="m.parquet"):
+    return daydream(*words, "--trace", trace, folder=folder)
+
+
+def test_a_whatif_says_the_peak_and_whether_it_fits(folder):
+    done = asked(folder, "whatif", "fused-adam", "--capacity", "2KiB")
+
+    assert done.code == 0
+    assert "peak memory 2.6 -> 2.1 KiB, does not fit in 2.00 KiB" in " ".join(done.out.split())
+
+
+def test_json_of_a_whatif(folder):
+    found = json.loads(asked(folder, "whatif", "fused-adam", "--json", "--capacity", "2200").out)["memory"]
+
+    assert list(found) == KEYS
+    assert (found["before_bytes"], found["after_bytes"]) == (NOW, ALWAYS + LAYER + 4 + 2 * WEIGHT + LAYER)
+    assert (found["capacity_bytes"], found["fits"]) == (2200, True)
+
+
+def test_without_memory_events_nothing_is_said(folder):
+    done = asked(folder, "whatif", "fused-adam", trace="none.parquet")
+    assert "memory" not in done.out
+    found = json.loads(asked(folder, "whatif", "fused-adam", "--json", trace="none.parquet").out)
+    assert found["memory"] is None
+
+
+def test_what_cannot_say_says_that_in_a_clause(folder):
+    done = asked(folder, "whatif", "metaflow", "--layers", "blocks.*", "--factor", "0.5")
+    assert "metaflow cannot say what that does to memory" in done.out
+    found = asked(folder, "whatif", "metaflow", "--layers", "blocks.*", "--factor", "0.5", "--json")
+    assert json.loads(found.out)["memory"] is None
+
+
+def test_rank_has_a_column_and_sorts_by_it(folder):
+    done = asked(folder, "rank", "--by", "memory", "--capacity", "2400", "--no-curves")
+    assert done.code == 0
+    first, *_ = done.out.splitlines()
+    assert first.startswith("fused-adam: peak memory 2.6 -> 2.1 KiB")
+    found = json.loads(asked(folder, "rank", "--by", "memory", "--json", "--no-curves").out)
+    known = [each["memory"]["after_bytes"] for each in found["optimizations"] if each["memory"]]
+    assert known == sorted(known)
+
+
+def test_rank_by_memory_needs_memory(folder):
+    done = asked(folder, "rank", "--by", "memory", trace="none.parquet")
+    assert (done.code, done.out) == (1, "")
+    assert "none.parquet: this trace has no memory events" in done.err
+
+
+def test_a_sweep_has_a_column(folder):
+    done = asked(folder, "sweep", "batch-size", "--set", "factor=2,32", "--capacity", "3000")
+    assert done.code == 0
+    lines = [line.split() for line in done.out.splitlines()]
+    assert [word for line in lines if line[:1] == ["2"] for word in line if word == "2.6"] == ["2.6"]
+    assert "does not fit" in done.out
+    found = json.loads(asked(folder, "sweep", "batch-size", "--set", "factor=2", "--json").out)
+    assert list(found["scenarios"][0]["memory"]) == KEYS
+
+
+def test_scaling_has_a_column(folder):
+    done = asked(folder, "scaling", "--workers", "1,2", "--bandwidth", "10", "--capacity", "3000", "--json")
+    rows = json.loads(done.out)["workers"]
+    assert [row["memory"]["after_bytes"] for row in rows] == [NOW, NOW + 2 * WEIGHT]
+    assert [row["memory"]["fits"] for row in rows] == [True, False]
+
+
+def test_the_largest_batch(folder):
+    done = asked(folder, "memory", "--largest-batch", "--capacity", str(ALWAYS + 4 + 160 * 100))
+    assert done.code == 0
+    assert done.out.splitlines()[0] == ("largest batch that fits 17.13 KiB: 100, 50 times the recorded 2")
+    assert "from 101: does not fit" in done.out
+    assert done.err.splitlines()[-1] == "next: daydream whatif batch-size --factor 50 --trace m.parquet"
+    again = asked(folder, "memory", "--largest", "batch", "--capacity", "1000", "--json")
+    found = json.loads(again.out)
+    assert (found["what"], found["recorded"], found["fits"], found["too_large"]) == ("batch", 2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--largest-batch"], 1, "give --capacity, such as 24GB"),
+        (["--largest", "sequence", "--capacity", "1GB"], 1, "do not show its sequence length"),
+        (["--largest-batch", "--largest", "sequence", "--capacity", "1GB"], 2, "give either"),
+        (["--largest-batch", "--by", "layers"], 2, "--by does not go with '--largest'"),
+        (["--largest", "model"], 2, "invalid value for '--largest'"),
+        (["--largest-batch", "--capacity", "much"], 2, "'much' is not a size such as 24GB"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(folder, words, code, said):
+    done = asked(folder, "memory", *words)
+    assert (done.code, done.out) == (code, "")
+    assert said in " ".join(done.err.split())
+    assert "Traceback" not in done.err
+
+
+def test_a_users_file_says_what_it_does_to_memory(folder):
+    text = "def mine(graph, *, part: float = 0.5):\n    graph.select(phase='optimizer').scale(part)\n\n\n"
+    text += (
+        "def memory(held, *, part: float = 0.5):\n    held.scale(held.where(kind='optimizer_state'), part)\n"
+    )
+    (folder / "mine.py").write_text(text)
+
+    found = json.loads(asked(folder, "whatif", "./mine.py", "--part", "0.25", "--json").out)["memory"]
+
+    assert found["after_bytes"] == NOW - 3 * WEIGHT
+
+
+def test_a_mistake_in_a_users_memory_is_told_in_a_clause(folder):
+    text = "def bad(graph):\n    graph.select(phase='optimizer').scale(0.5)\n\n\n"
+    text += "def memory(held):\n    print('\\x1b[2J')\n    raise ValueError('of\\x1b[31mmine')\n"
+    (folder / "bad.py").write_text(text)
+
+    done = asked(folder, "whatif", "./bad.py")
+
+    assert done.code == 0
+    assert "memory() of bad failed: ValueError" in " ".join(done.out.split())
+    assert "\x1b" not in done.out
+    assert "Traceback" not in done.err

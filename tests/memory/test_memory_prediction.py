@@ -1,0 +1,355 @@
+"""Peak memory of what-ifs: verdicts, ranges, those that cannot say, mistakes in a user's file, laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from two_blocks import ALWAYS, LAYER, WEIGHT, held_by, two_blocks
+
+import daydream
+from daydream.errors import GraphError, NotApplicableError, TraceError
+from daydream.memory import Moved, parts_of, put_away, renumber, repeat, resize_input
+from daydream.memory.allocations import AFTER, BEFORE, KINDS, TYPES, Allocations
+from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
+from daydream.predict.largest import largest
+from daydream.predict.memory import answer_of, predict_memory
+from daydream.predict.ranking import rank
+from daydream.report.text.peak_memory import memory_words
+
+MIB = 2**20
+KEYS = [
+    "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
+    "capacity_bytes", "fits",
+]  # fmt: skip
+
+
+def table(rows, device=-1):
+    """Allocations of (bytes, begin, end, kind), asked for by no row of a trace."""
+    trace = daydream.Trace({"name": np.empty(0, np.int64)}, {"name": []}, {})
+    columns = {name: np.full(len(rows), -1).astype(kind) for name, kind in TYPES.items()}
+    columns |= {name: np.zeros(len(rows), np.int64) for name in ("rank", "repeat")}
+    for place, (nbytes, begin, end, kind) in enumerate(rows):
+        columns["bytes"][place] = columns["recorded_bytes"][place] = nbytes
+        columns["begin"][place], columns["end"][place] = begin, end
+        columns["kind"][place] = KINDS.index(kind)
+    columns["device"][:] = device
+    return Allocations(trace, columns)
+
+
+def prediction(**figures):
+    known = {
+        **dict.fromkeys(KEYS[:4], 10), "before_reserved_bytes": None, "after_reserved_bytes": None,
+        "capacity_bytes": None, "device": "cpu",
+    }  # fmt: skip
+    return MemoryPrediction(**{**known, **figures})
+
+
+# The verdict ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("figures", "fits"),
+    [
+        ({}, None),  # no capacity
+        ({"capacity_bytes": 10}, True),
+        ({"capacity_bytes": 9}, False),
+        ({"capacity_bytes": 12, "high_bytes": 13}, None),
+        ({"capacity_bytes": 9, "low_bytes": 8}, None),
+        # what is reserved and not used may be too much, and may be given back
+        ({"capacity_bytes": 12, "after_reserved_bytes": 15}, None),
+        ({"capacity_bytes": 15, "after_reserved_bytes": 15}, True),
+        # CUDA's context stands beside it on a GPU
+        ({"device": "cuda:0", "capacity_bytes": 10 + CONTEXT[1]}, True),
+        ({"device": "cuda:0", "capacity_bytes": 10 + CONTEXT[1] - 1}, None),
+        ({"device": "cuda:0", "capacity_bytes": 10 + CONTEXT[0] - 1}, False),
+        ({"device": "rank 1, cuda:0", "capacity_bytes": 10 + CONTEXT[0] - 1}, False),
+    ],
+)
+def test_it_fits_does_not_or_is_too_close_to_tell(figures, fits):
+    assert prediction(**figures).fits is fits
+
+
+def test_json_has_the_promised_keys():
+    found = prediction(capacity_bytes=12).to_json()
+    assert list(found) == KEYS
+    assert found["fits"] is True
+
+
+def test_the_line_of_a_whatif():
+    def line(**figures):
+        return str(memory_words(daydream.predict.memory.MemoryAnswer(prediction(**figures)))[0].text)
+
+    gib = 2**30
+    sizes = {"before_bytes": 12 * gib, "after_bytes": 8 * gib, "low_bytes": 8 * gib, "high_bytes": 8 * gib}
+    assert line(**sizes) == "peak memory 12.00 -> 8.00 GiB"
+    assert line(**sizes, capacity_bytes=24 * 10**9) == "peak memory 12.00 -> 8.00 GiB, fits 24 GB"
+    assert line(**sizes, capacity_bytes=8 * 10**9) == "peak memory 12.00 -> 8.00 GiB, does not fit in 8 GB"
+    doubted = {**sizes, "low_bytes": 7 * gib, "capacity_bytes": 8 * 10**9}
+    assert line(**doubted) == "peak memory 12.00 -> 8.00 GiB (7.00 to 8.00), too close to tell in 8 GB"
+
+
+def test_the_capacity_is_that_of_the_traces_own_gpu():
+    held = table([(1000, 0.0, 1.0, "temporary")], device=0)
+    held.trace.metadata["devices"] = [{"id": 0, "memory_bytes": 24 * 2**30}]
+
+    assert memory_after(held, []).capacity_bytes == 24 * 2**30
+    assert memory_after(held, [], 5).capacity_bytes == 5
+
+
+def test_a_gpu_counts_before_the_memory_of_its_host():
+    held = table([(10**6, 0.0, 1.0, "temporary"), (512, 0.0, 1.0, "temporary")])
+    held["device"][1] = 0
+
+    found = memory_after(held, [])
+
+    assert (found.device, found.after_bytes, found.after_reserved_bytes) == ("cuda:0", 512, 2 * MIB)
+
+
+def test_the_worst_of_several_ranks_counts():
+    held = table([(100, 0.0, 1.0, "temporary"), (200, 0.0, 1.0, "temporary")])
+    held["rank"][1] = 1
+
+    found = memory_after(held, [])
+
+    assert (found.device, found.after_bytes) == ("rank 1, cpu", 200)
+
+
+# What cannot be said --------------------------------------------------------------------------------
+
+
+def test_a_change_that_does_not_say_leaves_memory_unknown():
+    trace = two_blocks()
+
+    found = daydream.whatif(trace, lambda graph: graph.select(phase="optimizer").scale(0.5))
+
+    assert found.memory is None
+    assert found.to_json()["memory"] is None
+    assert any("cannot say what that does to memory." in note for note in found.notes)
+    with pytest.raises(GraphError, match="metaflow cannot say what it does to memory"):
+        predict_memory(trace, "metaflow", {"layers": "*"})
+
+
+def test_one_of_several_that_does_not_say_is_enough():
+    trace = two_blocks()
+    graph = daydream.build(trace)
+    changes = [MemoryChange("a", lambda held: None), MemoryChange("b", None)]
+
+    assert answer_of(graph, changes, None).unsaid == "b cannot say what that does to memory"
+    assert answer_of(graph, changes[:1], None).memory is not None
+
+
+def test_a_trace_without_memory_says_nothing_and_is_refused():
+    trace = two_blocks()
+    without = daydream.Trace(trace.columns, trace.texts, trace.metadata)
+
+    found = daydream.whatif(without, "fused-adam")
+
+    assert found.memory is None
+    assert not any("memory" in note for note in found.notes)
+    with pytest.raises(TraceError, match="no memory events"):
+        predict_memory(without, "fused-adam")
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda held: held.columns.pop("bytes"), "left a broken table"),
+        (lambda held: held["begin"].fill(np.nan), "left a broken table"),
+        (lambda held: held["bytes"].fill(-5), "left allocations of less than no bytes"),
+        (lambda held: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda held, nothing: None, "failed: TypeError"),
+        (lambda held: held.where(kind="paramter"), "no memory is of the kind 'paramter'"),
+    ],
+)
+def test_mistakes_of_a_file_are_told_in_a_line(edit, said):
+    trace = two_blocks()
+
+    with pytest.raises(GraphError, match=said):
+        memory_after(held_by(trace), [MemoryChange("mine", edit)])
+    unsaid = answer_of(daydream.build(trace), [MemoryChange("mine", edit)], None).unsaid
+    assert said in unsaid
+    assert "\n" not in unsaid
+
+
+def test_an_edit_of_a_copy_leaves_the_table_as_it_was():
+    trace = two_blocks()
+    held = held_by(trace)
+    before = {name: column.copy() for name, column in held.columns.items()}
+
+    predict_memory(held, "checkpointing+batch-size", {"factor": 2.0, "layers": "blocks"})
+
+    assert all(np.array_equal(held.columns[name], column) for name, column in before.items())
+
+
+def test_order_is_that_of_the_graphs_edits():
+    trace = two_blocks()
+    one = predict_memory(trace, "fused-adam+batch-size", {"factor": 32.0})
+    other = predict_memory(trace, "batch-size+fused-adam", {"factor": 32.0})
+    assert one == other
+
+
+# Ranges ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_known_makes_the_range():
+    held = table([(100, 0.0, 1.0, "temporary")])
+
+    def grow(held):
+        held.scale(held.where(kind="temporary"), held.among(0.5, 1.0, 3.0))
+
+    found = memory_after(held, [MemoryChange("mine", grow)])
+
+    assert (found.low_bytes, found.after_bytes, found.high_bytes) == (50, 100, 300)
+
+
+def test_a_range_holds_the_expected_figure_whatever_the_cases_say():
+    held = table([(100, 0.0, 1.0, "temporary")])
+
+    def shrink(held):
+        held.scale(held.where(kind="temporary"), held.among(3.0, 1.0, 2.0))
+
+    found = memory_after(held, [MemoryChange("mine", shrink)])
+
+    assert (found.low_bytes, found.after_bytes, found.high_bytes) == (100, 100, 300)
+
+
+# Where it is told -----------------------------------------------------------------------------------
+
+
+def test_rank_sorts_by_memory():
+    ranking = rank(two_blocks(), by="memory", capacity=10**6, pairs=0)
+
+    peaks = [each.memory.after_bytes for each in ranking.optimizations if each.memory is not None]
+    assert len(peaks) > 2
+    assert peaks == sorted(peaks)
+    assert ranking.optimizations[0].name == "fused-adam"
+    assert all(each.to_json()["memory"]["fits"] for each in ranking.optimizations if each.memory is not None)
+
+
+def test_sweeps_and_scaling_tell_memory():
+    trace = two_blocks()
+    found = daydream.sweep(trace, "batch-size", {"factor": [2.0, 32.0]}, capacity=3000)
+    peaks = {row["factor"]: (row["peak_memory_bytes"], row["fits"]) for row in found.rows()}
+    assert peaks == {
+        2.0: (ALWAYS + 2 * LAYER + 4 + 4 * WEIGHT, True),
+        32.0: (ALWAYS + 4 + 5 * 32 * LAYER, False),
+    }
+
+    rows = daydream.scaling(trace, [1, 2], bandwidth=10.0, capacity=3000).rows
+    now = ALWAYS + LAYER + 4 + 4 * WEIGHT
+    assert [row.memory.after_bytes for row in rows] == [now, now + 2 * WEIGHT]
+    assert [row.to_json()["memory"]["fits"] for row in rows] == [True, False]
+
+
+def test_the_largest_batch_is_the_last_that_fits():
+    trace = two_blocks()
+    # of n samples 5 n times 32 bytes, beside what is held always and the loss; below, the optimizer's peak
+    capacity = ALWAYS + 4 + 5 * 32 * 100 + 31
+
+    found = largest(trace, "batch", capacity=capacity)
+
+    assert (found.recorded, found.fits, found.too_large) == (2, 100, 101)
+    assert found.memory.after_bytes == ALWAYS + 4 + 5 * 32 * 100
+    assert found.memory.fits is True
+
+
+def test_not_even_one_sample_fits():
+    found = largest(two_blocks(), "batch", capacity=1000)
+    assert (found.fits, found.too_large, found.memory.fits) == (0, 1, False)
+
+
+def test_a_limit_needs_a_capacity_and_shapes():
+    with pytest.raises(GraphError, match="--capacity"):
+        largest(two_blocks())
+    with pytest.raises(NotApplicableError, match="sequence length"):
+        largest(two_blocks(), "sequence", capacity=10**9)
+
+
+# Laws -----------------------------------------------------------------------------------------------
+
+WHOLE = st.integers(0, 40)
+
+
+@st.composite
+def tables(draw):
+    rows = []
+    for _ in range(draw(st.integers(1, 25))):
+        begin = draw(st.sampled_from([BEFORE, *map(float, range(40))]))
+        end = draw(st.sampled_from([AFTER, *map(float, range(41, 60))]))
+        if begin > BEFORE and draw(st.booleans()):
+            end = begin + draw(st.integers(1, 5)) + 0.5
+        rows.append((draw(st.integers(1, 10**6)), begin, end, draw(st.sampled_from(KINDS))))
+    held = table(rows, device=draw(st.sampled_from([-1, 0])))
+    held.resize(np.ones(len(held), bool), held["bytes"].copy())
+    held["recorded_bytes"][:] = held["bytes"]
+    held["phase"][:] = draw(st.lists(st.integers(0, 5), min_size=len(rows), max_size=len(rows)))
+    held["step"][:] = 0
+    return held
+
+
+def peak(held):
+    ((rank, device),) = held.devices() or [(0, -1)]
+    return held.peak(rank, device)[0] if len(held) else 0
+
+
+@given(tables(), st.data())
+@settings(deadline=None)
+def test_to_remove_anything_never_raises_the_peak(held, data):
+    before = peak(held)
+    held.remove(np.array(data.draw(st.lists(st.booleans(), min_size=len(held), max_size=len(held)))))
+    assert peak(held) <= before
+
+
+@given(tables())
+@settings(deadline=None)
+def test_a_batch_twice_then_half_as_large_gives_the_old_sizes(held):
+    before = held.copy()
+    resize_input(held, None, 2.0)
+    assert (held["bytes"] >= before["bytes"]).all()
+    resize_input(held, None, 0.5)
+    assert held["bytes"].tolist() == before["bytes"].tolist()
+
+
+@given(tables())
+@settings(deadline=None)
+def test_places_numbered_anew_keep_every_peak(held):
+    before = peak(held)
+    _, totals = held.held(*held.devices()[0])
+    renumber(held)
+    assert peak(held) == before
+    assert held.held(*held.devices()[0])[1].tolist() == totals.tolist()
+
+
+@given(tables(), st.integers(1, 4))
+@settings(deadline=None)
+def test_what_runs_again_asks_for_as_much_and_frees_it(held, turns):
+    forward = held["phase"] == 1
+    parts = parts_of(held, forward, held["step"])
+    before, mine = held["bytes"].sum(), np.flatnonzero(parts.of >= 0)
+    own = held["bytes"][mine].sum()
+    moved = Moved(held, parts, parts.first, turns)
+    for turn in range(turns):
+        repeat(held, mine, moved, turn=turn)
+
+    assert held["bytes"].sum() == before + turns * own
+    copies = np.arange(len(held)) >= len(held) - turns * len(mine)
+    assert (held["begin"][copies] < np.repeat(parts.first, turns * len(mine))).all()
+    assert (held["end"][copies] > held["begin"][copies]).all()
+
+
+@given(tables(), WHOLE, WHOLE)
+@settings(deadline=None)
+def test_what_is_put_away_never_raises_the_peak(held, gone, back):
+    before = peak(held)
+    rows = np.flatnonzero(held["begin"] > BEFORE)
+    put_away(held, rows, np.full(len(rows), gone - 0.25), np.full(len(rows), back + 0.25))
+    assert peak(held) <= before
+
+
+@given(tables(), st.floats(0.1, 4))
+@settings(deadline=None)
+def test_the_expected_peak_lies_in_the_range(held, factor):
+    found = memory_after(held, [MemoryChange("mine", lambda held: resize_input(held, None, factor))])
+    assert found.low_bytes <= found.after_bytes <= found.high_bytes
