@@ -9,7 +9,7 @@ from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
 from daydream.costs import PAPER_SPEEDUPS, device_or_none, measured_first, runs_in_tf32, sped_up
-from daydream.memory import Allocations, narrow
+from daydream.memory import Allocations, hold_16_bits
 from daydream.model import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
 
@@ -63,4 +63,4 @@ def memory(
     model: Literal["measured", "paper"] = "measured",
 ) -> None:  # fmt: skip
     """Let products and what follows them hold 16 bits, beside copies of their weights."""
-    narrow(held)
+    hold_16_bits(held)

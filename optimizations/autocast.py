@@ -10,7 +10,7 @@ import numpy as np
 from daydream.optimizations._autocast_types import flow
 
 from daydream import Graph
-from daydream.memory import Allocations, narrow
+from daydream.memory import Allocations, hold_16_bits
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
     LAYOUT_CHANGE,
@@ -104,7 +104,7 @@ def memory(
     held: Allocations, *, dtype: Literal["float16", "bfloat16"] = "float16", casts: bool = True
 ) -> None:
     """Let products and what follows them hold 16 bits, beside copies of their weights."""
-    narrow(held)
+    hold_16_bits(held)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 
 from daydream import Graph
 from daydream.costs import device_of, itemsize, retime, work
-from daydream.memory import Allocations, in_8_bits
+from daydream.memory import Allocations, hold_8_bits
 from daydream.model import dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import stages
 
@@ -84,4 +84,4 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
 
 def memory(held: Allocations, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> None:
     """Hold casts of linear layers' operands to 1 B an element."""
-    in_8_bits(held)
+    hold_8_bits(held)

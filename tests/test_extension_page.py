@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "optimizations").glob("*.py"))
 GOLDEN = ROOT / "tests" / "golden" / "signatures.txt"
 PAGE = ROOT / "docs" / "extending.md"
-PACKAGES = ("daydream", "daydream.costs", "daydream.memory", "daydream.model", "daydream.transforms")
+PACKAGES = (
+    "daydream", "daydream.costs", "daydream.memory", "daydream.model", "daydream.transforms"
+)  # fmt: skip
 WORDS = (  # of classes, besides public methods
     "__and__", "__bool__", "__call__", "__contains__", "__enter__", "__exit__", "__getattr__", "__getitem__",
     "__iter__", "__len__", "__or__", "__sub__",
@@ -48,7 +50,8 @@ def is_promised(module: str, name: str) -> bool:
     if module in PACKAGES:
         return name in importlib.import_module(module).__all__
     of, _, sibling = module.rpartition(".")
-    return of == "daydream.optimizations" and (sibling.startswith("_") or name in (sibling, "apply", "memory"))
+    theirs = (sibling, "apply", "memory")
+    return of == "daydream.optimizations" and (sibling.startswith("_") or name in theirs)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

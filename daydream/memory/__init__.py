@@ -7,7 +7,7 @@ allocator, replayed, tells what is reserved for it.
     unchanged                      `memory = unchanged`: the change leaves memory as it is
     resize_input                   sizes when the batch or the sequence length is another
     parts_of, repeat, put_away     parts of the program; to run one once more; what is gone between two places
-    fuse, narrow, shard            calls that become one; 16 bits; shares of several workers
+    fuse, hold_16_bits, shard      calls that become one; 16 bits; shares of several workers
 
 These names are promised to optimizations (docs/extending.md) and are loaded when they are first used.
 Files below are the package's own, and may change.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from daydream.memory.asked import block_of_rows, calls_that_made, in_phase, nearest
     from daydream.memory.fused import drop_scores, fuse, within
     from daydream.memory.growth import resize_input
-    from daydream.memory.narrow import in_8_bits, narrow
+    from daydream.memory.narrow import hold_8_bits, hold_16_bits
     from daydream.memory.passes import Moved, Parts, parts_of, place_before, put_away, renumber, repeat
     from daydream.memory.prediction import unchanged
     from daydream.memory.readers import input_of_parts, next_call, used_until
@@ -44,7 +44,7 @@ _HOMES = {
     "daydream.memory.asked": ("block_of_rows", "calls_that_made", "in_phase", "nearest"),
     "daydream.memory.fused": ("drop_scores", "fuse", "within"),
     "daydream.memory.growth": ("resize_input",),
-    "daydream.memory.narrow": ("in_8_bits", "narrow"),
+    "daydream.memory.narrow": ("hold_8_bits", "hold_16_bits"),
     "daydream.memory.passes": (
         "Moved", "Parts", "parts_of", "place_before", "put_away", "renumber", "repeat",
     ),
@@ -58,8 +58,8 @@ _HOMES = {
 
 __all__ = [
     "Allocations", "Moved", "Parts", "add_buckets", "add_copies", "block_of_rows", "calls_that_made",
-    "divide", "drop_scores", "fuse", "gradient_bytes", "hold_throughout", "in_8_bits", "in_phase",
-    "input_of_parts", "let_go_behind", "narrow", "nearest", "next_call", "parts_of", "place_before",
+    "divide", "drop_scores", "fuse", "gradient_bytes", "hold_16_bits", "hold_8_bits", "hold_throughout",
+    "in_phase", "input_of_parts", "let_go_behind", "nearest", "next_call", "parts_of", "place_before",
     "put_away", "renumber", "repeat", "resize_input", "scale_owned", "shard", "unchanged", "used_until",
     "within",
 ]  # fmt: skip

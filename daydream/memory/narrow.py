@@ -51,7 +51,7 @@ MASKS = (
 )
 
 
-def narrow(held: Allocations) -> None:
+def hold_16_bits(held: Allocations) -> None:
     """Let products and what follows them hold 16 bits, beside 16-bit copies of their weights.
 
     A weight is cast once in a forward pass, and its copy stays until that ends and the product's backward
@@ -266,7 +266,7 @@ class _Types:
         return np.where(self.float32[rows], np.array(sizes, np.int64), 0)
 
 
-def in_8_bits(held: Allocations) -> None:
+def hold_8_bits(held: Allocations) -> None:
     """Hold casts of the operands of linear layers, 1 B an element, while each product runs.
 
     At the least a linear layer saves its input so, as libraries do that keep the cast.
