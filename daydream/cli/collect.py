@@ -26,6 +26,7 @@ def _collect(
     warmup: int,
     stop_after: bool,
     with_stack: bool,
+    memory: bool,
     nproc_per_node: int | None,
     module: bool,
     no_suggestions: bool,
@@ -54,7 +55,7 @@ def _collect(
     done = collect(
         command_line(target, args, module=module, nproc_per_node=nproc_per_node),
         path,
-        Recording(steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack),
+        Recording(steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory),
         force=force,
         say=lambda text: click.echo(f"daydream: {text}", err=True),
         own_stdout=as_json,
@@ -167,6 +168,11 @@ command = click.Command(
             ["--with-stack"],
             is_flag=True,
             help="Record which function called what, for `explain`; the captured steps take longer by that.",
+        ),
+        click.Option(
+            ["--memory/--no-memory"],
+            default=True,
+            help="Record allocations and frees, or do not; they are recorded by default.",
         ),
         click.Option(
             ["--nproc-per-node"],

@@ -20,7 +20,8 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
 
     After `warmup` steps, `steps` are recorded, and `unprofiled` more are timed without
     the profiler; the block may run on. `trace` is the trace once it is saved. `with_stack`
-    records which function called what, which makes the captured steps slower.
+    records which function called what, which makes the captured steps slower; `memory` records
+    allocations and frees.
 
     Raises:
         DaydreamError: at the end of the block, if it held too few steps.
@@ -36,6 +37,7 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
         warmup: int = 5,
         unprofiled: int = 20,
         with_stack: bool = False,
+        memory: bool = True,
         force: bool = False,
     ) -> None:
         from pathlib import Path
@@ -43,7 +45,13 @@ class collect:  # noqa: N801 - a verb: `with daydream.collect(path):`
         from daydream.collect.live.session import Session
 
         self._session = Session(
-            Path(path), steps=steps, warmup=warmup, unprofiled=unprofiled, with_stack=with_stack, force=force
+            Path(path),
+            steps=steps,
+            warmup=warmup,
+            unprofiled=unprofiled,
+            with_stack=with_stack,
+            memory=memory,
+            force=force,
         )
 
     @property

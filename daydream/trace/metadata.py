@@ -21,6 +21,7 @@ Time = Annotated[int, Meta(ge=-LONGEST_NS, le=LONGEST_NS)]
 Span = Annotated[int, Meta(ge=0, le=LONGEST_NS)]
 Amount = Annotated[int, Meta(ge=0, le=LARGEST_AMOUNT)]
 Cost = Annotated[float, Meta(ge=0, le=float(LONGEST_NS))]
+Address = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 
 
@@ -108,6 +109,26 @@ class Ddp(Struct):
     buckets: list[Bucket] = []
 
 
+class Segment(Struct):
+    """Memory that PyTorch's allocator has from the driver in one piece, and its blocks in order."""
+
+    address: Address
+    total_size: Amount
+    blocks: list[tuple[Amount, Amount | None]]  # bytes, and bytes asked for or None if free
+    stream: Number = 0
+    pool: str = "large"
+    is_expandable: bool = False
+    private: bool = False
+
+
+class Held(Struct):
+    """What a device held when the recording began."""
+
+    allocated_bytes: Amount
+    reserved_bytes: Amount
+    segments: list[Segment] = []
+
+
 class ProcessGroup(Struct):
     """Ranks that communicate."""
 
@@ -187,6 +208,7 @@ class Metadata(Struct):
     parameters: list[Parameter] = []
     optimizers: list[Optimizer] = []
     ddp: list[Ddp] = []
+    held_before: dict[str, Held] = {}
     collected: Collected | None = None
     unprofiled_step_ns: list[Span] = []
     confirmed: Confirmed | None = None
@@ -200,6 +222,7 @@ class Metadata(Struct):
     optimizers_by_rank: dict[str, list[Optimizer]] = {}
     ddp_by_rank: dict[str, list[Ddp]] = {}
     devices_by_rank: dict[str, list[Device]] = {}
+    held_before_by_rank: dict[str, dict[str, Held]] = {}
 
 
 def mistake_in(document: Mapping[str, Any]) -> str | None:

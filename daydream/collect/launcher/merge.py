@@ -12,7 +12,16 @@ from daydream.trace.trace import Trace
 TIMES = "unprofiled_step_ns"
 # What ranks tell differently: parameters of a sharded or pipelined model, the GPU each one uses. The
 # plain name holds the lowest rank's, `..._by_rank` all of them, the latter only where they differ.
-OF_EACH_RANK = (TIMES, "confirmed", "profiler_cost", "parameters", "optimizers", "ddp", "devices")
+OF_EACH_RANK = (
+    TIMES,
+    "confirmed",
+    "profiler_cost",
+    "parameters",
+    "optimizers",
+    "ddp",
+    "devices",
+    "held_before",
+)
 
 
 def merge(
@@ -61,6 +70,8 @@ def _joined(traces: list[Trace]) -> Trace:
         rank = int(trace.metadata["rank"])
         trace.columns["rank"] = np.full(len(trace), rank, np.int32)
         trace.columns["start_ns"] = trace.columns["start_ns"] + shift
+        if (memory := trace.memory) is not None:
+            trace.memory = memory.changed(rank=np.full(len(memory), rank), time_ns=memory["time_ns"] + shift)
         trace.metadata["origin_ns"] = origin
         for step in trace.metadata["steps"]:
             step["rank"] = rank

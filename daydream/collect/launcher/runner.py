@@ -58,7 +58,8 @@ class Recording:
     """What to record: steps to capture, after how many others, and whether the script then ends.
 
     `change` (names, options, rounds, steps of a block) is then made for real, in turns with
-    unchanged steps. `with_stack` records which function of the script called what.
+    unchanged steps. `with_stack` records which function of the script called what, `memory` its allocations
+    and frees.
     """
 
     steps: int = 3
@@ -66,6 +67,7 @@ class Recording:
     stop_after: bool = False
     change: dict[str, Any] | None = None
     with_stack: bool = False
+    memory: bool = True
 
 
 @dataclass

@@ -9,19 +9,25 @@ from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.live.events import MARKER_NAME, Marker, read_events
-from daydream.collect.live.layer_hooks import LayerHooks
+from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks
 from daydream.collect.live.loss import label_outside, set_loss_phase
+from daydream.collect.live.memory import UnknownFree, held_before, read_memory
 from daydream.collect.live.periods_of_steps import set_apart_unlike_steps
 from daydream.collect.live.run_metadata import describe_run
 from daydream.collect.live.torch_private import events_of, profiler_config, quiet_profiler, range_type
 from daydream.collect.live.warm_memory import WarmMemory
+from daydream.text import counted
 from daydream.trace.trace import Trace
 
+UNSEEN = (
+    "{} ran on threads that the script started: their operators are missing, as this torch records memory "
+    "or such threads, not both. Record again with --no-memory."
+)
 STACKS = "Python's frames were recorded too: the recorded steps are slower by that, and it is not taken out."
 
 
-def prepared_profiler(*, with_stack: bool = False) -> Any:
-    """Return a profiler with the settings of every capture, prepared; it may record Python frames."""
+def prepared_profiler(*, with_stack: bool = False, memory: bool = False) -> Any:
+    """Return a profiler with the settings of every capture, prepared; it may record frames and memory."""
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
@@ -29,8 +35,8 @@ def prepared_profiler(*, with_stack: bool = False) -> Any:
         activities.append(ProfilerActivity.CUDA)  # also on ROCm builds
     make: Any = profile
     profiler = make(
-        activities=activities, record_shapes=True, with_stack=with_stack,
-        experimental_config=profiler_config(),
+        activities=activities, record_shapes=True, with_stack=with_stack, profile_memory=memory,
+        experimental_config=profiler_config(memory=memory),
     )  # fmt: skip
     with quiet_profiler():
         profiler.prepare_trace()
@@ -39,10 +45,14 @@ def prepared_profiler(*, with_stack: bool = False) -> Any:
 
 @dataclass
 class Captured:
-    """What a window holds: the recording with the run's metadata, and its step markers."""
+    """What a window holds: the recording with the run's metadata, and its step markers.
+
+    `unseen` layers ran on threads that the profiler does not record while it records memory.
+    """
 
     recording: Recording
     markers: list[Marker]
+    unseen: int = 0
 
     def trace(self, ranges: tuple[Ranges, str]) -> Trace:
         """Return the trace, with layers, phases and these steps; the recording is used up."""
@@ -56,23 +66,29 @@ class Captured:
 class Capture:
     """A profiler, prepared when it is made. It must be stopped on the thread that started it.
 
-    `with_stack` records Python's frames too, which makes the recorded steps slower.
-    `slow_to_start` tells that a device is recorded too: its side is best prepared some steps ahead.
+    `with_stack` records Python's frames too, which makes the recorded steps slower; `memory` records
+    allocations and frees. `slow_to_start` tells that a device is recorded too: its side is best prepared
+    some steps ahead.
     """
 
-    def __init__(self, *, with_stack: bool = False) -> None:
+    def __init__(self, *, with_stack: bool = False, memory: bool = False) -> None:
         self.slow_to_start = _on_gpu()
-        self._with_stack = with_stack
+        self._with_stack, self._with_memory = with_stack, memory
         self._hooks = LayerHooks()
         self._range = range_type()
-        self._profiler = prepared_profiler(with_stack=with_stack)
-        self._memory: WarmMemory | None = None
+        self._profiler = prepared_profiler(with_stack=with_stack, memory=memory)
+        self._warm: WarmMemory | None = None
+        self._held: dict[str, Any] = {}
 
     def start(self) -> None:
         """Begin to record."""
-        self._memory = WarmMemory()
+        self._held = held_before() if self._with_memory else {}
+        unknown = UnknownFree() if self._with_memory else None
+        self._warm = WarmMemory()
         self._hooks.install()
         self._profiler.start_trace()
+        if unknown is not None:
+            unknown.free()
 
     def mark(self, number: int) -> None:
         """Leave a step marker in the recording."""
@@ -87,18 +103,28 @@ class Capture:
         """End the recording, take the layer hooks off, and return what was recorded."""
         self._hooks.remove()
         self._profiler.stop_trace()
-        self._memory = None
+        self._warm = None
         metadata, paths = describe_run(self._hooks.roots, optimizers)
         layers = {
             number: path
             for number, module in enumerate(self._hooks.modules)
             if (path := paths.of_module.get(id(module))) is not None
         }
-        recording, markers = read_events(events_of(self._profiler), layers)
+        events = events_of(self._profiler)
+        recording, markers = read_events(events, layers)
         recording.metadata.update(metadata)
         if self._with_stack:
             recording.metadata["notes"].append(STACKS)
-        return Captured(recording, markers)
+        if not self._with_memory:
+            return Captured(recording, markers)
+        recording.memory = read_memory(self._profiler, events, recording.metadata["origin_ns"])
+        if self._held:
+            recording.metadata["held_before"] = self._held
+        ranges = {name for event in events if LAYER_RANGE.match(name := event.name())}
+        unseen = max(len(self._hooks.modules) - len(ranges), 0)
+        if unseen:
+            recording.metadata["notes"].append(UNSEEN.format(counted(unseen, "layer", "layers")))
+        return Captured(recording, markers, unseen)
 
 
 def _on_gpu() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,16 +52,22 @@ class CapturedSteps:
         return self.apart > MOST_VARYING
 
     def or_rather(self, earlier: CapturedSteps | None) -> CapturedSteps:
-        """Return these steps or those captured earlier: all that were wanted, then those that agree."""
-        if earlier is None or (self.count, -self.apart) > (earlier.count, -earlier.apart):
+        """Return these steps or those captured earlier: all that were wanted, on all threads, that agree."""
+        if earlier is None or self.worth > earlier.worth:
             return self
         return earlier
 
+    @property
+    def worth(self) -> tuple[float, ...]:
+        """How many steps, how many of their layers, and how alike the steps are; the larger the better."""
+        return self.count, -self.captured.unseen, -self.apart
+
     def measure_cost(self, interruptions: HeldInterruptions, step_hooks_ns: int) -> None:
         """Note what recording costs an event, in this process; where that fails, why."""
+        make_profiler = partial(prepared_profiler, memory=self.captured.recording.memory is not None)
         with interruptions as held:
             try:
-                cost = measure_profiler_cost(prepared_profiler, stop=lambda: held.came)
+                cost = measure_profiler_cost(make_profiler, stop=lambda: held.came)
             except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 self.metadata["notes"].append(f"What recording costs could not be measured: {error}.")
                 return

@@ -33,6 +33,7 @@ class ChangedWindow:
         steps: int,
         optimizers: list[Any],
         as_ours: Callable[[Callable[[], Any]], Any],
+        memory: bool = False,
     ) -> None:
         self._path, self._optimizers, self._as_ours = path, optimizers, as_ours
         self._left = steps + 1  # the first has no step before it, and so no step time
@@ -40,7 +41,7 @@ class ChangedWindow:
         self._marks = 0
         self._made: AbstractContextManager[Any] | None = change()
         self._made.__enter__()
-        self._capture: Capture | None = as_ours(Capture)
+        self._capture: Capture | None = as_ours(lambda: Capture(memory=memory))
 
     @property
     def enough(self) -> bool:

@@ -50,6 +50,7 @@ class Child:
             self._path(), steps=settings["steps"], warmup=settings["warmup"], on_progress=self._progress,
             on_fork=self._forked, on_holding=self._termination.switch,
             alternate=_alternate(settings.get("change")), with_stack=bool(settings.get("with_stack")),
+            memory=bool(settings.get("memory", True)),
             busy=BusyMachine(settings["root"], self._progress, self._alone),
         )  # fmt: skip
 

@@ -29,6 +29,7 @@ from daydream.collect.importers.kineto.values import Codes, Numbers, group_of, p
 from daydream.collect.live.layer_hooks import LAYER_RANGE
 from daydream.trace.schema import FIELDS, NO_ID, UNKNOWN
 
+MEMORY_EVENT = "[memory]"
 MARKER = re.compile(r"^daydream::marker (\d+)$")
 MARKER_NAME = "daydream::marker {}"
 KINDS = ("operator", "annotation", "runtime", "module", "kernel", "memcpy", "memset", "sync")
@@ -125,7 +126,7 @@ def _kind(event: Any, name: str) -> str | None:
     if hasattr(event, "activity_type"):
         return KIND_OF_ACTIVITY.get(event.activity_type())
     # torch before 2.6 tells the device and whether a person named the range.
-    if is_frame(name):
+    if is_frame(name) or name == MEMORY_EVENT:
         return None
     if str(event.device_type()).endswith("CPU"):
         if RUNTIME_CALL.match(name):

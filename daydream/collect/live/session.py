@@ -47,7 +47,8 @@ class Session:
     gets a sentence now and then. `on_fork` is called at the steps of a forked child, which records
     nothing until `begin_anew`; `on_holding` when there begins to be something to lose, and when there
     no longer is. With `alternate`, called with the optimizers, blocks of steps with a real change
-    follow. `with_stack` records Python frames too. Where `busy` says so, steps are captured once more.
+    follow. `with_stack` records Python frames too, `memory` allocations and frees. Where `busy` says so, or
+    layers ran on threads that are not recorded with memory, steps are captured once more.
     Raises `OutputError` if `output` exists and `force` is not given.
     """
 
@@ -64,6 +65,7 @@ class Session:
         unprofiled: int = 20,
         alternate: Callable[[list[Any]], Alternating] | None = None,
         with_stack: bool = False,
+        memory: bool = True,
         busy: BusyMachine | None = None,
     ) -> None:
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("unprofiled", unprofiled, 0)):
@@ -75,7 +77,7 @@ class Session:
         self._tell = on_progress or (lambda _: None)
         self._on_fork = on_fork or (lambda: None)
         self._on_holding = on_holding or (lambda _: None)
-        self._alternate, self._with_stack = alternate, with_stack
+        self._alternate, self._with_stack, self._wants_memory = alternate, with_stack, memory
         self._installed = False
         self._interruptions = HeldInterruptions()
         self._step_hooks = StepHooks(self._on_marker)
@@ -98,6 +100,7 @@ class Session:
         self._anchor: int | None = None  # what ended the captured steps
         self._free: FreeSteps | None = None
         self._first_step = 1  # number of the first captured step
+        self._with_memory = self._wants_memory
         self._failure: BaseException | None = None
         self._hook_times = HookTimes()
         self._busy.begin()
@@ -207,7 +210,7 @@ class Session:
             taken, all_taken = sequence.taken_since(self._began)
             if taken > self._steps or all_taken > MOST * self._steps:
                 self._stop_capture()
-                if self._captured is not None and self._busy.repeats(self._captured):
+                if self._captured is not None and self._captures_again(self._captured):
                     self._state = WAITING
                 else:
                     self._begin_timing()
@@ -226,7 +229,9 @@ class Session:
             return
         prepared = self._capture is not None
         if not prepared and sequence.steps >= self._warmup - AHEAD:
-            self._capture = self._as_ours(lambda: Capture(with_stack=self._with_stack))
+            self._capture = self._as_ours(
+                lambda: Capture(with_stack=self._with_stack, memory=self._with_memory)
+            )
         if ready and self._capture is not None and (prepared or not self._capture.slow_to_start):
             self._start_capture(self._capture)
         else:
@@ -274,6 +279,13 @@ class Session:
             if len(captured.recording) and ranges[0]:
                 self._captured = CapturedSteps(captured, ranges, skipped).or_rather(self._captured)
 
+    def _captures_again(self, captured: CapturedSteps) -> bool:
+        if self._with_memory and captured.captured.unseen:
+            self._with_memory = False
+            self._tell("layers run on threads of the script; capturing once more, without memory")
+            return True
+        return self._busy.repeats(captured)
+
     def _begin_timing(self) -> None:
         if self._captured is None or not self._unprofiled:
             self.finish("the end")
@@ -295,7 +307,7 @@ class Session:
         self._tell("recording steps with the change")
         return ChangedWindow(
             blocks.change, changed_path(self._output), steps=self._steps,
-            optimizers=self._step_hooks.optimizers, as_ours=self._as_ours,
+            optimizers=self._step_hooks.optimizers, as_ours=self._as_ours, memory=self._with_memory,
         )  # fmt: skip
 
     def _time(self, which: int, *, skipped: bool) -> None:

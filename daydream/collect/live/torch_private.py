@@ -10,27 +10,34 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 # Flags of the profiler, each switched on where this torch has it: arguments of device work,
 # the device's own synchronization rows, threads that torch did not start.
-PROFILER_FLAGS = ("expose_kineto_event_metadata", "enable_cuda_sync_events", "profile_all_threads")
+PROFILER_FLAGS = ("expose_kineto_event_metadata", "enable_cuda_sync_events")
+ALL_THREADS = "profile_all_threads"  # with it, torch up to 2.13 records no memory (pytorch#166121)
 
+ERRORS = 2  # of the levels of torch's messages: 0 all, 1 warnings and errors
 KINETO_LOG = "KINETO_LOG_LEVEL"
 COMPILATIONS = "torch._dynamo.callback"  # the module that tells when torch compiles
 
 Undo = Callable[[], None]
 
 
-def profiler_config() -> Any:
-    """Return the profiler's experimental settings with the flags this torch knows; None if it has none."""
+def profiler_config(*, memory: bool = False) -> Any:
+    """Return the profiler's experimental settings with the flags this torch knows; None if it has none.
+
+    Where memory is recorded, threads that the script starts itself are not.
+    """
     try:
         from torch._C._profiler import _ExperimentalConfig
     except ImportError:
         return None
     make: Any = _ExperimentalConfig
     signature = str(make.__init__.__doc__)
-    return make(**{flag: True for flag in PROFILER_FLAGS if flag in signature})
+    flags = PROFILER_FLAGS if memory else (*PROFILER_FLAGS, ALL_THREADS)
+    return make(**{flag: True for flag in flags if flag in signature})
 
 
 @contextlib.contextmanager
@@ -133,6 +140,47 @@ def events_of(profiler: Any) -> list[Any]:
     """Return the raw events of a stopped `torch.profiler.profile`; none if its recording was taken away."""
     results = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
     return [] if results is None else list(results.events())
+
+
+def allocations_of(profiler: Any) -> list[tuple[int, int, Any]]:
+    """Return (time in ns, torch's number of the thread, fields) of each allocation and free of a recording.
+
+    The fields are `alloc_size`, `ptr`, `total_allocated`, `total_reserved`, `device`. Unlike the raw events,
+    torch's tree of events has addresses. Empty where this torch has no such tree.
+    """
+    results = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
+    tree: Any = getattr(results, "experimental_event_tree", None)
+    if tree is None:
+        return []
+    from torch._C._profiler import _EventType
+
+    found, left = [], list(tree())
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.tag == _EventType.Allocation:
+            found.append((event.start_time_ns, event.start_tid, event.extra_fields))
+    return found
+
+
+@contextlib.contextmanager
+def only_errors_said() -> Iterator[None]:
+    """Keep the warnings of torch's own library off stderr while this is open, where that can be set."""
+    import ctypes
+
+    import torch
+
+    library = Path(str(torch.__file__)).with_name("lib") / "libc10.so"
+    try:
+        level = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        yield
+        return
+    before, level.value = level.value, max(level.value, ERRORS)
+    try:
+        yield
+    finally:
+        level.value = before
 
 
 def watch_profilers(on_start: Callable[[Any], None], on_stop: Callable[[Any], None]) -> Undo:

@@ -1,0 +1,118 @@
+"""Allocations and frees that the profiler recorded, and what the devices held before.
+
+On the CPU torch knows of memory only what was allocated while a profiler recorded memory: a free of what
+was there before leaves no event, and its totals count from the process's first recording on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.importers.kineto.values import Numbers
+from daydream.collect.live.events import MEMORY_EVENT
+from daydream.collect.live.torch_private import allocations_of, only_errors_said
+from daydream.trace.memory_events import HOST, MemoryEvents
+from daydream.trace.schema import NO_ID, UNKNOWN
+from daydream.trace.valid import LARGEST_AMOUNT
+
+
+def read_memory(profiler: Any, events: list[Any], origin_ns: int) -> MemoryEvents | None:
+    """Return the allocations and frees of a stopped profiler in order of time, None if there are none.
+
+    `events` are its raw events, which tell the system's numbers of the threads; times count from `origin_ns`.
+    """
+    found = allocations_of(profiler)
+    if not found:
+        return None
+    found.sort(key=lambda each: each[0])
+    thread = {
+        event.start_thread_id(): event.device_resource_id()
+        for event in events if event.name() == MEMORY_EVENT
+    }  # fmt: skip
+    fields = [each for _, _, each in found]
+    known = Numbers(UNKNOWN)
+    columns = {
+        name: known.of([getattr(each, field, UNKNOWN) for each in fields]).astype(np.int64)
+        for name, field in (
+            ("address", "ptr"), ("allocated_bytes", "total_allocated"), ("reserved_bytes", "total_reserved"),
+        )
+    }  # fmt: skip
+    for name in ("allocated_bytes", "reserved_bytes"):
+        columns[name][(columns[name] < 0) | (columns[name] > LARGEST_AMOUNT)] = UNKNOWN
+    devices = [each.device for each in fields]
+    return MemoryEvents({
+        "time_ns": np.array([at for at, _, _ in found], np.int64) - origin_ns,
+        "pid": np.full(len(found), os.getpid()),
+        "tid": np.array([thread.get(number, NO_ID) for _, number, _ in found], np.int64),
+        "device": np.array([HOST if one.type == "cpu" else one.index or 0 for one in devices], np.int64),
+        "bytes": np.array([each.alloc_size for each in fields], np.int64),
+        **columns,
+    })  # fmt: skip
+
+
+class UnknownFree:
+    """Memory from before a recording, to be freed in it first of all.
+
+    Torch warns on stderr of the first such free, and of each thousandth: a line that the script's own
+    output has not without us.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._tensor: Any = torch.empty(1, dtype=torch.float32, device="cpu")
+
+    def free(self) -> None:
+        """Free it, in silence."""
+        with only_errors_said():
+            self._tensor = None
+
+
+def held_before() -> dict[str, dict[str, Any]]:
+    """Return what each GPU that this process uses holds now, by its number, for a trace's metadata.
+
+    Sizes only, no frames and no names. What cannot be had is left out: nothing may be lost for it.
+    """
+    import torch
+
+    cuda: Any = torch.cuda
+    held: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(LookupError, RuntimeError, TypeError, ValueError, AttributeError):
+        if not cuda.is_available() or not cuda.is_initialized():
+            return {}
+        for device in range(cuda.device_count()):
+            if reserved := int(cuda.memory_reserved(device)):
+                allocated = int(cuda.memory_allocated(device))
+                held[str(device)] = {"allocated_bytes": allocated, "reserved_bytes": reserved}
+        segments = list(cuda.memory_snapshot()) if held else []
+        for number, told in held.items():
+            told["segments"] = _segments([one for one in segments if str(one["device"]) == number])
+    return held
+
+
+def _segments(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the allocator has from the driver, with its blocks as [bytes, bytes asked for or None]."""
+    streams = {0: 0}  # the numbers of the others are addresses
+    return [
+        {
+            "address": int(one["address"]),
+            "total_size": int(one["total_size"]),
+            "stream": streams.setdefault(int(one["stream"]), len(streams)),
+            "pool": str(one["segment_type"]),
+            "is_expandable": bool(one.get("is_expandable", False)),
+            "private": tuple(one.get("segment_pool_id", (0, 0))) != (0, 0),
+            "blocks": [
+                [int(block["size"]), None if block["state"] == "inactive" else _asked(block)]
+                for block in one["blocks"]
+            ],
+        }
+        for one in sorted(found, key=lambda one: int(one["address"]))
+    ]  # fmt: skip
+
+
+def _asked(block: dict[str, Any]) -> int:
+    return int(block.get("requested_size", block["size"]))
