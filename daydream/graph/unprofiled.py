@@ -51,7 +51,12 @@ def without_profiler(graph: Graph) -> Graph:
     begins = np.asarray(trace["start_ns"], np.int64)[rows]
     ends = begins + trace["duration_ns"][rows]
     columns = corrected.columns
-    thread, threads = distinct_rows([np.maximum(trace[name][rows], 0) for name in ("rank", "pid", "tid")])
+    memory_at, memory_cost, memory_columns = _memory_costs(trace)
+    place = [
+        np.append(np.maximum(trace[name][rows], 0), memory_columns[name]) for name in ("rank", "pid", "tid")
+    ]
+    thread, threads = distinct_rows(place)
+    thread, thread_of_memory = thread[: len(rows)], thread[len(rows) :]
     tasks = np.flatnonzero(corrected.alive & (columns["kind"] == CPU) & (columns["row"] >= 0))
     thread_of_row = np.full(len(trace), -1, np.int64)
     thread_of_row[rows] = thread
@@ -64,6 +69,8 @@ def without_profiler(graph: Graph) -> Graph:
             mine = thread == number
             owed = [(begins[mine], costs[0][mine], "left"), (begins[mine], costs[1][mine], "right")]
             owed.append((ends[mine], costs[2][mine], "right"))
+            held = thread_of_memory == number
+            owed.append((memory_at[held], memory_cost[held], "right"))
             owed += [(at, cost, "right") for which, at, cost in hooks if which == number]
             _take_out(corrected, on_lane, owed)
     corrected.touch()
@@ -107,6 +114,16 @@ def dearness(trace: Trace) -> dict[str, float]:
         now = sum(here[key][0] * here[key][1] for key in keys)
         scale[name] = now / then if then else 1.0
     return scale
+
+
+def _memory_costs(trace: Trace) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Return when allocations and frees were recorded, what each cost in ns, and on which thread."""
+    memory, none = trace.memory, np.empty(0, np.int64)
+    if memory is None:
+        return none, none, dict.fromkeys(("rank", "pid", "tid"), none)
+    cost = trace.metadata["profiler_cost"].get("memory_ns", 0) * dearness(trace)["forward"]
+    each = np.full(len(memory), round(cost), np.int64)
+    return memory["time_ns"], each, {name: np.maximum(memory[name], 0) for name in ("rank", "pid", "tid")}
 
 
 def _step_hooks(

@@ -176,6 +176,7 @@ class ProfilerCost(Struct):
     before_share: Annotated[float, Meta(ge=0, le=1)]
     heads: list[tuple[str, str, str, Number, Cost]]
     step_hooks_ns: Span = 0
+    memory_ns: Cost = 0  # an allocation or a free
 
 
 class Counter(Struct):

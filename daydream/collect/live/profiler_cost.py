@@ -3,7 +3,9 @@
 Small training steps of our own run with recording off and on in turns, within one
 profiler of the same settings as the capture's. The difference of their times, divided by
 the events recorded, is the cost; it is taken apart by forward, backward and optimizer,
-as they differ by a factor of two. Profiling is switched for the calling thread alone.
+as they differ by a factor of two. Profiling is switched for the calling thread alone. The
+recording of memory cannot be switched: what an allocation or a free costs is told by the
+same calls before the profiler runs and behind it.
 
 It runs on a thread of its own: gradient mode, autocast, default device, dispatch modes
 and anomaly checks of the script's thread are not ours to see or to restore there. That
@@ -25,6 +27,7 @@ from daydream.collect.derive.build import derive
 from daydream.collect.live.calibration_programs import (
     IDLE,
     Program,
+    allocations,
     annotation,
     identities,
     joined,
@@ -55,6 +58,7 @@ MOST_SECONDS = 0.6  # of measuring; reading what was recorded takes as much agai
 MOST_ROUNDS, FEWEST_ROUNDS = 15, 4
 REPEATS = 20  # calls of a single operator in a row
 TENSORS, MODULES = 32, 32
+ALLOCATING = 30  # times that tensors are allocated and freed, with their recording and without
 HEADS_KEPT = 10  # fewer heads of a kind say little
 VIEWS = ("aten::t", "aten::transpose")  # they do nothing but call the operator inside
 READ_EVERY = 4  # rounds of which one is read: the others are like it, and reading takes time
@@ -136,9 +140,14 @@ class _Calibration:
             for _ in range(2):
                 _run(step)
         profiler = make_profiler()
-        memory = WarmMemory()
+        allocate = allocations(TENSORS)
+        unrecorded = _times_of(allocate)
+        warm = WarmMemory()
         profiler.start_trace()
         try:
+            self._switch(False)
+            recorded = _times_of(allocate)
+            self._switch(True)
             began, rounds = time.perf_counter(), 0
             while rounds < FEWEST_ROUNDS or (
                 rounds < MOST_ROUNDS and time.perf_counter() - began < self._seconds
@@ -155,7 +164,8 @@ class _Calibration:
             self._switch(True)
             self._hooks.remove()
             profiler.stop_trace()
-        del memory
+        del warm
+        unrecorded += _times_of(allocate)
         trace, markers = self._read(events_of(profiler))
         costs = {name: max(median(values), 0) for name, values in singles.items()}
         costs["module"] /= MODULES + 1  # the one that holds them is called too
@@ -165,6 +175,7 @@ class _Calibration:
             "event_ns": self._per_event(trace, markers, off, on, {"input": input_ns, **costs}),
             "input_ns": round(input_ns, 1),
             **{f"{kind}_ns": round(costs[kind], 1) for kind in RANGES},
+            "memory_ns": round(max(median(recorded) - median(unrecorded), 0) / (2 * TENSORS), 1),
             "inside_ns": round(inside, 1),
             "before_share": round(before, 3),
             "heads": [
@@ -292,6 +303,16 @@ def _where(trace: Trace) -> tuple[float, float]:
 
 def _no_times() -> Times:
     return {name: [] for name in CLASSES}
+
+
+def _times_of(call: Callable[[], Any]) -> list[int]:
+    """Return how long each of some calls takes, in ns."""
+    call()
+    times = [time.perf_counter_ns()]
+    for _ in range(ALLOCATING):
+        call()
+        times.append(time.perf_counter_ns())
+    return [int(each) for each in np.diff(times)]
 
 
 def _run(step: Program) -> dict[str, int]:
