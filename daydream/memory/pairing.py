@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
+from daydream.memory.contradictions import trusted
 from daydream.memory.moments import Moments, moments
-from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
@@ -23,8 +23,7 @@ def paired(trace: Trace, events: MemoryEvents, when: Moments | None = None) -> A
     What contradicts itself (an address allocated twice, a free of another size) is counted in the notes.
     Events without addresses are paired by size, the latest first.
     """
-    begin, end = _pairs(events)
-    notes = _said(events, begin, end)
+    begin, end, notes = trusted(events, *_pairs(events))
     of = np.where(begin >= 0, begin, end)  # the event that tells whose and how much
     when = moments(trace, events) if when is None else when
     columns = {
@@ -82,18 +81,6 @@ def _first_of_each(keys: list[np.ndarray]) -> np.ndarray:
     for key in keys:
         found[1:] |= key[1:] != key[:-1]
     return found
-
-
-def _said(events: MemoryEvents, begin: np.ndarray, end: np.ndarray) -> list[str]:
-    """Return sentences about events that contradict each other."""
-    notes: list[str] = []
-    both = (begin >= 0) & (end >= 0)
-    sizes = events["bytes"][begin[both]] + events["bytes"][end[both]]
-    if odd := int((sizes != 0).sum()):
-        notes.append(
-            f"{counted(odd, 'free', 'frees')} of memory gave back another size than was allocated there."
-        )
-    return notes
 
 
 def _held_throughout(events: MemoryEvents, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

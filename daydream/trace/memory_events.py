@@ -15,11 +15,10 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.trace.schema import NO_ID, UNKNOWN
-from daydream.trace.valid import LARGEST_AMOUNT, LONGEST_NS
+from daydream.trace.valid import LARGEST_AMOUNT, LARGEST_SUM, LONGEST_NS
 
 MEMORY_KEY = b"daydream.memory"
 HOST = -1  # the device of memory of the CPU
-MOST_EVENTS = 2**27
 LARGEST_ADDRESS = 2**63 - 1
 
 # name -> (smallest, largest, what a file without the column has)
@@ -69,6 +68,8 @@ class MemoryEvents:
             elif rows and not (least <= int(column.min()) and int(column.max()) <= most):
                 raise TraceError(f"the column {name!r} of its memory events holds a number out of its range")
             self.columns[name] = np.asarray(column, np.int64)
+        if float(np.abs(self.columns["bytes"]).sum(dtype=float)) > LARGEST_SUM:
+            raise TraceError("its memory events add up to more memory than any machine has")
 
     def __len__(self) -> int:
         return len(self.columns["time_ns"])
@@ -117,8 +118,8 @@ class MemoryEvents:
         return base64.b64encode(file.getvalue())
 
     @classmethod
-    def decode(cls, text: bytes) -> MemoryEvents:
-        """Return the table that `encode` gave. Raises `TraceError` if it is none."""
+    def decode(cls, text: bytes, most_bytes: int) -> MemoryEvents:
+        """Return the table that `encode` gave. Raises `TraceError` if it is none, or takes more bytes."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
@@ -126,8 +127,10 @@ class MemoryEvents:
             with ParquetFile(pa.BufferReader(base64.b64decode(text, validate=True))) as file:
                 given = file.schema_arrow
                 names = [name for name in given.names if name in COLUMNS]
-                if file.metadata.num_rows > MOST_EVENTS or len(set(names)) < len(names):
-                    raise TraceError("its memory events are more, or in other columns, than a trace has")
+                if len(set(names)) < len(names):
+                    raise TraceError("its memory events have a column twice")
+                if (size := file.metadata.num_rows * len(COLUMNS) * 8) > most_bytes:
+                    raise TraceError(f"its memory events take {size:,} bytes, more than its size allows")
                 if any(given.field(name).type != pa.int64() for name in names):
                     raise TraceError("its memory events hold no integers")
                 table = file.read(names).combine_chunks()

@@ -49,7 +49,7 @@ def read_columns(
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
             table = file.read(names)
-            memory = _memory(path, (file.metadata.metadata or {}).get(MEMORY_KEY))
+            memory = _memory(path, (file.metadata.metadata or {}).get(MEMORY_KEY), most - size)
         columns, texts = _columns(path, table)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
@@ -60,11 +60,11 @@ def read_columns(
     return columns, texts, metadata, memory
 
 
-def _memory(path: str | os.PathLike[str], text: bytes | None) -> MemoryEvents | None:
+def _memory(path: str | os.PathLike[str], text: bytes | None, most_bytes: int) -> MemoryEvents | None:
     if text is None:
         return None
     try:
-        return MemoryEvents.decode(text)
+        return MemoryEvents.decode(text, most_bytes)
     except TraceError as error:
         raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 

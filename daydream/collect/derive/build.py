@@ -9,6 +9,7 @@ import numpy as np
 from daydream.collect.derive.device_work import fill_collectives, fill_grids, fill_types
 from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
+from daydream.collect.derive.memory import memory_of
 from daydream.collect.derive.nesting import link_launches, nearest, nest
 from daydream.collect.derive.phase_evidence import orphans
 from daydream.collect.derive.phases import find_phases
@@ -73,6 +74,7 @@ def derive(
     recording.metadata["phases_assumed"] = _share(recording, device, np.append(assumed, False)[source])
 
     columns, texts = recording.columns, recording.texts
+    memory = memory_of(recording)
     if "rank" not in columns:
         columns["rank"] = narrow(np.full(len(recording), int(recording.metadata.get("rank", 0))), np.int8)
     columns["parent"], columns["step"] = parent, step
@@ -82,9 +84,6 @@ def derive(
     for name in [name for name, column in columns.items() if not (column != FIELDS[name].null).any()]:
         del columns[name]
     _tell_vendor(recording)
-    memory = recording.memory
-    if memory is not None:
-        memory = memory.changed(rank=np.full(len(memory), int(recording.metadata.get("rank", 0))))
     return Trace(columns, texts, recording.metadata, memory)
 
 

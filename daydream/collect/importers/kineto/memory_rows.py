@@ -1,7 +1,7 @@
 """Kineto's `[memory]` rows (`profile_memory=True`): instants of allocations and frees.
 
 Since 2022 they have an address and the allocator's totals. `Device Type` counts as PyTorch's `DeviceType`:
-0 is the CPU, 1 CUDA, 6 HIP (c10/core/DeviceType.h).
+0 is the CPU, 1 CUDA, 6 HIP, 12 XPU, 20 what registers itself (c10/core/DeviceType.h).
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import numpy as np
 
 from daydream.collect.importers.kineto.events import Args, Event
 from daydream.collect.importers.kineto.values import Numbers, start_ns
+from daydream.collect.importers.memory_table import events_of
+from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import UNKNOWN
-from daydream.trace.valid import LARGEST_AMOUNT, LONGEST_NS
 
 MEMORY_ROW = "[memory]"
-MEMORY_LEFT_OUT = "of memory told no time, device or number of bytes"
 CPU_TYPE = 0
-NONE = -(2**62)  # a number of bytes that no row has
+LAST_TYPE = 20  # PrivateUse1
+NONE = -(2**62)  # a number that no row has
 NO_ARGS = Args()
 
 
 class MemoryRows:
-    """The `[memory]` rows of a file, gathered while it is read."""
+    """The `[memory]` rows of a file, gathered while it is read; `notes` says what was odd about them."""
 
     def __init__(self) -> None:
         self._rows: list[Event] = []
-        self.left_out = 0
+        self.notes: list[str] = []
 
     def append(self, event: Event) -> None:
         """Keep a row."""
@@ -35,7 +36,7 @@ class MemoryRows:
     def events(self, first_ns: int, threads: Numbers, *, exact: bool) -> MemoryEvents | None:
         """Return the rows as a table in order of time, None if there are none; times count from `first_ns`.
 
-        Rows without a time, a device or a number of bytes are left out and counted in `left_out`.
+        Rows without a time, a device or a number of bytes are left out.
         """
         if not self._rows:
             return None
@@ -43,30 +44,35 @@ class MemoryRows:
         args = [row.args or NO_ARGS for row in rows]
         numbers, signed = Numbers(UNKNOWN), Numbers(NONE)
         time, bad = start_ns([row.ts for row in rows], exact=exact)
-        time -= first_ns
         kind = numbers.of([each.device_type for each in args])
         device = numbers.of([each.device_id for each in args]).astype(np.int64)
-        nbytes = signed.of([each.memory_bytes for each in args]).astype(np.int64)
-        amounts = {
-            name: numbers.of([getattr(each, field) for each in args]).astype(np.int64)
-            for name, field in (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved"))
-        }
-        bad |= (np.abs(nbytes) > LARGEST_AMOUNT) | (kind < 0) | ((kind != CPU_TYPE) & (device < 0))
-        bad |= (np.abs(time) > LONGEST_NS) | (device >= 2**31)
-        address = numbers.of([each.address for each in args]).astype(np.int64)
+        bad |= (kind < CPU_TYPE) | (kind > LAST_TYPE) | ((kind != CPU_TYPE) & (device < 0))
         columns = {
-            "time_ns": time,
+            "time_ns": np.where(bad, 0, time - first_ns),
             "pid": threads.of([row.pid for row in rows]),
             "tid": threads.of([row.tid for row in rows]),
             "device": np.where(kind == CPU_TYPE, HOST, device),
-            "address": np.where(address > 0, address, UNKNOWN),
-            "bytes": nbytes,
-            **{
-                name: np.where((column < 0) | (column > LARGEST_AMOUNT), UNKNOWN, column)
-                for name, column in amounts.items()
-            },
+            "address": numbers.of([each.address for each in args]).astype(np.int64),
+            "bytes": signed.of([each.memory_bytes for each in args]).astype(np.int64),
+            "allocated_bytes": signed.of([each.allocated for each in args]).astype(np.int64),
+            "reserved_bytes": signed.of([each.reserved for each in args]).astype(np.int64),
         }
-        keep = np.flatnonzero(~bad)
-        self.left_out = len(rows) - len(keep)
-        order = keep[np.argsort(time[keep], kind="stable")]
-        return MemoryEvents({name: column[order] for name, column in columns.items()}) if len(keep) else None
+        own = ~self._of_another_kind(kind, bad)
+        return events_of({name: column[own] for name, column in columns.items()}, bad[own], self.notes)
+
+    def _of_another_kind(self, kind: np.ndarray, bad: np.ndarray) -> np.ndarray:
+        """Return the rows that are neither the CPU's nor of the kind of device with most rows: bool, (rows,).
+
+        Devices of two kinds have the same numbers, and a process trains on one kind.
+        """
+        on_device = kind[~bad & (kind != CPU_TYPE)]
+        if not len(on_device):
+            return np.zeros(len(kind), bool)
+        most = int(np.bincount(on_device).argmax())
+        other = ~bad & (kind != CPU_TYPE) & (kind != most)
+        if found := int(other.sum()):
+            were = "was" if found == 1 else "were"
+            self.notes.append(
+                f"{counted(found, 'row', 'rows')} of memory of a second kind of device {were} left out."
+            )
+        return other

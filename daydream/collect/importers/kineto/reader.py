@@ -26,7 +26,7 @@ from daydream.collect.importers.kineto.devices import (
     vendor_of,
 )
 from daydream.collect.importers.kineto.events import Args, Event
-from daydream.collect.importers.kineto.memory_rows import MEMORY_LEFT_OUT, MEMORY_ROW, MemoryRows
+from daydream.collect.importers.kineto.memory_rows import MEMORY_ROW, MemoryRows
 from daydream.collect.importers.kineto.metadata import metadata_of
 from daydream.collect.importers.kineto.values import (
     Codes,
@@ -138,8 +138,8 @@ class _Importer:
             base_ns if isinstance(base_ns, int) and abs(base_ns) < LARGEST_BASE_NS else 0
         )
         memory = self.memory.events(first_ns, self.threads, exact=self.reader.exact_times)
-        self.left_out[MEMORY_LEFT_OUT] = self.memory.left_out
         self._note(metadata["notes"])
+        metadata["notes"] += self.memory.notes
         return Recording(columns, self._texts(columns), metadata, memory)
 
     def _sort_out(self, events: list[Event]) -> None:

@@ -70,7 +70,10 @@ def split_ranks(recording: Recording) -> list[Recording]:
         texts = {name: list(words) for name, words in recording.texts.items()}
         notes = [] if parts else list(recording.metadata["notes"])
         metadata = {**recording.metadata, "rank": rank, "notes": notes}
-        parts.append(Recording(columns, texts, metadata))
+        memory = recording.memory
+        if memory is not None:
+            memory = memory.take(memory["rank"] == rank)
+        parts.append(Recording(columns, texts, metadata, memory))
     outside = int((ranks < 0).sum())
     if outside:
         parts[0].note(f"{counted(outside, 'row', 'rows')} of processes without device work left out.")

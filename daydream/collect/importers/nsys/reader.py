@@ -17,6 +17,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.importers.nsys.export import Export, open_export
+from daydream.collect.importers.nsys.memory import read_memory
 from daydream.collect.importers.nsys.names import GRAPH, CopyNames, call_name, parse_range
 from daydream.collect.importers.nsys.processes import Processes, pid_and_tid, process_of
 from daydream.collect.importers.nsys.waits import name_syncs, place_syncs, resolve_waits
@@ -116,6 +117,7 @@ class _Importer:
         if product:
             metadata["versions"] = {"nsys": product}
         recording = Recording(columns, texts, metadata)
+        recording.memory = read_memory(self.export, recording, self.processes, origin)
         if "syncType" in columns:
             place_syncs(recording, processes, contexts)
             self._waits(recording)
