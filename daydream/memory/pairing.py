@@ -16,6 +16,11 @@ from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
+FROM_DRIVER = (
+    "Memory events are what the program took from the driver: with PyTorch's allocator what it reserved, in "
+    "segments, not what tensors held."
+)
+
 
 def paired(trace: Trace, events: MemoryEvents, when: Moments | None = None) -> Allocations:
     """Return the allocations of a trace's memory events, all of kind `unknown`; `when` they happen, if known.
@@ -24,6 +29,8 @@ def paired(trace: Trace, events: MemoryEvents, when: Moments | None = None) -> A
     Events without addresses are paired by size, the latest first.
     """
     begin, end, notes = trusted(events, *_pairs(events))
+    if trace.metadata.get("memory_from") == "driver":
+        notes.append(FROM_DRIVER)
     of = np.where(begin >= 0, begin, end)  # the event that tells whose and how much
     when = moments(trace, events) if when is None else when
     columns = {

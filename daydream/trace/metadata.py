@@ -210,6 +210,7 @@ class Metadata(Struct):
     optimizers: list[Optimizer] = []
     ddp: list[Ddp] = []
     held_before: dict[str, Held] = {}
+    memory_from: str | None = None  # "driver" where events are what the driver gave, not an allocator
     collected: Collected | None = None
     unprofiled_step_ns: list[Span] = []
     confirmed: Confirmed | None = None

@@ -77,14 +77,6 @@ def joined(tensors: int) -> Callable[[], Any]:
     return lambda: torch.cat(parts)
 
 
-def allocations(tensors: int) -> Callable[[], Any]:
-    """Return a call that allocates so many small tensors, then frees them."""
-    import torch
-
-    empty = torch.empty
-    return lambda: [empty(64, dtype=torch.float32, device="cpu") for _ in range(tensors)]
-
-
 def nothing() -> Callable[[], Any]:
     """Return a call of the operator that does next to nothing."""
     import torch

@@ -5,7 +5,7 @@ profiler of the same settings as the capture's. The difference of their times, d
 the events recorded, is the cost; it is taken apart by forward, backward and optimizer,
 as they differ by a factor of two. Profiling is switched for the calling thread alone. The
 recording of memory cannot be switched: what an allocation or a free costs is told by the
-same calls before the profiler runs and behind it.
+same steps on a thread that is not recorded.
 
 It runs on a thread of its own: gradient mode, autocast, default device, dispatch modes
 and anomaly checks of the script's thread are not ours to see or to restore there. That
@@ -27,7 +27,6 @@ from daydream.collect.derive.build import derive
 from daydream.collect.live.calibration_programs import (
     IDLE,
     Program,
-    allocations,
     annotation,
     identities,
     joined,
@@ -44,7 +43,9 @@ from daydream.collect.live.event_cost import (
 )
 from daydream.collect.live.events import MARKER_NAME, read_events
 from daydream.collect.live.layer_hooks import LayerHooks
+from daydream.collect.live.memory_cost import MemoryCost
 from daydream.collect.live.torch_private import (
+    allocations_of,
     compute_alone,
     events_of,
     range_type,
@@ -58,7 +59,6 @@ MOST_SECONDS = 0.6  # of measuring; reading what was recorded takes as much agai
 MOST_ROUNDS, FEWEST_ROUNDS = 15, 4
 REPEATS = 20  # calls of a single operator in a row
 TENSORS, MODULES = 32, 32
-ALLOCATING = 30  # times that tensors are allocated and freed, with their recording and without
 HEADS_KEPT = 10  # fewer heads of a kind say little
 VIEWS = ("aten::t", "aten::transpose")  # they do nothing but call the operator inside
 READ_EVERY = 4  # rounds of which one is read: the others are like it, and reading takes time
@@ -123,6 +123,7 @@ class _Calibration:
         self._switch, self._seconds, self._stop = switch, seconds, stop
         self._range = range_type()
         self._hooks = LayerHooks()
+        self._memory: MemoryCost | None = None
         self._windows: list[tuple[int, int]] = []  # program and number of a marker pair
 
     def run(self, make_profiler: Callable[[], Any]) -> dict[str, Any]:
@@ -139,15 +140,12 @@ class _Calibration:
         for step in steps:
             for _ in range(2):
                 _run(step)
+            step.optimizer.zero_grad()  # else torch warns that memory of before the recording is freed
         profiler = make_profiler()
-        allocate = allocations(TENSORS)
-        unrecorded = _times_of(allocate)
+        self._memory = MemoryCost(steps, programs(), _run) if profiler.profile_memory else None
         warm = WarmMemory()
         profiler.start_trace()
         try:
-            self._switch(False)
-            recorded = _times_of(allocate)
-            self._switch(True)
             began, rounds = time.perf_counter(), 0
             while rounds < FEWEST_ROUNDS or (
                 rounds < MOST_ROUNDS and time.perf_counter() - began < self._seconds
@@ -164,8 +162,9 @@ class _Calibration:
             self._switch(True)
             self._hooks.remove()
             profiler.stop_trace()
+            if self._memory is not None:
+                self._memory.close()
         del warm
-        unrecorded += _times_of(allocate)
         trace, markers = self._read(events_of(profiler))
         costs = {name: max(median(values), 0) for name, values in singles.items()}
         costs["module"] /= MODULES + 1  # the one that holds them is called too
@@ -175,7 +174,7 @@ class _Calibration:
             "event_ns": self._per_event(trace, markers, off, on, {"input": input_ns, **costs}),
             "input_ns": round(input_ns, 1),
             **{f"{kind}_ns": round(costs[kind], 1) for kind in RANGES},
-            "memory_ns": round(max(median(recorded) - median(unrecorded), 0) / (2 * TENSORS), 1),
+            **self._of_memory(profiler, trace, markers, most_ns=costs["nothing"]),
             "inside_ns": round(inside, 1),
             "before_share": round(before, 3),
             "heads": [
@@ -211,6 +210,8 @@ class _Calibration:
                 (on if recording else off)[name].append(ns)
             if not recording:
                 control.append(sum(_run(step).values()) / sum(times.values()))
+                if self._memory is not None:
+                    self._memory.turn(number)
 
     def _set(self, *, recording: bool) -> None:
         """Record from now on, with layer hooks, or do not."""
@@ -255,6 +256,23 @@ class _Calibration:
         times = dict(markers)
         last = int(recording["start_ns"].max(initial=0)) + 1
         return derive(recording, ranges=([("calibration", 0, last)], "markers")), times
+
+    def _of_memory(
+        self, profiler: Any, trace: Trace, markers: dict[int, int], *, most_ns: float
+    ) -> dict[str, float]:
+        """Return the cost of an allocation or a free, if they were recorded: no more than an operator's.
+
+        The profiler notes less of it than of an operator without inputs (`most_ns`).
+        """
+        if self._memory is None:
+            return {}
+        origin = int(trace.metadata["origin_ns"])
+        windows = {
+            number: (origin + markers[2 * mark], origin + markers[2 * mark + 1])
+            for number, mark in self._windows
+        }
+        times = [at for at, _, _ in allocations_of(profiler)]
+        return {"memory_ns": round(min(self._memory.per_event(times, windows), most_ns), 1)}
 
     def _per_event(
         self,
@@ -303,16 +321,6 @@ def _where(trace: Trace) -> tuple[float, float]:
 
 def _no_times() -> Times:
     return {name: [] for name in CLASSES}
-
-
-def _times_of(call: Callable[[], Any]) -> list[int]:
-    """Return how long each of some calls takes, in ns."""
-    call()
-    times = [time.perf_counter_ns()]
-    for _ in range(ALLOCATING):
-        call()
-        times.append(time.perf_counter_ns())
-    return [int(each) for each in np.diff(times)]
 
 
 def _run(step: Program) -> dict[str, int]:

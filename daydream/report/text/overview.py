@@ -14,6 +14,7 @@ from daydream.errors import GraphError
 from daydream.graph.query.coverage import Coverage
 from daydream.graph.query.device import device_work
 from daydream.graph.tables import KERNEL
+from daydream.memory.recorded import recorded_memory
 from daydream.predict.recorded_time import recorded_time
 from daydream.trace.schema import DEVICE_KINDS, PHASES
 
@@ -219,6 +220,7 @@ class Overview:
             "phases": self.phase_shares(),
             "device_rows": self.device_tasks,
             "orphans": facts.orphans,
+            "memory": self.memory(),
             "event_waits": dict(facts.event_waits),
             "unresolved_syncs": facts.unresolved_syncs,
             "sync_rows": rows_by_kind(trace).get("sync", 0),
@@ -232,6 +234,11 @@ class Overview:
             },
             "notes": self.notes(),
         }  # fmt: skip
+
+    def memory(self) -> list[dict[str, Any]] | None:
+        """Return what was recorded of each device's memory, None if nothing was."""
+        events = self.trace.memory
+        return None if events is None else [one.to_json() for one in recorded_memory(events)]
 
     def notes(self) -> list[str]:
         """Return what was odd about the recording and its graph."""

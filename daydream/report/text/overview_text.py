@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from daydream.memory.recorded import recorded_memory
 from daydream.predict.recorded_time import recorded_time
 from daydream.report.text.collected import collected_facts
 from daydream.report.text.layout import (
@@ -22,11 +23,13 @@ from daydream.report.text.layout import (
 )
 from daydream.report.text.numbers import count, listed, percent, range_text, time_text
 from daydream.report.text.overview import rows_by_kind, span_ns, step_spread
+from daydream.text import bytes_text
 
 if TYPE_CHECKING:
     from daydream.report.text.overview import Overview
 
 MOST_STREAMS = 6
+NO_MEMORY = "not recorded: record with daydream collect, or profile_memory=True"
 MOST_REASONS = 3
 LEAST_SHOWN = 0.0005
 NOUNS = {  # of kinds of events
@@ -35,7 +38,7 @@ NOUNS = {  # of kinds of events
     "runtime": ("runtime call",),
     "sync": ("synchronization",),
 }
-FIRST = ("trace", "device", "steps")  # what stands on every screen
+FIRST = ("trace", "device", "steps", "memory")  # what stands on every screen
 LAST = ("software", "events", "runs on", "launches", "waits")  # left out first where lines are few
 QUESTIONS = {
     "replay": "replaying",
@@ -62,6 +65,7 @@ def info_text(overview: Overview, *, verbose: bool = False, trace: Sequence[str]
         ("launches", _launches(overview)),
         ("waits", _waits(overview)),
         ("phases", _phases(overview)),
+        ("memory", _memory(overview, verbose=verbose)),
     ]  # fmt: skip
     verdicts = overview.verdicts()
     answers = []
@@ -207,3 +211,21 @@ def _phases(overview: Overview) -> str:
     assumed = float(overview.trace.metadata.get("phases_assumed", 0.0))
     guess = f" ({percent(assumed)} assumed forward)" if assumed >= LEAST_SHOWN else ""
     return f"of the {overview.time_of} {', '.join(parts)}{guess}"
+
+
+def _memory(overview: Overview, *, verbose: bool) -> str:
+    events = overview.trace.memory
+    if events is None:
+        return NO_MEMORY
+    devices = sorted(recorded_memory(events), key=lambda one: -one.peak_allocated_bytes)
+    shown = devices if verbose else devices[:1]
+    several = len({one.rank for one in devices}) > 1
+    text = count(len(events), "event")
+    for one in shown:
+        text += f"; {one.device}{f' of rank {one.rank}' if several else ''} "
+        text += "grew by up to " if one.since_start else "held up to "
+        text += bytes_text(one.peak_allocated_bytes)
+        if one.peak_reserved_bytes is not None:
+            text += f" of {bytes_text(one.peak_reserved_bytes)} reserved"
+    more = len(devices) - len(shown)
+    return text + (f"; {count(more, 'device')} more" if more else "")

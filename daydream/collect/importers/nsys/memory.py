@@ -24,10 +24,6 @@ FIELDS = (
 DEVICE, DEVICE_STATIC = 2, 5  # kinds of memory that lie on a GPU (ENUM_CUDA_MEM_KIND)
 ALLOCATION, FREE = 0, 1  # ENUM_CUDA_DEV_MEM_EVENT_OPER
 LATEST = 2**62
-FROM_DRIVER = (
-    "Memory events are what the program took from the driver: with PyTorch's allocator what it reserved, "
-    "in segments, not what tensors held."
-)
 
 
 def read_memory(
@@ -71,7 +67,7 @@ def read_memory(
         recording.metadata["notes"],
     )
     if events is not None:
-        recording.note(FROM_DRIVER)
+        recording.metadata["memory_from"] = "driver"
     return events
 
 
