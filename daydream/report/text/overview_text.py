@@ -65,7 +65,7 @@ def info_text(overview: Overview, *, verbose: bool = False, trace: Sequence[str]
         ("launches", _launches(overview)),
         ("waits", _waits(overview)),
         ("phases", _phases(overview)),
-        ("memory", _memory(overview, verbose=verbose)),
+        *_memory(overview, verbose=verbose),
     ]  # fmt: skip
     verdicts = overview.verdicts()
     answers = []
@@ -213,10 +213,11 @@ def _phases(overview: Overview) -> str:
     return f"of the {overview.time_of} {', '.join(parts)}{guess}"
 
 
-def _memory(overview: Overview, *, verbose: bool) -> str:
+def _memory(overview: Overview, *, verbose: bool) -> list[tuple[str, str]]:
+    """Return what was recorded of memory; that nothing was is said where there is room for all."""
     events = overview.trace.memory
     if events is None:
-        return NO_MEMORY
+        return [("memory", NO_MEMORY)] if verbose else []
     devices = sorted(recorded_memory(events), key=lambda one: -one.peak_allocated_bytes)
     shown = devices if verbose else devices[:1]
     several = len({one.rank for one in devices}) > 1
@@ -228,4 +229,4 @@ def _memory(overview: Overview, *, verbose: bool) -> str:
         if one.peak_reserved_bytes is not None:
             text += f" of {bytes_text(one.peak_reserved_bytes)} reserved"
     more = len(devices) - len(shown)
-    return text + (f"; {count(more, 'device')} more" if more else "")
+    return [("memory", text + (f"; {count(more, 'device')} more" if more else ""))]
