@@ -1,0 +1,359 @@
+"""Memory events that are imported, saved and doubted: files by hand, and what is said of odd ones."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_rows import memory_row, written
+from pyarrow import parquet
+
+import daydream
+from daydream.errors import TraceError
+from daydream.memory.allocations import BEFORE
+from daydream.memory.pairing import paired
+from daydream.memory.recorded import recorded_memory
+from daydream.trace.memory_events import COLUMNS, HOST, MEMORY_KEY, MemoryEvents
+from daydream.trace.trace import Trace
+
+LEFT_OUT = "of memory told no time, device or number of bytes and"
+BOTH = [memory_row(10, 1024, 4096, 5120), memory_row(20, -1024, 4096, 4096)]
+
+
+def notes_of(path: Path) -> list[str]:
+    return list(daydream.load(path).metadata["notes"])
+
+
+def info(path: Path, *options: str) -> str:
+    """Return what `daydream info` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "daydream", "info", str(path), *options],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def doubts(path: Path) -> list[str]:
+    trace = daydream.load(path)
+    return paired(trace, trace.memory).notes
+
+
+# Import -------------------------------------------------------------------------------------------
+
+
+def test_rows_are_read_with_their_totals(tmp_path):
+    memory = daydream.load(written(tmp_path, BOTH)).memory
+
+    assert memory["time_ns"].tolist() == [10_000, 20_000]
+    assert memory["bytes"].tolist() == [1024, -1024]
+    assert memory["allocated_bytes"].tolist() == [5120, 4096]
+    assert memory["device"].tolist() == [0, 0]
+    assert memory["reserved_bytes"].tolist() == [1 << 21, 1 << 21]
+
+
+@pytest.mark.parametrize("kind", [1, 6, 12, 20])
+def test_every_kind_of_gpu_is_a_device(tmp_path, kind):
+    memory = daydream.load(written(tmp_path, [memory_row(1, 512, 64, Device_Type=kind, Device_Id=3)])).memory
+
+    assert memory["device"].tolist() == [3]
+
+
+def test_rows_of_2021_have_neither_address_nor_totals(tmp_path):
+    rows = [memory_row(1, 512, None), memory_row(2, 1024, None), memory_row(3, -512, None)]
+    for row in rows:
+        del row["args"]["Addr"]
+    trace = daydream.load(written(tmp_path, rows))
+
+    held = paired(trace, trace.memory)
+
+    assert set(trace.memory["address"].tolist()) == {-1}
+    assert held.held(0, 0)[1].tolist() == [0, 512, 1536, 1024]
+    (found,) = recorded_memory(trace.memory)
+    assert (found.peak_allocated_bytes, found.since_start, found.peak_reserved_bytes) == (1536, True, None)
+
+
+def test_two_ranks_keep_their_own_events(tmp_path):
+    for rank in (0, 1):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        rows = [memory_row(10 + rank, 512 * (rank + 1), 4096)]
+        written(folder, rows, distributedInfo={"rank": rank, "world_size": 2})
+
+    trace = daydream.load(tmp_path / "0" / "t.json", tmp_path / "1" / "t.json")
+
+    assert trace.memory["rank"].tolist() == [0, 1]
+    assert trace.memory["bytes"].tolist() == [512, 1024]
+    held = paired(trace, trace.memory)
+    assert [held.peak(rank, 0)[0] for rank in (0, 1)] == [512, 1024]
+
+
+# Saved --------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.integers(-(2**49), 2**49), st.integers(-1, 7), st.integers(-1, 2**63 - 1),
+            st.integers(-(2**40), 2**40), st.integers(-1, 2**48),
+        ),
+        max_size=30,
+    )
+)  # fmt: skip
+def test_what_is_saved_is_what_is_read(rows):
+    names = ("rank", "time_ns", "device", "address", "bytes", "allocated_bytes")
+    events = MemoryEvents({
+        name: np.array([row[at] for row in rows], np.int64) for at, name in enumerate(names)
+    })  # fmt: skip
+
+    again = MemoryEvents.decode(events.encode(), 2**20)
+
+    for name in COLUMNS:
+        assert again[name].tolist() == events[name].tolist(), name
+
+
+def test_a_trace_without_events_has_none(tmp_path):
+    daydream.load(written(tmp_path, [])).save(tmp_path / "t.parquet")
+
+    assert daydream.load(tmp_path / "t.parquet").memory is None
+
+
+def saved(folder: Path, text: bytes) -> Path:
+    """Save a trace whose file says this of memory."""
+    trace = daydream.load(written(folder, []))
+    table = pa.Table.from_batches([trace.to_arrow()])
+    path = folder / "t.parquet"
+    parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, MEMORY_KEY: text}), path)
+    return path
+
+
+def encoded(table: pa.Table) -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(table, file)
+    return base64.b64encode(file.getvalue())
+
+
+def int64(*values: int | None) -> pa.Array:
+    return pa.array(values, pa.int64())
+
+
+MADE_UP = {
+    "null": (encoded(pa.table({"time_ns": int64(None), "bytes": int64(1)})), "has holes"),
+    "text": (encoded(pa.table({"time_ns": ["x"], "bytes": ["y"]})), "hold no integers"),
+    "narrow": (encoded(pa.table({"time_ns": pa.array([1], pa.int32()), "bytes": int64(1)})), "no integers"),
+    "lacking": (encoded(pa.table({"bytes": int64(1)})), "lacks columns"),
+    "nothing": (encoded(pa.table({"x": int64(1)})), "lacks columns"),
+    "twice": (
+        encoded(pa.Table.from_arrays([int64(1), int64(1), int64(2)], ["time_ns", "bytes", "bytes"])),
+        "a column twice",
+    ),
+    "large": (encoded(pa.table({"time_ns": int64(1), "bytes": int64(2**62)})), "'bytes' .* out of its range"),
+    "least": (encoded(pa.table({"time_ns": int64(1), "bytes": int64(-(2**63))})), "out of its range"),
+    "negative total": (
+        encoded(pa.table({"time_ns": int64(1), "bytes": int64(1), "allocated_bytes": int64(-5)})),
+        "'allocated_bytes' .* out of its range",
+    ),
+    "device": (
+        encoded(pa.table({"time_ns": int64(1), "bytes": int64(1), "device": int64(2**40)})),
+        "'device' .* out of its range",
+    ),
+    "sum": (
+        encoded(pa.table({"time_ns": pa.array([0] * 9000, pa.int64()),
+                          "bytes": pa.array([2**48] * 9000, pa.int64())})),
+        "more memory than any machine has",
+    ),
+    "many": (
+        encoded(pa.table({name: pa.array(np.zeros(8_000_000, np.int64)) for name in ("time_ns", "bytes")})),
+        "more than its size allows",
+    ),
+    "cut": (encoded(pa.table({"time_ns": int64(1), "bytes": int64(1)}))[:-40], "cannot be read"),
+    "no base64": (b"\xff\x00###", "cannot be read"),
+    "empty": (b"", "cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_a_file_that_was_made_up_is_refused_in_one_line(tmp_path, name):
+    text, said = MADE_UP[name]
+    path = saved(tmp_path, text)
+
+    with pytest.raises(TraceError, match=said) as refused:
+        Trace.load(path)
+
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
+
+
+# Odd rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        memory_row(30, None, 64),
+        memory_row(30, "many", 64),
+        memory_row(30, 2**62, 64),
+        memory_row(30, -(2**70), 64),
+        memory_row(None, 512, 64),
+        memory_row(1e300, 512, 64),
+        memory_row(30, 512, 64, Device_Type=77),
+        memory_row(30, 512, 64, Device_Type=None),
+        memory_row(30, 512, 64, Device_Id=-1),
+        memory_row(30, 512, 64, Device_Id=2**40),
+    ],
+)
+def test_a_row_that_holds_no_event_is_left_out_and_counted(tmp_path, row):
+    path = written(tmp_path, [*BOTH, row])
+
+    assert daydream.load(path).memory["bytes"].tolist() == [1024, -1024]
+    assert f"1 row {LEFT_OUT} was left out." in notes_of(path)
+
+
+def test_totals_that_are_none_are_unknown_and_counted(tmp_path):
+    rows = [memory_row(10, 512, 64, -7), memory_row(11, 512, 128, 2**62), memory_row(12, 512, 192, None)]
+    path = written(tmp_path, rows)
+
+    assert daydream.load(path).memory["allocated_bytes"].tolist() == [-1, -1, -1]
+    assert "2 totals of memory events were no amounts of memory and are unknown." in notes_of(path)
+
+
+def test_a_second_kind_of_device_is_not_taken_for_the_first(tmp_path):
+    path = written(tmp_path, [*BOTH, memory_row(30, 512, 4096, Device_Type=12)])
+
+    assert len(daydream.load(path).memory) == 2
+    assert "1 row of memory of a second kind of device was left out." in notes_of(path)
+
+
+def test_events_away_from_all_rows_are_counted(tmp_path):
+    path = written(tmp_path, [*BOTH, memory_row(5_000_000, 512, 64), memory_row(-9, 512, 128)])
+
+    assert len(daydream.load(path).memory) == 4
+    assert "2 memory events lie outside the time of all other rows." in notes_of(path)
+
+
+def test_an_address_of_another_device_is_another_address(tmp_path):
+    rows = [memory_row(1, 512, 64), memory_row(2, 1024, 64, Device_Id=1), memory_row(3, -512, 64)]
+    trace = daydream.load(written(tmp_path, rows))
+
+    held = paired(trace, trace.memory)
+
+    assert held.notes == []
+    assert held.held(0, 0)[1].tolist() == [0, 512, 0]
+    assert held.held(0, 1)[1].tolist() == [0, 1024]
+
+
+def test_an_address_given_out_twice_is_said(tmp_path):
+    rows = [memory_row(1, 512, 64), memory_row(2, 512, 64), memory_row(3, -512, 64), memory_row(4, 512, 64)]
+
+    said = doubts(written(tmp_path, rows))
+
+    assert len(said) == 1
+    assert said[0].startswith("2 allocations were at addresses that had not been freed: frees are missing")
+
+
+def test_an_address_that_is_freed_and_given_out_again_is_no_doubt(tmp_path):
+    rows = [memory_row(at, nbytes, 64) for at, nbytes in enumerate((512, -512, 1024, -1024, 512), 1)]
+
+    assert doubts(written(tmp_path, rows)) == []
+
+
+def test_a_free_of_another_size_is_said(tmp_path):
+    said = doubts(written(tmp_path, [memory_row(1, 512, 64), memory_row(2, -1024, 64)]))
+
+    assert said == ["1 free of memory gave back another size than was allocated there."]
+
+
+def test_totals_that_differ_from_the_events_are_said_with_the_largest_difference(tmp_path):
+    rows = [memory_row(1, 512, 64, 1512), memory_row(2, 512, 128, 9024), memory_row(3, -512, 64, 1512)]
+    path = written(tmp_path, rows)
+
+    assert doubts(path) == [
+        "1 recorded total of device 0 differs from what the events add up to, by up to 7,000 bytes."
+    ]
+    (found,) = recorded_memory(daydream.load(path).memory)
+    assert found.peak_allocated_bytes == 9024  # what is recorded
+
+
+def test_frees_of_more_than_was_held_are_said(tmp_path):
+    said = doubts(written(tmp_path, [memory_row(1, -4096, 64, 0), memory_row(2, 512, 128, 512)]))
+
+    assert said == []  # 4,096 bytes were held, and the total says so
+    said = doubts(written(tmp_path, [memory_row(1, 512, 128, 512), memory_row(2, -4096, 64)]))
+    assert len(said) == 1
+    assert said[0].startswith("device 0 freed 4,096 bytes more than its recorded totals say it held")
+
+
+def test_frees_on_the_cpu_of_an_earlier_recording_are_left_out_and_said(tmp_path):
+    """Torch's total of the CPU, too, counts what an earlier recording saw."""
+    cpu = {"Device_Type": 0, "Device_Id": -1}
+    rows = [memory_row(1, -4096, 64, 1000, **cpu), memory_row(2, 512, 128, 1512, **cpu)]
+    trace = daydream.load(written(tmp_path, rows))
+
+    held = paired(trace, trace.memory)
+
+    assert len(held.notes) == 1
+    assert held.notes[0].startswith("1 free on the CPU was of memory from an earlier recording")
+    assert held.notes[0].endswith("and was left out.")
+    assert held.peak(0, HOST)[0] == 512
+    assert trace.memory["allocated_bytes"].tolist() == [1000, 1512]  # as recorded
+
+
+def test_a_free_on_a_gpu_without_its_allocation_was_held_before(tmp_path):
+    trace = daydream.load(written(tmp_path, [memory_row(5, -512, 64)]))
+
+    held = paired(trace, trace.memory)
+
+    assert (held["begin"].tolist(), held["bytes"].tolist()) == ([BEFORE], [512])
+
+
+@given(st.lists(st.tuples(st.integers(-1, 3), st.integers(-3, 3), st.integers(-1, 1)), max_size=30))
+def test_any_events_are_paired_and_what_they_add_up_to_is_held(rows):
+    """However senseless: what is held changes by each event's bytes, from what was held before."""
+    events = MemoryEvents({
+        "time_ns": np.arange(len(rows)),
+        "address": np.array([address for address, _, _ in rows], np.int64),
+        "bytes": np.array([512 * amount for _, amount, _ in rows], np.int64),
+        "device": np.array([abs(device) for _, _, device in rows], np.int64),
+    })  # fmt: skip
+
+    held = paired(Trace({}, {}), events)
+
+    for device in (0, 1):
+        own = (events["device"] == device) & (events["bytes"] != 0)
+        places, totals = held.held(0, device)
+        if "another size" not in " ".join(held.notes):
+            changes = np.diff(totals)
+            assert changes.tolist() == events["bytes"][own].tolist()
+            assert places[1:].tolist() == np.flatnonzero(own).tolist()
+        assert totals.min() >= 0
+
+
+# What info says -----------------------------------------------------------------------------------
+
+
+def test_info_tells_the_most_that_was_held(tmp_path):
+    rows = [memory_row(1, 1 << 20, 64, 3 << 20), memory_row(2, 512, 8, Device_Type=0, Device_Id=-1)]
+    path = written(tmp_path, rows)
+
+    assert " 2 events; cuda:0 held up to 3.00 MiB of 2.00 MiB reserved; 1 device more" in info(path)
+    assert json.loads(info(path, "--json"))["memory"] == [
+        {"rank": 0, "device": "cuda:0", "events": 1, "peak_allocated_bytes": 3 << 20,
+         "peak_reserved_bytes": 2 << 20, "since_start": False},
+        {"rank": 0, "device": "cpu", "events": 1, "peak_allocated_bytes": 512,
+         "peak_reserved_bytes": None, "since_start": True},
+    ]  # fmt: skip
+
+
+def test_info_says_that_no_memory_was_recorded(tmp_path):
+    path = written(tmp_path, [])
+
+    assert "not recorded: record with daydream collect, or profile_memory=True" in info(path, "-v")
+    assert json.loads(info(path, "--json"))["memory"] is None
