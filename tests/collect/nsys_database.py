@@ -23,7 +23,7 @@ NAMES = (
 ID = {name: code for code, name in enumerate(NAMES)}
 LAUNCH, COPY = "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020"
 NOTHING = 0xFFFFFFFF
-OTHER_TABLES = ("CUPTI", "CUDA_EVENT", "ENUM", "META", "NVTX", "PROCESSES", "TARGET")
+OTHER_TABLES = ("CUPTI", "CUDA_EVENT", "CUDA_GPU", "ENUM", "META", "NVTX", "PROCESSES", "TARGET")
 
 
 def packed(tid: int = 0, pid: int = PID) -> int:
@@ -83,6 +83,15 @@ def range_(
     return {
         "start": start, "end": end, "eventType": type_, "text": text, "globalTid": packed(tid),
         "textId": None, "domainId": 0, **more,
+    }  # fmt: skip
+
+
+def allocation(start: int, nbytes: int, correlation: int = 0, *, pid: int = PID, **more: Any) -> Row:
+    """Return an allocation of memory on device 0; a free with `memoryOperationType=1`."""
+    return {
+        "start": start, "globalPid": packed(0, pid), "deviceId": 0, "contextId": 1, "address": 4096, "pc": 0,
+        "bytes": nbytes, "memKind": 2, "memoryOperationType": 0, "name": None, "correlationId": correlation,
+        "streamId": 0, **more,
     }  # fmt: skip
 
 

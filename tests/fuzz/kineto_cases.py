@@ -60,6 +60,8 @@ def small(chance: random.Random) -> dict[str, Any]:
     if chance.random() < 0.2:
         events += [event("python_function", chance.choice(("nn.Module: Linear_0", "train.py(3): f", "/a/t.py(2): g", "<built-in a>")),
                          chance.randrange(whole), chance.randrange(whole), chance, tid=1) for _ in range(3)]  # fmt: skip
+    if chance.random() < 0.5:
+        events += memory(chance, whole)
     document: dict[str, Any] = {"traceEvents": events}
     if chance.random() < 0.7:
         document["deviceProperties"] = [{"id": 0, "name": chance.choice(("NVIDIA A100-SXM4-40GB", "Tesla T4", "odd")), "numSms": 108,
@@ -68,6 +70,25 @@ def small(chance: random.Random) -> dict[str, Any]:
         document["distributedInfo"] = {"rank": chance.choice((0, 1)), "world_size": chance.choice((1, 2, 8)), "backend": "nccl",
                                        "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}  # fmt: skip
     return document
+
+
+def memory(chance: random.Random, whole: int) -> list[dict[str, Any]]:
+    """Return allocations and frees, most of them as an allocator does them."""
+    rows, held, kind = [], {}, chance.choice((1, 1, 6, 20))
+    for _ in range(chance.choice((1, 3, 10, 40))):
+        address = 512 * chance.randrange(8)
+        nbytes = -held.pop(address, -512) if chance.random() < 0.4 else 512 * chance.choice((1, 2, 4096))
+        held |= {address: nbytes} if nbytes > 0 else {}
+        args = {"Device Type": kind, "Device Id": 0, "Addr": 2**40 + address, "Bytes": nbytes}
+        if chance.random() < 0.2:
+            args |= {"Device Type": 0, "Device Id": -1}
+        if chance.random() < 0.7:
+            args |= {"Total Allocated": sum(held.values()), "Total Reserved": 2**21}
+        if chance.random() < 0.1:
+            args[chance.choice(list(args))] = strange(chance)
+        rows.append({"ph": "i", "name": "[memory]", "pid": 9, "tid": chance.choice((1, 1, 2)),
+                     "ts": chance.randrange(whole), "args": args})  # fmt: skip
+    return rows
 
 
 def event(

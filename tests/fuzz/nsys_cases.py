@@ -12,7 +12,7 @@ from typing import Any
 from fuzz.commands import command
 from fuzz.hostile import INTEGERS, Case
 from fuzz.kineto_cases import bytes_changed
-from nsys_database import call, copy, kernel, memset, range_, record, sync, write_export
+from nsys_database import allocation, call, copy, kernel, memset, range_, record, sync, write_export
 
 VALUES: tuple[Any, ...] = (
     None,
@@ -33,6 +33,12 @@ def tables(chance: random.Random) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[Any]] = {
         "RUNTIME": [], "KERNEL": [], "MEMCPY": [], "MEMSET": [], "SYNCHRONIZATION": [], "NVTX_EVENTS": [], "CUDA_EVENT": [],
     }  # fmt: skip
+    if chance.random() < 0.4:
+        found["CUDA_GPU_MEMORY_USAGE_EVENTS"] = [
+            allocation(chance.randrange(20_000), chance.choice((512, 2**21)), address=512 * chance.randrange(4),
+                       memoryOperationType=chance.choice((0, 0, 1)), memKind=chance.choice((1, 2, 2, 5)))
+            for _ in range(chance.choice((1, 5, 20)))
+        ]  # fmt: skip
     for step in range(chance.choice((1, 2, 3))):
         at = step * 10_000
         if chance.random() < 0.8:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import io
 import json
@@ -44,7 +45,10 @@ def collected() -> dict[str, Any]:
         "collected": {"warmup": 5, "steps": 3, "unprofiled": 20, "ran": 40},
         "profiler_cost": {"event_ns": {"forward": 1000, "backward": 900, "optimizer": 800}, "input_ns": 10, "annotation_ns": 100,
                           "module_ns": 50, "inside_ns": 200, "before_share": 0.4, "heads": [["forward", "aten::linear", "aten::addmm", 9, 900.0]],
-                          "step_hooks_ns": 500},
+                          "step_hooks_ns": 500, "memory_ns": 200.0},
+        "held_before": {"0": {"allocated_bytes": 1024, "reserved_bytes": 2097152, "segments": [
+            {"address": 4096, "total_size": 2097152, "stream": 0, "pool": "small", "is_expandable": False, "private": False,
+             "blocks": [[1024, 1000], [2096128, None]]}]}},
         "groups": [{"name": "0", "description": "", "ranks": [0]}],
         "counters": [{"name": "ampere_sgemm_32x32_tn", "flop": 1000, "bytes": 2000}],
     }  # fmt: skip
@@ -169,6 +173,44 @@ def _change(document: Any, chance: random.Random) -> None:
         else:
             where[key] = copy.deepcopy(chance.choice(STRANGE))
         return
+
+
+def memory(chance: random.Random) -> Case:
+    """Memory events with other values, in other columns and types, or their text cut and changed."""
+    import pyarrow as pa
+
+    from daydream.trace.memory_events import COLUMNS, MEMORY_KEY
+
+    trace, rows_ = chance.choice(traces()), chance.choice((0, 1, 2, 20))
+    sensible = {
+        "rank": [0] * rows_, "time_ns": list(range(rows_)), "device": [chance.choice((-1, 0)) for _ in range(rows_)],
+        "address": [512 * chance.randrange(4) for _ in range(rows_)],
+        "bytes": [512 * chance.choice((-1, 1, 1, 8)) for _ in range(rows_)],
+        "allocated_bytes": [4096 + 512 * chance.randrange(9) for _ in range(rows_)],
+    }  # fmt: skip
+    names = [
+        name for name in COLUMNS if chance.random() < 0.97 and (name in sensible or chance.random() < 0.5)
+    ]
+    columns = []
+    for name in names:
+        values: list[Any] = list(sensible.get(name, [0] * rows_))
+        if rows_ and chance.random() < 0.2:
+            values[chance.randrange(rows_)] = chance.choice((*INTEGERS, None))
+        kind = chance.choice((*[pa.int64()] * 30, pa.int32(), pa.float64(), pa.string()))
+        try:
+            columns.append(pa.array(values, pa.int64()).cast(kind))
+        except (pa.ArrowException, OverflowError):
+            columns.append(pa.array([0] * rows_, pa.int64()))
+    if names and chance.random() < 0.1:
+        names.append(chance.choice((names[0], "x")))
+        columns.append(columns[0])
+    inner = written(pa.Table.from_arrays(columns, names=names)) if names else b""
+    text = base64.b64encode(bytes_changed(inner, chance) if chance.random() < 0.15 else inner)
+    if chance.random() < 0.15:
+        text = bytes_changed(text, chance)
+    table = pa.Table.from_batches([trace.to_arrow()])
+    table = table.replace_schema_metadata({**table.schema.metadata, MEMORY_KEY: text})
+    return Case("parquet memory", {"t.parquet": written(table)}, command("t.parquet", chance))
 
 
 def damaged(chance: random.Random) -> Case:

@@ -29,7 +29,7 @@ from fuzz.smaller import smaller
 
 MAKERS: dict[Maker, int] = {
     kineto_cases.tiny: 25, kineto_cases.damaged: 20, kineto_cases.encoded: 5, kineto_cases.ranks: 6,
-    nsys_cases.damaged: 12, parquet_cases.rows: 10, parquet_cases.types: 5, parquet_cases.metadata: 8,
+    nsys_cases.damaged: 12, parquet_cases.rows: 10, parquet_cases.types: 5, parquet_cases.metadata: 8, parquet_cases.memory: 6,
     parquet_cases.damaged: 3, option_cases.values: 10, option_cases.words: 3, option_cases.own_file: 6, option_cases.tables: 2,
 }  # fmt: skip
 RANK_SECONDS = 40  # fifty what-ifs

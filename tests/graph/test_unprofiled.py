@@ -16,6 +16,7 @@ from small_traces import call, kernel, op, row, trace
 import daydream
 from daydream import Graph, GraphError, Trace, build
 from daydream.graph.unprofiled import dearness, without_profiler
+from daydream.trace.memory_events import MemoryEvents
 
 COST: dict[str, Any] = {
     "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000}, "input_ns": 0, "module_ns": 0,
@@ -94,6 +95,20 @@ def test_a_head_that_was_never_measured_says_nothing():
     seen = trace(op("outer", 0, 10), op("inner", 3, 6), profiler_cost=COST)
 
     assert dearness(seen) == {"forward": 1, "backward": 1, "optimizer": 1}
+
+
+def test_the_recording_of_memory_costs_where_it_happened():
+    #  |a 5|gap 2|b 3|     an event in a, one in the gap, one of another thread
+    seen = trace(op("a", 0, 5), op("b", 7, 10), profiler_cost={**COST, "event_ns": {}, "memory_ns": 300})
+    thread, pid = int(seen["tid"][0]), int(seen["pid"][0])
+    seen.memory = MemoryEvents({
+        "time_ns": np.array([2000, 6000, 8000]), "bytes": np.array([512, -512, 512]),
+        "pid": np.array([pid] * 3), "tid": np.array([thread, thread, thread + 1]),
+    })  # fmt: skip
+
+    graph = without_profiler(build(seen))
+
+    assert pieces(graph) == [("a", 5000 - 300, 2000 - 300), ("b", 3000, 0)]
 
 
 def test_kernels_and_waits_are_left_alone():

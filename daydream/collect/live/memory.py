@@ -55,19 +55,23 @@ def read_memory(profiler: Any, events: list[Any], origin_ns: int) -> MemoryEvent
 
 
 class UnknownFree:
-    """Memory from before a recording, to be freed in it first of all.
+    """Memory from before a process's first recording, to be freed in it first of all.
 
     Torch warns on stderr of the first such free, and of each thousandth: a line that the script's own
     output has not without us.
     """
 
+    freed = False  # in this process
+
     def __init__(self) -> None:
         import torch
 
-        self._tensor: Any = torch.empty(1, dtype=torch.float32, device="cpu")
+        first = not UnknownFree.freed
+        self._tensor: Any = torch.empty(1, dtype=torch.float32, device="cpu") if first else None
 
     def free(self) -> None:
         """Free it, in silence."""
+        UnknownFree.freed = True
         with only_errors_said():
             self._tensor = None
 

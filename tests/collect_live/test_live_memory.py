@@ -1,0 +1,196 @@
+"""Memory that collect records: the events of torch's own export, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from functools import partial
+
+import numpy as np
+import pytest
+from live_models import MODELS
+from live_recording import record, train
+
+import daydream
+from daydream.collect.live.capture import prepared_profiler
+from daydream.collect.live.events import read_events
+from daydream.collect.live.memory import held_before, read_memory
+from daydream.collect.live.profiler_cost import measure_profiler_cost
+from daydream.collect.live.torch_private import events_of
+from daydream.memory.enclosing import enclosing_rows
+from daydream.memory.pairing import paired
+from daydream.trace.memory_events import HOST
+from daydream.trace.metadata import mistake_in
+
+torch = pytest.importorskip("torch", reason="recording needs torch")
+
+
+def loop_of(name):
+    torch.manual_seed(0)
+    model, loss = MODELS[name]()
+    return train(model, loss)
+
+
+def test_the_raw_results_and_the_export_hold_the_same_events(tmp_path):
+    loop = loop_of("gpt non-reentrant")
+    loop()
+    profiler = prepared_profiler(memory=True)
+    profiler.start_trace()
+    for _ in range(2):
+        loop()
+    profiler.stop_trace()
+    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+
+    events = events_of(profiler)
+    recording, _ = read_events(events, {})
+    found = read_memory(profiler, events, recording.metadata["origin_ns"])
+    exported = daydream.load(tmp_path / "t.json")
+
+    assert len(found) > 100
+    assert set(found["device"].tolist()) == {HOST}
+    apart = exported.metadata["origin_ns"] - recording.metadata["origin_ns"]
+    for name, column in exported.memory.columns.items():
+        if name == "time_ns":
+            assert np.abs(column + apart - found[name]).max() <= 1  # the export rounds
+        else:
+            assert column.tolist() == found[name].tolist(), name
+
+
+def test_a_recorded_step_gives_back_what_it_took(tmp_path):
+    trace = record(loop_of("gpt non-reentrant"), tmp_path)
+    memory = trace.memory
+
+    held = paired(trace, memory)
+
+    assert not [note for note in held.notes if "earlier recording" not in note]  # of another test
+    assert (np.cumsum(memory["bytes"]) == memory["allocated_bytes"] - memory["allocated_bytes"][0]
+            + memory["bytes"][0]).all()  # fmt: skip
+    assert (enclosing_rows(trace, memory)[memory["bytes"] > 0] >= 0).mean() > 0.95
+    covered = [number for number, step in enumerate(trace.metadata["steps"]) if step["covered"]]
+    asked = [int(held["bytes"][held["step"] == number].sum()) for number in covered]
+    assert len(set(asked)) == 1  # each step asks for the same
+    assert daydream.load(tmp_path / "trace.parquet").memory["bytes"].tolist() == memory["bytes"].tolist()
+
+
+def test_memory_is_left_out_on_demand(tmp_path):
+    assert record(loop_of("mixed"), tmp_path, memory=False).memory is None
+
+
+def test_layers_on_threads_of_the_script_are_recorded_without_memory(tmp_path):
+    """Torch up to 2.13 records memory or the threads that a script starts itself, not both."""
+    told = []
+
+    trace = record(loop_of("threads"), tmp_path, on_progress=told.append)
+
+    assert trace.memory is None
+    assert any("capturing once more, without memory" in line for line in told)
+    assert any(layer.endswith("towers.1") or ".towers.1." in layer for layer in trace.text("layer"))
+    assert not [note for note in trace.metadata["notes"] if "threads that the script started" in note]
+
+
+def test_a_script_that_ends_before_says_what_is_missing(tmp_path):
+    trace = record(loop_of("threads"), tmp_path, iterations=7)
+
+    assert trace.memory is not None
+    assert [note for note in trace.metadata["notes"] if "ran on threads that the script started" in note]
+
+
+def test_torch_says_nothing_of_frees_it_does_not_know(tmp_path, capfd):
+    record(loop_of("mixed"), tmp_path)
+
+    assert "unknown size" not in capfd.readouterr().err
+
+
+def test_the_cost_of_an_event_is_measured_where_memory_is_recorded():
+    with_memory = measure_profiler_cost(partial(prepared_profiler, memory=True), seconds=0.05)
+    without = measure_profiler_cost(prepared_profiler, seconds=0.05)
+    if not with_memory:
+        pytest.skip("this torch cannot switch recording on and off")
+
+    assert 0 <= with_memory["memory_ns"] < 1e6
+    assert "memory_ns" not in without
+
+
+# What GPUs held, told by a stand-in for torch.cuda ------------------------------------------------
+
+
+def segment(**more):
+    blocks = [
+        {
+            "size": 1024,
+            "requested_size": 1000,
+            "state": "active_allocated",
+            "frames": [{"filename": "/secret"}],
+        },
+        {"size": 2096128, "requested_size": 0, "state": "inactive", "frames": []},
+    ]
+    return {"device": 1, "address": 4096, "total_size": 2097152, "stream": 0, "segment_type": "small",
+            "segment_pool_id": (0, 0), "blocks": blocks, **more}  # fmt: skip
+
+
+class Cuda(types.ModuleType):
+    """Two GPUs, of which this process uses the second."""
+
+    def is_available(self):
+        return True
+
+    is_initialized = is_available
+
+    def device_count(self):
+        return 2
+
+    def memory_reserved(self, device):
+        return device * 4 << 20
+
+    def memory_allocated(self, device):
+        return device << 10
+
+    def memory_snapshot(self):
+        return [segment(address=8192, stream=94_000_000, is_expandable=True), segment()]
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    stand_in = Cuda("torch.cuda")
+    monkeypatch.setattr(torch, "cuda", stand_in)
+    monkeypatch.setitem(sys.modules, "torch.cuda", stand_in)
+    return stand_in
+
+
+def test_what_gpus_held_before_is_told_without_frames(cuda):
+    held = held_before()
+
+    blocks = [[1024, 1000], [2096128, None]]
+    rest = {"total_size": 2097152, "pool": "small", "private": False, "blocks": blocks}
+    assert held == {
+        "1": {
+            "allocated_bytes": 1024, "reserved_bytes": 4 << 20,
+            "segments": [
+                {"address": 4096, "stream": 0, "is_expandable": False, **rest},
+                {"address": 8192, "stream": 1, "is_expandable": True, **rest},
+            ],
+        }
+    }  # fmt: skip
+    assert "secret" not in json.dumps(held)
+    assert mistake_in({"held_before": json.loads(json.dumps(held))}) is None
+
+
+@pytest.mark.parametrize("how", [RuntimeError("CUDA error"), KeyError("blocks"), AttributeError("none")])
+def test_a_failure_there_loses_nothing_else(cuda, monkeypatch, how):
+    def fail(*_):
+        raise how
+
+    monkeypatch.setattr(Cuda, "memory_snapshot", fail)
+
+    assert held_before() == {"1": {"allocated_bytes": 1024, "reserved_bytes": 4 << 20}}
+
+
+def test_metadata_that_was_made_up_is_refused():
+    wrong = {"allocated_bytes": -1, "reserved_bytes": 0}
+
+    assert "held_before" in (mistake_in({"held_before": {"0": wrong}}) or "")
+    blocks = {"address": 0, "total_size": 1, "blocks": [["x", None]]}
+    assert "blocks" in (
+        mistake_in({"held_before": {"0": {**wrong, "allocated_bytes": 1, "segments": [blocks]}}}) or ""
+    )
