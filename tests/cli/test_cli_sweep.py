@@ -34,7 +34,7 @@ KEYS = ["schema", "optimization", "varied", "options", "traces", "scenarios", "r
 TRACE = ["trace", "measured_ns", "replayed_ns", "replay_error", "notes", "reason"]
 SCENARIO = [
     "trace", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup",
-    "reason", "changed", "inserted", "removed", "notes",
+    "reason", "changed", "inserted", "removed", "memory", "notes",
 ]  # fmt: skip
 
 

@@ -26,7 +26,7 @@ KEYS = [
 ]  # fmt: skip
 ROW = [
     "workers", "nodes", "step_ns", "throughput", "efficiency", "communication_ns", "overhead_ns",
-    "exposed_ns", "waiting_ns", "bound", "bound_share", "lost_to",
+    "exposed_ns", "waiting_ns", "bound", "bound_share", "lost_to", "memory",
 ]  # fmt: skip
 
 
