@@ -9,7 +9,7 @@ from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
 from daydream.costs import PAPER_SPEEDUPS, device_or_none, measured_first, runs_in_tf32, sped_up
-from daydream.memory import Allocations, hold_16_bits
+from daydream.memory import hold_16_bits
 from daydream.model import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
 
@@ -17,6 +17,7 @@ __all__ = ["amp", "apply", "memory"]
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"autocast"})  # the same change
+memory = hold_16_bits
 CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
 
@@ -56,11 +57,3 @@ def amp(
     untyped = len(passes) - int(passes.group_by("dtype").sizes.sum())
     if untyped:
         graph.note(f"Kernels of unknown element type, left as they are: {untyped:,}.")
-
-
-def memory(
-    held: Allocations, *, math_speedup: float = 3.0, memory_speedup: float = 2.0,
-    model: Literal["measured", "paper"] = "measured",
-) -> None:  # fmt: skip
-    """Let products and what follows them hold 16 bits, beside copies of their weights."""
-    hold_16_bits(held)

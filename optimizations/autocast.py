@@ -10,7 +10,7 @@ import numpy as np
 from daydream.optimizations._autocast_types import flow
 
 from daydream import Graph
-from daydream.memory import Allocations, hold_16_bits
+from daydream.memory import hold_16_bits
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
     LAYOUT_CHANGE,
@@ -29,6 +29,7 @@ from daydream.transforms import stages
 
 STAGE = stages.PRECISION
 EXCLUDES = frozenset({"amp", "tf32"})
+memory = hold_16_bits
 CODE = 'torch.autocast("cuda", torch.bfloat16)'
 
 
@@ -48,7 +49,7 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     activation that feeds three products is cast once, not three times. Not modelled: convergence;
     the scaler that float16 needs (`autocast+grad-scaler`); Python of the context.
 
-    Memory: products, what follows them and what they save are half as large; beside them stands a 16-bit
+    Memory: products, what follows them and what they save are half as large. Held as well is a 16-bit
     copy of each product's weight, from the forward pass (which caches it) to its backward pass; gradients
     of weights come in 16 bits and are cast. A loss computed under autocast too is in the range, not in
     the expected figure.
@@ -98,13 +99,6 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
         graph.note("No casts of weights: which kernels multiply by weights is not recorded.")
     elif not (sizes > 0).any():
         graph.note("Sizes of weights are not recorded: their casts take what an empty kernel takes.")
-
-
-def memory(
-    held: Allocations, *, dtype: Literal["float16", "bfloat16"] = "float16", casts: bool = True
-) -> None:
-    """Let products and what follows them hold 16 bits, beside copies of their weights."""
-    hold_16_bits(held)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
     cost of a kernel. A ratio of 2 is the half-width floats of Gist's delayed precision
     reduction, 32 its one bit a value of a ReLU whose sign is all that is needed.
 
-    Memory: between the call behind it in the forward pass and the layer's backward pass such an output takes
+    Memory: from the next call of the forward pass to the layer's backward pass such an output takes
     1/`ratio` of its bytes.
 
     Not modelled: sparse formats, whose ratio depends on the data; decoding inside the

@@ -34,7 +34,7 @@ def offload_optimizer(
     100 GB/s are an assumption, 80 % of the 128 GB/s of a socket with six channels of
     DDR4-2666: give what your CPU reaches.
 
-    Memory: optimizer states leave the GPU, and gradients when a bucket of them behind each is complete;
+    Memory: optimizer states leave the GPU, and each gradient when a bucket of later ones is complete;
     at most they stay until the update.
 
     Not modelled: an update that overlaps its copies, a

@@ -74,7 +74,7 @@ def memory(held: Allocations, *, length: int, recorded: int | None = None) -> No
     """Let what holds tokens hold those of sequences of `length`."""
     old = recorded_length(held.trace) if recorded is None else recorded
     if old is None:
-        raise NotApplicableError("without shapes memory does not tell the sequence length; give --recorded")
+        raise NotApplicableError("the trace has no shapes that show its sequence length; give --recorded")
     resize_input(held, old, length / old, every=True)
 
 

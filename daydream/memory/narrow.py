@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ MASKS = (
 )
 
 
-def hold_16_bits(held: Allocations) -> None:
+def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - those of any optimization
     """Let products and what follows them hold 16 bits, beside 16-bit copies of their weights.
 
     A weight is cast once in a forward pass, and its copy stays until that ends and the product's backward
@@ -60,6 +61,7 @@ def hold_16_bits(held: Allocations) -> None:
 
     Args:
         held: the allocations.
+        **options: of the optimization, whatever they are.
     """
     types = _Types(held)
     begin_row = held["begin_row"]
