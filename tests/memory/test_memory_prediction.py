@@ -86,6 +86,8 @@ def test_the_line_of_a_whatif():
     assert line(**sizes) == "peak memory 12.00 -> 8.00 GiB"
     assert line(**sizes, capacity_bytes=24 * 10**9) == "peak memory 12.00 -> 8.00 GiB, fits 24 GB"
     assert line(**sizes, capacity_bytes=8 * 10**9) == "peak memory 12.00 -> 8.00 GiB, does not fit in 8 GB"
+    close = {**sizes, "device": "cuda:0", "capacity_bytes": 9 * 10**9}
+    assert line(**close).endswith("too close to tell in 9 GB with CUDA's context of 300 to 600 MiB")
     doubted = {**sizes, "low_bytes": 7 * gib, "capacity_bytes": 8 * 10**9}
     assert line(**doubted) == "peak memory 12.00 -> 8.00 GiB (7.00 to 8.00), too close to tell in 8 GB"
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from daydream.predict.largest import Largest
     from daydream.predict.memory import MemoryAnswer
 
+CONTEXT = " with CUDA's context of 300 to 600 MiB"
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
 
 
@@ -42,9 +43,10 @@ def verdict(memory: MemoryPrediction) -> str:
     if memory.capacity_bytes is None:
         return ""
     capacity = capacity_text(memory.capacity_bytes)
-    if memory.fits is None:
-        return f", too close to tell in {capacity}"
-    return f", {FITS[memory.fits]} {'' if memory.fits else 'in '}{capacity}"
+    if memory.fits:
+        return f", fits {capacity}"
+    on_gpu = not memory.device.endswith("cpu") and memory.low_bytes <= memory.capacity_bytes
+    return f", {FITS[memory.fits]} in {capacity}{CONTEXT if on_gpu else ''}"
 
 
 def memory_columns(
