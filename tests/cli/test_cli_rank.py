@@ -23,7 +23,8 @@ KEYS = [
 ]  # fmt: skip
 OPTIMIZATION = [
     "optimization", "summary", "needs", "code", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
-    "saving_ns", "speedup", "reason", "bound", "bound_share", "changed", "inserted", "removed", "memory", "notes",
+    "saving_ns", "speedup", "reason", "bound", "bound_share", "changed", "inserted", "removed", "memory",
+    "notes",
 ]  # fmt: skip
 CURVE = ["sort", "name", "own_ns", "factors", "step_ns", "knee", "saving_ns"]
 
