@@ -51,7 +51,8 @@ class MemoryPrediction:
         after_reserved_bytes: likewise after the change.
         capacity_bytes: what the device has; None if unknown.
         device: `cpu`, `cuda:0`; with several ranks also whose: `rank 1, cuda:0`.
-        notes: what a reader should know before trusting the figures.
+        notes: what a reader should know of the change before trusting the figures.
+        recording_notes: likewise of the recorded allocations.
     """
 
     before_bytes: int
@@ -63,6 +64,7 @@ class MemoryPrediction:
     capacity_bytes: int | None
     device: str
     notes: tuple[str, ...] = ()
+    recording_notes: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool | None:
@@ -133,7 +135,8 @@ def memory_after(
     return MemoryPrediction(
         before_bytes, after_bytes, low, high, reserved, reserved_after,
         device_bytes(held.trace, rank, device) if capacity_bytes is None else capacity_bytes,
-        f"rank {rank}, {name}" if ranks else name, tuple(after.notes),
+        f"rank {rank}, {name}" if ranks else name,
+        tuple(note for note in after.notes if note not in held.notes), tuple(held.notes),
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class Largest:
             "fits": self.fits,
             "too_large": self.too_large,
             "memory": self.memory.to_json(),
-            "notes": list(self.memory.notes),
+            "notes": [*self.memory.recording_notes, *self.memory.notes],
         }
 
 

@@ -94,11 +94,10 @@ def prediction_notes(prediction: Prediction) -> list[str]:
     if prediction.changed or prediction.inserted or prediction.removed:
         said += filter(None, [why_unmoved(prediction)])
     answer = prediction.memory_answer
-    said += (
-        answer.memory.notes
-        if answer.memory is not None
-        else filter(None, [answer.unsaid and f"{answer.unsaid}."])
-    )
+    if answer.memory is not None:
+        said += [*answer.memory.recording_notes, *answer.memory.notes]
+    elif answer.unsaid is not None:
+        said.append(f"{answer.unsaid}.")
     if len(prediction.replay.steps) == 1:
         said.append("Only one step is covered: the interval leaves out how steps vary.")
     return said

@@ -202,7 +202,9 @@ def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None
 def own_notes(comparison: Prediction) -> list[str]:
     """Return the notes about this prediction that no other line of the screen tells."""
     # The bottleneck's line tells why a step does not move, that of memory why it is not known.
-    told = {*comparison.replay.notes, why_unmoved(comparison), f"{comparison.memory_answer.unsaid}."}
+    memory, unsaid = comparison.memory, f"{comparison.memory_answer.unsaid}."
+    of_recording = () if memory is None else memory.recording_notes
+    told = {*comparison.replay.notes, *of_recording, why_unmoved(comparison), unsaid}
     return [printable(note) for note in dict.fromkeys(comparison.notes) if note not in told]
 
 

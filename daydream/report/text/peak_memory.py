@@ -34,6 +34,8 @@ def memory_change(memory: MemoryPrediction) -> str:
         f"{nbytes / size:,.{digits}f}"
         for nbytes in (memory.before_bytes, memory.after_bytes, memory.low_bytes, memory.high_bytes)
     )
+    if before == after == low == high:
+        return f"{before} {unit} (unchanged)"
     likely = f" ({low} to {high})" if low != high else ""
     return f"{before} -> {after} {unit}{likely}"
 
@@ -96,5 +98,5 @@ def largest_text(found: Largest) -> Screen:
         close = f"from {found.too_large:,}: does not fit"
     return Screen([
         Headline(said), Words(f"peak memory {memory_change(memory)} on {memory.device}"), Words(close),
-        *notes(list(memory.notes)),
+        *notes([*memory.recording_notes, *memory.notes]),
     ])  # fmt: skip
