@@ -112,6 +112,42 @@ def test_the_cost_of_an_event_is_measured_where_memory_is_recorded():
     assert "memory_ns" not in without
 
 
+def test_events_of_a_gpu_have_its_number_and_totals():
+    """No GPU is at hand: records as torch's tree of events has them, below one another."""
+    from torch._C._profiler import _EventType
+
+    def node(at, fields, *children, tag=_EventType.Allocation):
+        return types.SimpleNamespace(
+            tag=tag, start_time_ns=at, start_tid=2, extra_fields=fields, children=list(children)
+        )
+
+    def fields(nbytes, ptr, device, total=0, reserved=0):
+        return types.SimpleNamespace(
+            alloc_size=nbytes, ptr=ptr, total_allocated=total, total_reserved=reserved,
+            device=torch.device(device),
+        )  # fmt: skip
+
+    free = node(1_300, fields(-512, 4096, "cuda:1", 1024, 2 << 20))
+    tree = [
+        node(1_000, None, node(1_100, fields(512, 4096, "cuda:1", 1536, 2 << 20)), tag=_EventType.TorchOp),
+        free,
+        node(1_200, fields(64, 2**64 - 1, "cpu", 2**60)),
+    ]
+    event = types.SimpleNamespace(
+        name=lambda: "[memory]", start_thread_id=lambda: 2, device_resource_id=lambda: 77
+    )
+    results = types.SimpleNamespace(experimental_event_tree=lambda: tree)
+    profiler = types.SimpleNamespace(profiler=types.SimpleNamespace(kineto_results=results))
+
+    found = read_memory(profiler, [event], 1_000)
+
+    assert {name: found[name].tolist() for name in found.columns if name not in ("rank", "pid")} == {
+        "time_ns": [100, 200, 300], "tid": [77] * 3, "device": [1, HOST, 1], "address": [4096, -1, 4096],
+        "bytes": [512, 64, -512], "allocated_bytes": [1536, -1, 1024],
+        "reserved_bytes": [2 << 20, 0, 2 << 20],
+    }  # fmt: skip
+
+
 # What GPUs held, told by a stand-in for torch.cuda ------------------------------------------------
 
 
