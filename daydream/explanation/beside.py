@@ -138,7 +138,7 @@ def communication(chain: Chain) -> Communication | None:
         tasks += [timeline.task[entries], chain.task[waited]]
         covered = cover.within(chain.begin_ns[mine], chain.begin_ns[mine] + chain.ns[mine])
         behind += np.bincount(chain.cause[mine], weights=covered, minlength=len(CAUSES))
-    found = np.unique(np.concatenate(tasks))
+    found = np.unique(np.concatenate(tasks)) if tasks else np.empty(0, np.int64)
     if not len(found):
         return None
     steps = len(chain.steps)

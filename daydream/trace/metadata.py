@@ -74,7 +74,7 @@ class Parameter(Struct):
     device: str = ""
     requires_grad: bool = True
     gradient_bytes: Amount = 0
-    local_bytes: Amount | None = None  # of this rank's part, where it is sharded
+    local_bytes: Amount | msgspec.UnsetType | None = msgspec.UNSET  # of this rank's part, where it is sharded
 
 
 class ParameterGroup(Struct):
@@ -92,7 +92,9 @@ class Optimizer(Struct):
     name: str
     state_bytes: Amount
     groups: list[ParameterGroup]
-    local_state_bytes: Amount | None = None  # of this rank's part, where it is sharded
+    local_state_bytes: Amount | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )  # of this rank's part, where it is sharded
 
 
 class Bucket(Struct):
