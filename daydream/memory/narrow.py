@@ -19,9 +19,10 @@ from daydream.costs.resize.operands import WEIGHT_ARGUMENTS
 from daydream.costs.workload.forward_calls import forward_rows
 from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.graph.query.numbering import distinct_rows
 from daydream.memory.allocations import BEFORE, Allocations
-from daydream.memory.asked import calls_that_made
-from daydream.memory.passes import parts_of, place_before, renumber
+from daydream.memory.asked import calls_that_made, nearest
+from daydream.memory.passes import Parts, parts_of, place_before, renumber
 from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 
@@ -42,6 +43,8 @@ TO_32_ON_CPU = re.compile(
 LOG_SOFTMAX = re.compile(
     r"^aten::_?log_softmax$"
 )  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
+WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
+NORM = re.compile(r"^aten::(native_)?(layer|batch|group|rms|instance)_norm$")
 LOSS = re.compile(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
 SUM = re.compile(r"^aten::(add|sub)_?$")
 FLOAT = "float32"
@@ -80,18 +83,37 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     last = np.where(
         held["end_row"][:size] >= 0, forward_rows(held.trace, np.maximum(held["end_row"][:size], 0)), UNKNOWN
     )
-    saved = held.where(kind="activation")[:size] & types.in_product[last] & (last >= 0)
+    # torch's written-out attention works in 32 bits whatever it is given (attention.cpp).
+    in_math = nearest(held, types.math, forward=True)[:size] >= 0
+    into_math = np.append(types.in_math, False)[last] & (last >= 0) & ~in_math
+    into_math &= held.where(kind="activation")[:size] & is_float
+    saved = (
+        held.where(kind="activation")[:size] & types.in_product[last] & (last >= 0) & ~into_math & ~in_math
+    )
     wide = made_in == 32
     copied = np.flatnonzero(is_float & saved & wide & ~backward)
     into_32 = backward & of_product & ~gradient & (np.append(types.given, 0)[types.outermost[maker]] == 32)
-    half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32
+    half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32 & ~in_math
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     inside = copied[forward.of[copied] >= 0]
     held.add(inside, end=used_until(held, inside, forward), kind="temporary")
-    casts = np.flatnonzero(is_float & backward & of_product & (gradient | into_32))
+    _cast_values(held, types, np.flatnonzero(into_math & (forward.of[:size] >= 0)), last, forward)
+    casts = np.flatnonzero(is_float & backward & of_product & (gradient | into_32) & ~in_math)
     held.add(casts, bytes=held["recorded_bytes"][casts] // 2, end=next_call(held, casts), kind="temporary")
     held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
     renumber(held)
+
+
+def _cast_values(
+    held: Allocations, types: _Types, rows: np.ndarray, last: np.ndarray, forward: Parts
+) -> None:
+    """Let what written-out attention reads go when that is done, and hold its values in 32 bits instead."""
+    if not len(rows):
+        return
+    used, ends = used_until(held, rows, forward), held["end"][rows].copy()
+    sizes = 4 * types.value_elements(types.outermost[last[rows]])
+    held["end"][rows] = used
+    held.add(rows, bytes=sizes, recorded_bytes=sizes, begin=used, end=ends)
 
 
 def _of_other_types(held: Allocations) -> np.ndarray:
@@ -105,6 +127,19 @@ def _of_other_types(held: Allocations) -> np.ndarray:
             nbytes.setdefault(key, set()).add(size)
         sizes = held["recorded_bytes"][rows].tolist()
         found[rows] = [size / times in nbytes[key] for key, size in zip(keys, sizes, strict=True)]
+    return found | _statistics(held)
+
+
+def _statistics(held: Allocations) -> np.ndarray:
+    """Return what norms keep of mean and deviation, in 32 bits: all that is smaller than their result."""
+    names = np.array([*(NORM.search(text) is not None for text in held.trace.text("name")), False])
+    norm = nearest(held, names[held.trace["name"]])
+    rows = np.flatnonzero((norm >= 0) & held.where(phase=("forward", "loss")))
+    first, call = distinct_rows([held["repeat"][rows], norm[rows]])
+    largest = np.zeros(len(first), np.int64)
+    np.maximum.at(largest, call, held["recorded_bytes"][rows])
+    found = np.zeros(len(held), bool)
+    found[rows] = held["recorded_bytes"][rows] < largest[call]
     return found
 
 
@@ -179,6 +214,12 @@ class _Types:
         self.wide = self._any_inside(wide & ~loss) & ~self.product
         self.loss = self._any_inside(loss)
         self.sum = among(SUM)
+        math = np.array([*(text == WRITTEN_OUT for text in names), False])
+        self.math = math[trace["name"]]
+        self.in_math = self.math.copy()
+        inner = np.asarray(trace["parent"], np.int64)
+        for _ in range(DEEPEST):  # calls lie a few deep in it
+            self.in_math |= np.append(self.in_math, False)[inner]
         self.in_product = np.append(self.product, False)[outermost] & (outermost >= 0)
         dtype = trace.text("dtype")
         codes = np.array([*(text == FLOAT for text in dtype), True])
@@ -255,6 +296,10 @@ class _Types:
             weights = [arguments[place] for place in places if len(arguments[place]) > 1]  # no biases
             found.append(sum(elements(weight) for weight in weights))
         return np.array(found, np.int64)
+
+    def value_elements(self, rows: np.ndarray) -> np.ndarray:
+        """Return the elements of the values that each call of attention reads, its third argument: int64."""
+        return np.array([elements((self._arguments(row) + [()] * 3)[2]) for row in rows.tolist()], np.int64)
 
     def input_elements(self, rows: np.ndarray) -> np.ndarray:
         """Return the elements of what each product reads: int64."""
