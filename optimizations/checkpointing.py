@@ -17,6 +17,7 @@ from daydream.memory import (
     Moved,
     Parts,
     block_of_rows,
+    calls_that_made,
     in_phase,
     parts_of,
     place_before,
@@ -132,19 +133,26 @@ def memory(
     comes, done = places[part], backward.until[again[part]]
     behind, saved = end > forward.until[part], end >= comes
     own = saved & (end_block[mine] == block[mine])  # the block's own backward pass needs it last
-    output = _outputs(held, mine, part, behind)
+    call = calls_that_made(held, "")[mine]
+    output = _outputs(held, mine, part, call, behind)
     goes = saved & ~output
     following = _next_part(forward, again >= 0)[part]
     input_until = np.where(following >= 0, backward.until[again[following]], place_before(held, comes))
     kept = np.where(following >= 0, np.maximum(end, backward.first[again[following]]), end)
 
     held["end"][mine[goes]] = _forward_ends(held, mine[goes], forward)
-    made_again = goes | ~behind | output & (own | reentrant)
-    ends = np.where(output & ~own, done, end)[made_again]
     moved = Moved(held, forward, places)
+    # What makes the output is run once more if it keeps anything else: computing again stops after it.
+    runs = output & np.isin(call, call[goes])
+    made_again = goes | ~behind | output & (own | reentrant) | runs
+    stops = done if reentrant else moved(forward.until[part], part)
+    ends = np.where(output & ~own, stops, end)[made_again]
     copies = repeat(held, mine[made_again], moved, end=ends, phase="backward")
     held["end"][copies] = np.where(behind[made_again], ends, held["end"][copies])
     held["end"][mine[output]] = np.where(own, input_until, kept)[output]
+    inputs = _inputs(held, forward)
+    taken = (again >= 0) & (inputs >= 0)
+    np.maximum.at(held["end"], inputs[taken], place_before(held, backward.until[again[taken]]))
     renumber(held)
 
 
@@ -159,9 +167,10 @@ def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.nda
     return held.among(used, np.where(held.where(op=SUM)[rows], until, used), until)
 
 
-def _outputs(held: Allocations, rows: np.ndarray, part: np.ndarray, stays: np.ndarray) -> np.ndarray:
+def _outputs(
+    held: Allocations, rows: np.ndarray, part: np.ndarray, call: np.ndarray, stays: np.ndarray
+) -> np.ndarray:
     """Return which are their part's output: the largest that the last call leaves which leaves something."""
-    call = held["begin_row"][rows]
     last = np.full(int(part.max(initial=-1)) + 1, -1)
     by_place = np.argsort(held["begin"][rows], kind="stable")
     by_place = by_place[stays[by_place]]
@@ -172,6 +181,18 @@ def _outputs(held: Allocations, rows: np.ndarray, part: np.ndarray, stays: np.nd
     largest[part[by_size]] = by_size
     found = np.zeros(len(rows), bool)
     found[largest[largest >= 0]] = True
+    return found
+
+
+def _inputs(held: Allocations, parts: Parts) -> np.ndarray:
+    """Return what was made last before each part, in the forward pass, and is held when it begins; else -1."""
+    rows = np.flatnonzero(held.where(phase="forward"))
+    rows = rows[np.argsort(held["begin"][rows], kind="stable")]
+    found = np.full(len(parts), -1)
+    for place, first in enumerate(parts.first.tolist()):
+        before = rows[: np.searchsorted(held["begin"][rows], first)]
+        before = before[(held["rank"][before] == parts.keys[place, 0]) & (held["end"][before] >= first)]
+        found[place] = before[-1] if len(before) else -1
     return found
 
 
