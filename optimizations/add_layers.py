@@ -112,6 +112,7 @@ def memory(held: Allocations, *, count: int = 1, layers: str | None = None) -> N
         there, back = Moved(held, forward, forward.until, each), Moved(held, backward, backward.first, each)
         node, end = mate[forward.of[mine]], held["end"][mine]
         inside = (node >= 0) & (end >= backward.first[node]) & (end < backward.until[node])
+        _hand_to_copies(held, back, np.unique(backward.of[behind]))
         for turn in range(each):
             last = each - 1 - turn  # the backward pass runs through the copies the other way round
             number = numbers * (turn + 1)
@@ -126,6 +127,17 @@ def memory(held: Allocations, *, count: int = 1, layers: str | None = None) -> N
         share += times[one] * trained.part({path for path, of in named if of == one and path is not None})[1]
     scale_owned(held, block >= 0, times[block], share)
     renumber(held)
+
+
+def _hand_to_copies(held: Allocations, back: Moved, parts: np.ndarray) -> None:
+    """Let gradients that come into a block's backward pass go in that of its copies, which run before it."""
+    gradient = held.where(phase="backward", kind="temporary")
+    first, until, keys = back.parts.first, back.parts.until, back.parts.keys
+    for part in parts.tolist():
+        end = held["end"]
+        rows = gradient & (held["begin"] < first[part]) & (end >= first[part]) & (end < until[part])
+        taken = np.flatnonzero(rows & (held["rank"] == keys[part, 0]))
+        end[taken] = back(end[taken], np.full(len(taken), part))
 
 
 def _copies(count: int, blocks: int) -> list[int]:

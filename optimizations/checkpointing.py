@@ -185,7 +185,7 @@ def _outputs(
 
 
 def _inputs(held: Allocations, parts: Parts) -> np.ndarray:
-    """Return what was made last before each part, in the forward pass, and is held when it begins; else -1."""
+    """Return what was made last before each part, in forward, and is held when that begins; -1 for none."""
     rows = np.flatnonzero(held.where(phase="forward"))
     rows = rows[np.argsort(held["begin"][rows], kind="stable")]
     found = np.full(len(parts), -1)

@@ -133,6 +133,19 @@ def test_checkpointing_changes_no_other_memory(trace):
     assert before["bytes"].sum() + 3 * 4 * LAYER == after["bytes"].sum()  # three steps, four tensors again
 
 
+def test_a_checkpoint_keeps_the_input_that_nobody_saves(trace):
+    held = held_by(trace)
+    relus = held.where(op=r"aten::relu$") & (held["step"] == 1)
+    a0, a1 = np.flatnonzero(relus)[np.argsort(held["begin"][relus])].tolist()
+    held["end"][a0] = held["begin"][a1]  # freed in the forward pass
+    (change,) = memory_changes(parse("checkpointing"), {"layers": "blocks.1"})
+
+    change.edit(held, **change.options)
+
+    again = held.where(phase="backward", op=r"aten::addmm$") & (held["step"] == 1)
+    assert held["end"][a0] > held["begin"][again][0]
+
+
 def test_frozen_layers_have_no_gradients_states_or_saved_inputs(trace):
     held = edited(trace, "freeze", layers="blocks.1*")
 
@@ -186,6 +199,15 @@ def test_the_copy_of_a_block_is_trained_before_it(trace):
     mine = held.where(kind="gradient", layer="blocks.1.fc") & (held["step"] == 1)
     copy = held["repeat"] > 0
     assert held["begin"][mine & copy][0] < held["begin"][mine & ~copy][0]
+
+
+def test_the_gradient_that_comes_into_a_block_goes_with_its_copy(trace):
+    held = edited(trace, "add-layers", count=1, layers="blocks.1")
+
+    mine = held.where(op=r"threshold_backward$", layer="blocks.1.act") & (held["step"] == 1)
+    copy = held["repeat"] > 0
+    ga = held.where(op=r"mse_loss_backward$") & (held["step"] == 1)
+    assert held["begin"][mine & copy][0] < held["end"][ga][0] < held["begin"][mine & ~copy][0]
 
 
 def test_removed_layers_take_what_they_hold_along(trace):
