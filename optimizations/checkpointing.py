@@ -133,7 +133,7 @@ def memory(
     comes, done = places[part], backward.until[again[part]]
     behind, saved = end > forward.until[part], end >= comes
     own = saved & (end_block[mine] == block[mine])  # the block's own backward pass needs it last
-    call = calls_that_made(held, "")[mine]
+    call = calls_that_made(held, "", mine)
     output = _outputs(held, mine, part, call, behind)
     goes = saved & ~output
     following = _next_part(forward, again >= 0)[part]

@@ -83,12 +83,13 @@ def nearest(held: Allocations, rows: np.ndarray, *, forward: bool = False) -> np
     return up
 
 
-def calls_that_made(held: Allocations, pattern: str) -> np.ndarray:
+def calls_that_made(held: Allocations, pattern: str, rows: np.ndarray | None = None) -> np.ndarray:
     """Return the operator call that each allocation is due to, whose name matches.
 
     Args:
         held: the allocations.
         pattern: regular expression on names of operators.
+        rows: which allocations are asked about, int64; all if not given.
 
     Returns:
         rows of the trace, int64, shape (rows,): the outermost call that matches around what asked for it, or
@@ -99,11 +100,12 @@ def calls_that_made(held: Allocations, pattern: str) -> np.ndarray:
     hits = np.array([*(search(text) is not None for text in trace.text("name")), False])[trace["name"]]
     hits &= trace.is_kind("operator")
     parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
-    up = held["begin_row"].copy()
-    backward = np.flatnonzero(in_phase(held, "backward") & (up >= 0))
+    every = np.arange(len(held)) if rows is None else rows
+    up = held["begin_row"][every]
+    backward = np.flatnonzero(in_phase(held, "backward")[every] & (up >= 0))
     call = forward_rows(trace, up[backward])
     up[backward] = np.where(call >= 0, call, up[backward])
-    found = np.full(len(held), UNKNOWN, np.int64)
+    found = np.full(len(every), UNKNOWN, np.int64)
     while (climbing := np.flatnonzero(up >= 0)).size:
         fits = climbing[hits[up[climbing]]]
         found[fits] = up[fits]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.graph.query.numbering import distinct_rows
 from daydream.memory.allocations import BEFORE, Allocations
 from daydream.trace.schema import UNKNOWN
 
@@ -53,10 +54,10 @@ def parts_of(held: Allocations, which: np.ndarray, *columns: np.ndarray) -> Part
         `Parts`; their keys are the rank, the repetition and these columns.
     """
     mine = np.flatnonzero(which & (held["begin"] > BEFORE))
-    rows = np.stack([held["rank"], held["repeat"], *columns], axis=1)
-    keys, part = np.unique(rows[mine], axis=0, return_inverse=True)
-    of = np.full(len(held), UNKNOWN, np.int64)
-    of[mine] = part.reshape(-1)
+    rows = np.stack([each[mine] for each in (held["rank"], held["repeat"], *columns)])
+    found, part = distinct_rows(rows)
+    keys, of = rows.T[found], np.full(len(held), UNKNOWN, np.int64)
+    of[mine] = part
     begin = held["begin"][mine]
     first, last = np.full(len(keys), np.inf), np.full(len(keys), -np.inf)
     np.minimum.at(first, of[mine], begin)
@@ -127,8 +128,8 @@ def place_before(held: Allocations, places: np.ndarray) -> np.ndarray:
     Returns:
         places, float64, shape (n,).
     """
-    known = np.unique(np.concatenate([held["begin"], held["end"]]))
-    known = known[np.isfinite(known)]
+    known = np.concatenate([held["begin"], held["end"]])
+    known = np.sort(known[np.isfinite(known)])
     found: np.ndarray = np.append(known[:1] - 1, known)[np.searchsorted(known, places)]
     return found
 

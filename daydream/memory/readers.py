@@ -43,14 +43,9 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
 
     call = forward_rows(trace, held["end_row"][rows])
     first = behind(call)
-    outermost = np.append(calls_that_made(held, ""), UNKNOWN)
-    own = (
-        (call >= 0)
-        & (outermost[rows] >= 0)
-        & (start[call] >= start[outermost[rows]])
-        & (end[call] <= end[outermost[rows]])
-    )
-    first = np.where(own & (first >= 0), behind(outermost[first]), first)
+    made, following = (calls_that_made(held, "", some) for some in (rows, np.maximum(first, 0)))
+    own = (call >= 0) & (made >= 0) & (start[call] >= start[made]) & (end[call] <= end[made])
+    first = np.where(own & (first >= 0), behind(following), first)
     return place_before(held, np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]]))
 
 
