@@ -564,3 +564,11 @@ def test_parameters_need_no_more_than_a_shape(sound, tmp_path, ask):
 
     assert code == 0, err
     assert "16 parameters in 1 tensor" in out
+
+
+def test_a_step_that_a_change_leaves_nothing_of_is_not_explained(ask, tmp_path):
+    path = written(tmp_path / "t.json", event("cpu_op", "aten::mm", 1, 2))
+
+    code, _, err = ask("explain", "--whatif", "compile", "--trace", path.name)
+
+    assert (code, "nothing is left of the step" in err) == (1, True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daydream.errors import GraphError
+from daydream.errors import GraphError, NotApplicableError
 from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
 from daydream.explanation.beside import (
@@ -181,6 +181,8 @@ def explain(
     known = (after or Prediction.unchanged(before)).notes
     say("following the critical path", -1.0)
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
+    if not chain.steps:
+        raise NotApplicableError("nothing is left of the step after this change, so nothing can be explained")
     say("asking what would save time", -1.0)
     without = ask_without(asker, chain)
     causes = tuple(shares(chain))

@@ -1,0 +1,238 @@
+"""Predicted peak memory against what was measured: real changes on a CPU, public pairs of a GPU.
+
+    python validation/memory.py --traces ../shared/traces                                     the page on stdout
+    python validation/memory.py --traces ../shared/traces --write docs/memory_accuracy.md     on the page
+
+`memory_peaks/peaks.json` holds what was measured (`memory_pairs.py`), the traces beside it are all that a
+prediction may know. A refusal counts as a miss of 100 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import memory_public
+import numpy as np
+from memory_changes import CHANGES, UNCHANGED
+from memory_text import BEGIN, DEVELOPMENT, END, INTRODUCTION, JUDGEMENT, OF_GPUS, OF_RANKS, SPLIT
+from parts_of_pages import put
+
+import daydream
+from daydream.errors import DaydreamError
+from daydream.memory.prediction import MemoryPrediction
+from daydream.predict.memory import predict_memory
+
+HERE = Path(__file__).parent / "memory_peaks"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """A change of a model or of a public recording: bytes before, measured after, predicted after."""
+
+    of: str
+    title: str
+    role: str
+    before: int
+    measured: int
+    phase: str
+    predicted: int | None = None
+    low: int = 0
+    high: int = 0
+    refused: str = ""
+    steps: tuple[int, ...] = ()  # the least and most of steps that differ
+
+    @property
+    def error(self) -> float:
+        """Relative error of the predicted peak; a refusal is 100 % off."""
+        return 1.0 if self.predicted is None else self.predicted / self.measured - 1
+
+    @property
+    def holds(self) -> bool:
+        """Whether the range holds what was measured."""
+        return self.low <= self.measured <= self.high
+
+
+def main() -> None:
+    """Print the page, or write its part."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=Path, help="folder with pairs/ and kineto/ of public traces")
+    parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
+    options = parser.parse_args()
+    text = "\n".join(page(list(rows()), list(of_gpus(options.traces))))
+    if options.write is None:
+        print(text)
+    else:
+        put(options.write, text, BEGIN, END)
+
+
+def measured() -> dict[str, Any]:
+    """Return the document of what was measured."""
+    document: dict[str, Any] = json.loads((HERE / "peaks.json").read_text(encoding="utf-8"))
+    return document
+
+
+def rows() -> Iterator[Row]:
+    """Yield every measured change, predicted from the trace of the unchanged step; that step itself first."""
+    for model, recording in measured()["recordings"].items():
+        path = HERE / recording["trace"]
+        peaks = recording["peaks"]
+        for title, one in peaks.items():
+            row = Row(
+                model,
+                title,
+                recording["role"],
+                peaks[UNCHANGED]["peak_bytes"],
+                one["peak_bytes"],
+                one["phase"],
+            )
+            if title in CHANGES and CHANGES[title].ranks > 1:
+                row = _with(row, steps=tuple(one["steps_bytes"]))
+            if title == UNCHANGED:  # any change that applies tells the peak before it
+                yield _predicted(row, path, "batch-size", {"factor": 2.0}, lambda found: found.before_bytes)
+            else:
+                yield _predicted(row, path, one["optimization"], one["options"])
+
+
+def of_gpus(traces: Path | None) -> Iterator[Row]:
+    """Yield the public pairs that are at hand."""
+    for pair in memory_public.pairs():
+        paths = [] if traces is None else [traces / pair.before, traces / pair.after]
+        if paths and all(path.exists() for path in paths):
+            before, after = (memory_public.peak_bytes(path) for path in paths)
+            row = Row(pair.title, pair.asked, pair.role, before, after, "")
+            yield _predicted(row, paths[0], pair.optimization, pair.options)
+
+
+def _predicted(
+    row: Row, path: Path, name: str, options: dict[str, Any],
+    figure: Callable[[MemoryPrediction], int] = lambda found: found.after_bytes,
+) -> Row:  # fmt: skip
+    try:
+        found = predict_memory(_trace(path), name, options)
+    except DaydreamError as error:
+        return _with(row, refused=" ".join(str(error).split()))
+    if row.title == UNCHANGED:
+        return _with(row, predicted=figure(found), low=figure(found), high=figure(found))
+    return _with(row, predicted=figure(found), low=found.low_bytes, high=found.high_bytes)
+
+
+def _with(row: Row, **fields: Any) -> Row:
+    return Row(**{**vars(row), **fields})
+
+
+@cache
+def _trace(path: Path) -> daydream.Trace:
+    return daydream.load(path)
+
+
+def page(found: list[Row], public: list[Row]) -> Iterator[str]:
+    """Yield the lines of the page's part."""
+    changes = [row for row in found if row.title != UNCHANGED]
+    alone = [row for row in changes if not row.steps]
+    ranks = [row for row in changes if row.steps]
+    yield BEGIN
+    yield INTRODUCTION
+    yield _checked()
+    yield SPLIT
+    yield "## How far off"
+    yield ""
+    yield from _summaries(alone, "one process", lambda row: row.role)
+    yield from _summaries(alone, "change", lambda row: row.title, by_role=True)
+    yield from _summaries(alone, "model", lambda row: f"{row.of} ({row.role})")
+    for role, title in (("judgement", JUDGEMENT), ("development", DEVELOPMENT)):
+        yield f"## {title}"
+        yield ""
+        yield from _table([row for row in found if row.role == role and not row.steps])
+    yield "## Two ranks"
+    yield ""
+    yield OF_RANKS
+    yield from _summaries(ranks, "two ranks", lambda row: row.role)
+    yield from _table(ranks)
+    yield "## Public pairs of GPUs"
+    yield ""
+    yield OF_GPUS
+    yield from _summaries(public, "pairs", lambda row: row.role)
+    yield from _table(public)
+    yield END
+
+
+def _table(found: Sequence[Row]) -> Iterator[str]:
+    yield "| of | change | before MiB | measured MiB | peak is in | predicted MiB | range MiB | error |"
+    yield "|---|---|---:|---:|---|---:|---|---:|"
+    for row in found:
+        measured = _mib(row.measured)
+        if len(set(row.steps)) > 1:
+            measured += f" ({_mib(row.steps[0])} to {_mib(row.steps[1])})"
+        head = f"| {row.of} | {row.title} | {_mib(row.before)} | {measured} | {row.phase} |"
+        if row.predicted is None:
+            yield f"{head} refused: {row.refused} | | miss |"
+            continue
+        band = "" if row.low == row.high else f"{_mib(row.low)} to {_mib(row.high)}"
+        outside = "" if row.holds or row.low == row.high else ", outside"
+        yield f"{head} {_mib(row.predicted)} | {band}{outside} | {row.error:+.1%} |"
+    yield ""
+
+
+def _summaries(
+    found: Sequence[Row], head: str, of: Callable[[Row], str], *, by_role: bool = False
+) -> Iterator[str]:
+    roles = [("", found)]
+    if by_role:
+        roles = [
+            (f" ({role})", [row for row in found if row.role == role])
+            for role in ("judgement", "development")
+        ]
+    for said, chosen in roles:
+        yield f"| {head}{said} | rows | refused | median | 90th percentile | worst | inside the range |"
+        yield "|---|---:|---:|---:|---:|---:|---:|"
+        for group in dict.fromkeys(map(of, chosen)):
+            yield _summary(group, [row for row in chosen if of(row) == group])
+        yield ""
+
+
+def _summary(group: str, found: Sequence[Row]) -> str:
+    errors = [abs(row.error) for row in found]
+    refused = sum(row.predicted is None for row in found)
+    worst = max(found, key=lambda row: abs(row.error))
+    inside = sum(row.holds for row in found)
+    return (
+        f"| {group} | {len(found)} | {refused} | {median(errors):.1%} | {float(np.quantile(errors, 0.9)):.1%} "
+        f"| {worst.error:+.1%} ({worst.of}, {worst.title}) | {inside} of {len(found)} |"
+    )
+
+
+def _checked() -> str:
+    """Return what says how sure the truth is: A/A, tensors, and the count below torch."""
+    found = [
+        (one, title in CHANGES and CHANGES[title].ranks > 1)
+        for recording in measured()["recordings"].values() for title, one in recording["peaks"].items()
+    ]  # fmt: skip
+    again = [abs(one["again_bytes"] / one["peak_bytes"] - 1) for one, _ in found]
+    alone = [one for one, ranks in found if not ranks]
+    same = sum(one["counted_bytes"] == one["peak_bytes"] for one in alone)
+    off = max(abs(one["counted_bytes"] / one["peak_bytes"] - 1) for one in alone)
+    beyond = [one["with_onednn_bytes"] / one["peak_bytes"] - 1 for one in alone]
+    untold = max(abs(one["held_by_no_tensor_bytes"]) for one in alone)
+    return (
+        f"How sure is the truth? A second recording differs by {max(again):.2%} at most, over {len(again)} rows. "
+        f"Counted below torch, without a profiler, {same} of {len(alone)} peaks of one process are the same to "
+        f"the byte, the others within {off:.2%}. Between steps {untold:,} bytes at most are held by anything but "
+        f"parameters, buffers, gradients and optimizer state. What oneDNN takes for itself is in no figure: "
+        f"{median(beyond):.1%} of the peak in the median, {max(beyond):.1%} at most.\n"
+    )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:,.2f}" if nbytes < 1000 * MIB else f"{nbytes / MIB:,.1f}"
+
+
+if __name__ == "__main__":
+    main()
