@@ -13,7 +13,7 @@ prediction knows one trace of the unchanged step. Errors are of the predicted pe
 """
 
 SPLIT = """Development and judgement: of the models in order of their names the first two (CNN, Encoder) are for development,
-the others (GPT, LSTM, MLP) judge. The rule was written before anything was predicted. The table was looked at once before the causes
+the others (GPT, LSTM, MLP) judge. The rule was written before anything was predicted. The table was looked at several times before the causes
 of three misses of development models were mended (autocast, copied blocks, checkpointed blocks); nothing was mended for a judge.
 """
 
