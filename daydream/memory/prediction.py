@@ -121,13 +121,13 @@ def memory_after(
     if unsaid := cannot_say(changes):
         raise GraphError(f"{unsaid[0]} cannot say what it does to memory")
     stays = all(change.edit is unchanged for change in changes)
-    after = held if stays else _changed(held, changes, "expected")
+    after = held if stays else changed(held, changes, "expected")
     rank, device = _worst(after)
     now = (rank, device) if (rank, device) in held.devices() else _worst(held)  # it may be a new worker's
     before_bytes, after_bytes = peak_bytes(held, *now), peak_bytes(after, rank, device)
     low = high = after_bytes
     if after.doubted and not stays:
-        ends = [peak_bytes(_changed(held, changes, case), rank, device) for case in ("least", "most")]
+        ends = [peak_bytes(changed(held, changes, case), rank, device) for case in ("least", "most")]
         low, high = min(*ends, after_bytes), max(*ends, after_bytes)
     reserved, reserved_after = _reserved_bytes(held, *now), _reserved_bytes(after, rank, device)
     ranks = len({rank for rank, _ in held.devices()}) > 1
@@ -140,7 +140,11 @@ def memory_after(
     )  # fmt: skip
 
 
-def _changed(held: Allocations, changes: Sequence[MemoryChange], case: Case) -> Allocations:
+def changed(held: Allocations, changes: Sequence[MemoryChange], case: Case = "expected") -> Allocations:
+    """Return a copy of allocations with changes made, one after the other; what is doubted as in `case`.
+
+    Raises `GraphError` and `NotApplicableError` as `memory_after`.
+    """
     after = held.copy()
     after.case = case
     for change in changes:
