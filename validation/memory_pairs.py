@@ -8,7 +8,7 @@ every allocation and free from before the model is made; `memory_reader.py`, whi
 them up and takes the most of the steps after those that warm up. Each change is recorded twice (A/A). A
 third process counts the same below torch, without a profiler (`memory_count.c`; it takes a C compiler). For two
 ranks that count is the truth: gloo's own threads let go of tensors, which the profiler does not see.
-Nothing is predicted here: `memory.py` does that from the traces alone.
+Nothing is predicted here: `memory_accuracy.py` does that from the traces alone.
 
 Who judges: of the models in order of their names the first two (CNN, Encoder) are for development, the
 others (GPT, LSTM, MLP) judge, in the rows of two ranks too. The rule was written before anything was

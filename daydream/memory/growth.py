@@ -136,6 +136,7 @@ class _Sizes:
 
     def __init__(self, calls: Calls, resize: Resize) -> None:
         self.calls, self.resize = calls, resize
+        self.factor = resize.new / resize.old
         self.names, self.shapes = calls.trace.text("name"), calls.trace.text("shapes")
         self.dtypes = calls.trace.text("dtype")
         self._read: dict[tuple[int, int, int, int], Reading] = {}
@@ -157,9 +158,23 @@ class _Sizes:
         for width, sizes in product(widths, sorts):
             fits = [new * width for old, new in sizes if _fits(old * width, nbytes, on_gpu)]
             if fits:
-                return min(fits), fits[0], max(fits)
+                return self._range(nbytes, fits[0], fits)
         grown = nbytes * growth  # as its inputs, or as some of them
-        return min(nbytes, grown), grown, max(nbytes, grown)
+        return self._range(nbytes, grown, [nbytes, grown])
+
+    def _range(self, nbytes: int, expected: float, sizes: list[float]) -> tuple[float, float, float]:
+        """Return the least, expected and largest of these sizes.
+
+        Where features have the size that changes too, a tensor that seems to hold it twice may hold it once.
+        """
+        once = nbytes * self.factor
+        if (
+            self.resize.shared
+            and expected > 0
+            and abs(np.log(expected / nbytes)) > 1.5 * abs(np.log(self.factor))
+        ):
+            sizes = [*sizes, once]
+        return min(sizes), expected, max(sizes)
 
     def _reading(self, name: int, shapes: int, work: int, scores: int) -> Reading:
         op = bare_name(self.names[name])

@@ -18,7 +18,6 @@ from daydream.memory.reserved import reserved_for
 MIB = 2**20
 CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (between builds and devices)
 Case = Literal["least", "expected", "most"]
-CASES: tuple[Case, ...] = ("least", "expected", "most")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ PRESSED = st.builds(
 )
 
 
-def run(program, allocator, plain, first=0):
+def assert_agree(program, allocator, plain, first=0):
     """Run a program on both, and compare after each step; end where both are out of memory."""
     names = list(plain.addresses())
     for name, (what, *how) in enumerate(program, first):
@@ -92,7 +92,7 @@ def run(program, allocator, plain, first=0):
 @given(PROGRAMS, SETTINGS, CAPACITIES)
 def test_the_allocator_agrees_with_its_plain_rewriting(program, how, capacity):
     allocator = Allocator(how, capacity)
-    run(program, allocator, PlainAllocator(how, capacity))
+    assert_agree(program, allocator, PlainAllocator(how, capacity))
     target(float(allocator.retries))
 
 
@@ -100,7 +100,7 @@ def test_the_allocator_agrees_with_its_plain_rewriting(program, how, capacity):
 @given(PRESSING, PRESSED, st.sampled_from([100 * MIB, 150 * MIB, 250 * MIB]))
 def test_it_agrees_where_the_device_is_full(program, how, capacity):
     allocator = Allocator(how, capacity)
-    run(program, allocator, PlainAllocator(how, capacity))
+    assert_agree(program, allocator, PlainAllocator(how, capacity))
     target(float(allocator.retries))
 
 
@@ -108,7 +108,7 @@ def test_it_agrees_where_the_device_is_full(program, how, capacity):
 @given(PROGRAMS, SETTINGS, CAPACITIES)
 def test_blocks_never_overlap_and_no_byte_is_lost(program, how, capacity):
     allocator = Allocator(how, capacity)
-    run(program, allocator, PlainAllocator(how, capacity))
+    assert_agree(program, allocator, PlainAllocator(how, capacity))
     in_use = [*allocator.held.values(), *allocator.deferred.values()]
     firsts = {}
     for block in [*in_use, *(free for pool in allocator._pools.values() for free in pool.blocks())]:
@@ -137,7 +137,7 @@ def test_blocks_never_overlap_and_no_byte_is_lost(program, how, capacity):
 def test_when_all_is_freed_all_can_be_returned(program, how):
     program = [(what, *args[:2], 0) if what == "allocate" else (what, *args) for what, *args in program]
     allocator = Allocator(how)
-    run(program, allocator, PlainAllocator(how, None))
+    assert_agree(program, allocator, PlainAllocator(how, None))
     for name in list(allocator.held):
         allocator.free(name)
     allocator.return_unused()
@@ -151,14 +151,14 @@ def test_a_restored_allocator_goes_on_as_the_one_that_it_was_taken_from(before, 
     before = [step for step in before if step != ("empty",)]
     plain = PlainAllocator(how, None)
     allocator = Allocator(how)
-    run(before, allocator, plain)
+    assert_agree(before, allocator, plain)
     again = Allocator(how)
     restore(again, segments(plain))
     assert (again.allocated, again.requested, again.reserved) == (
         allocator.allocated, allocator.requested, allocator.reserved,
     )  # fmt: skip
     plain.retries = 0
-    run(after, again, plain, first=len(before))
+    assert_agree(after, again, plain, first=len(before))
 
 
 def segments(plain):

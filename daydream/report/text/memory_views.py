@@ -89,11 +89,12 @@ def _idle(view: MemoryView, most: int) -> Table:
     rows = [
         [
             holder_name(row.name), row.kind.replace("_", " "), _or_dash(unit, row.bytes),
-            f"{row.count:,}", time_text(row.idle_ns), f"{row.gigabytes_per_second:,.1f}",
+            f"{row.count:,}", f"{row.never_again:,}", time_text(row.idle_ns),
+            f"{row.gigabytes_per_second:,.1f}",
         ]
         for row in view.rows[:most] if isinstance(row, Idle)
     ]  # fmt: skip
-    head = [f"held, {unit[0]}", "kind", "memory", "tensors", "idle for", "GB/s to offload"]
+    head = [f"held, {unit[0]}", "kind", "memory", "tensors", "never again", "idle for", "GB/s to offload"]
     return Table([head, *rows], spare=(3,))
 
 

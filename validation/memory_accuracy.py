@@ -1,7 +1,7 @@
 """Predicted peak memory against what was measured: real changes on a CPU, public pairs of a GPU.
 
-    python validation/memory.py --traces ../shared/traces                                     the page on stdout
-    python validation/memory.py --traces ../shared/traces --write docs/memory_accuracy.md     on the page
+    python validation/memory_accuracy.py --traces ../shared/traces                                     the page on stdout
+    python validation/memory_accuracy.py --traces ../shared/traces --write docs/memory_accuracy.md     on the page
 
 `memory_peaks/peaks.json` holds what was measured (`memory_pairs.py`), the traces beside it are all that a
 prediction may know. A refusal counts as a miss of 100 %.
@@ -34,7 +34,6 @@ from daydream.transforms.compose import memory_changes, parse
 
 HERE = Path(__file__).parent / "memory_peaks"
 MIB = 2**20
-HALF_A_DIGIT = 0.0005
 MOVED = 0.05
 
 
@@ -62,8 +61,8 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the range holds what was measured, to the tenth of a per cent that errors are printed with."""
-        return self.low * (1 - HALF_A_DIGIT) <= self.measured <= self.high * (1 + HALF_A_DIGIT)
+        """Whether the range holds what was measured, to the byte."""
+        return self.low <= self.measured <= self.high
 
 
 def main() -> None:
