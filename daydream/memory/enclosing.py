@@ -57,4 +57,5 @@ def _threads(trace: Trace, events: MemoryEvents, rows: np.ndarray) -> Iterator[t
     order = np.lexsort((rows, trace["start_ns"][rows], lane))
     for one in np.unique(lane_of_event[lane_of_event >= 0]).tolist():
         low, high = np.searchsorted(lane[order], [one, one + 1])
-        yield np.flatnonzero(lane_of_event == one), rows[order[low:high]]
+        if low < high:  # each of rank, pid and tid may be known, and the three never together
+            yield np.flatnonzero(lane_of_event == one), rows[order[low:high]]

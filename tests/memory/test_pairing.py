@@ -121,3 +121,17 @@ def test_held_follows_any_history(asked):
         places, recorded = found.held(0, -1)
         assert places.tolist() == [BEFORE, *range(len(rows))]
         assert recorded.tolist() == [0, *totals]
+
+
+def test_a_thread_without_rows_asks_in_none(tmp_path):
+    """Its process and its number have rows each, and never together."""
+    path = tmp_path / "t.json"
+    rows = [
+        {**operator("aten::mm", 1, 2), "pid": 1, "tid": 1},
+        {**operator("aten::mm", 4, 2), "pid": 2, "tid": 2},
+        {**memory_row(5, 512, 4096), "pid": 1, "tid": 2},
+    ]
+    path.write_text(json.dumps({"traceEvents": rows}))
+    trace = daydream.load(path)
+
+    assert paired(trace, trace.memory).texts("op") == [None]
