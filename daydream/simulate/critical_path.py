@@ -63,54 +63,62 @@ def critical_path(
         path = critical_path(fixed, start[ran], end[ran], int(np.flatnonzero(ran == sink)[0]), since=since)
         return replace(path, task=ran[path.task])
 
-    # Causes have lower ids than what they cause. What is not known runs at `since`.
-    known = np.arange(sink + 1) if since is None else np.flatnonzero(start[: sink + 1] > since)
-    before, cause, by_start = _binding_causes(plan, start, end, known)
-    place = np.searchsorted(known, before)
-    steps = np.where(known[np.minimum(place, len(known) - 1)] == before, place, -1).tolist()
-    walk = [len(known) - 1] if len(known) and known[-1] == sink else []
-    while walk and steps[walk[-1]] >= 0:
-        walk.append(steps[walk[-1]])
-    chain = np.array(walk[::-1], np.int64)
-    first = before[chain[:1]] if walk else np.array([sink])
-    first = first[first >= 0]
-    task = np.append(first, known[chain])
+    # Where each start was bound by the task before it on the lane, tasks are one stretch of the chain: it
+    # is followed from one edge to the next. What is not known runs at `since` and is bound by nothing.
+    order, place = plan.by_lane(), plan.place()
+    edge, by_order = _binding_causes(plan, start, end, since)
+    heads = np.flatnonzero(~by_order)
+    stretch = np.cumsum(~by_order, dtype=np.int32) - 1  # of each place
+    into, out_of = place[plan.edge_dst[edge]], place[plan.edge_src[edge]]
+    edge_into = np.full(len(heads), -1)
+    edge_into[stretch[into]] = np.arange(len(edge))
+    ahead = edge_into[stretch[out_of]].tolist()
+    walk = [int(edge_into[stretch[place[sink]]])]
+    while walk[-1] >= 0:
+        walk.append(ahead[walk[-1]])
+    walked = np.array(walk[-2::-1], np.int64)  # edges of the chain, first to last
+
+    last = np.append(out_of[walked], place[sink])  # of each stretch, and the first
+    first = heads[stretch[last]]
+    length = last - first + 1
+    ends = np.cumsum(length)
+    task = order[np.repeat(last + 1 - ends, length) + np.arange(ends[-1])]
+    cause = np.full(len(task), Cause.LANE, np.int8)
+    cause[ends - length] = np.append(np.int8(Cause.RELEASE), plan.edge_cause[edge[walked]])
     task_ns = plan.duration_ns[task]
-    task_ns[:-1][by_start[chain][1 - len(first) :]] = 0
+    task_ns[ends[:-1][plan.edge_from_start[edge[walked]]] - 1] = 0
     delay = start[task]
     delay[1:] -= start[task[:-1]] + task_ns[:-1]
-    released = np.full(len(first), Cause.RELEASE, np.int8)
-    return CriticalPath(task, np.append(released, cause[chain]), delay, task_ns)
+    return CriticalPath(task, cause, delay, task_ns)
 
 
 def _binding_causes(
-    plan: Plan, start: np.ndarray, end: np.ndarray, tasks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what bound each start: the task (-1 for none), the cause, and whether from that task's start."""
-    before = np.full(len(tasks), -1, np.int64)
-    cause = np.full(len(tasks), Cause.RELEASE, np.int8)
-    by_start = np.zeros(len(tasks), np.bool_)
+    plan: Plan, start: np.ndarray, end: np.ndarray, since: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the edges that bound a start, one for each task that has any, in the order of these tasks.
 
-    place = plan.place()[tasks]
-    earlier = plan.by_lane()[np.maximum(place - 1, 0)]
-    binds = (place > 0) & (plan.lane[earlier] == plan.lane[tasks])
-    binds &= end[earlier] + plan.gap_ns[earlier] == start[tasks]
-    before[binds] = earlier[binds]
-    cause[binds] = Cause.LANE
+    And a mask of the places in the order (lane, id) whose task was bound by the one before it instead.
+    """
+    order, place = plan.by_lane(), plan.place()
+    begins, lane = start[order], plan.lane[order]
+    by_order = np.zeros(len(order), np.bool_)
+    by_order[1:] = (lane[1:] == lane[:-1]) & ((end + plan.gap_ns)[order[:-1]] == begins[1:])
+    if since is not None:
+        by_order &= begins > since
 
-    count = plan.edge_ptr[tasks + 1] - plan.edge_ptr[tasks]
-    of = np.repeat(np.arange(len(tasks)), count)
-    edge = np.repeat(plan.edge_ptr[tasks + 1] - np.cumsum(count), count) + np.arange(len(of))
-    src, from_start = plan.edge_src[edge], plan.edge_from_start[edge]
-    ready = np.where(from_start, start[src], end[src]) + plan.edge_latency_ns[edge]
-    binding = np.flatnonzero(ready == start[tasks[of]])
-    binding = binding[np.lexsort((src[binding], plan.edge_cause[edge[binding]], of[binding]))]
-    if len(binding):
-        binding = binding[np.append(True, of[binding[1:]] != of[binding[:-1]])]
-    before[of[binding]] = src[binding]
-    cause[of[binding]] = plan.edge_cause[edge[binding]]
-    by_start[of[binding]] = from_start[binding]
-    return before, cause, by_start
+    src, dst = plan.edge_src, plan.edge_dst
+    ready = np.where(plan.edge_from_start, start[src], end[src]) + plan.edge_latency_ns
+    binds = ready == start[dst]
+    if since is not None:
+        binds &= ready > since
+    edge = np.flatnonzero(binds)  # by destination, as all edges
+    of = dst[edge]
+    if (of[1:] == of[:-1]).any():
+        edge = edge[np.lexsort((src[edge], plan.edge_cause[edge], of))]
+        of = dst[edge]
+        edge = edge[np.append(True, of[1:] != of[:-1])]
+    by_order[place[dst[edge]]] = False
+    return edge, by_order
 
 
 def slack(
