@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import hypot
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.graph.plan import stable_order
 from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY
 from daydream.predict.uncertainty import MODEL_ERROR
 
@@ -60,35 +60,50 @@ class Affected:
 
 
 class Edits:
-    """What turned a copy of the graph `before` into `after`, task by task: affected ns by sort."""
+    """What turned a copy of the graph `before` into `after`, task by task: affected ns by sort.
+
+    `ids` are the tasks that take another time or were inserted, int64, ascending; `ns` and `doubt` have
+    an entry for each.
+    """
 
     def __init__(self, before: Graph, after: Graph) -> None:
         size, old, new = before.size, before.columns, after.columns
-        was = np.where(before.alive, old["duration_ns"] + old["gap_ns"], 0)
-        now = np.where(after.alive, new["duration_ns"] + new["gap_ns"], 0)
-        inserted = np.arange(after.size) >= size
-        copied = inserted & (new["row"] >= 0)
+        differs = (old["duration_ns"] != new["duration_ns"][:size]) | (old["gap_ns"] != new["gap_ns"][:size])
+        differs |= before.alive != after.alive[:size]
+        ids = np.append(np.flatnonzero(differs), np.arange(size, after.size))
+        inserted = ids >= size
+        alive = after.alive[ids]
+        was = np.zeros(len(ids), np.int64)
+        recorded = ids[~inserted]
+        was[~inserted] = np.where(before.alive[recorded], _taken_ns(before, recorded), 0)
+        now = np.where(alive, _taken_ns(after, ids), 0)
+        copied = inserted & (new["row"][ids] >= 0)
         modelled = inserted & ~copied
-        for ids in after.modelled:
-            modelled[ids] = True
-        modelled[:size] &= after.alive[:size] & (was != now[:size])
-        moved = np.zeros(after.size, np.int64)
-        moved[:size] = np.where(modelled[:size], 0, np.abs(now[:size] - was))
-        cpu, transfer = new["kind"] == CPU, np.isin(new["kind"], TRANSFERS)
+        if after.modelled:
+            given = np.zeros(after.size, bool)
+            for each in after.modelled:
+                given[each] = True
+            modelled |= given[ids]
+        modelled &= inserted | (alive & (was != now))
+        moved = np.where(inserted | modelled, 0, np.abs(now - was))
+        kind = new["kind"][ids]
+        cpu, transfer = kind == CPU, np.isin(kind, TRANSFERS)
         kernel = ~cpu & ~transfer
-        doubted = np.zeros(after.size)
-        for ids, error in after.doubted:
-            doubted[ids] = error
-        self.after = after
+        doubted = np.zeros(after.size if after.doubted else 0)
+        for each, error in after.doubted:
+            doubted[each] = error
+        self.after, self.ids = after, ids
         self.ns: dict[str, np.ndarray] = {
-            "moved": np.where(cpu | ~after.alive, moved, 0),
+            "moved": np.where(cpu | ~alive, moved, 0),
             "copied": np.where(copied & ~modelled, now, 0),
             "computed": np.where(modelled & cpu, now, 0),
-            "kernels": np.where(kernel & after.alive, np.where(modelled, now, moved), 0),
-            "transfers": np.where(transfer & after.alive, np.where(modelled, now, moved), 0),
+            "kernels": np.where(kernel & alive, np.where(modelled, now, moved), 0),
+            "transfers": np.where(transfer & alive, np.where(modelled, now, moved), 0),
         }
-        beyond = np.maximum(doubted - MODEL_ERROR["kernels"], 0)
-        self.doubt = np.where(kernel & after.alive & modelled, beyond * now, 0)
+        self.doubt = np.zeros(len(ids))
+        if after.doubted:
+            beyond = np.maximum(doubted[ids] - MODEL_ERROR["kernels"], 0)
+            self.doubt = np.where(kernel & alive & modelled, beyond * now, 0)
 
     def affected(self, changes_by_ns: int) -> Affected:
         """Return what they touch of a step, which changes by so much."""
@@ -96,10 +111,11 @@ class Edits:
         covered = np.array([bool(step.get("covered")) for step in self.after.steps] + [False])
         ranks = {step.get("rank", 0) for step in steps}
         number = max(len(steps) // max(len(ranks), 1), 1)  # of steps of a rank
-        lane, counts = self.after.columns["lane"], covered[self.after.columns["step"]]
+        counts = covered[self.after.columns["step"][self.ids]]
+        lane = self.after.columns["lane"][self.ids[counts]]
 
         def busiest(ns: np.ndarray) -> float:
-            return float(np.bincount(lane[counts], weights=ns[counts], minlength=1).max()) / number
+            return float(np.bincount(lane, weights=ns[counts], minlength=1).max()) / number
 
         found, doubt = {sort: busiest(ns) for sort, ns in self.ns.items()}, busiest(self.doubt)
         return Affected(waits=max(abs(changes_by_ns) - sum(found.values()), 0.0), doubt=doubt, **found)
@@ -112,26 +128,41 @@ class Edits:
         """
         parts = affected.errors_ns(errors)
         scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
-        more = scale * (sum(errors[sort] * ns for sort, ns in self.ns.items()) + self.doubt)
-        graph = self.after.copy()
-        duration, gap = graph.columns["duration_ns"], graph.columns["gap_ns"]
-        alive = graph.alive
-        duration[alive] += np.rint(np.asarray(more)[alive]).astype(np.int64)
-        gone = np.flatnonzero(~alive & (np.asarray(more) > 0))
-        before = self._alive_before[gone]
-        there = before >= 0
-        missed = np.bincount(before[there], weights=np.asarray(more)[gone[there]], minlength=graph.size)
-        gap += np.rint(missed).astype(np.int64)
-        return graph
+        more = np.asarray(scale * (sum(errors[sort] * ns for sort, ns in self.ns.items()) + self.doubt))
+        columns, alive = self.after.columns, self.after.alive[self.ids]
+        duration, gap = columns["duration_ns"].copy(), columns["gap_ns"]
+        duration[self.ids[alive]] += np.rint(more[alive]).astype(np.int64)
+        gone = ~alive & (more > 0)
+        if gone.any():
+            before = _alive_before(self.after, self.ids[gone])
+            there = before >= 0
+            tasks, place = np.unique(before[there], return_inverse=True)
+            gap = gap.copy()
+            gap[tasks] += np.rint(np.bincount(place, more[gone][there], len(tasks))).astype(np.int64)
+        return self.after.retimed(duration, gap)
 
-    @cached_property
-    def _alive_before(self) -> np.ndarray:
-        """For each task the last one before it on its lane that is still there, -1 for none."""
-        columns, alive = self.after.columns, self.after.alive
-        order = np.lexsort((columns["order"], columns["lane"]))
-        last = np.maximum.accumulate(np.where(alive[order], np.arange(len(order)), -1))
-        found = np.where(last >= 0, order[last], -1)
-        same = columns["lane"][found] == columns["lane"][order]
-        result = np.empty(len(order), np.int64)
-        result[order] = np.where(same, found, -1)
-        return result
+
+def _taken_ns(graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return how long tasks take with the untraced time behind them, in ns."""
+    taken: np.ndarray = graph.columns["duration_ns"][ids] + graph.columns["gap_ns"][ids]
+    return taken
+
+
+def _alive_before(graph: Graph, gone: np.ndarray) -> np.ndarray:
+    """Return for each removed task the last one before it on its lane that is still there, -1 for none."""
+    order, lane = graph.columns["order"], graph.columns["lane"]
+    there = graph.ids[stable_order(lane[graph.ids], len(graph.lanes))]
+    bounds = np.searchsorted(lane[there], np.arange(len(graph.lanes) + 1))
+    found = np.full(len(gone), -1)
+    for number in np.unique(lane[gone]).tolist():
+        mine, mates = np.flatnonzero(lane[gone] == number), there[bounds[number] : bounds[number + 1]]
+        keys = order[gone[mine]]
+        place = np.searchsorted(order[mates], keys, side="right") - 1
+        # Of equal keys the lower id comes first.
+        behind = np.flatnonzero((place >= 0) & (mates[place] > gone[mine]) & (order[mates[place]] == keys))
+        while len(behind):
+            place[behind] -= 1
+            at = place[behind]
+            behind = behind[(at >= 0) & (mates[at] > gone[mine[behind]]) & (order[mates[at]] == keys[behind])]
+        found[mine] = np.where(place >= 0, mates[place], -1)
+    return found
