@@ -48,9 +48,14 @@ def read_columns(
             size, most = file.metadata.num_rows * len(names) * 8, most_unpacked(path, max_unpacked)
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
-            table = file.read(names)
+            columns: dict[str, np.ndarray] = {}
+            texts: dict[str, list[str]] = {}
+            for name in names:  # one after the other: what Arrow makes of one is gone before the next
+                column = file.read([name], use_threads=False).column(0)
+                columns[name], codes_of = _column(path, name, column)
+                texts |= codes_of
             memory = _memory(path, (file.metadata.metadata or {}).get(MEMORY_KEY), most - size)
-        columns, texts = _columns(path, table)
+        pa.default_memory_pool().release_unused()
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
@@ -92,33 +97,26 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _columns(
-    path: str | os.PathLike[str], table: pa.Table
-) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Return the columns as arrays of the types that a trace has, and the texts of coded ones."""
+def _column(
+    path: str | os.PathLike[str], name: str, column: pa.ChunkedArray
+) -> tuple[np.ndarray, dict[str, list[str]]]:
+    """Return a column as an array of the type that a trace has, and the texts of a coded one by its name."""
     import pyarrow as pa
 
-    columns: dict[str, np.ndarray] = {}
-    texts: dict[str, list[str]] = {}
-    for name in table.column_names:
-        column = table.column(name)
-        text = FIELDS[name].type == "text"
-        of_text = text and pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)
-        if not (of_text if text else pa.types.is_signed_integer(column.type)):
-            wanted = "text" if text else "integers"
-            raise TraceError(
-                f"{path}: column {name!r} holds {str(column.type)[:60]}; {wanted} were needed. {IMPORT_AGAIN}"
-            )
-        whole = (column.unify_dictionaries() if text else column).combine_chunks()
-        array = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) and whole.num_chunks else whole
-        if isinstance(array, pa.ChunkedArray):  # no row at all
-            columns[name], texts[name] = np.empty(0, np.int64), []
-        elif text:
-            texts[name] = array.dictionary.to_pylist()
-            columns[name] = _to_numpy(array.indices, UNKNOWN)
-        else:
-            columns[name] = _to_numpy(array, FIELDS[name].null)
-    return columns, texts
+    text = FIELDS[name].type == "text"
+    of_text = text and pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)
+    if not (of_text if text else pa.types.is_signed_integer(column.type)):
+        wanted = "text" if text else "integers"
+        raise TraceError(
+            f"{path}: column {name!r} holds {str(column.type)[:60]}; {wanted} were needed. {IMPORT_AGAIN}"
+        )
+    whole = (column.unify_dictionaries() if text else column).combine_chunks()
+    array = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) and whole.num_chunks else whole
+    if isinstance(array, pa.ChunkedArray):  # no row at all
+        return np.empty(0, np.int64), {name: []}
+    if text:
+        return _to_numpy(array.indices, UNKNOWN), {name: array.dictionary.to_pylist()}
+    return _to_numpy(array, FIELDS[name].null), {}
 
 
 def _to_numpy(array: pa.Array, null: int) -> np.ndarray:
