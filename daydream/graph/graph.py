@@ -34,7 +34,7 @@ from daydream.graph.edit.insert import insert_next_to, insert_one
 from daydream.graph.edit.rewrite import remove, unlink
 from daydream.graph.interop import from_networkx, to_networkx
 from daydream.graph.plan import Cause
-from daydream.graph.selection import Selection, select
+from daydream.graph.selection import Selection, select_all
 from daydream.graph.tables import (
     ALL_LANES,
     CODED,
@@ -148,7 +148,7 @@ class Graph(NotebookTables):
 
     def select(self, **where: Any) -> Selection:
         """Return the tasks that match; see `Selection.where` for the words."""
-        return select(self, self.ids, where)
+        return select_all(self, where)
 
     def tasks(self, ids: Iterable[int]) -> Selection:
         """Return the selection of these ids."""

@@ -26,39 +26,39 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
     alive = np.flatnonzero(graph.alive)
     found: list[str] = []
 
-    def check(wrong: np.ndarray, kind: str, said: str) -> None:
+    def check(tasks: np.ndarray, kind: str, said: str) -> None:
         """Say what is wrong with how many tasks, and name the first."""
-        tasks = alive[wrong]
         if len(tasks):
             found.append(f"{counted(len(tasks), kind)} {said.format(first=task_name(graph, int(tasks[0])))}")
 
     for name in ("duration_ns", "gap_ns", "release_ns"):
-        check(columns[name][alive] < 0, "task", f"with a negative {name}, {{first}} first.")
-    launch = columns["launch"][alive].astype(np.int64)
-    launched = launch >= 0
-    lost = launched & ~graph.alive[launch]
+        if columns[name].min(initial=0) < 0:  # a removed one's may be
+            check(alive[columns[name][alive] < 0], "task", f"with a negative {name}, {{first}} first.")
+    launched = alive[columns["launch"][alive] >= 0]
+    launch = columns["launch"][launched].astype(np.int64)
+    there, of_device = graph.alive[launch], columns["kind"][launched] != CPU
     check(
-        lost, "device task",
+        launched[~there], "device task",
         "without the call that launched them, {first} first; removing work removes its launch.",
     )  # fmt: skip
-    is_cpu = columns["kind"][alive] == CPU
     check(
-        launched & ~lost & (columns["kind"][launch] != CPU), "device task",
+        launched[there & (columns["kind"][launch] != CPU)], "device task",
         "launched by device work, {first} first; only CPU tasks launch.",
     )  # fmt: skip
-    check(launched & is_cpu, "CPU task", "with a launch, {first} first; only device work is launched.")
+    check(
+        launched[~of_device], "CPU task", "with a launch, {first} first; only device work is launched.",
+    )  # fmt: skip
     order = columns["order"]
     check(
-        launched & ~lost & ~is_cpu & (order[alive] < order[launch]), "device task",
+        launched[there & of_device & (order[launched] < order[launch])], "device task",
         "ahead of their launch in program order, {first} first; calls in between would not see them.",
     )  # fmt: skip
-    known = (columns["lane"][alive] >= 0) & (columns["lane"][alive] < len(graph.lanes))
-    check(~known, "task", "on a lane that is not there, {first} first; make it with `lane_id`.")
-    on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[
-        np.where(known, columns["lane"][alive], -1)
-    ]
-    check(known & is_cpu & on_device, "CPU task", "on a lane of the device, {first} first.")
-    check(known & ~is_cpu & ~on_device, "device task", "on a CPU thread, {first} first.")
+    lane, is_cpu = columns["lane"][alive], columns["kind"][alive] == CPU
+    known = (lane >= 0) & (lane < len(graph.lanes))
+    check(alive[~known], "task", "on a lane that is not there, {first} first; make it with `lane_id`.")
+    on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[np.where(known, lane, -1)]
+    check(alive[known & is_cpu & on_device], "CPU task", "on a lane of the device, {first} first.")
+    check(alive[known & ~is_cpu & ~on_device], "device task", "on a CPU thread, {first} first.")
     if cycles and not found:
         try:
             lower(graph)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 TIMES = ("duration_ns", "gap_ns", "latency_ns", "release_ns")
 OWN = {"graph", "ids", "words"}
+KEPT = frozenset(("kind", "on", "phase", "name", "op", "layer", "dtype", "collective", "within"))
+MOST_KEPT = 2  # ids in selections that are kept, for each task of the graph
 
 
 class Selection(NotebookTables):
@@ -348,6 +350,30 @@ def select(graph: Graph, ids: np.ndarray, where: dict[str, Any], words: str = ""
     """Return those of `ids` that match every word of `where` (words with value None are left out)."""
     mask, said = matching(graph, ids, where)
     return Selection(graph, ids[mask], ", ".join([words, *said] if words else said))
+
+
+def select_all(graph: Graph, where: dict[str, Any]) -> Selection:
+    """Return the tasks of a graph that match every word of `where`.
+
+    What texts were asked for is kept until the next structural edit: copies of a graph are asked the same.
+    """
+    words = tuple(where.items())
+    if not all(name in KEPT and _is_text(wanted) for name, wanted in words):
+        return select(graph, graph.ids, where)
+    known = graph._derived.setdefault("selected", {})
+    if words not in known:
+        found = select(graph, graph.ids, where)
+        if sum(len(ids) for ids, _ in known.values()) + len(found) > MOST_KEPT * graph.size:
+            return found
+        found.ids.flags.writeable = False
+        known[words] = found.ids, found.words
+    ids, said = known[words]
+    return Selection(graph, ids, said)
+
+
+def _is_text(wanted: Any) -> bool:
+    several = wanted if type(wanted) is tuple else (wanted,)
+    return all(type(each) is str for each in several)
 
 
 def _factors(factor: Any, count: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream.graph.query.device import device_work, in_replays
+from daydream.graph.query.device import GRAPH_LAUNCH, device_work, in_replays
 
 if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
@@ -47,6 +47,8 @@ def left_in_replays(comparison: Prediction) -> LeftOut | None:
     Only work of the phases counts that the change is about.
     """
     before, after = comparison.replay.graph, comparison.graph
+    if not any(GRAPH_LAUNCH in name for name in before.texts["name"]):
+        return None
     size = before.size
     covered = np.array([bool(step.get("covered")) for step in before.steps] + [False])
     counts = before.alive & device_work(before) & covered[before.columns["step"]]

@@ -137,7 +137,8 @@ def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Un
     recorded, step_ns = comparison.recorded or comparison.replay, comparison.simulated_ns
     facts, affected = comparison.replay.graph.facts, comparison.affected
     measured = sum(step.measured_ns for step in recorded.steps)
-    unknown = unknown_ns(facts, measured, comparison.replayed_ns, affected, _side_by_side_ns(comparison))
+    side_by_side = _side_by_side_ns(comparison) if facts.event_waits["unresolved"] else 0.0
+    unknown = unknown_ns(facts, measured, comparison.replayed_ns, affected, side_by_side)
     return Uncertainty(
         variation=_variation(comparison) * step_ns,
         replay=max(abs(recorded.error), abs(comparison.bias or 0.0)) * step_ns,

@@ -108,25 +108,16 @@ class Timeline(NotebookFigure):
     @cached_property
     def closing(self) -> np.ndarray:
         """Entries that may complete a step, the last work of each (copy, step) on each lane: int64, (n,)."""
-        graph = self.graph
-        background = np.array([lane.background for lane in graph.lanes] + [False])
-        counts = (graph.columns["step"] >= 0) & ~background[graph.columns["lane"]] & self._is_work()
-        inside = np.flatnonzero(counts[self.task])
+        counts, lanes = _completes(self.graph), len(self.graph.lanes)
+        step = counts[self.task]
+        inside = np.flatnonzero(step >= 0)
         if self.plan.scheduled or not len(inside):
             return inside  # a lane with a policy runs in another order than that of ids
-        step = self.copy[inside] * np.int64(len(graph.steps) + 1) + graph.columns["step"][self.task[inside]]
-        key = step * self.plan.lanes + self.plan.lane[inside]
+        pass_ = self.copy[inside] * np.int64((len(self.graph.steps) + 1) * lanes)
+        key = pass_ + step[inside] * np.int64(lanes) + self.plan.lane[inside]
         last = np.full(int(key.max()) + 1, -1)
         last[key] = inside  # of what is assigned to one place, the last stays
         return np.sort(last[last >= 0])
-
-    def _is_work(self) -> np.ndarray:
-        """Return a mask of the graph's tasks that can complete a step: not the own time of a named range."""
-        trace, rows = self.graph.trace, self.graph.columns["row"]
-        if trace is None or not len(trace):
-            return np.ones(len(rows), bool)
-        named = trace.is_kind("annotation")[np.maximum(rows, 0)] | (rows < 0)
-        return ~named | (self.graph.columns["kind"] != CPU)
 
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
@@ -283,6 +274,26 @@ class Timeline(NotebookFigure):
         frame = pd.DataFrame({name: self.column(name) for name in names})
         frame.insert(0, "task", self.task)
         return frame.assign(copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns)
+
+
+def _completes(graph: Graph) -> np.ndarray:
+    """Return the step that each task can complete, -1 for none: int32, shape (ids,).
+
+    None of background threads, nor the own time of a named range. Kept until the next structural edit.
+    """
+    background = tuple(number for number, lane in enumerate(graph.lanes) if lane.background)
+    kept, found = graph._derived.get("completes", (None, None))
+    if kept != background:
+        columns, trace = graph.columns, graph.trace
+        rows = columns["row"]
+        found = columns["step"].copy()
+        if background:
+            found[np.isin(columns["lane"], background)] = -1
+        if trace is not None and len(trace):
+            named = np.append(trace.is_kind("annotation"), True)[rows]  # the last: of no row
+            found[named & (columns["kind"] == CPU)] = -1
+        graph._derived["completes"] = background, found
+    return np.asarray(found)
 
 
 def _by_cause(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int]:

@@ -19,9 +19,20 @@ LAUNCH = re.compile(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia
 
 
 def device_work(graph: Graph) -> np.ndarray:
-    """Return a mask over tasks of those that a device runs; collectives on CPU threads (gloo) are none."""
-    host = np.array([lane.host for lane in graph.lanes] + [False], bool)
-    return np.asarray((graph.columns["kind"] != CPU) & ~host[graph.columns["lane"]])
+    """Return a mask over tasks of those that a device runs; collectives on CPU threads (gloo) are none.
+
+    The mask is kept until the next structural edit: read-only.
+    """
+    on_threads = tuple(number for number, lane in enumerate(graph.lanes) if lane.host)
+    kept, mask = graph._derived.get("device_work", (None, None))
+    if kept != on_threads:
+        host = np.array([lane.host for lane in graph.lanes] + [False], bool)
+        mask = graph.columns["kind"] != CPU
+        if on_threads:
+            mask &= ~host[graph.columns["lane"]]
+        mask.flags.writeable = False
+        graph._derived["device_work"] = on_threads, mask
+    return np.asarray(mask)
 
 
 def in_replays(tasks: Selection) -> Selection:

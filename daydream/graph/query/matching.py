@@ -31,13 +31,20 @@ MOST_LAYERS = 6  # that a message lists
 
 def matching(graph: Graph, ids: np.ndarray, where: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
     """Return a mask of the tasks that match every word, and the words as said in messages."""
-    mask = np.ones(len(ids), bool)
+    left = None  # places of those that match so far
     said = []
     for name, wanted in where.items():
         if wanted is None:
             continue
         said.append(f"{name}={wanted!r}")
-        mask &= _matches(graph, ids, name, wanted)
+        if left is None:
+            left = np.flatnonzero(_matches(graph, ids, name, wanted))
+        else:
+            left = left[_matches(graph, ids[left], name, wanted)]
+    if left is None:
+        return np.ones(len(ids), bool), said
+    mask = np.zeros(len(ids), bool)
+    mask[left] = True
     return mask, said
 
 
