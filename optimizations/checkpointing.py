@@ -21,6 +21,7 @@ from daydream.memory import (
     in_phase,
     parts_of,
     place_before,
+    read_behind,
     renumber,
     repeat,
     used_until,
@@ -37,6 +38,7 @@ OF_FORWARD = r"^aten::(conv[123]d|linear|batch_norm|layer_norm|embedding|gelu|sc
 # A block, a saved tensor, and at most for caches that the block's data went through: how this grows is
 # measured by benchmarks/checkpoint_calls.py.
 FORWARD_NS, BACKWARD_NS = (50_000, 6_900, 170_000), (82_000, 12_300, 110_000)
+RANDOM_STATE = 5056  # bytes: `torch.get_rng_state()` of the CPU's generator, a Mersenne twister
 COLD_NS = 9e-3  # for each byte that a block moves
 WARM_BYTES = 250_000  # so many leave the caches as they are
 
@@ -137,11 +139,12 @@ def memory(
     output = _outputs(held, mine, part, call, behind)
     goes = saved & ~output
     following = _next_part(forward, again >= 0)[part]
-    input_until = np.where(following >= 0, backward.until[again[following]], place_before(held, comes))
+    # As recorded, before any place goes: the next block runs once more behind what the one before frees.
+    moved, gone = Moved(held, forward, places), place_before(held, backward.until)
+    input_until = np.where(following >= 0, gone[again[following]], place_before(held, comes))
     kept = np.where(following >= 0, np.maximum(end, backward.first[again[following]]), end)
 
     held["end"][mine[goes]] = _forward_ends(held, mine[goes], forward)
-    moved = Moved(held, forward, places)
     # What makes the output is run once more if it keeps anything else: computing again stops after it.
     runs = output & np.isin(call, call[goes])
     made_again = goes | ~behind | output & (own | reentrant) | runs
@@ -152,8 +155,27 @@ def memory(
     held["end"][mine[output]] = np.where(own, input_until, kept)[output]
     inputs = _inputs(held, forward)
     taken = (again >= 0) & (inputs >= 0)
-    np.maximum.at(held["end"], inputs[taken], place_before(held, backward.until[again[taken]]))
+    np.maximum.at(held["end"], inputs[taken], gone[again[taken]])
+    _keep_random_state(held, np.where(again >= 0, gone[again], np.nan), moved)
     renumber(held)
+
+
+def _keep_random_state(held: Allocations, until: np.ndarray, moved: Moved) -> None:
+    """Keep the state of the CPU's random numbers with each part, and the current one while that runs again.
+
+    `until` is of shape (parts,), NaN for parts that run once only. torch.utils.checkpoint does so
+    (`preserve_rng_state`); for parts on a GPU these states are in host memory, too.
+    """
+    parts = moved.parts
+    own = np.flatnonzero((parts.of >= 0) & (held["device"][: len(parts.of)] < 0))
+    part, at = np.unique(parts.of[own], return_index=True)
+    runs = np.isfinite(until[part])
+    part, like = part[runs], own[at[runs]]
+    state = {"bytes": RANDOM_STATE, "recorded_bytes": RANDOM_STATE, "begin_row": -1, "end_row": -1}
+    first, behind = parts.first[part], parts.until[part]
+    held.add(like, **state, begin=first, end=until[part], kind="activation")
+    begin, end = (moved(place, part) for place in (first, behind))
+    held.add(like, **state, begin=begin, end=end, kind="temporary", phase="backward")
 
 
 def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.ndarray:
@@ -170,12 +192,17 @@ def _forward_ends(held: Allocations, rows: np.ndarray, forward: Parts) -> np.nda
 def _outputs(
     held: Allocations, rows: np.ndarray, part: np.ndarray, call: np.ndarray, stays: np.ndarray
 ) -> np.ndarray:
-    """Return which are their part's output: the largest that the last call leaves which leaves something."""
+    """Return which are their part's output: of what the last call leaves that leaves something, the largest.
+
+    What is as large as what the next call reads goes before: a call may leave its library's workspace, or
+    indices, which are larger than its output.
+    """
     last = np.full(int(part.max(initial=-1)) + 1, -1)
     by_place = np.argsort(held["begin"][rows], kind="stable")
     by_place = by_place[stays[by_place]]
     last[part[by_place]] = call[by_place]  # of what goes to one part, the last stays
-    by_size = np.argsort(held["bytes"][rows], kind="stable")
+    fits = read_behind(held, rows, last[part])
+    by_size = np.lexsort((held["bytes"][rows], fits))
     by_size = by_size[(stays & (call == last[part]))[by_size]]
     largest = np.full(len(last), -1)
     largest[part[by_size]] = by_size

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from daydream.memory.narrow import hold_8_bits, hold_16_bits
     from daydream.memory.passes import Moved, Parts, parts_of, place_before, put_away, renumber, repeat
     from daydream.memory.prediction import unchanged
-    from daydream.memory.readers import input_of_parts, next_call, used_until
+    from daydream.memory.readers import input_of_parts, next_call, read_behind, used_until
     from daydream.memory.shares import (
         add_buckets,
         add_copies,
@@ -49,7 +49,7 @@ _HOMES = {
         "Moved", "Parts", "parts_of", "place_before", "put_away", "renumber", "repeat",
     ),
     "daydream.memory.prediction": ("unchanged",),
-    "daydream.memory.readers": ("input_of_parts", "next_call", "used_until"),
+    "daydream.memory.readers": ("input_of_parts", "next_call", "read_behind", "used_until"),
     "daydream.memory.shares": (
         "add_buckets", "add_copies", "divide", "gradient_bytes", "hold_throughout", "let_go_behind",
         "scale_owned", "shard",
@@ -79,6 +79,7 @@ __all__ = [
     "parts_of",
     "place_before",
     "put_away",
+    "read_behind",
     "renumber",
     "repeat",
     "resize_input",

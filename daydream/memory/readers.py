@@ -8,7 +8,7 @@ from daydream.costs.workload.forward_calls import forward_rows, nodes_above
 from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.costs.workload.tiles import FIRST
-from daydream.memory.allocations import BEFORE, GRANULE, Allocations
+from daydream.memory.allocations import BEFORE, GRANULE, Allocations, rounded
 from daydream.memory.asked import calls_that_made
 from daydream.memory.passes import Parts, place_before
 from daydream.trace.schema import UNKNOWN
@@ -110,6 +110,45 @@ def input_of_parts(held: Allocations, parts: Parts) -> np.ndarray:
         if nbytes and at >= 0 and held["end"][rows[at]] >= parts.first[place]:
             found[place] = rows[at]
     return found
+
+
+def read_behind(held: Allocations, rows: np.ndarray, calls: np.ndarray) -> np.ndarray:
+    """Return which allocations are as large as what the next call of the forward pass works on.
+
+    Args:
+        held: the allocations.
+        rows: which of them, int64, shape (n,).
+        calls: behind which row of the trace the next one counts, each; int64, shape (n,), -1 for none.
+
+    Returns:
+        bool, shape (n,).
+    """
+    trace = held.trace
+    shapes = trace.text("shapes")
+    tells = np.array([*(any(elements(part) for part in parse_shapes(text) or []) for text in shapes), False])
+    passes = [trace.code("phase", name) for name in ("forward", "loss")]
+    told = tells[trace["shapes"]] & np.isin(trace["phase"], [code for code in passes if code >= 0])
+    readers = np.flatnonzero(trace.is_kind("operator") & told)
+    start = np.asarray(trace["start_ns"], np.int64)
+    rank = np.maximum(np.asarray(trace["rank"], np.int64), 0)
+    readers = readers[np.lexsort((readers, start[readers], rank[readers]))]
+    known, of = np.unique(calls, return_inverse=True)
+    nbytes = np.full(len(known), UNKNOWN, np.int64)
+    for place, call in enumerate(known.tolist()):
+        own = readers[rank[readers] == rank[call]] if call >= 0 else readers[:0]
+        at = int(np.searchsorted(start[own], start[call] + int(trace["duration_ns"][call])))
+        if at < len(own):
+            nbytes[place] = _read_bytes(held, int(own[at]))
+    fits: np.ndarray = rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
+    return fits
+
+
+def _read_bytes(held: Allocations, row: int) -> int:
+    trace = held.trace
+    name = trace.text("name")[int(trace["name"][row])]
+    nbytes = elements(first_factor(name, trace.text("shapes")[int(trace["shapes"][row])]))
+    dtype = int(trace["dtype"][row])
+    return nbytes * ((itemsize(trace.text("dtype")[dtype]) if dtype >= 0 else None) or 4)
 
 
 def first_factor(name: str, shapes: str) -> Argument:

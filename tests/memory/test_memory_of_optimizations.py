@@ -17,6 +17,7 @@ from daydream.transforms.compose import memory_changes, parse
 from daydream.transforms.registry import find, names
 
 LOSS = 4
+RANDOM = 5056  # the state of torch's generator for CPUs
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
 
     # `blocks` is one block of both: a0 goes, its output a1 stays
     assert held_when(before, "aten::mse_loss_backward") == [LAYER] * 4 + [LOSS]  # x, a0, a1, ga
-    assert held_when(after, "aten::mse_loss_backward") == [LAYER] * 3 + [LOSS]  # x, a1, ga
+    assert held_when(after, "aten::mse_loss_backward") == [RANDOM] + [LAYER] * 3 + [LOSS]  # x, a1, ga
     # before the first gradient of the block all of it is made once more, y0 and y1 too
     again = after.where(phase="backward", op=r"aten::(addmm|relu)$") & (after["step"] == 1)
     assert again.sum() == 4
@@ -130,7 +131,29 @@ def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
 def test_checkpointing_changes_no_other_memory(trace):
     before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
 
-    assert before["bytes"].sum() + 3 * 4 * LAYER == after["bytes"].sum()  # three steps, four tensors again
+    # three steps: four tensors again, the state of random numbers with the block and while it runs again
+    assert before["bytes"].sum() + 3 * (4 * LAYER + 2 * RANDOM) == after["bytes"].sum()
+
+
+def test_of_what_a_block_leaves_its_output_is_what_the_next_call_reads(trace):
+    held = held_by(trace)
+    relus = np.flatnonzero(held.where(op=r"aten::relu$") & (held["step"] == 1))
+    a1 = relus[np.argmax(held["begin"][relus])]
+    larger = 10 * LAYER  # the last call also leaves a workspace, or indices, for its backward pass
+    held.add(np.array([a1]), bytes=larger, recorded_bytes=larger)
+    (change,) = memory_changes(parse("checkpointing"), {"layers": "blocks"})
+    change.edit(held, **change.options)
+
+    assert held_when(held, "aten::mse_loss_backward") == [RANDOM] + [LAYER] * 3 + [LOSS]
+
+
+def test_a_block_is_made_again_when_the_block_behind_it_is_gone(trace):
+    held = edited(trace, "checkpointing", layers="blocks.*")
+
+    again = held.where(phase="backward", op=r"aten::addmm$", layer="blocks.0*") & (held["step"] == 1)
+    there = held.held_at(held["begin"][again][0]) & (held["begin"] > BEFORE)
+    # x, gx, y0 made again; its state of random numbers and the current one; the loss, g1. Neither a0 nor a1
+    assert sorted(held["bytes"][there].tolist()) == [LOSS, *[LAYER] * 3, WEIGHT, RANDOM, RANDOM]
 
 
 def test_a_checkpoint_keeps_the_input_that_nobody_saves(trace):
