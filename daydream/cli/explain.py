@@ -6,6 +6,7 @@ import contextlib
 
 import click
 
+from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     json_option,
     read,
@@ -21,6 +22,7 @@ def _explain(
     step_marker: str | None,
     steps: str | None,
     whatif: str | None,
+    capacity: int | None,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -29,7 +31,7 @@ def _explain(
     First what bounds it, then the largest avoidable costs, each with the what-if that removes it,
     what that would save, by simulation, and the line of code that does it. Then the chain of causes
     after the steps as shares: kernels by what bounds them, CPU work, communication, copies, data
-    loading, synchronization.
+    loading, synchronization. Where the trace has memory: the peak, and whether it fits.
     """
     import daydream
     from daydream.cli.failures import of_optimizations
@@ -50,7 +52,7 @@ def _explain(
             if whatif is not None:
                 refusing.enter_context(of_optimizations(ctx, whatif))
                 refusing.enter_context(with_advice(replay.graph, parse(whatif), again))
-            explanation = explain(replay, whatif, progress=progress)
+            explanation = explain(replay, whatif, capacity=capacity, progress=progress)
     if as_json:
         print_json({"trace": trace, **explain_json(explanation)})
         return
@@ -73,6 +75,7 @@ command = click.Command(
             ["--whatif"], metavar="NAME[+NAME...]",
             help="Explain the step after this change, with its options at their defaults.",
         ),
+        capacity_option(),
         verbose_option("all costs, what goes on off the critical path and every note"),
         json_option(),
     ],

@@ -28,8 +28,10 @@ def show_largest(
         return
     print_screen(largest_text(found))
     again = trace_words(trace, step_marker, steps)
-    size = found.fits or found.recorded
-    if what == "batch":
+    size = found.fits
+    if size in (0, found.recorded):  # nothing to grow: what would make it smaller?
+        print_next("rank", "--by", "memory", *again)
+    elif what == "batch":
         print_next("whatif", "batch-size", "--factor", f"{size / found.recorded:.17g}", *again)
     else:
         print_next("whatif", "sequence-length", "--length", str(size), *again)

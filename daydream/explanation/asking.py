@@ -120,19 +120,30 @@ class WhatIfRunner:
                 kept[twin] = min(kept[twin], answer, key=lambda each: preference(each.notes, each.name))
         return kept
 
-    def _asked(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
-        whole, values = name, dict(options)
-        if self.after is not None:
-            whole = f"{self.after.optimization}+{name}"
-            values = {**self.given, **options}
-        try:
-            chosen = parse([find(part) for part in whole.split("+")])
-            comparison = predict(self.replay, edit_of(chosen, values))
-        except DaydreamError as error:
-            return WhatIfResult(whole, values, self.step_ns, None, refused=" ".join(str(error).split()))
+    def predicted(self, name: str, /, **options: Any) -> Prediction:
+        """Return the prediction of one what-if on top of the change. Raises `DaydreamError` if refused."""
+        whole, values = self._whole(name, options)
+        return predict(self.replay, edit_of(parse([find(part) for part in whole.split("+")]), values))
+
+    def answer(self, name: str, options: Mapping[str, Any], prediction: Prediction) -> WhatIfResult:
+        """Return a prediction as the answer to a what-if with these options."""
         known = set(self.replay.notes)
-        notes = tuple(note for note in comparison.notes if note not in known)
-        return WhatIfResult(whole, values, self.step_ns, comparison.predicted_ns, comparison.reason, notes)
+        notes = tuple(note for note in prediction.notes if note not in known)
+        whole, values = self._whole(name, options)
+        return WhatIfResult(whole, values, self.step_ns, prediction.predicted_ns, prediction.reason, notes)
+
+    def _asked(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
+        try:
+            return self.answer(name, options, self.predicted(name, **options))
+        except DaydreamError as error:
+            said = " ".join(str(error).split())
+            return WhatIfResult(*self._whole(name, options), self.step_ns, None, refused=said)
+
+    def _whole(self, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the name and the options of a what-if behind the change that was made already."""
+        if self.after is None:
+            return name, dict(options)
+        return f"{self.after.optimization}+{name}", {**self.given, **options}
 
 
 def _same_change(one: WhatIfResult, other: WhatIfResult) -> bool:

@@ -19,6 +19,7 @@ from daydream.explanation.beside import (
 )
 from daydream.explanation.bound import ask_without, bound
 from daydream.explanation.causes import Share, shares, trace_back
+from daydream.explanation.peak_memory import PeakMemory, peak_memory
 from daydream.explanation.reached import PeakShare, general_convolutions_ns, reached
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
@@ -71,6 +72,8 @@ class Explanation:
     reached: tuple[PeakShare, ...] = ()  # what kernels reach of the device's peak
     general_convolutions_ns: int = 0  # by algorithms of cuDNN that fit any convolution
     found_notes: tuple[str, ...] = field(default=())
+    memory: PeakMemory | None = None  # None where the trace, or the change, does not tell it
+    memory_unsaid: str | None = None  # why, in a clause, where the trace has memory or a capacity was given
 
     def __repr__(self) -> str:
         first = f", {self.causes[0].cause.label} {self.causes[0].share:.0%}" if self.causes else ""
@@ -145,6 +148,7 @@ class Explanation:
                 }
                 for each in self.avoidable
             ],
+            "memory": None if self.memory is None else self.memory.to_json(),
             "notes": self.notes(),
         }  # fmt: skip
 
@@ -153,12 +157,14 @@ def explain(
     source: Replay | Graph | Trace | str | os.PathLike[str],
     whatif: str | Callable[..., None] | Sequence[Any] | None = None,
     *,
+    capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     **options: Any,
 ) -> Explanation:
     """Return why a step takes its time: as it was recorded, or after a what-if with its options.
 
-    Every saving is simulated, on top of the what-if if there is one.
+    Every saving is simulated, on top of the what-if if there is one. `capacity` is what each device has in
+    bytes, by default what the trace says of it: whether the step fits.
 
     Returns:
         An `Explanation`: the critical path by cause, what bounds the step, and avoidable costs with
@@ -186,6 +192,7 @@ def explain(
     say("asking what would save time", -1.0)
     without = ask_without(asker, chain)
     causes = tuple(shares(chain))
+    memory, unsaid = peak_memory(asker, capacity)
     return Explanation(
         replay=before,
         after=after,
@@ -204,7 +211,9 @@ def explain(
         avoidable=tuple(avoidable(chain, asker)),
         reached=reached(chain),
         general_convolutions_ns=general_convolutions_ns(chain),
-        found_notes=tuple(known),
+        found_notes=tuple(dict.fromkeys([*known, *(memory.told.recording_notes if memory else ())])),
+        memory=memory,
+        memory_unsaid=unsaid,
     )
 
 

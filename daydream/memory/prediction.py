@@ -121,8 +121,10 @@ def memory_after(
         raise GraphError(f"{unsaid[0]} cannot say what it does to memory")
     stays = all(change.edit is unchanged for change in changes)
     after = held if stays else changed(held, changes, "expected")
-    rank, device = _worst(after)
-    now = (rank, device) if (rank, device) in held.devices() else _worst(held)  # it may be a new worker's
+    rank, device = worst_device(after)
+    now = (
+        (rank, device) if (rank, device) in held.devices() else worst_device(held)
+    )  # it may be a new worker's
     before_bytes, after_bytes = peak_bytes(held, *now), peak_bytes(after, rank, device)
     low = high = after_bytes
     if after.doubted and not stays:
@@ -186,7 +188,7 @@ def _reserved_bytes(held: Allocations, rank: int, device: int) -> int | None:
     return known
 
 
-def _worst(held: Allocations) -> tuple[int, int]:
+def worst_device(held: Allocations) -> tuple[int, int]:
     """Return rank and device with the highest peak: of GPUs where there are any, else of the CPU."""
     devices = held.devices()
     if not devices:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
@@ -91,32 +92,47 @@ def _device(
     held: Allocations, events: MemoryEvents, rank: int, device: int, capacity: int | None,
     settings: Settings | None,
 ) -> tuple[DeviceMemory, list[str]]:  # fmt: skip
-    trace = held.trace
-    peak, place = held.peak(rank, device)
-    at_peak = held.held_at(place) & (held["rank"] == rank) & (held["device"] == device)
-    step, phase, layer = _moment(held, place)
     mine = (events["rank"] == rank) & (events["device"] == device)
     reserved = events["reserved_bytes"][mine]
     needed = reserved_for(held, rank, device, settings=settings)
-    phases, layers = _phases(held), _layers(held)
-    found = DeviceMemory(
-        rank=rank,
-        device="cpu" if device == HOST else f"cuda:{device}",
+    found = replace(
+        at_peak(held, rank, device),
         capacity_bytes=capacity,
-        peak_allocated_bytes=peak,
         peak_reserved_bytes=None if needed is None else needed.peak_reserved_bytes,
         recorded_allocated_bytes=_recorded(held, events, rank, device),
         recorded_reserved_bytes=None if needed is None or (reserved < 0).all() else int(reserved.max()),
-        peak_step=None if step < 0 else str(trace.metadata["steps"][step].get("name", step)),
-        peak_phase=phase,
-        peak_layer=layer,
-        by_kind=_sums(held, at_peak, [KINDS[kind] for kind in held["kind"].tolist()]),
-        by_phase=_sums(held, at_peak, phases),
-        by_layer=_sums(held, at_peak, layers),
-        holders=_holders(held, at_peak, layers),
         reserved_at_peak_bytes=None if needed is None else needed.reserved_at_peak_bytes,
     )
     return found, _said_of_reserved(found, reserved)
+
+
+def at_peak(held: Allocations, rank: int, device: int) -> DeviceMemory:
+    """Return when a device holds most of what is allocated, and who holds it then; nothing of the allocator.
+
+    Args:
+        held: the allocations, as recorded or after a change.
+        rank: of the process.
+        device: index of the GPU, -1 for the CPU.
+
+    Returns:
+        Amounts in bytes; capacity, what was recorded and what is reserved are None.
+    """
+    peak, place = held.peak(rank, device)
+    then = held.held_at(place) & (held["rank"] == rank) & (held["device"] == device)
+    step, phase, layer = _moment(held, place)
+    layers = _layers(held)
+    return DeviceMemory(
+        rank=rank,
+        device="cpu" if device == HOST else f"cuda:{device}",
+        peak_allocated_bytes=peak,
+        peak_step=None if step < 0 else str(held.trace.metadata["steps"][step].get("name", step)),
+        peak_phase=phase,
+        peak_layer=layer,
+        by_kind=_sums(held, then, [KINDS[kind] for kind in held["kind"].tolist()]),
+        by_phase=_sums(held, then, _phases(held)),
+        by_layer=_sums(held, then, layers),
+        holders=_holders(held, then, layers),
+    )
 
 
 def _moment(held: Allocations, place: float) -> tuple[int, str | None, str | None]:

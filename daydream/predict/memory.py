@@ -17,6 +17,10 @@ from daydream.trace.trace import Trace
 from daydream.transforms.compose import memory_changes, parse
 from daydream.transforms.registry import Optimization
 
+NOTHING_RECORDED = (
+    "peak memory is not known: the trace has no memory events; record it with `daydream collect`, or with "
+    "torch.profiler's profile_memory=True"
+)
 _held: WeakKeyDictionary[Trace, Allocations] = WeakKeyDictionary()
 
 
@@ -24,7 +28,7 @@ _held: WeakKeyDictionary[Trace, Allocations] = WeakKeyDictionary()
 class MemoryAnswer:
     """What a change does to peak memory; or, in a clause, why that is not known.
 
-    Both are None for a trace without memory events.
+    Both are None for a trace without memory events, unless somebody asked whether it fits.
     """
 
     memory: MemoryPrediction | None = None
@@ -70,7 +74,7 @@ def answer_of(graph: Graph, changes: Sequence[MemoryChange], capacity: int | Non
     """
     trace = graph.trace
     if trace is None or trace.memory is None or not len(trace.memory):
-        return MemoryAnswer()
+        return MemoryAnswer(unsaid=None if capacity is None else NOTHING_RECORDED)
     if unsaid := cannot_say(changes):
         return MemoryAnswer(unsaid=f"{listed(unsaid)} cannot say what that does to memory")
     try:

@@ -101,6 +101,9 @@ def test_the_largest_batch(folder):
     assert done.out.splitlines()[0] == ("largest batch that fits 17.13 KiB: 100, 50 times the recorded 2")
     assert "from 101: does not fit" in done.out
     assert done.err.splitlines()[-1] == "next: daydream whatif batch-size --factor 50 --trace m.parquet"
+    assert "next: daydream whatif batch-size --factor 50 --trace m.parquet" in done.err
+    none = asked(folder, "memory", "--largest-batch", "--capacity", "1000")
+    assert "next: daydream rank --by memory --trace m.parquet" in none.err  # a factor of 1 is no change
     again = asked(folder, "memory", "--largest", "batch", "--capacity", "1000", "--json")
     found = json.loads(again.out)
     assert (found["what"], found["recorded"], found["fits"], found["too_large"]) == ("batch", 2, 0, 1)
@@ -147,3 +150,50 @@ def test_a_mistake_in_a_users_memory_is_told_in_a_clause(folder):
     assert "memory() of bad failed: ValueError" in " ".join(done.out.split())
     assert "\x1b" not in done.out
     assert "Traceback" not in done.err
+
+
+def explained(folder, *words, trace="m.parquet"):
+    done = asked(folder, "explain", *words, trace=trace)
+    assert done.code == 0, done.err
+    return " ".join(done.out.split())
+
+
+def test_explain_tells_the_peak_what_most_of_it_is_and_whether_it_fits(folder):
+    said = explained(folder, "--capacity", "24GB")
+
+    # 1,536 of 2,628 bytes are there all the time: 512 of parameters, 1,024 of Adam's moments.
+    assert "peak memory 2.6 KiB, fits 24 GB; 39.0 % of it optimizer states, reached in optimizer" in said
+    assert "batch-size" not in said  # nothing has to be smaller
+    found = json.loads(explained(folder, "--json", "--capacity", "24GB"))["memory"]
+    assert [found[key] for key in ("before_bytes", "after_bytes", "fits")] == [NOW, NOW, True]
+    assert (found["peak_phase"], found["by_kind"]["optimizer_state"], found["whatifs"]) == (
+        "optimizer", 4 * WEIGHT, [],
+    )  # fmt: skip
+
+
+def test_explain_names_what_makes_a_peak_smaller_that_does_not_fit(folder):
+    said = explained(folder, "--capacity", "2300")
+
+    assert "peak memory 2.6 KiB, does not fit in 2.25 KiB" in said
+    assert "daydream whatif fused-optimizer peak 2.1 KiB, fits; step" in said
+    found = json.loads(explained(folder, "--json", "--capacity", "2300"))["memory"]
+    assert found["fits"] is False
+    assert all(each["after_bytes"] < NOW for each in found["whatifs"])
+    first = found["whatifs"][0]
+    asked_again = json.loads(asked(folder, *first["command"][1:], "--json", "--capacity", "2300").out)
+    assert asked_again["memory"]["after_bytes"] == first["after_bytes"]
+    assert asked_again["predicted_ns"] == first["predicted_ns"]
+
+
+def test_explain_after_a_change_tells_the_peak_then(folder):
+    said = explained(folder, "--whatif", "fused-adam", "--capacity", "24GB")
+    assert (
+        "peak memory 2.6 -> 2.1 KiB, fits 24 GB; 47.0 % of it optimizer states, reached in backward" in said
+    )
+
+
+def test_a_capacity_without_memory_events_is_answered(folder):
+    assert "peak memory" not in explained(folder, trace="none.parquet")
+    for command in (["explain"], ["whatif", "fused-adam"]):
+        done = asked(folder, *command, "--capacity", "24GB", trace="none.parquet")
+        assert "peak memory is not known: the trace has no memory events" in " ".join(done.out.split())

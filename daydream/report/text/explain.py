@@ -31,6 +31,7 @@ from daydream.report.text.numbers import (
     scale,
     time_text,
 )
+from daydream.report.text.peak_memory import explained_memory
 from daydream.simulate.causes import Bound, PathCause
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
         Words(verdict(explanation), "", ""),
         Figures(_headline(explanation)),
         *map(Words, filter(None, [far_mean(explanation.replay)])),
+        *explained_memory(explanation),
     ]
     if verbose:
         return Screen([

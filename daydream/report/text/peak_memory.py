@@ -4,17 +4,62 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daydream.report.text.layout import MARGIN, Block, Headline, Screen, Words, notes, printable
+from daydream.predict.memory import MemoryAnswer
+from daydream.report.text.explain_costs import command
+from daydream.report.text.layout import MARGIN, Block, Headline, Screen, Words, notes, printable, tail
 from daydream.report.text.memory import capacity_text
+from daydream.report.text.numbers import percent, time_text
 from daydream.text import memory_unit
 
 if TYPE_CHECKING:
+    from daydream.explanation import Explanation
     from daydream.memory.prediction import MemoryPrediction
+    from daydream.memory.result import DeviceMemory
     from daydream.predict.largest import Largest
-    from daydream.predict.memory import MemoryAnswer
 
 CONTEXT = " with CUDA's context of 300 to 600 MiB"
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
+
+
+MANY = {  # kind -> what memory of it is called
+    "optimizer_state": "optimizer states", "temporary": "temporary tensors", "unknown": "of an unknown kind",
+}  # fmt: skip
+LAYER = 40  # characters of a layer's path in a line
+
+
+def explained_memory(explanation: Explanation) -> list[Block]:
+    """Return the peak of a step, what most of it is; and where it may not fit, what makes it smaller."""
+    found = explanation.memory
+    if found is None:
+        return memory_words(MemoryAnswer(unsaid=explanation.memory_unsaid))
+    told = found.told
+    change = memory_change(told, changes=explanation.after is not None)
+    blocks: list[Block] = [
+        Words(f"peak memory {change}{verdict(told)}; {_most_of(found.device)}", MARGIN, 2 * MARGIN)
+    ]
+    if told.capacity_bytes is None or told.fits:
+        return blocks
+    if not found.smaller:
+        return [*blocks, Words("no what-if for its largest holders makes it smaller", 2 * MARGIN, 3 * MARGIN)]
+    best = found.smaller[0]
+    unit, size = memory_unit(best.memory.after_bytes)
+    peak = f"{best.memory.after_bytes / size:,.{2 if unit == 'GiB' else 1}f} {unit}"
+    step = "" if best.answer.predicted_ns is None else f"; step {time_text(best.answer.predicted_ns)}"
+    takes = f" ({best.needs})" if best.needs else ""
+    said = f"{command(best.answer)}   peak {peak}, {FITS[best.memory.fits]}{step}{takes}"
+    blocks.append(Words(said, 2 * MARGIN, 3 * MARGIN))
+    if best.answer.code:
+        blocks.append(Words(f"in code: {best.answer.code}", 2 * MARGIN, 3 * MARGIN))
+    return blocks
+
+
+def _most_of(device: DeviceMemory) -> str:
+    """Return what most of a device's peak is, and where in the step it is."""
+    kind, nbytes = max(device.by_kind.items(), key=lambda each: each[1], default=("unknown", 0))
+    layer = device.peak_layer and tail(printable(device.peak_layer), LAYER)
+    where = ", ".join(part for part in (device.peak_phase, layer) if part)
+    share = percent(nbytes / max(device.peak_allocated_bytes or 0, 1))
+    return f"{share} of it {MANY.get(kind, kind + 's')}{f', reached in {where}' if where else ''}"
 
 
 def memory_words(answer: MemoryAnswer) -> list[Block]:
@@ -26,8 +71,11 @@ def memory_words(answer: MemoryAnswer) -> list[Block]:
     return [Words(f"peak memory {memory_change(answer.memory)}{verdict(answer.memory)}", MARGIN, 2 * MARGIN)]
 
 
-def memory_change(memory: MemoryPrediction) -> str:
-    """Return the peak before and after, its unit once, and the range where there is one."""
+def memory_change(memory: MemoryPrediction, *, changes: bool = True) -> str:
+    """Return the peak before and after, its unit once, and the range where there is one.
+
+    Without `changes` nothing is changed, and the peak alone is told.
+    """
     unit, size = memory_unit(max(memory.before_bytes, memory.after_bytes))
     digits = 2 if unit == "GiB" else 1
     before, after, low, high = (
@@ -35,7 +83,7 @@ def memory_change(memory: MemoryPrediction) -> str:
         for nbytes in (memory.before_bytes, memory.after_bytes, memory.low_bytes, memory.high_bytes)
     )
     if before == after == low == high:
-        return f"{before} {unit} (unchanged)"
+        return f"{before} {unit}{' (unchanged)' if changes else ''}"
     likely = f" ({low} to {high})" if low != high else ""
     return f"{before} -> {after} {unit}{likely}"
 
