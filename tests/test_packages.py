@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import os
 import subprocess
 import sys
 import tarfile
@@ -37,15 +38,32 @@ def test_an_sdist_holds_what_is_committed_and_nothing_else(uploads):
     assert inside == {path.relative_to(ROOT).as_posix() for path in files()} - MADE
 
 
-def test_a_wheel_is_for_any_system_and_holds_types(uploads):
+def test_a_wheel_holds_types_and_is_for_all_pythons_of_a_system(uploads):
     with zipfile.ZipFile(uploads[1]) as archive:
         names = set(archive.namelist())
 
-    assert uploads[1].name == f"daydream-{PROJECT['version']}-py3-none-any.whl"
+    kind = "cp311-abi3" if sys.version_info >= (3, 11) else "cp310-cp310"
+    assert uploads[1].name.startswith(f"daydream-{PROJECT['version']}-{kind}-")
     assert {"daydream/py.typed", "daydream/optimizations/amp.py"} <= names
     assert {name.partition("/")[0] for name in names} == {
         "daydream", f"daydream-{PROJECT['version']}.dist-info",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "system"),
+    [("CC", "/no/such/compiler", "-"), ("CC", "false", "-"), ("DAYDREAM_COMPILED", "0", "-py3-none-any.whl")],
+)
+def test_without_a_compiler_a_wheel_is_built_all_the_same(uploads, variable, value, system, tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(uploads[0])]
+    subprocess.run(command, check=True, env=os.environ | {variable: value})
+
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert system in wheel.name
+    assert [name for name in names if name.startswith("daydream/_engine.")] == []
+    assert "daydream/compiled.py" in names
 
 
 def test_a_wheel_says_where_it_comes_from(uploads):

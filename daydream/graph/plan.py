@@ -217,7 +217,7 @@ def _frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
     given = np.asarray(values)
     if given.dtype.kind == "f" and given.size:
         raise GraphError(f"a plan is made of whole numbers, not {given.dtype}; round first")
-    array: np.ndarray = np.ascontiguousarray(given, dtype).view()
+    array: np.ndarray = np.require(given, dtype, ("C", "A")).view()
     array.flags.writeable = False
     return array
 

@@ -1,10 +1,11 @@
-"""The default engine: one max-plus scan per row of runs, in NumPy.
+"""The default engine: the compiled loop over a plan where it was built, else max-plus scans in NumPy.
 
-On a lane `start[i] = max(start[i-1] + cost[i-1], ready[i])`, cost being duration + gap.
-With `before[i]` the sum of all costs before `i`, and `s = start - before`, this reads
-`s[i] = max(s[i-1], ready[i] - before[i])`: a running maximum. It changes at the heads of runs only
-(see `daydream.simulate.runs`), so lanes are rows of runs. They are cut into segments such that
-whatever a segment needs from elsewhere is known when it begins:
+The loop takes each task in turn (`daydream/_engine.c`). Without it there is one scan per row of runs:
+on a lane `start[i] = max(start[i-1] + cost[i-1], ready[i])`, cost being duration + gap. With `before[i]`
+the sum of all costs before `i`, and `s = start - before`, this reads `s[i] = max(s[i-1], ready[i] -
+before[i])`: a running maximum. It changes at the heads of runs only (see `daydream.simulate.runs`), so
+lanes are rows of runs. They are cut into segments such that whatever a segment needs from elsewhere is
+known when it begins:
 
     level(run) = max(level(run before it on its lane), level(cause) + 1 for its other causes)
 
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from daydream import compiled
 from daydream.graph.plan import stable_order
 from daydream.simulate import policy
 from daydream.simulate.runs import Runs, runs_of
@@ -40,9 +42,23 @@ LEAST_RUNS_A_SEGMENT = 3
 
 
 def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Return when each task starts and ends, in ns."""
+    """Return when each task starts and ends, in ns: int64, shape (tasks,)."""
     if plan.scheduled:
         return policy.run(plan)
+    engine = compiled.engine()
+    if engine is not None:
+        progress = np.empty(plan.lanes, np.int64)
+        start, end = np.empty(len(plan), np.int64), np.empty(len(plan), np.int64)
+        if engine.pull(
+            plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns, plan.edge_ptr, plan.edge_src,
+            plan.edge_latency_ns, plan.edge_from_start, progress, start, end,
+        ):  # fmt: skip
+            return start, end
+    return in_numpy(plan)
+
+
+def in_numpy(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `run` does, without the compiled loop. No lane may have a policy."""
     levels = cut(plan)
     start = pull(plan) if levels is None else _scan(plan, levels)
     return start, start + plan.duration_ns

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream import compiled
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
@@ -43,7 +44,7 @@ def nest(recording: Recording) -> Nesting:
     parent = np.full(rows, UNKNOWN, np.int32)
     module = np.broadcast_to(np.int32(UNKNOWN), rows)
     start = recording["start_ns"]
-    end = start + recording["duration_ns"]
+    end = np.add(start, recording["duration_ns"], dtype=np.int64)  # columns are as narrow as their numbers
 
     depth = np.full(rows, -1, np.int8)
     for level, kind in enumerate(("annotation", "operator", "runtime")):
@@ -88,9 +89,21 @@ def _nest_threads(
 ) -> int:
     """Fill `parent` and cut `end`, for rows ordered by thread and start; return the crossings cut.
 
-    A plain loop, some 0.5 us a row: each row depends on the cuts before it. It goes in
-    portions, as lists of Python integers are large.
+    Each row depends on the cuts before it, so this is a loop: compiled, or some 0.5 us a row.
     """
+    engine = compiled.engine()
+    if engine is None:
+        return _nest_in_python(recording, order, end, depth, parent)
+    start, threads = np.require(recording["start_ns"], np.int64, "C"), recording.threads.astype(np.int32)
+    rows, enclosing = order.astype(np.int32), np.empty(len(order), np.int32)
+    crossings: int = engine.nest(rows, start, end, depth, threads, parent, enclosing, ROUNDING_NS)
+    return crossings
+
+
+def _nest_in_python(
+    recording: Recording, order: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray
+) -> int:
+    """Do what `_nest_threads` does, in portions, as lists of Python integers are large."""
     open_rows: list[int] = []  # rows that enclose the present one, and their starts, ends and kinds
     open_starts: list[int] = []
     open_ends: list[int] = []

@@ -1,0 +1,221 @@
+"""The compiled loops: they equal what Python and NumPy give, and read nothing beyond their arrays."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulate.test_engines import random_plan
+from strategies import Edge, Task, drawn, plans
+
+from daydream import compiled
+from daydream.collect.derive import nesting
+from daydream.collect.derive.recording import Recording
+from daydream.simulate import reference, scan
+
+ENGINE = compiled.engine()
+needs_engine = pytest.mark.skipif(
+    ENGINE is None, reason="the compiled loops were not built, or DAYDREAM_COMPILED=0 turns them off"
+)
+ARRAYS = (
+    "lane", "duration_ns", "gap_ns", "release_ns",
+    "edge_ptr", "edge_src", "edge_latency_ns", "edge_from_start",
+)  # fmt: skip
+
+
+def arguments(plan, **other):
+    """Return what `pull` takes for a plan, some of it replaced."""
+    room = {"progress": np.empty(plan.lanes, np.int64)}
+    room |= {name: np.empty(len(plan), np.int64) for name in ("start", "end")}
+    return {name: getattr(plan, name) for name in ARRAYS} | room | other
+
+
+def pulled(plan, **other):
+    given_arrays = arguments(plan, **other)
+    done = ENGINE.pull(*given_arrays.values())
+    return done, given_arrays["start"].tolist(), given_arrays["end"].tolist()
+
+
+def tried(loop, *given_arrays):
+    """Return what a loop answers, or why it refuses."""
+    try:
+        return loop(*given_arrays)
+    except ValueError as error:
+        return str(error)
+
+
+def lists(timeline):
+    return [column.tolist() for column in timeline]
+
+
+# -- the pull loop ---------------------------------------------------------------------------------
+
+
+@needs_engine
+@given(plans())
+def test_the_loop_equals_the_reference_and_numpy(plan):
+    done, start, end = pulled(plan)
+    assert done
+    assert [start, end] == lists(reference.run(plan)) == lists(scan.in_numpy(plan))
+
+
+@needs_engine
+@pytest.mark.parametrize("edges", [0, 40, 400, 6000])
+def test_the_loop_equals_the_reference_on_larger_plans(edges):
+    plan = random_plan(3000, lanes=6, edges=edges, reach=2000, seed=edges)
+    assert pulled(plan) == (True, *lists(reference.run(plan)))
+
+
+@needs_engine
+def test_a_plan_without_tasks_is_done():
+    assert pulled(drawn([], [])) == (True, [], [])
+
+
+LONG = 2**60
+
+
+@pytest.mark.parametrize(
+    ("tasks", "edges"),
+    [
+        ([Task(0, LONG), Task(1, LONG)], []),
+        ([Task(0, LONG), Task(0, LONG), Task(0, LONG), Task(0, LONG)], []),
+        ([Task(0, 1, gap=LONG), Task(0, 1, gap=LONG)], []),
+        ([Task(0, 1, release=2 * LONG)], []),
+        ([Task(0, 2**63 - 1, gap=2**63 - 1)] * 5, []),
+        ([Task(0, 1), Task(1, 1)], [Edge(0, 1, 2**63 - 1)]),
+        ([Task(0, 1), Task(1, 1)], [Edge(0, 1, -(2**63))]),
+    ],
+)
+def test_times_that_int64_may_not_hold_get_the_answer_of_numpy(tasks, edges):
+    plan = drawn(tasks, edges)
+    if ENGINE is not None:
+        assert not pulled(plan)[0]
+    assert lists(scan.run(plan)) == lists(scan.in_numpy(plan))
+
+
+int32 = st.integers(-(2**31), 2**31 - 1)
+int64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@needs_engine
+@given(st.data())
+def test_any_content_is_answered_or_refused(data):
+    plan = data.draw(plans())
+    small = st.integers(-2, len(plan) + 1)
+    other = {}
+    for name in data.draw(st.lists(st.sampled_from(ARRAYS[:-1]), unique=True)):
+        column = getattr(plan, name)
+        anything = small | (int32 if column.dtype == np.int32 else int64)
+        values = data.draw(st.lists(anything, min_size=len(column), max_size=len(column)))
+        other[name] = np.array(values, column.dtype)
+    refused = "an index of the plan is out of its range, or a cost is negative"
+    assert tried(ENGINE.pull, *arguments(plan, **other).values()) in (True, False, refused)
+
+
+@needs_engine
+@pytest.mark.parametrize("name", [*ARRAYS, "start", "end"])
+def test_arrays_of_another_length_are_refused(name):
+    plan = drawn([Task(0, 3), Task(1, 2), Task(0, 1)], [Edge(0, 1), Edge(1, 2)])
+    for count in (0, 1, 2, 7):
+        right = arguments(plan)[name]
+        if count != len(right):
+            with pytest.raises(ValueError, match=r"items of|out of its range"):
+                pulled(plan, **{name: np.zeros(count, right.dtype)})
+
+
+@needs_engine
+def test_too_few_lanes_and_arrays_that_cannot_be_read_or_written_are_refused():
+    plan = drawn([Task(0, 3), Task(1, 2)], [])
+    with pytest.raises(ValueError, match="out of its range"):
+        pulled(plan, progress=np.empty(1, np.int64))
+    with pytest.raises(ValueError, match="aligned items"):
+        pulled(plan, gap_ns=np.zeros(17, np.uint8)[1:].view(np.int64))
+    for wrong in (np.arange(8)[::2], None, plan.duration_ns):
+        with pytest.raises((BufferError, TypeError, ValueError)):
+            pulled(plan, end=wrong)
+
+
+# -- the nesting of ranges -------------------------------------------------------------------------
+
+spans = st.lists(
+    st.tuples(
+        st.integers(0, 40) | st.sampled_from([0, 2**31, 2**40]),
+        st.integers(0, 20) | st.sampled_from([0, 2**31, 2**40]),
+        st.integers(0, 3),
+        st.integers(0, 1),
+        st.sampled_from([1, 900, 1000]),
+    ),
+    max_size=30,
+)
+
+
+@needs_engine
+@given(spans)
+def test_ranges_nest_as_in_python(rows):
+    columns = {
+        "start_ns": np.array([start * unit for start, *_, unit in rows], np.int64),
+        "duration_ns": np.array([length * unit for _, length, *_, unit in rows], np.int64),
+        "kind": np.array([kind for _, _, kind, _, _ in rows], np.int32),
+        "name": np.zeros(len(rows), np.int32),
+        "pid": np.ones(len(rows), np.int64),
+        "tid": np.array([thread for *_, thread, _ in rows], np.int64),
+    }
+    kinds = ["annotation", "operator", "runtime", "module"]
+
+    def nested():
+        found = nesting.nest(Recording(dict(columns), {"kind": kinds, "name": ["x"]}))
+        return found.parent.tolist(), found.module.tolist(), found.duration_ns.tolist(), found.crossings
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiled.VARIABLE, "0")
+        expected = nested()
+    assert nested() == expected
+
+
+@needs_engine
+@given(st.data())
+def test_any_rows_are_nested_or_refused(data):
+    count = data.draw(st.integers(0, 8))
+
+    def column(values, dtype, length=count):
+        return np.array(data.draw(st.lists(values, min_size=length, max_size=length)), dtype)
+
+    order = column(st.integers(-1, count), np.int32, data.draw(st.integers(0, 12)))
+    parent, room = np.empty(count, np.int32), np.empty(len(order), np.int32)
+    start, end = column(int64, np.int64), column(int64, np.int64)
+    depth, thread = column(st.integers(-1, 3), np.int8), column(st.integers(-1, 2), np.int32)
+    outside = ((order < 0) | (order >= count)).any()
+    answer = tried(ENGINE.nest, order, start, end, depth, thread, parent, room, 1000)
+    assert (answer == "a row to be nested is out of range") == outside
+
+
+# -- the switch ------------------------------------------------------------------------------------
+
+
+def test_the_environment_turns_them_off(monkeypatch):
+    monkeypatch.setenv(compiled.VARIABLE, "0")
+    assert compiled.engine() is None
+
+
+def test_loops_that_were_built_for_other_arguments_are_left_alone(monkeypatch):
+    monkeypatch.setattr(compiled, "import_module", lambda name: SimpleNamespace(INTERFACE=-1))
+    compiled._engine.cache_clear()
+    try:
+        assert compiled.engine() is None
+    finally:
+        compiled._engine.cache_clear()
+
+
+def test_without_them_answers_are_the_same(monkeypatch):
+    plan = random_plan(500, lanes=4, edges=300, reach=200, seed=3)
+    expected = lists(scan.run(plan))
+    monkeypatch.setattr(compiled, "import_module", lambda name: __import__("no_such_module_of_ours"))
+    compiled._engine.cache_clear()
+    try:
+        assert compiled.engine() is None
+        assert lists(scan.run(plan)) == expected
+    finally:
+        compiled._engine.cache_clear()
