@@ -14,6 +14,7 @@ from daydream.costs.workload.counters import counted_work
 from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.graph import Graph
 from daydream.graph.query.columns import read_column
+from daydream.graph.query.texts import for_each, is_among
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, kind_code
 from daydream.trace.schema import UNKNOWN
@@ -49,7 +50,7 @@ class Work:
     @property
     def is_matrix(self) -> np.ndarray:
         """Mask of products, convolutions, attention and recurrent layers."""
-        return np.isin(self.family.astype(str), MATRIX_FAMILIES)
+        return is_among(self.family, MATRIX_FAMILIES)
 
 
 def work(graph: Graph, selection: Selection) -> Work:
@@ -147,9 +148,7 @@ def formats_of(dtypes: np.ndarray, names: np.ndarray, is_matrix: np.ndarray, dev
 
 def peaks(formats: np.ndarray, device: Device) -> np.ndarray:
     """Return peak FLOP/ns of each format, NaN where the device has no units for it."""
-    codes, which = np.unique(formats.astype(str), return_inverse=True)
-    table = [device.tflops.get(name, np.nan) * 1e3 for name in codes.tolist()]
-    return np.array(table)[which] if table else np.empty(0)
+    return for_each(formats, lambda name: device.tflops.get(name or "", np.nan) * 1e3, np.float64)
 
 
 def floor_ns(graph: Graph) -> float:

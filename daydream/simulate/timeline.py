@@ -108,8 +108,14 @@ class Timeline(NotebookFigure):
     @cached_property
     def closing(self) -> np.ndarray:
         """Entries that may complete a step, the last work of each (copy, step) on each lane: int64, (n,)."""
-        counts, lanes = _completes(self.graph), len(self.graph.lanes)
-        step = counts[self.task]
+        # What shares a plan's structure (a variant) shares this.
+        if "closing" not in self.plan.cache:
+            self.plan.cache["closing"] = self._closing()
+        found: np.ndarray = self.plan.cache["closing"]
+        return found
+
+    def _closing(self) -> np.ndarray:
+        step, lanes = _completes(self.graph)[self.task], len(self.graph.lanes)
         inside = np.flatnonzero(step >= 0)
         if self.plan.scheduled or not len(inside):
             return inside  # a lane with a policy runs in another order than that of ids
@@ -279,21 +285,17 @@ class Timeline(NotebookFigure):
 def _completes(graph: Graph) -> np.ndarray:
     """Return the step that each task can complete, -1 for none: int32, shape (ids,).
 
-    None of background threads, nor the own time of a named range. Kept until the next structural edit.
+    None of background threads, nor the own time of a named range.
     """
-    background = tuple(number for number, lane in enumerate(graph.lanes) if lane.background)
-    kept, found = graph._derived.get("completes", (None, None))
-    if kept != background:
-        columns, trace = graph.columns, graph.trace
-        rows = columns["row"]
-        found = columns["step"].copy()
-        if background:
-            found[np.isin(columns["lane"], background)] = -1
-        if trace is not None and len(trace):
-            named = np.append(trace.is_kind("annotation"), True)[rows]  # the last: of no row
-            found[named & (columns["kind"] == CPU)] = -1
-        graph._derived["completes"] = background, found
-    return np.asarray(found)
+    columns, trace = graph.columns, graph.trace
+    step = columns["step"].copy()
+    background = [number for number, lane in enumerate(graph.lanes) if lane.background]
+    if background:
+        step[np.isin(columns["lane"], background)] = -1
+    if trace is not None and len(trace):
+        named = np.append(trace.is_kind("annotation"), True)[columns["row"]]  # the last: of no row
+        step[named & (columns["kind"] == CPU)] = -1
+    return step
 
 
 def _by_cause(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from daydream.costs.kernels import (
     work_of_rows,
 )
 from daydream.graph.graph import Graph
+from daydream.graph.query.texts import is_among
 from daydream.graph.selection import Selection
 
 LEAST_REACHABLE = 0.6  # of a peak: a kernel below this on both resources is held up by something else
@@ -61,7 +62,7 @@ def reachable_when_full(
     share, by_flop = np.maximum(flop_ns, bytes_ns) / body, flop_ns >= bytes_ns
 
     arithmetic, traffic = device.sustained or (1.0, 1.0)
-    most = np.where(np.isin(formats.astype(str), UNDER_LOAD), arithmetic, 1.0)
+    most = np.where(is_among(formats, UNDER_LOAD), arithmetic, 1.0)
     families = work.family.astype(str)
     found = []
     for bound, limit in ((by_flop, most), (~by_flop, np.full(count, traffic))):

@@ -28,6 +28,7 @@ from daydream.costs.workload.calls import MATRIX_KERNEL
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.graph.query.texts import for_each, is_among
 from daydream.graph.selection import Selection
 
 PAPER_SPEEDUPS = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
@@ -114,14 +115,14 @@ class Change:
         self.other_device = target is not None and target != self.source
         if self.source is None and self.other_device:
             device_of(graph)  # raises, and says why
-        floating = np.array([str(one).startswith(("float", "bfloat")) for one in self.dtypes.tolist()], bool)
+        floating = names_fit(self.dtypes, lambda dtype: dtype.startswith(("float", "bfloat")))
         self.typed = floating & (dtype is not None)
         if dtype == "tf32":  # only products change
             self.typed &= self.matrix & ~self.tf32
         to_type = "float32" if dtype == "tf32" else dtype or ""
         self.new_dtypes = np.where(self.typed, to_type, self.dtypes)
         size, new_size = (
-            np.array([itemsize(one) or 1 for one in types.tolist()], np.float64)
+            for_each(types, lambda one: itemsize(one) or 1, np.float64)
             for types in (self.dtypes, self.new_dtypes)
         )
         self.narrower = np.where(self.typed, new_size / size, 1.0)
@@ -151,7 +152,7 @@ class Change:
         new_formats = self._new_formats(target)
         rate, new_rate = peaks(formats, source), peaks(new_formats, target)
         of_peak, of_bandwidth = _sustained(source, target)
-        new_rate = new_rate * np.where(np.isin(new_formats.astype(str), UNDER_LOAD), of_peak, 1.0)
+        new_rate = new_rate * np.where(is_among(new_formats, UNDER_LOAD), of_peak, 1.0)
         new_bandwidth = target.bandwidth * of_bandwidth
 
         flop_ns = np.nan_to_num(np.where(self.work.flop > 0, self.work.flop / rate, 0.0))
@@ -159,8 +160,8 @@ class Change:
         slower = np.nan_to_num(rate / new_rate, nan=1.0)
         new_flop_ns = flop_ns * self.flop_factor * slower
         new_bytes_ns = bytes_ns * self.bytes_factor * source.bandwidth / new_bandwidth
-        steps_up = np.isin(formats.astype(str), IN_FULL)
-        steps_up &= np.isin(new_formats.astype(str), ON_MATRIX_UNITS)
+        steps_up = is_among(formats, IN_FULL)
+        steps_up &= is_among(new_formats, ON_MATRIX_UNITS)
         fixed = np.minimum(FIXED_OF_PRODUCTS * floor_ns(self.graph), self.old / 2)
         self.floor = np.where(steps_up, np.maximum(fixed, self.floor), self.floor)
         self.body = self.old - self.floor
@@ -289,9 +290,7 @@ class Change:
         """Return durations where the GPU is unknown: the paper's constants, and factors above the floor."""
         factor = np.where(self.matrix, self.flop_factor, self.bytes_factor / self.narrower)
         new = self.floor + self.body * factor
-        half = (
-            self.typed & (self.dtypes == "float32") & np.isin(self.new_dtypes.astype(str), HALF) & ~self.tf32
-        )
+        half = self.typed & (self.dtypes == "float32") & is_among(self.new_dtypes, HALF) & ~self.tf32
         new = np.where(half, new / np.where(self.matrix, *PAPER_SPEEDUPS), new)
         return new, np.where(half, "paper", "ratio").astype(object)
 
@@ -318,9 +317,7 @@ def names_fit(names: np.ndarray, search: Callable[[str], object]) -> np.ndarray:
     Returns:
         shape (tasks,), bool.
     """
-    listed = names.tolist()
-    known = {name: _fits(search, name) for name in set(listed)}
-    return np.array([known[name] for name in listed], bool)
+    return for_each(names, lambda name: _fits(search, name), bool)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -28,7 +28,7 @@ from daydream.costs.workload.operator import (
     operator_work,
 )
 from daydream.costs.workload.shapes import Shape
-from daydream.graph.query.numbering import distinct_rows
+from daydream.graph.query.numbering import distinct_rows, once
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -293,8 +293,7 @@ def _above(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Mask of the rows around any of these."""
     above = np.zeros(len(parent), bool)
     up = parent[rows]
-    while len(up := np.unique(up[up >= 0])):
-        up = up[~above[up]]
+    while len(up := once(up[(up >= 0) & ~above[up]], len(parent))):
         above[up] = True
         up = parent[up]
     return above

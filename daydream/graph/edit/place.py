@@ -54,17 +54,30 @@ def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndar
     order given. Where there is no room, all that is behind moves on.
     """
     order = graph.columns["order"]
-    sequence = np.argsort(order, kind="stable")
-    position = np.empty(len(order), np.int64)
-    position[sequence] = np.arange(len(order))
+    sequence, position = _sorted(graph)
     places = position[anchors]
     count = np.bincount(places, minlength=len(order))
     wanted = count[:-1] if behind else count[1:]
-    room = np.diff(order[sequence])
-    push = np.where(wanted > 0, np.maximum(wanted + 1 - room, 0), 0)
-    order[sequence[1:]] += np.cumsum(push)
+    ahead = np.flatnonzero(wanted)
+    room = order[sequence[ahead + 1]] - order[sequence[ahead]]
+    push = np.maximum(wanted[ahead] + 1 - room, 0)
+    if push.any():
+        pushed = np.zeros(len(wanted), np.int64)
+        pushed[ahead] = push
+        order[sequence[1:]] += np.cumsum(pushed)
     by_place = np.argsort(places, kind="stable")
     first = np.searchsorted(places[by_place], places[by_place])
     turn = np.empty(len(places), np.int64)
     turn[by_place] = np.arange(len(places)) - first
     return order[anchors] + 1 + turn if behind else order[anchors] - count[places] + turn
+
+
+def _sorted(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Return all ids in program order, and the place of each; kept until the next structural edit."""
+    if "by_order" not in graph._derived:
+        sequence = np.argsort(graph.columns["order"], kind="stable")
+        position = np.empty(len(sequence), np.int64)
+        position[sequence] = np.arange(len(sequence))
+        graph._derived["by_order"] = sequence, position
+    found: tuple[np.ndarray, np.ndarray] = graph._derived["by_order"]
+    return found

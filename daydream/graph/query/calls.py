@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.query.numbering import distinct
+from daydream.graph.query.numbering import distinct, once
 from daydream.graph.tables import CPU
 
 if TYPE_CHECKING:
@@ -43,18 +43,29 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
     trace = graph.trace
     if trace is None or not len(trace):
         return np.full(len(ids), -1)
-    wanted = trace.is_kind("operator")
-    if name is not None:
-        try:
-            match = re.compile(name).search
-        except re.error as error:
-            raise GraphError(f"{name!r} is not a regular expression ({error})") from None
-        fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
-        wanted = (wanted | trace.is_kind("annotation")) & fits[trace["name"]]
+    if name is None:
+        return _operator_of_rows(graph, inner=inner)[rows]
+    try:
+        match = re.compile(name).search
+    except re.error as error:
+        raise GraphError(f"{name!r} is not a regular expression ({error})") from None
+    fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
+    wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
     own, place = distinct(rows)
-    parent = np.asarray(trace["parent"], np.int64) if name is None else _with_hand_offs(graph)
-    found = _enclosing(parent, wanted, own, inner=inner)
+    found = _enclosing(_with_hand_offs(graph), wanted, own, inner=inner)
     return found[place]
+
+
+def _operator_of_rows(graph: Graph, *, inner: bool) -> np.ndarray:
+    """Return the innermost (or outermost) operator around each row of the trace; the last entry is no row."""
+    assert graph.trace is not None  # noqa: S101 - only asked for rows of a trace
+    kept = "inner operator" if inner else "outer operator"
+    if kept not in graph._of_trace:
+        trace = graph.trace
+        parent = np.asarray(trace["parent"], np.int64)
+        rows = np.append(np.arange(len(trace)), -1)
+        graph._of_trace[kept] = _enclosing(parent, trace.is_kind("operator"), rows, inner=inner)
+    return np.asarray(graph._of_trace[kept])
 
 
 def _with_hand_offs(graph: Graph) -> np.ndarray:
@@ -193,10 +204,9 @@ def _cut_rows(graph: Graph) -> np.ndarray:
 def _around(parent: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
     """Return a mask of rows and of all that enclose them."""
     around = np.zeros(size, bool)
-    up = np.unique(rows)
+    up = once(rows, size)
     while len(up):
         around[up] = True
-        up = np.unique(parent[up])
-        up = up[up >= 0]
-        up = up[~around[up]]
+        up = parent[up]
+        up = once(up[(up >= 0) & ~around[up]], size)
     return around

@@ -44,3 +44,10 @@ def first_of(number: np.ndarray, count: int) -> np.ndarray:
     first = np.full(count, -1)
     first[number[::-1]] = np.arange(len(number))[::-1]  # of what is assigned to one place, the last stays
     return first
+
+
+def once(numbers: np.ndarray, below: int) -> np.ndarray:
+    """Return each of some numbers from 0 to `below` once, where it comes last: in their order."""
+    last = np.empty(below, np.int64)
+    last[numbers] = np.arange(len(numbers))  # of what is assigned to one place, the last stays
+    return numbers[last[numbers] == np.arange(len(numbers))]
