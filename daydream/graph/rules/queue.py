@@ -72,8 +72,10 @@ def _learn(builder: GraphBuilder, calls: np.ndarray, ends: np.ndarray) -> tuple[
     # one that returned after its own work had ended waited for that.
     free = np.where(place >= depth, ends[np.maximum(place - depth, 0)], 0)
     met_full = (free > started) & (returned < own_end)
-    usual = usual_costs(builder, calls[free <= started])
-    cost = np.array([usual.get(name, LONG_NS // 2) for name in builder.graph.columns["name"][calls].tolist()])
+    costs = np.full(len(builder.graph.texts["name"]) + 1, LONG_NS // 2)  # by name, the last: unknown
+    for name, usual in usual_costs(builder, calls[free <= started]).items():
+        costs[name] = usual
+    cost = costs[builder.graph.columns["name"][calls]]
     duration = returned - started
     stood = met_full & (duration > 2 * cost) & (2 * (free - started) > duration)
     if stood.sum() < max(1, BLOCKED_SHARE * met_full.sum()):

@@ -27,6 +27,7 @@ import numpy as np
 
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.plan import Cause
+from daydream.graph.query.numbering import distinct
 from daydream.graph.rules.handoff import (
     LEAST_BURSTS,
     NO_EARLIER,
@@ -120,15 +121,13 @@ def _points_of(builder: GraphBuilder, lane: int, names: np.ndarray) -> Points:
     task = np.concatenate([tasks, tasks[again]])
     order = np.lexsort((begins, time))
     time, begins, task = time[order], begins[order], task[order]
-    what = _numbered(2 * names[columns["name"][task]] + begins)
+    kinds, what = distinct(2 * names[columns["name"][task]] + begins)
     step = columns["step"][task].astype(np.int64)
     turn = _turns(what * (len(builder.graph.steps) + 2) + step + 1)
-    return Points(time, task, begins, (what, _numbered(what * (len(task) + 1) + turn)))
-
-
-def _numbered(keys: np.ndarray) -> np.ndarray:
-    """Return dense numbers for keys."""
-    return np.unique(keys, return_inverse=True)[1].reshape(-1)
+    # Turns of a kind are numbered without a hole, so kind and turn have a number together.
+    turns = np.zeros(len(kinds) + 1, np.int64)
+    np.maximum.at(turns, what + 1, turn + 1)
+    return Points(time, task, begins, (what, np.cumsum(turns)[what] + turn))
 
 
 def _turns(keys: np.ndarray) -> np.ndarray:
