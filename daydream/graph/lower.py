@@ -291,16 +291,21 @@ def _stand_in(graph: Graph, tasks: np.ndarray, dead: np.ndarray, *, ahead: bool)
 
     A hand-off says "this thread reached this point", whoever runs there.
     """
+    rows = np.flatnonzero(dead)
+    if not len(rows):
+        return
     order, lanes = graph.columns["order"], graph.columns["lane"]
-    for row in np.flatnonzero(dead).tolist():
-        task = tasks[row]
-        mates = np.flatnonzero(graph.alive & (lanes == lanes[task]))
-        keys = order[mates]
-        beyond = mates[keys > order[task]] if ahead else mates[keys < order[task]]
-        if len(beyond):
-            tasks[row] = beyond[np.argmin(order[beyond]) if ahead else np.argmax(order[beyond])]
-        else:
-            tasks[row] = -1
+    by_lane = graph.ids[stable_order(lanes[graph.ids], len(graph.lanes))]
+    bounds = np.searchsorted(lanes[by_lane], np.arange(len(graph.lanes) + 1))
+    of = lanes[tasks[rows]]
+    for lane in np.unique(of).tolist():
+        mine = rows[of == lane]
+        mates = by_lane[bounds[lane] : bounds[lane + 1]]
+        keys, reached = order[mates], order[tasks[mine]]
+        place = np.searchsorted(keys, reached, side="right" if ahead else "left")
+        if not ahead and len(mates):  # of equal keys the lowest id
+            place = np.where(place > 0, np.searchsorted(keys, keys[place - 1]), len(mates))
+        tasks[mine] = np.append(mates, -1)[place]
 
 
 def _topological(
