@@ -256,3 +256,12 @@ def test_a_range_that_says_which_way_the_step_goes_is_an_answer():
 
     assert comparison.reason is None
     assert comparison.predicted_ns == comparison.simulated_ns
+
+
+def test_a_lane_that_a_change_empties_is_missed_nowhere():
+    comparison = daydream.whatif(
+        daydream.replay(steps_behind_a_kernel()), lambda graph: graph.select(name="^short_kernel").remove()
+    )
+    assert not len(comparison.graph.select(lane="stream 8"))
+    assert comparison.affected.moved >= 40_000.0  # of its busiest lane
+    assert comparison.uncertainty.model == pytest.approx(0, abs=1)  # all of it was hidden

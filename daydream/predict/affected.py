@@ -156,6 +156,8 @@ def _alive_before(graph: Graph, gone: np.ndarray) -> np.ndarray:
     found = np.full(len(gone), -1)
     for number in np.unique(lane[gone]).tolist():
         mine, mates = np.flatnonzero(lane[gone] == number), there[bounds[number] : bounds[number + 1]]
+        if not len(mates):
+            continue
         keys = order[gone[mine]]
         place = np.searchsorted(order[mates], keys, side="right") - 1
         # Of equal keys the lower id comes first.

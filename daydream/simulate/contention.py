@@ -183,6 +183,14 @@ class _Slow:
 
 def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (kernels, transfers) and (transfers, kernels) of each device, as entries of the plan."""
+    cache = lowered.plan.cache  # plans with other durations share it
+    if "sharing" not in cache:
+        cache["sharing"] = _find_pairs(graph, lowered)
+    found: list[tuple[np.ndarray, np.ndarray]] = cache["sharing"]
+    return found
+
+
+def _find_pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
     kind, lane = graph.columns["kind"][lowered.task], lowered.plan.lane
     pairs = []
     for computing, transferring in sharing(graph.lanes):

@@ -22,6 +22,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -263,8 +264,14 @@ def _shipped() -> dict[str, str]:
     import daydream.optimizations
 
     folders = [Path(folder) for folder in daydream.optimizations.__path__]
-    stems = [path.stem for folder in folders for path in folder.glob("*.py") if not path.stem.startswith("_")]
-    return {stem.replace("_", "-"): stem for stem in stems}
+    return _in_folders(*((folder, folder.stat().st_mtime_ns) for folder in folders if folder.is_dir()))
+
+
+@lru_cache(maxsize=1)  # a ranking looks up every name
+def _in_folders(*folders: tuple[Path, int]) -> dict[str, str]:
+    """Return name -> module name of the files in folders that were changed at these times."""
+    stems = [path.stem for folder, _ in folders for path in folder.glob("*.py")]
+    return {stem.replace("_", "-"): stem for stem in stems if not stem.startswith("_")}
 
 
 def _entry_points() -> list[EntryPoint]:
