@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from daydream.memory.passes import Moved, Parts, parts_of, place_before, put_away, renumber, repeat
     from daydream.memory.prediction import unchanged
     from daydream.memory.readers import input_of_parts, next_call, read_behind, used_until
+    from daydream.memory.sharded import shard
     from daydream.memory.shares import (
         add_buckets,
         add_copies,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         hold_throughout,
         let_go_behind,
         scale_owned,
-        shard,
     )
 
 _HOMES = {
@@ -54,8 +54,9 @@ _HOMES = {
     "daydream.memory.readers": ("input_of_parts", "next_call", "read_behind", "used_until"),
     "daydream.memory.shares": (
         "add_buckets", "add_copies", "divide", "gradient_bytes", "hold_throughout", "let_go_behind",
-        "scale_owned", "shard",
+        "scale_owned",
     ),
+    "daydream.memory.sharded": ("shard",),
 }  # fmt: skip
 
 __all__ = [
