@@ -270,5 +270,4 @@ def memory(
         add_buckets(held, as_views=False)
         return
     units = layers or [block for family in repeated_blocks(held.graph) for block in family] or "*"
-    on_gpu = bool(held.where(on="gpu").any())
-    shard(held, units, workers, again=stage == 3, ahead=on_gpu if overlap is None else overlap)
+    shard(held, units, workers, again=stage == 3, ahead=overlap is not False)

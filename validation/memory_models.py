@@ -1,7 +1,7 @@
-"""Five models whose steps hold a few MB, and their steps, unchanged and changed; torch's own, nothing of daydream.
+"""Eight models whose steps hold a few MB, and their steps, unchanged and changed; torch's own, nothing of daydream.
 
-All but their widths and batches are those of `benchmarks/small_models.py`; each repeats `blocks`, so that the
-same words name a change in all of them.
+Of the first five all but widths and batches are those of `benchmarks/small_models.py`; GRU, Mixer and UNet were added
+to judge. Each repeats `blocks`, so that the same words name a change in all of them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,79 @@ class Recurrent(nn.Module):
         return self.lstm(x)[0]
 
 
+class Gated(nn.Module):
+    """One layer of GRU, without its last state."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(width, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape that came in: batch, tokens, width."""
+        return self.gru(x)[0]
+
+
+class Average(nn.Module):
+    """The mean over tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return batch, width."""
+        return x.mean(1)
+
+
+class Mixer(nn.Module):
+    """Linear layers over tokens, then over features, each behind a norm and added to what came in."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.tokens = nn.Sequential(nn.Linear(tokens, 2 * tokens), nn.GELU(), nn.Linear(2 * tokens, tokens))
+        self.features = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape that came in: batch, tokens, width."""
+        x = x + self.tokens(self.norm_1(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.features(self.norm_2(x))
+
+
+class Convolved(nn.Module):
+    """Two convolutions with group norms, added to what came in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv_1, self.conv_2 = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norm_1, self.norm_2 = nn.GroupNorm(4, width), nn.GroupNorm(4, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return an image of the shape that came in."""
+        inside = functional.relu(self.norm_1(self.conv_1(x)))
+        return functional.relu(x + self.norm_2(self.conv_2(inside)))
+
+
+class UNet(nn.Module):
+    """A quarter of the blocks on the image, two on half its size, and one behind the skip connection."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.ModuleList([Convolved(width) for _ in range(layers)])
+        self.up, self.merge = nn.ConvTranspose2d(width, width, 2, 2), nn.Conv2d(2 * width, width, 1)
+        self.last = nn.Conv2d(width, CLASSES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores of each pixel: batch, rows, columns, classes."""
+        quarter = len(self.blocks) // 4
+        x = self._run(self.first(x), 0, quarter)
+        inside = self._run(functional.max_pool2d(x, 2), quarter, 3 * quarter)
+        x = self._run(self.merge(torch.cat([self.up(inside), x], 1)), 3 * quarter, 4 * quarter)
+        return self.last(x).permute(0, 2, 3, 1)
+
+    def _run(self, x: Tensor, first: int, until: int) -> Tensor:
+        for block in self.blocks[first:until]:
+            x = block(x)
+        return x
+
+
 def cnn(layers: int, batch: float) -> tuple[nn.Module, Draw]:
     """Return residual blocks of width 32 on 16 images of 16 x 16."""
     rows = round(16 * batch)
@@ -91,8 +164,31 @@ def mlp(layers: int, batch: float) -> tuple[nn.Module, Draw]:
     return model, lambda: (torch.randn(rows, 64), torch.randint(CLASSES, (rows,)))
 
 
+def gru(layers: int, batch: float) -> tuple[nn.Module, Draw]:
+    """Return a classifier of layers of GRU of width 64 on 16 rows of 24 tokens."""
+    rows = round(16 * batch)
+    last = nn.Sequential(Average(), nn.Linear(64, CLASSES))
+    model = Stack(nn.Embedding(WORDS, 64), [Gated(64) for _ in range(layers)], last)
+    return model, lambda: (torch.randint(WORDS, (rows, 24)), torch.randint(CLASSES, (rows,)))
+
+
+def mixer(layers: int, batch: float) -> tuple[nn.Module, Draw]:
+    """Return an MLP-mixer of width 96 on 16 rows of 32 patches."""
+    rows = round(16 * batch)
+    last = nn.Sequential(nn.LayerNorm(96), Average(), nn.Linear(96, CLASSES))
+    model = Stack(nn.Linear(48, 96), [Mixer(32, 96) for _ in range(layers)], last)
+    return model, lambda: (torch.randn(rows, 32, 48), torch.randint(CLASSES, (rows,)))
+
+
+def unet(layers: int, batch: float) -> tuple[nn.Module, Draw]:
+    """Return a small U-Net of width 16 on 8 images of 32 x 32."""
+    rows = round(8 * batch)
+    labels = rows * 32 * 32
+    return UNet(layers, 16), lambda: (torch.randn(rows, 3, 32, 32), torch.randint(CLASSES, (labels,)))
+
+
 MODELS: dict[str, Callable[[int, float], tuple[nn.Module, Draw]]] = {
-    "CNN": cnn, "Encoder": encoder, "GPT": gpt, "LSTM": lstm, "MLP": mlp,
+    "CNN": cnn, "Encoder": encoder, "GPT": gpt, "GRU": gru, "LSTM": lstm, "MLP": mlp, "Mixer": mixer, "UNet": unet,
 }  # fmt: skip
 
 

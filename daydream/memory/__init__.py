@@ -22,12 +22,14 @@ from daydream import lazy
 if TYPE_CHECKING:
     from daydream.memory.allocations import Allocations
     from daydream.memory.asked import block_of_rows, calls_that_made, in_phase, nearest
+    from daydream.memory.eight_bits import hold_8_bits
     from daydream.memory.fused import drop_scores, fuse, within
     from daydream.memory.growth import resize_input
-    from daydream.memory.narrow import hold_8_bits, hold_16_bits
+    from daydream.memory.narrow import hold_16_bits
     from daydream.memory.passes import Moved, Parts, parts_of, place_before, put_away, renumber, repeat
     from daydream.memory.prediction import unchanged
     from daydream.memory.readers import input_of_parts, next_call, read_behind, used_until
+    from daydream.memory.sharded import shard
     from daydream.memory.shares import (
         add_buckets,
         add_copies,
@@ -36,15 +38,15 @@ if TYPE_CHECKING:
         hold_throughout,
         let_go_behind,
         scale_owned,
-        shard,
     )
 
 _HOMES = {
     "daydream.memory.allocations": ("Allocations",),
     "daydream.memory.asked": ("block_of_rows", "calls_that_made", "in_phase", "nearest"),
+    "daydream.memory.eight_bits": ("hold_8_bits",),
     "daydream.memory.fused": ("drop_scores", "fuse", "within"),
     "daydream.memory.growth": ("resize_input",),
-    "daydream.memory.narrow": ("hold_8_bits", "hold_16_bits"),
+    "daydream.memory.narrow": ("hold_16_bits",),
     "daydream.memory.passes": (
         "Moved", "Parts", "parts_of", "place_before", "put_away", "renumber", "repeat",
     ),
@@ -52,8 +54,9 @@ _HOMES = {
     "daydream.memory.readers": ("input_of_parts", "next_call", "read_behind", "used_until"),
     "daydream.memory.shares": (
         "add_buckets", "add_copies", "divide", "gradient_bytes", "hold_throughout", "let_go_behind",
-        "scale_owned", "shard",
+        "scale_owned",
     ),
+    "daydream.memory.sharded": ("shard",),
 }  # fmt: skip
 
 __all__ = [

@@ -17,11 +17,18 @@ import numpy as np
 
 from daydream.costs.resize.operands import WEIGHT_ARGUMENTS
 from daydream.costs.workload.forward_calls import forward_rows
-from daydream.costs.workload.operator import bare_name, itemsize
+from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.graph.query.numbering import distinct_rows
 from daydream.memory.allocations import BEFORE, Allocations
-from daydream.memory.asked import calls_that_made, nearest
+from daydream.memory.asked import nearest
+from daydream.memory.onednn import (
+    add_scratch,
+    gradients_of_layers,
+    resize_scratch,
+    resize_workspaces,
+    rows_of_layers,
+)
 from daydream.memory.passes import Parts, parts_of, place_before, renumber
 from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
@@ -44,12 +51,12 @@ LOG_SOFTMAX = re.compile(
     r"^aten::_?log_softmax$"
 )  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
 WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
+WEIGHTS = {**WEIGHT_ARGUMENTS, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (2,))}
 NORM = re.compile(r"^aten::(native_)?(layer|batch|group|rms|instance)_norm$")
 LOSS = re.compile(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
 SUM = re.compile(r"^aten::(add|sub)_?$")
 FLOAT = "float32"
 WITH_INDICES = r"^aten::(\w*with_indices|topk|sort|max|min|median|mode|cummax|cummin)$"  # 8 bytes each
-LINEAR = r"^aten::(addmm|mm|linear|matmul|_scaled_mm)$"
 MASKS = (
     r"^aten::(native_dropout|_fused_dropout|bernoulli|eq|ne|lt|le|gt|ge|logical_\w+|isnan|isinf)_?$"  # 1 byte
 )
@@ -94,14 +101,36 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     copied = np.flatnonzero(is_float & saved & wide & ~backward)
     into_32 = backward & of_product & ~gradient & (np.append(types.given, 0)[types.outermost[maker]] == 32)
     half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32 & ~in_math
+    recurrent = nearest(held, rows_of_layers(held.trace), forward=True)[:size]
+    half &= ~gradients_of_layers(held, recurrent)
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     inside = copied[forward.of[copied] >= 0]
     held.add(inside, end=used_until(held, inside, forward), kind="temporary")
     _cast_values(held, types, np.flatnonzero(into_math & (forward.of[:size] >= 0)), last, forward)
-    casts = np.flatnonzero(is_float & backward & of_product & (gradient | into_32) & ~in_math)
-    held.add(casts, bytes=held["recorded_bytes"][casts] // 2, end=next_call(held, casts), kind="temporary")
+    casts = is_float & backward & of_product & (gradient | into_32) & ~in_math & (recurrent < 0)
+    _cast_gradients(held, np.flatnonzero(casts))
+    half &= ~resize_workspaces(held, recurrent)
+    half &= ~resize_scratch(held, np.flatnonzero(half))[:size]
     held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
+    add_scratch(held, np.flatnonzero(half | casts))
     renumber(held)
+
+
+def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
+    """Let gradients come in 16 bits, and in 32 bits from a node of their own that casts them.
+
+    It runs when what the product's node had saved is gone. Of several it is the one of the last argument
+    first: autograd runs the youngest nodes first (torch/csrc/autograd/engine.cpp).
+    """
+    behind = next_call(held, rows)
+    order = np.lexsort((-held["begin"][rows], behind))
+    first = np.append(True, behind[order][1:] != behind[order][:-1]) if len(rows) else np.zeros(0, bool)
+    begins = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
+    turn = np.empty(len(rows))
+    turn[order] = np.arange(len(rows)) - begins
+    shift = (turn + 1) / (3 * (len(rows) + 1))  # less than to the next place
+    held.add(rows, bytes=held["recorded_bytes"][rows] // 2, end=behind + 1.1 * shift, kind="temporary")
+    held["begin"][rows] = behind + shift
 
 
 def _cast_values(
@@ -292,7 +321,7 @@ class _Types:
                 continue
             name = bare_name(self.held.trace.text("name")[self.held.trace["name"][row]])
             arguments = self._arguments(row)
-            places = [place for place in WEIGHT_ARGUMENTS.get(name, ()) if place < len(arguments)]
+            places = [place for place in WEIGHTS.get(name, ()) if place < len(arguments)]
             weights = [arguments[place] for place in places if len(arguments[place]) > 1]  # no biases
             found.append(sum(elements(weight) for weight in weights))
         return np.array(found, np.int64)
@@ -311,32 +340,3 @@ class _Types:
             elements(first_factor(names[name], texts[code] if code >= 0 else "")) for name, code in calls
         ]
         return np.where(self.float32[rows], np.array(sizes, np.int64), 0)
-
-
-def hold_8_bits(held: Allocations) -> None:
-    """Hold casts of the operands of linear layers, 1 B an element, while each product runs.
-
-    At the least a linear layer saves its input so, as libraries do that keep the cast.
-
-    Args:
-        held: the allocations.
-    """
-    call = calls_that_made(held, LINEAR)
-    products = parts_of(held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call)
-    sizes = []
-    for row in products.keys[:, -1].tolist():
-        code = int(held.trace["shapes"][row])
-        arguments = (parse_shapes(held.trace.text("shapes")[code]) if code >= 0 else None) or []
-        sizes.append(sum(sorted((elements(part) for part in arguments), reverse=True)[:2]))
-    like = np.full(len(products), UNKNOWN)
-    rows = np.flatnonzero(products.of >= 0)
-    like[products.of[rows]] = rows
-    ends = place_before(held, products.until)
-    held.add(like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary")
-    last = np.where(held["end_row"] >= 0, forward_rows(held.trace, np.maximum(held["end_row"], 0)), UNKNOWN)
-    names = np.array([*(re.search(LINEAR, text) is not None for text in held.trace.text("name")), False])
-    saved = held.where(kind="activation") & (last >= 0) & np.append(names[held.trace["name"]], False)[last]
-    widths = np.array([*(itemsize(text) or 4 for text in held.trace.text("dtype")), 4])
-    width = np.append(widths[held.trace["dtype"]], 4)[held["begin_row"]]
-    held.scale(saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum()))))
-    renumber(held)

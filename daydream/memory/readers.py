@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.costs.workload.forward_calls import forward_rows, nodes_above
+from daydream.costs.workload.forward_calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import bare_name, itemsize
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.costs.workload.tiles import FIRST
@@ -63,6 +63,9 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     order = inside[np.lexsort((held["begin"][inside], held["rank"][inside]))]
     asked = held["begin_row"][order]
     node = np.where(asked >= 0, nodes_above(held.trace, np.maximum(asked, 0)), UNKNOWN)
+    # What the engine does behind a node's own function, as sums over samples, is in the call around it.
+    above = np.append(np.asarray(held.trace["parent"], np.int64), UNKNOWN)[node]
+    node = np.where(np.append(nodes(held.trace), False)[above], above, node)
     node = np.where(node >= 0, node, asked)
     rank = held["rank"][order]
     changes = np.append((node[1:] != node[:-1]) | (rank[1:] != rank[:-1]), True)

@@ -1,14 +1,11 @@
-"""What each of several workers holds: shares of parameters, gradients and states, and whole units."""
+"""What each of several workers holds: shares of parameters, gradients and states, and buckets."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, Allocations
-from daydream.memory.asked import block_of_rows, codes_of_rows, in_phase
-from daydream.memory.passes import Parts, parts_of, place_before, renumber
+from daydream.memory.asked import codes_of_rows
 
 
 def gradient_bytes(held: Allocations, rank: int, device: int) -> int:
@@ -57,106 +54,6 @@ def divide(held: Allocations, which: np.ndarray, workers: int) -> None:
         None; `held` is changed.
     """
     held.resize(which, -(-held["bytes"][which] // workers))
-
-
-def shard(
-    held: Allocations, patterns: str | Sequence[str], workers: int, *, again: bool, ahead: bool
-) -> None:
-    """Let a worker hold its share of parameters, gradients and states, and units whole while they are used.
-
-    As torch's `fully_shard` does (2.13): a unit is gathered into a buffer and copied out of it before its
-    forward pass. Its gradients are copied into a buffer and scattered when its backward pass is done, one
-    unit at a time. What is in no unit is the root, whole from the first work to the last.
-
-    Args:
-        held: the allocations.
-        patterns: shell patterns on module paths: the units.
-        workers: how many share.
-        again: a unit is let go after its forward pass and gathered again for its backward pass (stage 3).
-        ahead: in the backward pass the next unit is gathered while one is at work.
-    """
-    block, _ = block_of_rows(held, patterns)
-    begun = held["begin"] > BEFORE
-    forward, backward = (
-        parts_of(held, begun & in_phase(held, phase), held["step"], block)
-        for phase in ("forward", "backward")
-    )
-    steps = parts_of(held, held.where(phase=("forward", "loss", "backward")), held["step"])
-    parameter = held.where(kind="parameter")
-    gradient = held.where(kind="gradient") & in_phase(held, "backward")
-    divide(
-        held,
-        held.where(kind="optimizer_state") | in_phase(held, "optimizer") & held.where(kind="temporary"),
-        workers,
-    )
-    whole = held["bytes"].copy()
-    divide(held, parameter, workers)
-
-    added: list[tuple[int, int, float, float, str]] = []  # like which row, bytes, from, until, kind
-    for rank, repeat, step, unit in forward.keys.tolist():
-        mine = parameter & (held["rank"] == rank) & (block == unit)
-        nbytes = int(whole[mine].sum())
-        if not nbytes:
-            continue
-        like = int(np.flatnonzero(mine)[0])
-        first, until = _when(forward, (rank, repeat, step, unit))
-        whole_step = _when(steps, (rank, repeat, step))
-        back = _when(backward, (rank, repeat, step, unit))
-        if unit < 0:
-            first, until, again_of = *whole_step, False
-        else:
-            again_of = again
-        if not np.isfinite(back[0]):
-            back = (until, until)
-        if again_of:
-            early = _before(backward, (rank, repeat, step), back[0]) if ahead else back[0]
-            added += [(like, nbytes, first, until, "shard"), (like, nbytes, early, back[1], "shard")]
-            added += [(like, nbytes, early, back[0], "shard")]
-        else:
-            added.append((like, nbytes, first, max(until, back[1]), "shard"))
-        added.append((like, nbytes, place_before(held, np.array([first]))[0], first, "shard"))
-    _scatter(held, gradient, block, backward, steps, workers, added)
-    rows = np.array([each[0] for each in added], np.int64)
-    if len(rows):
-        columns = {
-            name: np.array([each[place] for each in added])
-            for place, name in ((1, "bytes"), (2, "begin"), (3, "end"))
-        }
-        held.add(rows, kind="shard", **columns)
-    renumber(held)
-
-
-def _scatter(
-    held: Allocations, gradient: np.ndarray, block: np.ndarray, backward: Parts, steps: Parts, workers: int,
-    added: list[tuple[int, int, float, float, str]],
-) -> None:  # fmt: skip
-    """Let whole gradients go when their unit's backward pass is done, and shares of them stay."""
-    rows = np.flatnonzero(gradient)
-    keys = np.stack([held["rank"], held["repeat"], held["step"], block], axis=1)[rows]
-    for key in sorted(set(map(tuple, keys.tolist()))):
-        mine = rows[(keys == np.array(key)).all(axis=1)]
-        until = _when(backward, key)[1] if key[-1] >= 0 else _when(steps, key[:-1])[1]
-        until = max(until, float(held["begin"][mine].max()))
-        total = int(held["bytes"][mine].sum())
-        ends = float(held["end"][mine].max())
-        added += [
-            (int(mine[0]), -(-total // workers), until, ends, "shard"),
-            (int(mine[0]), total, float(place_before(held, np.array([until]))[0]), until, "shard"),
-        ]
-        held["end"][mine] = until
-
-
-def _when(parts: Parts, key: tuple[int, ...]) -> tuple[float, float]:
-    """Return the first and the last place of a part; from nowhere to nowhere if there is none."""
-    at = int(parts.find(np.array([key]))[0])
-    return (np.inf, -np.inf) if at < 0 else (float(parts.first[at]), float(parts.until[at]))
-
-
-def _before(parts: Parts, step: tuple[int, ...], place: float) -> float:
-    """Return where the part of a step begins before the one at a place; that place if there is none."""
-    same = (parts.keys[:, : len(step)] == np.array(step)).all(axis=1) & (parts.keys[:, -1] >= 0)
-    firsts = parts.first[same & (parts.first < place)]
-    return float(firsts.max()) if len(firsts) else place
 
 
 def add_copies(held: Allocations, times: float) -> None:

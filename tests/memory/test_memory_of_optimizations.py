@@ -130,7 +130,6 @@ def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
 
 def test_checkpointing_changes_no_other_memory(trace):
     before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
-
     # three steps: four tensors again, the state of random numbers with the block and while it runs again
     assert before["bytes"].sum() + 3 * (4 * LAYER + 2 * RANDOM) == after["bytes"].sum()
 
@@ -267,24 +266,6 @@ def test_sharded_states_are_a_share(trace, workers):
     held = edited(trace, "fsdp", stage=1, workers=workers)
     assert held["bytes"][held.where(kind="optimizer_state")].tolist() == [WEIGHT // workers] * 4
     assert held["bytes"][held.where(kind="parameter")].tolist() == [WEIGHT] * 2
-
-
-def test_fully_sharded_units_are_whole_while_they_are_used(trace):
-    held = edited(trace, "fsdp", stage=3, workers=2, layers="blocks.*")
-
-    lasting = held["begin"] == BEFORE
-    assert held["bytes"][held.where(kind="parameter")].tolist() == [WEIGHT // 2] * 2
-    assert held["bytes"][lasting & held.where(kind="optimizer_state")].tolist() == [WEIGHT // 2] * 4
-    # When the loss goes backward no unit is whole: only shares, x, a0, a1, ga and the loss are held.
-    assert held_when(held, "aten::mse_loss_backward") == [LAYER] * 4 + [LOSS]
-    # Of gradients a worker keeps its share when a unit is done.
-    shares = held.where(kind="shard") & (held["bytes"] == WEIGHT // 2) & (held["step"] == 1)
-    assert shares.sum() == 2
-
-
-def test_stage_two_keeps_units_whole_between_the_passes(trace):
-    held = edited(trace, "fsdp", stage=2, workers=2, layers="blocks.*")
-    assert held_when(held, "aten::mse_loss_backward") == [WEIGHT] * 2 + [LAYER] * 4 + [LOSS]
 
 
 def test_a_stage_of_a_pipeline_holds_its_own_blocks(trace):

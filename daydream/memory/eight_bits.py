@@ -1,0 +1,46 @@
+"""Memory of products in 8 bits: casts of their operands."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from daydream.costs.workload.forward_calls import forward_rows
+from daydream.costs.workload.operator import itemsize
+from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.memory.allocations import Allocations
+from daydream.memory.asked import calls_that_made
+from daydream.memory.passes import parts_of, place_before, renumber
+from daydream.trace.schema import UNKNOWN
+
+LINEAR = r"^aten::(addmm|mm|linear|matmul|_scaled_mm)$"
+
+
+def hold_8_bits(held: Allocations) -> None:
+    """Hold casts of the operands of linear layers, 1 B an element, while each product runs.
+
+    At the least a linear layer saves its input so, as libraries do that keep the cast.
+
+    Args:
+        held: the allocations.
+    """
+    call = calls_that_made(held, LINEAR)
+    products = parts_of(held, (call >= 0) & held.where(phase=("forward", "backward")), held["phase"], call)
+    sizes = []
+    for row in products.keys[:, -1].tolist():
+        code = int(held.trace["shapes"][row])
+        arguments = (parse_shapes(held.trace.text("shapes")[code]) if code >= 0 else None) or []
+        sizes.append(sum(sorted((elements(part) for part in arguments), reverse=True)[:2]))
+    like = np.full(len(products), UNKNOWN)
+    rows = np.flatnonzero(products.of >= 0)
+    like[products.of[rows]] = rows
+    ends = place_before(held, products.until)
+    held.add(like, bytes=np.array(sizes, np.int64), begin=products.first, end=ends, kind="temporary")
+    last = np.where(held["end_row"] >= 0, forward_rows(held.trace, np.maximum(held["end_row"], 0)), UNKNOWN)
+    names = np.array([*(re.search(LINEAR, text) is not None for text in held.trace.text("name")), False])
+    saved = held.where(kind="activation") & (last >= 0) & np.append(names[held.trace["name"]], False)[last]
+    widths = np.array([*(itemsize(text) or 4 for text in held.trace.text("dtype")), 4])
+    width = np.append(widths[held.trace["dtype"]], 4)[held["begin_row"]]
+    held.scale(saved, held.among((1 / width)[saved], np.ones(int(saved.sum())), np.ones(int(saved.sum()))))
+    renumber(held)
