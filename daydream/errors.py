@@ -34,7 +34,14 @@ class NoMatchError(GraphError):
 
 
 class NotApplicableError(NoMatchError):
-    """An optimization has nothing to change in this trace; the message says why."""
+    """An optimization has nothing to change in this trace; the message says why.
+
+    Where the trace may have no work of a "device" or of several "ranks" at all, `lacks` says which.
+    """
+
+    def __init__(self, reason: str, *, lacks: str | None = None) -> None:
+        super().__init__(reason)
+        self.lacks = lacks
 
 
 class UnknownOptimizationError(DaydreamError, LookupError):

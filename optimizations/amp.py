@@ -45,7 +45,7 @@ def amp(
     if math == memory == 1:
         graph.does_not_apply("a math_speedup and a memory_speedup of 1 leave every kernel as it is")
     passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
-    passes.need("kernels in the forward or backward pass")
+    passes.need("kernels in the forward or backward pass", lacks="device")
     refuse_narrow(graph, passes)
     kernels = passes.where(dtype="float32").where(lambda tasks: ~runs_in_tf32(graph, tasks))
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")

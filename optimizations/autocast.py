@@ -55,7 +55,7 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     the expected figure.
     """
     passes = graph.select(kind="kernel", phase=("forward", "loss", "backward"))
-    passes.need("kernels in the forward or backward pass")
+    passes.need("kernels in the forward or backward pass", lacks="device")
     refuse_narrow(graph, passes)
     wide = passes.where(dtype="float32").need("32-bit kernels in the forward or backward pass")
     matrix = wide.where(lambda tasks: tasks_in_matrix_units(graph, tasks))

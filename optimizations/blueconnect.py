@@ -33,7 +33,7 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
     if the trace shows it. Waiting for peers in the trace of one rank is scaled like the transfer.
     """
     reduced = graph.select(kind="collective", collective="all_reduce", phase="backward")
-    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass")
+    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass", lacks="ranks")
     reduced = reduced.where(lambda tasks: tasks.bytes > 0).need("all-reduce of known size")
     members = workers_of(graph, workers)
     machines = find_cluster(cluster or machine_of(graph)).holding(members)

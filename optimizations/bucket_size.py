@@ -93,8 +93,8 @@ def _recorded_reductions(graph: Graph) -> Selection:
     passes = passes.where(lambda tasks: (tasks.launch >= 0) & (tasks.step >= 0))
     old = passes.where(lambda tasks: tasks.bytes > 0)
     if graph.trace is not None and not graph.trace.is_kind("operator").any() and not len(old):
-        return passes.need("all-reduce in the backward pass, with its launch")
-    old.need("all-reduce of known size in the backward pass, with its launch")
+        return passes.need("all-reduce in the backward pass, with its launch", lacks="ranks")
+    old.need("all-reduce of known size in the backward pass, with its launch", lacks="ranks")
     if not len(old.launches().where(within=NODE)):
         graph.does_not_apply("no hook of a gradient launched its all-reduces: they are not of DDP's buckets")
     return old

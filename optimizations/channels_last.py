@@ -34,7 +34,7 @@ def channels_last(graph: Graph) -> None:
     batch normalization and pooling, whose NHWC kernels are others.
     """
     kernels = graph.select(kind="kernel")
-    kernels.need("kernels; on a CPU the layout is not modelled")
+    kernels.need("kernels; on a CPU the layout is not modelled", lacks="device")
     around = kernels.where(op=CONVOLUTION) | kernels.where(name=CONVOLUTION)
     around.need("convolution")
     layout = kernels.where(name=LAYOUT)

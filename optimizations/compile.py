@@ -63,7 +63,7 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
         _compile_on_cpu(graph)
         return
     device = graph.select(on="gpu", phase=("forward", "loss", "backward"))
-    device.need("device work in the forward or backward pass")
+    device.need("device work in the forward or backward pass", lacks="device")
     device = device - device.where(within=ACCUMULATE)  # runs behind the compiled backward pass
     replayed = in_replays(device)
     if mostly_replayed(device):

@@ -48,7 +48,7 @@ def compression(
     if rank is not None and rank < 1:
         raise GraphError(f"rank must be 1 or more, not {rank}")
     reduced = graph.select(kind="collective", collective="all_reduce", phase="backward")
-    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass")
+    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass", lacks="ranks")
     reduced = reduced.where(lambda tasks: tasks.bytes > 0).need("all-reduce of known size")
     lane, rate = compute_lane(graph), memory_bandwidth(graph)
     width = np.array([itemsize(one or "float32") or 4 for one in reduced.dtype.tolist()])

@@ -46,7 +46,7 @@ def cuda_graphs(
     if vendor not in ("", "cpu", *WITH_GRAPHS):
         graph.does_not_apply(f"graphs that are captured and replayed are of CUDA and ROCm, not of {vendor}")
     device = graph.select(on="gpu", phase=phases)
-    device.need("device work in the forward or backward pass")
+    device.need("device work in the forward or backward pass", lacks="device")
     replayed = in_replays(device)
     if mostly_replayed(device):
         graph.does_not_apply("most device work of the step is launched by graphs already")

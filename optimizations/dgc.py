@@ -42,7 +42,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     if not 0 < ratio <= 1:
         raise GraphError(f"ratio must be above 0 and at most 1, not {ratio:g}")
     reduced = graph.select(kind="collective", collective="all_reduce", phase="backward")
-    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass")
+    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass", lacks="ranks")
     reduced = reduced.where(lambda tasks: tasks.bytes > 0).need("all-reduce of known size")
     members = workers_of(graph, workers)
     lane, rate = compute_lane(graph), memory_bandwidth(graph)

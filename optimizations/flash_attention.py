@@ -34,7 +34,7 @@ def flash_attention(graph: Graph) -> None:
     left is too little.
     """
     kernels = graph.select(kind="kernel")
-    kernels.need("kernels; on a CPU the fused attention is not modelled")
+    kernels.need("kernels; on a CPU the fused attention is not modelled", lacks="device")
     fused = kernels.where(op=FUSED_ATTENTION_OP) | kernels.where(name=FUSED_ATTENTION_KERNEL)
     if len(fused):
         graph.does_not_apply(f"attention runs in fused kernels already ({len(fused):,} of them)")

@@ -39,7 +39,7 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
     the kernel before them, convergence, collectives in 8 bits.
     """
     kernels = graph.select(kind="kernel")
-    kernels.need("kernels: fp8 is a format of GPUs' matrix units")
+    kernels.need("kernels: fp8 is a format of GPUs' matrix units", lacks="device")
     device = device_of(graph)
     if "float8" not in device.tflops:
         graph.does_not_apply(f"a {device.name} has no fp8 units; H100 and MI300X, and Ada cards, have them")

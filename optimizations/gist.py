@@ -36,7 +36,7 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
     if ratio < 1:
         raise GraphError(f"ratio must be 1 or more, not {ratio:g}")
     work = graph.select(kind="kernel", phase=("forward", "backward"))
-    work.need("kernels in the forward and backward pass")
+    work.need("kernels in the forward and backward pass", lacks="device")
     calls, nodes = makers_and_users(work, FORWARD, BACKWARD, "ReLU or max pooling")
     made, floor = calls.last(), floor_ns(graph)
     fixed = np.minimum(floor, made.duration_ns)

@@ -29,7 +29,7 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
     if (to is None) == (speedup is None):
         raise GraphError("name a GPU by to, such as h100, or give a speedup: one of them")
     kernels = graph.select(kind=("kernel", "memcpy", "memset"))
-    kernels.where(kind="kernel").need("kernels on a GPU: it was recorded on a CPU")
+    kernels.where(kind="kernel").need("kernels on a GPU: it was recorded on a CPU", lacks="device")
     if speedup is not None:
         if speedup <= 0:
             raise GraphError(f"speedup must be more than 0, not {speedup:g}")

@@ -43,7 +43,7 @@ def grad_scaler(graph: Graph, *, sync: bool = True) -> None:
     bfloat16 has the range of float32 and needs no scaler.
     """
     update = graph.select(kind="kernel", phase="optimizer")
-    update.need("optimizer kernels to unscale gradients for")
+    update.need("optimizer kernels to unscale gradients for", lacks="device")
     if len(graph.select(op=SCALER)) or len(update.where(name=SCALER_KERNEL)):
         graph.does_not_apply("a gradient scaler runs already")
     if main_dtype(graph, graph.select(kind="kernel", phase=("forward", "backward")))[0] == "bfloat16":

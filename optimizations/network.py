@@ -29,7 +29,7 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
             f"not {bandwidth_factor:g} and {latency_ns:g}"
         )
     collectives = graph.select(kind="collective")
-    collectives.need("collectives")
+    collectives.need("collectives", lacks="ranks")
     transfers = collectives - collectives.where(name=ARRIVAL)
     transfers.need("transfers of collectives")
     if bandwidth_factor == 1 and latency_ns == 0:

@@ -31,7 +31,7 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     collective then takes no longer than on these machines (with as many nodes as the `workers`
     need; the job's if the trace shows it), and what it took beyond that counts as waiting.
     """
-    collectives = graph.select(kind="collective").need("collectives")
+    collectives = graph.select(kind="collective").need("collectives", lacks="ranks")
     hubs = graph.select(kind="cpu", name=HUB)
     if len(hubs):
         transfers = collectives - collectives.where(name=ARRIVAL)

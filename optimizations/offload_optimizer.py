@@ -43,7 +43,7 @@ def offload_optimizer(
     if min(cpu_bandwidth, bucket_mb, 1.0 if bandwidth is None else bandwidth) <= 0:
         raise GraphError("cpu_bandwidth, bandwidth and bucket_mb must be above 0")
     updates = graph.select(on="gpu", phase="optimizer")
-    updates.need("optimizer work on the device")
+    updates.need("optimizer work on the device", lacks="device")
     update = update_of(graph)
     if update.elements < 0 or update.kind is None:
         graph.does_not_apply(

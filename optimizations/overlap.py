@@ -33,7 +33,7 @@ def overlap(graph: Graph) -> None:
     Refused where recorded transfers held up nothing: no call and no kernel that had been launched
     before began or returned with the end of one.
     """
-    collectives = graph.select(kind="collective").need("collectives")
+    collectives = graph.select(kind="collective").need("collectives", lacks="ranks")
     transfers = collectives - collectives.where(name=ARRIVAL)
     transfers = transfers - transfers.where(collective=POINT_TO_POINT)
     transfers.need("collectives but messages from one rank to another")

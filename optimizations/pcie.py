@@ -30,7 +30,7 @@ def pcie(graph: Graph, *, bandwidth: float, recorded: float | None = None) -> No
         if value is not None and not value > 0:
             raise GraphError(f"{name} must be more than 0 GB/s, not {value:g}")
     copies = graph.select(kind="memcpy", name=tuple(WAYS.values()))
-    copies.need("copies between CPU and device")
+    copies.need("copies between CPU and device", lacks="device")
     copies.where(lambda tasks: tasks.bytes > 0).need("copies whose bytes are known")
     said = []
     for way, pattern in WAYS.items():

@@ -27,7 +27,7 @@ def pinned_memory(graph: Graph, *, bandwidth: float | None = None) -> None:
     step, and the memory it takes. Copies back to the CPU still wait: their values are read.
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE)
-    copies.need("copies to the device")
+    copies.need("copies to the device", lacks="device")
     copies = copies.where(name=PAGEABLE)
     if not len(copies):
         graph.does_not_apply("every copy to the device comes from pinned memory already")

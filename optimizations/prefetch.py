@@ -30,7 +30,7 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
     Not modelled: kernels that the link's traffic slows.
     """
     copies = graph.select(kind="memcpy", name=TO_DEVICE, phase=("data", "forward", "other", "optimizer"))
-    copies.need("copies to the device before the backward pass")
+    copies.need("copies to the device before the backward pass", lacks="device")
     copies = copies.on_lanes_of(graph.select(kind="kernel"))
     if not len(copies):
         graph.does_not_apply("copies to the device have a stream of their own already")

@@ -28,7 +28,7 @@ def remove_sync(graph: Graph, *, which: str | None = None) -> None:
     """
     waits = graph.select(kind="cpu").waiting()
     allocation = graph.select(kind="cpu", name=ALLOCATION)
-    last_launch = int(graph.select(on="gpu").need("device work to wait for").order.max())
+    last_launch = int(graph.select(on="gpu").need("device work to wait for", lacks="device").order.max())
     # The profiler's own wait ends the window, and watchdogs wait on threads that nothing waits for.
     background = [lane.name for lane in graph.lanes if lane.background]
     waits = waits.where(lambda tasks: tasks.order < last_launch) - waits.where(lane=background)

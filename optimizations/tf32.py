@@ -47,7 +47,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     if unknown_speedup < 1:
         raise GraphError(f"unknown_speedup must be 1 or more, not {unknown_speedup:g}")
     kernels = graph.select(kind="kernel")
-    kernels.need("kernels: TF32 is a format of GPUs' tensor cores")
+    kernels.need("kernels: TF32 is a format of GPUs' tensor cores", lacks="device")
     device = device_of(graph)
     if device.name.startswith(AMD):
         graph.does_not_apply(f"torch's TF32 switch is for NVIDIA GPUs; this is a {device.name}")

@@ -54,7 +54,7 @@ def vdnn(
     if bandwidth is not None and bandwidth <= 0:
         raise GraphError(f"bandwidth must be above 0 GB/s, not {bandwidth:g}")
     work = graph.select(on="gpu", phase=("forward", "backward"))
-    work.need("device work in the forward and backward pass")
+    work.need("device work in the forward and backward pass", lacks="device")
     calls, nodes = makers_and_users(work, *(CONVOLUTION if layers == "conv" else PRODUCT))
     nbytes = input_bytes(calls)
     if (nbytes < 0).any():

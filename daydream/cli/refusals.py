@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -14,9 +13,6 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.transforms.registry import Optimization
 
-# What a trace lacks, in the words of the refusals.
-OF_A_DEVICE = re.compile(r"\bno (?:[\w-]+ )*(?:kernels?|device work|copies|optimizer work on the device)\b")
-OF_SEVERAL_RANKS = re.compile(r"\bno (?:all-reduces?|collectives?)\b")
 ON_A_GPU = "The trace is of CPU work only: record a step on a GPU to predict this."
 
 
@@ -26,19 +22,17 @@ def with_advice(graph: Graph, optimizations: Sequence[Optimization], trace: Sequ
     try:
         yield
     except NotApplicableError as error:
-        error.args = ("\n".join([str(error), *_advice(str(error), graph, optimizations, trace)]),)
+        error.args = ("\n".join([str(error), *_advice(error.lacks, graph, optimizations, trace)]),)
         raise
 
 
 def _advice(
-    said: str, graph: Graph, optimizations: Sequence[Optimization], trace: Sequence[str]
+    lacks: str | None, graph: Graph, optimizations: Sequence[Optimization], trace: Sequence[str]
 ) -> list[str]:
-    from daydream.graph.query.device import device_work
-
     lines = []
-    if OF_A_DEVICE.search(said) and not device_work(graph)[graph.alive].any():
+    if lacks == "device" and not len(graph.select(on="gpu")):
         lines.append(ON_A_GPU)
-    elif OF_SEVERAL_RANKS.search(said) and not len(graph.select(kind="collective")):
+    elif lacks == "ranks" and not len(graph.select(kind="collective")):
         together = _with_ddp(optimizations)
         first = f"Predict several GPUs with it ({together}), or record" if together else "Record"
         lines.append(f"{first} a job of several ranks: daydream collect --nproc-per-node 2 SCRIPT")

@@ -205,10 +205,10 @@ class Selection(NotebookTables):
             {name: getattr(self, name) for name in columns}, index=pd.Index(self.ids, name="task")
         )
 
-    def need(self, what: str) -> Selection:
+    def need(self, what: str, *, lacks: str | None = None) -> Selection:
         """Return the selection, or raise `NotApplicableError` saying that the trace has no such thing."""
         if not len(self.ids):
-            raise NotApplicableError(f"this trace has no {what}")
+            raise NotApplicableError(f"this trace has no {what}", lacks=lacks)
         return self
 
     def need_some(self) -> Selection:

@@ -92,7 +92,7 @@ def retime(
     Raises:
         NotApplicableError: a peak rate is needed and unknown, or nothing is selected.
     """
-    selection.need("kernels to give a new time")
+    selection.need("kernels to give a new time", lacks="device")
     old = selection.duration_ns.astype(np.float64)
     if model == "paper":
         return _by_paper(selection, dtype, old)
