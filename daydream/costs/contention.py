@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -62,10 +61,6 @@ class Evidence:
     beside: int
     alone: int
     overlapped_ns: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the evidence as `whatif --json` prints it."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from daydream.as_json import as_json
 from daydream.errors import DaydreamError
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
@@ -59,17 +60,9 @@ class WhatIfResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `explain --json` prints it."""
-        return {
-            "whatif": self.name,
-            "options": dict(self.options),
-            "command": list(self.command),
-            "predicted_ns": self.predicted_ns,
-            "saving_ns": self.saving_ns,
-            "speedup": self.replayed_ns / self.predicted_ns if self.predicted_ns else None,
-            "refused": self.refused,
-            "code": self.code,
-            "notes": list(self.notes),
-        }
+        speedup = {"speedup": self.replayed_ns / self.predicted_ns if self.predicted_ns else None}
+        figures = as_json(self, "whatif=name options command predicted_ns saving_ns")
+        return figures | speedup | as_json(self, "refused code notes")
 
 
 class WhatIfRunner:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.explanation.causes import labels
 from daydream.graph.graph import Graph
 from daydream.graph.query.calls import call_rows
@@ -27,13 +28,7 @@ class Place:
 
     def to_json(self) -> dict[str, Any]:
         """Return the place as `explain --json` prints it."""
-        return {
-            "label": self.label,
-            "label_share": self.share,
-            "layer": self.layer,
-            "phase": self.phase,
-            "source": self.source,
-        }
+        return as_json(self, "label label_share=share layer phase source")
 
 
 def place_of(graph: Graph, tasks: np.ndarray, weights: np.ndarray) -> Place:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import number_formats, peaks, work
 from daydream.errors import NotApplicableError
@@ -35,7 +36,7 @@ class PeakShare:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figure as `explain --json` prints it."""
-        return {"name": self.name, "ns": self.ns, "share_of_peak": self.share, "peak": self.of}
+        return as_json(self, "name ns share_of_peak=share peak=of")
 
 
 def reached(chain: Chain) -> tuple[PeakShare, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from daydream.as_json import as_json, plain
 from daydream.errors import GraphError, NotApplicableError
 from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
@@ -105,35 +106,22 @@ class Explanation:
         """Return the object `explain --json` prints, without the trace's name and the sentences."""
         return {
             "whatif": None if self.after is None else self.after.optimization,
-            "measured_ns": self.replay.measured_ns,
-            "replayed_ns": self.replayed_ns,
-            "replay_error": self.replay.error,
-            "steps": list(self.steps),
-            "step_ns": self.step_ns,
-            "bound": self.bound.value,
+            **as_json(self, "measured_ns=replay.measured_ns replayed_ns replay_error=replay.error"),
+            **as_json(self, "steps step_ns bound"),
             "causes": [_share_json(each) for each in self.causes],
             "device_busy_share": self.busy_share,
             "launch_calls": None if self.launching is None else {
-                "calls_per_step": self.launching.calls,
-                "total_ns": self.launching.total_ns,
-                "queue_wait_ns": self.launching.queue_wait_ns,
+                **as_json(self.launching, "calls_per_step=calls total_ns queue_wait_ns"),
                 **_selected(self.launching),
             },
             "synchronization_wait_ns": self.sync_wait_ns,
             "communication": None if self.communication is None else {
-                "total_ns": self.communication.total_ns,
-                "exposed_ns": self.communication.exposed_ns,
-                "hidden_ns": self.communication.hidden_ns,
+                **as_json(self.communication, "total_ns exposed_ns hidden_ns"),
                 "behind": [{"cause": cause.value, "ns": ns} for cause, ns in self.communication.behind],
                 **_selected(self.communication),
             },
-            "kernels": [each.to_json() for each in self.reached],
-            "general_convolutions_ns": self.general_convolutions_ns,
-            "without_cpu": self.without_cpu.to_json(),
-            "without_device": None if self.without_device is None else self.without_device.to_json(),
-            "without_communication": (
-                None if self.without_communication is None else self.without_communication.to_json()
-            ),
+            **as_json(self, "kernels=reached general_convolutions_ns"),
+            **as_json(self, "without_cpu without_device without_communication"),
             "avoidable": [
                 {
                     "sort": each.sort,
@@ -143,7 +131,7 @@ class Explanation:
                     **_selected(each),
                     "saving_ns": None if (each.best or each.limit) is None else each.saving_ns,
                     "code": None if each.best is None else each.best.code,
-                    "whatifs": [answer.to_json() for answer in each.answers],
+                    "whatifs": plain(each.answers),
                     "without_ns": None if each.limit is None else each.limit.predicted_ns,
                 }
                 for each in self.avoidable

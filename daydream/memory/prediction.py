@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.errors import DaydreamError, GraphError
 from daydream.memory.allocations import TYPES, Allocations
 from daydream.memory.report import device_bytes
@@ -83,16 +84,11 @@ class MemoryPrediction:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `memory` of `whatif --json`."""
-        return {
-            "before_bytes": self.before_bytes,
-            "after_bytes": self.after_bytes,
-            "low_bytes": self.low_bytes,
-            "high_bytes": self.high_bytes,
-            "before_reserved_bytes": self.before_reserved_bytes,
-            "after_reserved_bytes": self.after_reserved_bytes,
-            "capacity_bytes": self.capacity_bytes,
-            "fits": self.fits,
-        }
+        return as_json(
+            self,
+            "before_bytes after_bytes low_bytes high_bytes before_reserved_bytes after_reserved_bytes "
+            "capacity_bytes fits",
+        )
 
 
 def cannot_say(changes: Sequence[MemoryChange]) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,10 +30,6 @@ class RecordedMemory:
     peak_allocated_bytes: int
     peak_reserved_bytes: int | None
     since_start: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as an object of JSON."""
-        return asdict(self)
 
 
 def recorded_memory(events: MemoryEvents) -> list[RecordedMemory]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from daydream.as_json import as_json
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -107,15 +109,11 @@ class DeviceMemory:
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys that scripts rely on."""
-        return {
-            "rank": self.rank, "device": self.device, "capacity_bytes": self.capacity_bytes,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
-            "recorded_allocated_bytes": self.recorded_allocated_bytes,
-            "recorded_reserved_bytes": self.recorded_reserved_bytes,
-            "peak_step": self.peak_step, "peak_phase": self.peak_phase, "peak_layer": self.peak_layer,
-            "by_kind": dict(self.by_kind), "by_phase": dict(self.by_phase), "by_layer": dict(self.by_layer),
-        }  # fmt: skip
+        return as_json(
+            self,
+            "rank device capacity_bytes peak_allocated_bytes peak_reserved_bytes recorded_allocated_bytes "
+            "recorded_reserved_bytes peak_step peak_phase peak_layer by_kind by_phase by_layer",
+        )
 
 
 @dataclass(frozen=True)
@@ -135,8 +133,4 @@ class MemoryReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `daydream memory --json` prints, but for its schema."""
-        return {
-            "devices": [device.to_json() for device in self.devices],
-            "outside_bytes": self.outside_bytes,
-            "notes": list(self.notes),
-        }
+        return as_json(self, "devices outside_bytes notes")

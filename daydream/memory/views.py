@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from daydream.as_json import as_json
 from daydream.memory.footprints import LayerNeed, OperatorFootprint, layer_needs, operator_footprints
 from daydream.memory.idle import Idle, idle
 from daydream.memory.lifetimes import allocations
@@ -43,11 +44,7 @@ class MemoryView:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `daydream memory --by ... --json` prints, but for its schema."""
-        rows = [asdict(row) for row in self.rows]
-        return {
-            "by": self.by, "device": self.device, "peak_allocated_bytes": self.peak_bytes, self.by: rows,
-            "notes": list(self.notes),
-        }  # fmt: skip
+        return as_json(self, f"by device peak_allocated_bytes=peak_bytes {self.by}=rows notes")
 
 
 def view_of(trace: Trace, by: str) -> MemoryView:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.as_json import as_json, plain
 from daydream.costs.contention import Evidence, Measured, measured_contention
 from daydream.costs.device.roofline import is_matrix_kernel
 from daydream.errors import GraphError
@@ -103,14 +104,8 @@ class Choice:
         """Return what was chosen as `whatif --json` prints it."""
         found = self.measured if self.mode == MEASURED else None
         parts = ("kernel", "matrix", "other", "transfer")
-        shown: dict[str, Evidence | None] = {part: getattr(found, part, None) for part in parts}
-        return {
-            "mode": self.mode,
-            "matrix_factor": self.matrix,
-            "other_factor": self.other,
-            "transfer_factor": self.transfer,
-            "evidence": {part: None if one is None else one.to_json() for part, one in shown.items()},
-        }
+        factors = as_json(self, "mode matrix_factor=matrix other_factor=other transfer_factor=transfer")
+        return factors | {"evidence": {part: plain(getattr(found, part, None)) for part in parts}}
 
 
 def choose(option: Option | Choice, untouched: Graph, graph: Graph) -> Choice | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.display import NotebookFigure
 from daydream.explanation.parts import parts_json, parts_of, parts_of_change
 from daydream.graph.query.device import device_work as on_device
@@ -183,17 +184,8 @@ class Difference(NotebookFigure):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --json` prints."""
-        parts = ("layers", "operators", "kernels", "cpu")
-        return {
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
-            "change_ns": self.change_ns,
-            "speedup": self.speedup,
-            "error": self.error,
-            "started_from_ns": self.started_from_ns,
-            **{part: [change.to_json() for change in getattr(self, part)] for part in parts},
-            "notes": self.notes(),
-        }
+        keys = "before after change_ns speedup error started_from_ns layers operators kernels cpu"
+        return as_json(self, keys) | {"notes": self.notes()}
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a row for each phase, cause, layer, operator and kernel: counts and ns, before and after."""

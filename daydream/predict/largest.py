@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from daydream.as_json import as_json
 from daydream.costs.device.input_sizes import need_size, recorded_batch, recorded_length
 from daydream.errors import GraphError
 from daydream.memory.prediction import MemoryPrediction
@@ -36,13 +37,8 @@ class Largest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `memory --largest --json` prints, without the trace's name."""
-        return {
-            "what": self.what,
-            "recorded": self.recorded,
-            "fits": self.fits,
-            "too_large": self.too_large,
-            "memory": self.memory.to_json(),
-            "notes": [*self.memory.recording_notes, *self.memory.notes],
+        return as_json(self, "what recorded fits too_large memory") | {
+            "notes": [*self.memory.recording_notes, *self.memory.notes]
         }
 
 

@@ -11,6 +11,7 @@ from warnings import warn
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
@@ -292,27 +293,20 @@ class Prediction(NotebookFigure):
         before, after = self.breakdowns()
         replayed, predicted = self.replay.settled.step_times(), self.after.step_times()
         steps = self.graph.steps
+        headline = (
+            "optimization options measured_ns replayed_ns replay_error predicted_ns predicted_low_ns "
+            "predicted_high_ns typical_measured_ns=replay.typical_measured_ns "
+            "typical_replayed_ns=replay.settled.typical_ns typical_predicted_ns reason "
+            "uncertainty_ns=uncertainty"
+        )
         return {
-            "optimization": self.optimization,
-            "options": dict(self.options),
-            "measured_ns": self.measured_ns,
-            "replayed_ns": self.replayed_ns,
-            "replay_error": self.replay_error,
-            "predicted_ns": self.predicted_ns,
-            "predicted_low_ns": self.predicted_low_ns,
-            "predicted_high_ns": self.predicted_high_ns,
-            "typical_measured_ns": self.replay.typical_measured_ns,
-            "typical_replayed_ns": self.replay.settled.typical_ns,
-            "typical_predicted_ns": self.typical_predicted_ns,
-            "reason": self.reason,
-            "uncertainty_ns": self.uncertainty.to_json(),
+            **as_json(self, headline),
             "speedup": self.speedup if self.predicted_ns else None,
             "held_ns": self.replay.held_ns,
             "left_in_replays_ns": None if self.left_out is None else round(self.left_out.replayed_ns),
             "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
             "unprofiled_replayed_ns": None if self.unprofiled is None else self.unprofiled.replayed_ns,
-            "unprofiled_predicted_ns": self.unprofiled_predicted_ns,
-            "unprofiled_anchored_ns": self.unprofiled_anchored_ns,
+            **as_json(self, "unprofiled_predicted_ns unprofiled_anchored_ns"),
             "steps": [
                 {
                     "name": steps[step]["name"],
@@ -324,12 +318,7 @@ class Prediction(NotebookFigure):
             ],
             "before": before,
             "after": after,
-            "changed": self.changed,
-            "inserted": self.inserted,
-            "removed": self.removed,
-            "contention": None if self.contention is None else self.contention.to_json(),
-            "memory": None if self.memory is None else self.memory.to_json(),
-            "notes": self.notes,
+            **as_json(self, "changed inserted removed contention memory notes"),
         }
 
 

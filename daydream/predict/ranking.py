@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from daydream.as_json import as_json, plain
 from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
@@ -91,25 +92,10 @@ class Ranked:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as `rank --json` prints it."""
-        return {
-            "optimization": self.name,
-            "summary": self.summary,
-            "needs": self.needs,
-            "code": self.code,
-            "predicted_ns": self.predicted_ns,
-            "predicted_low_ns": self.predicted_low_ns,
-            "predicted_high_ns": self.predicted_high_ns,
-            "saving_ns": None if self.predicted_ns is None else self.saving_ns,
-            "speedup": self.speedup,
-            "reason": self.reason,
-            "bound": self.bound.value,
-            "bound_share": self.bound_share,
-            "changed": self.changed,
-            "inserted": self.inserted,
-            "removed": self.removed,
-            "memory": None if self.memory is None else self.memory.to_json(),
-            "notes": list(self.notes),
-        }
+        saving = {"saving_ns": None if self.predicted_ns is None else self.saving_ns}
+        keys = "optimization=name summary needs code predicted_ns predicted_low_ns predicted_high_ns"
+        rest = "speedup reason bound bound_share changed inserted removed memory notes"
+        return as_json(self, keys) | saving | as_json(self, rest)
 
 
 @dataclass(repr=False)
@@ -171,16 +157,12 @@ class Ranking(NotebookFigure):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `rank --json` prints, without the trace's name."""
+        left_out = [{"optimization": name, "reason": reason} for name, reason in self.left_out.items()]
+        keys = "measured_ns=replay.measured_ns replayed_ns replay_error=replay.error bound bound_share"
         return {
-            "measured_ns": self.replay.measured_ns,
-            "replayed_ns": self.replayed_ns,
-            "replay_error": self.replay.error,
-            "bound": self.bound.value,
-            "bound_share": self.bound_share,
-            "optimizations": [each.to_json() for each in self.optimizations],
-            "pairs": [each.to_json() for each in self.pairs],
-            "left_out": [{"optimization": name, "reason": reason} for name, reason in self.left_out.items()],
-            "curves": [curve.to_json() for curve in self.curves],
+            **as_json(self, f"{keys} optimizations pairs"),
+            "left_out": left_out,
+            "curves": plain(self.curves),
             "notes": self.notes(),
         }
 

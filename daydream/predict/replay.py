@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.derive.quality import unrest
 from daydream.costs.device.measured import give_table
@@ -196,28 +197,14 @@ class Replay(NotebookFigure):
         """Return the object `replay --json` prints, without the trace's name."""
         graph, facts = self.graph, self.graph.facts
         kernels = int((graph.columns["kind"][graph.alive] == KERNEL).sum())
+        figures = (
+            "measured_ns replayed_ns typical_measured_ns typical_replayed_ns error max_error "
+            "unprofiled_measured_ns unprofiled_replayed_ns unprofiled_error start_error_ns"
+        )
         return {
             "ranks": sorted({step.get("rank", 0) for step in graph.steps}),
-            "steps": [
-                {
-                    "name": step.name,
-                    "rank": step.rank,
-                    "measured_ns": step.measured_ns,
-                    "replayed_ns": step.replayed_ns,
-                    "error": step.error,
-                }
-                for step in self.steps
-            ],
-            "measured_ns": self.measured_ns,
-            "replayed_ns": self.replayed_ns,
-            "typical_measured_ns": self.typical_measured_ns,
-            "typical_replayed_ns": self.typical_replayed_ns,
-            "error": self.error,
-            "max_error": self.max_error,
-            "unprofiled_measured_ns": self.unprofiled_measured_ns,
-            "unprofiled_replayed_ns": self.unprofiled_replayed_ns,
-            "unprofiled_error": self.unprofiled_error,
-            "start_error_ns": self.start_error_ns,
+            "steps": [as_json(step, "name rank measured_ns replayed_ns error") for step in self.steps],
+            **as_json(self, figures),
             "tasks": len(graph),
             "edges": len(lower(graph).plan.edge_src),
             "kernels": kernels,

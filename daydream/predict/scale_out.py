@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError
 from daydream.predict.contention_option import MEASURED, Choice, Option
@@ -76,18 +77,11 @@ class Scaling(NotebookFigure):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `scaling --json` prints, without the trace's name."""
-        return {
-            "measured_ns": self.replay.measured_ns,
-            "replayed_ns": self.replay.replayed_ns,
-            "replay_error": self.replay.error,
-            "recorded_workers": self.recorded,
-            "alone_ns": self.alone_ns,
-            "network": self.network,
-            "options": self.options,
-            "contention": None if self.contention is None else self.contention.to_json(),
-            "workers": [row.to_json() for row in self.rows],
-            "notes": self.notes(),
-        }
+        return as_json(
+            self,
+            "measured_ns=replay.measured_ns replayed_ns=replay.replayed_ns replay_error=replay.error "
+            "recorded_workers=recorded alone_ns network options contention workers=rows",
+        ) | {"notes": self.notes()}
 
 
 def scaling(

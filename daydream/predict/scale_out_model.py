@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.as_json import plain
 from daydream.costs.network.networks import Network, network_of
 from daydream.costs.network.world_size import Message, RecordedCollectives, times
 from daydream.errors import GraphError, NotApplicableError
@@ -56,9 +57,7 @@ class Scaled:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `scaling --json` prints it."""
-        lost_to = None if self.lost_to is None else self.lost_to.value
-        memory = None if self.memory is None else self.memory.to_json()
-        return {**vars(self), "bound": self.bound.value, "lost_to": lost_to, "memory": memory}
+        return {name: plain(value) for name, value in vars(self).items()}
 
 
 class Model:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.display import NotebookFigure
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, CPU, KERNEL, MEMCPY
@@ -64,15 +65,7 @@ class Curve:
 
     def to_json(self) -> dict[str, Any]:
         """Return the curve as `rank --json` prints it."""
-        return {
-            "sort": self.sort,
-            "name": self.name,
-            "own_ns": self.own_ns,
-            "factors": list(self.factors),
-            "step_ns": list(self.step_ns),
-            "knee": self.knee,
-            "saving_ns": self.saving_ns,
-        }
+        return as_json(self, "sort name own_ns factors step_ns knee saving_ns")
 
 
 class Curves(NotebookFigure, list[Curve]):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from daydream.as_json import as_json
 from daydream.display import NotebookTables
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import write_whole
@@ -123,15 +124,8 @@ class Sweep(NotebookTables):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `sweep --json` prints."""
-        return {
-            "optimization": self.optimization,
-            "varied": self.varied,
-            "options": self.options,
-            "traces": [asdict(each) for each in self.traces],
-            "scenarios": [each.to_json() for each in self.scenarios],
-            "refused": [asdict(each) for each in self.refused],
-            "notes": self.notes(),
-        }
+        keys = "optimization varied options traces scenarios refused"
+        return as_json(self, keys) | {"notes": self.notes()}
 
 
 def sweep(

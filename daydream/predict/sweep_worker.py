@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from daydream.as_json import as_json
 from daydream.costs.device.table import KernelTable
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.own_folders import own_folder
@@ -68,12 +69,7 @@ class Answered:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as `sweep --json` prints it."""
-        figures = {name: getattr(self, name) for name in FIGURES}
-        memory = None if self.memory is None else self.memory.to_json()
-        return {
-            "trace": self.trace, "options": self.options, **figures, "memory": memory,
-            "notes": list(self.notes),
-        }  # fmt: skip
+        return as_json(self, f"trace options {' '.join(FIGURES)} memory notes")
 
 
 @dataclass(frozen=True)

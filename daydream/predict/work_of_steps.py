@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from daydream.as_json import as_json
 from daydream.graph.query.numbering import distinct_rows
 from daydream.graph.tables import CPU
 
@@ -81,18 +82,10 @@ class Change:
 
     def to_json(self) -> dict[str, object]:
         """Return the change as `compare --json` prints it."""
-        return {
-            "before": list(self.before),
-            "after": list(self.after),
-            "layer": self.layer,
-            "operator": self.operator,
-            "state": self.state,
-            "before_count": self.before_count,
-            "after_count": self.after_count,
-            "before_ns": self.before_ns,
-            "after_ns": self.after_ns,
-            "change_ns": self.change_ns,
-        }
+        return as_json(
+            self,
+            "before after layer operator state before_count after_count before_ns after_ns change_ns",
+        )
 
 
 def device_work(graph: Graph) -> dict[Key, Amount]:

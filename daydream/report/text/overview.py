@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.as_json import as_json, plain
 from daydream.errors import GraphError
 from daydream.graph.query.coverage import Coverage
 from daydream.graph.query.device import device_work
@@ -214,7 +215,7 @@ class Overview:
                 for step in self.steps
             ],
             "covered": len(self.covered),
-            "recorded_time": time.to_json() if (time := recorded_time(trace)) is not None else None,
+            "recorded_time": plain(recorded_time(trace)),
             "phases_assumed": float(metadata.get("phases_assumed", 0.0)),
             "known": self.known(),
             "phases": self.phase_shares(),
@@ -225,10 +226,7 @@ class Overview:
             "unresolved_syncs": facts.unresolved_syncs,
             "sync_rows": rows_by_kind(trace).get("sync", 0),
             "queue_depth": facts.queue_depth,
-            "replay": None if replay is None else {
-                "measured_ns": replay.measured_ns, "replayed_ns": replay.replayed_ns,
-                "error": replay.error, "max_error": replay.max_error,
-            },
+            "replay": replay and as_json(replay, "measured_ns replayed_ns error max_error"),
             "verdicts": {
                 name: {"answer": answer, "why": why} for name, (answer, why) in self.verdicts().items()
             },
@@ -238,7 +236,7 @@ class Overview:
     def memory(self) -> list[dict[str, Any]] | None:
         """Return what was recorded of each device's memory, None if nothing was."""
         events = self.trace.memory
-        return None if events is None else [one.to_json() for one in recorded_memory(events)]
+        return None if events is None else plain(recorded_memory(events))
 
     def notes(self) -> list[str]:
         """Return what was odd about the recording and its graph."""
