@@ -36,35 +36,35 @@ static void release_all(Py_buffer *buffers, int count) {
 }
 
 /* Each task starts with the latest of its release, its lane's progress and its causes. `total` bounds every
-   sum that an engine can form of these costs. */
+   sum that an engine can form of these costs; `high` collects its bits, and is looked at in the end. */
 static int pull_tasks(const Plan *plan, int64_t *progress, int64_t *start, int64_t *end) {
-    uint64_t total = 0, released = 0;
+    uint64_t total = 0, high = 0;
     int64_t edge = 0;
     if (plan->edge_ptr[0] != 0) return WRONG;
     for (int64_t i = 0; i < plan->tasks; ++i) {
         const int64_t lane = plan->lane[i], stop = plan->edge_ptr[i + 1];
         const int64_t duration = plan->duration[i], gap = plan->gap[i];
         if (lane < 0 || lane >= plan->lanes || stop < edge || stop > plan->edges) return WRONG;
-        if ((duration | gap | plan->release[i]) < 0) return WRONG;
         int64_t at = plan->release[i] > progress[lane] ? plan->release[i] : progress[lane];
+        high |= (uint64_t)(plan->release[i] | duration | gap);
         for (; edge < stop; ++edge) {
             const int64_t src = plan->edge_src[edge];
             if (src < 0 || src >= i) return WRONG;
             const int64_t ready = add(plan->from_start[edge] ? start[src] : end[src], plan->latency[edge]);
             at = ready > at ? ready : at;
             total += magnitude(plan->latency[edge]);
-            if (total >> BEYOND) return TOO_LONG;
+            high |= total;
         }
         total += (uint64_t)duration;
-        if (total >> BEYOND) return TOO_LONG;
+        high |= total;
         total += (uint64_t)gap;
-        released |= (uint64_t)plan->release[i];
-        if ((total | released) >> BEYOND) return TOO_LONG;
+        high |= total;
         start[i] = at;
         end[i] = add(at, duration);
         progress[lane] = add(end[i], gap);
     }
-    return edge == plan->edges ? DONE : WRONG;
+    if (edge != plan->edges) return WRONG;
+    return high >> BEYOND ? TOO_LONG : DONE;
 }
 
 static PyObject *pull(PyObject *module, PyObject *args) {
@@ -90,7 +90,7 @@ static PyObject *pull(PyObject *module, PyObject *args) {
         found = pull_tasks(&plan, b[8].buf, b[9].buf, b[10].buf);
         Py_END_ALLOW_THREADS
         if (found == WRONG)
-            PyErr_SetString(PyExc_ValueError, "an index of the plan is out of its range, or a cost is negative");
+            PyErr_SetString(PyExc_ValueError, "an index of the plan is out of its range");
         else
             answer = PyBool_FromLong(found == DONE);
     }
