@@ -36,35 +36,35 @@ static void release_all(Py_buffer *buffers, int count) {
 }
 
 /* Each task starts with the latest of its release, its lane's progress and its causes. `total` bounds every
-   sum that an engine can form of these costs. */
+   sum that an engine can form of these costs; `high` collects its bits, and is looked at in the end. */
 static int pull_tasks(const Plan *plan, int64_t *progress, int64_t *start, int64_t *end) {
-    uint64_t total = 0, released = 0;
+    uint64_t total = 0, high = 0;
     int64_t edge = 0;
     if (plan->edge_ptr[0] != 0) return WRONG;
     for (int64_t i = 0; i < plan->tasks; ++i) {
         const int64_t lane = plan->lane[i], stop = plan->edge_ptr[i + 1];
         const int64_t duration = plan->duration[i], gap = plan->gap[i];
         if (lane < 0 || lane >= plan->lanes || stop < edge || stop > plan->edges) return WRONG;
-        if ((duration | gap | plan->release[i]) < 0) return WRONG;
         int64_t at = plan->release[i] > progress[lane] ? plan->release[i] : progress[lane];
+        high |= (uint64_t)(plan->release[i] | duration | gap);
         for (; edge < stop; ++edge) {
             const int64_t src = plan->edge_src[edge];
             if (src < 0 || src >= i) return WRONG;
             const int64_t ready = add(plan->from_start[edge] ? start[src] : end[src], plan->latency[edge]);
             at = ready > at ? ready : at;
             total += magnitude(plan->latency[edge]);
-            if (total >> BEYOND) return TOO_LONG;
+            high |= total;
         }
         total += (uint64_t)duration;
-        if (total >> BEYOND) return TOO_LONG;
+        high |= total;
         total += (uint64_t)gap;
-        released |= (uint64_t)plan->release[i];
-        if ((total | released) >> BEYOND) return TOO_LONG;
+        high |= total;
         start[i] = at;
         end[i] = add(at, duration);
         progress[lane] = add(end[i], gap);
     }
-    return edge == plan->edges ? DONE : WRONG;
+    if (edge != plan->edges) return WRONG;
+    return high >> BEYOND ? TOO_LONG : DONE;
 }
 
 static PyObject *pull(PyObject *module, PyObject *args) {
@@ -90,7 +90,7 @@ static PyObject *pull(PyObject *module, PyObject *args) {
         found = pull_tasks(&plan, b[8].buf, b[9].buf, b[10].buf);
         Py_END_ALLOW_THREADS
         if (found == WRONG)
-            PyErr_SetString(PyExc_ValueError, "an index of the plan is out of its range, or a cost is negative");
+            PyErr_SetString(PyExc_ValueError, "an index of the plan is out of its range");
         else
             answer = PyBool_FromLong(found == DONE);
     }
@@ -171,15 +171,71 @@ static PyObject *nest(PyObject *module, PyObject *args) {
     return answer;
 }
 
+/* As `Skeleton._weigh` of daydream/simulate/skeleton.py: the largest weight of each bundle in each variant.
+   `total` holds, a row a variant, what the changed tasks add up to. Returns 0 for an index out of range. */
+static int weigh_edges(const int64_t *begin, const int64_t *stop, const uint8_t *heads, const int64_t *weight,
+                       int64_t edges, const int32_t *so_far, int64_t points, const int64_t *total,
+                       int64_t variants, int64_t sums, int64_t *out, int64_t bundles) {
+    int64_t bundle = -1;
+    for (int64_t e = 0; e < edges;) {
+        const int head = heads[e];
+        if (begin[e] < 0 || begin[e] >= points || stop[e] < 0 || stop[e] >= points) return 0;
+        const int64_t from = so_far[begin[e]], to = so_far[stop[e]];
+        if (from < 0 || from >= sums || to < 0 || to >= sums) return 0;
+        int64_t largest = weight[e];
+        bundle += head;
+        if (bundle < 0 || bundle >= bundles) return 0;
+        for (++e; e < edges && !heads[e]; ++e) { /* edges of one bundle that move together */
+            if (begin[e] < 0 || begin[e] >= points || stop[e] < 0 || stop[e] >= points) return 0;
+            if (so_far[begin[e]] != from || so_far[stop[e]] != to) break;
+            if (weight[e] > largest) largest = weight[e];
+        }
+        for (int64_t v = 0; v < variants; ++v) {
+            const int64_t moved = add(total[v * sums + from], (int64_t)(0 - (uint64_t)total[v * sums + to]));
+            const int64_t now = add(moved, largest);
+            int64_t *most = &out[v * bundles + bundle];
+            if (head || now > *most) *most = now;
+        }
+    }
+    return bundle + 1 == bundles;
+}
+
+static PyObject *weigh(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer b[7];
+    Py_ssize_t variants;
+    PyObject *answer = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*w*n:weigh", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6], &variants))
+        return NULL;
+    const int64_t edges = b[2].len, points = b[4].len / 4;
+    const int64_t sums = variants > 0 ? b[5].len / 8 / variants : 0, bundles = variants > 0 ? b[6].len / 8 / variants : 0;
+    if (holds(&b[0], "begin", edges, 8) && holds(&b[1], "stop", edges, 8) && holds(&b[3], "weight", edges, 8) &&
+        holds(&b[4], "so_far", points, 4) && holds(&b[5], "total", sums * variants, 8) &&
+        holds(&b[6], "out", bundles * variants, 8)) {
+        int fits;
+        Py_BEGIN_ALLOW_THREADS
+        fits = weigh_edges(b[0].buf, b[1].buf, b[2].buf, b[3].buf, edges, b[4].buf, points, b[5].buf, variants,
+                           sums, b[6].buf, bundles);
+        Py_END_ALLOW_THREADS
+        if (fits)
+            answer = Py_NewRef(Py_None);
+        else
+            PyErr_SetString(PyExc_ValueError, "an index of the edges is out of its range");
+    }
+    release_all(b, 7);
+    return answer;
+}
+
 static PyMethodDef methods[] = {
     {"pull", pull, METH_VARARGS, "pull(lane, ..., end): fill start and end; False where times are too long."},
     {"nest", nest, METH_VARARGS, "nest(order, ..., rounding): fill parent, cut end; return the crossings."},
+    {"weigh", weigh, METH_VARARGS, "weigh(begin, ..., out, variants): fill in the largest weight of each bundle."},
     {NULL, NULL, 0, NULL},
 };
 
 static int set_up(PyObject *module) {
     /* Whoever calls a function of another number takes or gives other arguments. */
-    return PyModule_AddIntConstant(module, "INTERFACE", 1);
+    return PyModule_AddIntConstant(module, "INTERFACE", 2);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)set_up}, {0, NULL}};

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "DAYDREAM_COMPILED"
-INTERFACE = 1  # a checkout may still hold loops that were built for other arguments
+INTERFACE = 2  # a checkout may still hold loops that were built for other arguments
 
 
 def engine() -> ModuleType | None:
@@ -30,7 +30,10 @@ def engine() -> ModuleType | None:
     `daydream.collect.derive.nesting`: it fills `parent`, cuts `end` and returns the crossings. `open` has
     room for an int32 a row of `order`.
 
-    Both raise `ValueError` for arrays that do not fit each other and for indices out of range, before
+    `weigh(begin, stop, heads, weight, so_far, total, out, variants)` fills `out`, a row a variant, with the
+    largest weight of each bundle of edges, as `daydream.simulate.skeleton` says.
+
+    All raise `ValueError` for arrays that do not fit each other and for indices out of range, before
     they are used. Arrays are contiguous, with the types of a plan and of that module.
     """
     return None if os.environ.get(VARIABLE) == "0" else _engine()

@@ -48,7 +48,7 @@ def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     engine = compiled.engine()
     if engine is not None:
         progress = np.empty(plan.lanes, np.int64)
-        start, end = np.empty(len(plan), np.int64), np.empty(len(plan), np.int64)
+        start, end = np.empty((2, len(plan)), np.int64)
         if engine.pull(
             plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns, plan.edge_ptr, plan.edge_src,
             plan.edge_latency_ns, plan.edge_from_start, progress, start, end,

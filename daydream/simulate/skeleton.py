@@ -34,6 +34,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream import compiled
+
 if TYPE_CHECKING:
     from daydream.graph.plan import Plan
     from daydream.simulate.batch import Change
@@ -209,26 +211,33 @@ class Skeleton:
         plan, place = self.plan, self._place
         changed = np.append(2 * place[change.duration_of], 2 * place[change.gap_of] + 1)
         sequence = np.argsort(changed, kind="stable")
-        counted = np.bincount(self._reached.take(changed), minlength=self._reached[-1] + 1)
-        so_far = counted.cumsum(dtype=np.int32)
-        begin, stop = so_far.take(self._begin), so_far.take(self._stop)
-        moves = self._heads.copy()
-        moves[1:] |= begin[1:] != begin[:-1]
-        moves[1:] |= stop[1:] != stop[:-1]
-        runs = moves.nonzero()[0]
-        largest = np.maximum.reduceat(self._weight, runs)
-        bundles = self._heads.take(runs).nonzero()[0]
+        # Of each point that is used, how many changed costs lie up to it: it grows at theirs.
+        bounds = np.empty(len(changed) + 2, np.int64)
+        bounds[0], bounds[1:-1] = 0, self._reached.take(changed.take(sequence))
+        bounds[-1] = self._reached[-1] + 1
+        so_far = np.repeat(np.arange(len(changed) + 1, dtype=np.int32), bounds[1:] - bounds[:-1])
 
         delta = np.empty((len(change), len(changed)), np.int64)
         delta[:, : len(change.duration_of)] = change.duration_ns - plan.duration_ns[change.duration_of]
         delta[:, len(change.duration_of) :] = change.gap_ns - plan.gap_ns[change.gap_of]
         total = np.zeros((len(change), len(changed) + 1), np.int64)
         np.cumsum(delta.take(sequence, axis=1), axis=1, out=total[:, 1:])
+        np.add(total.take(so_far[self._seen], axis=1), self._seen_before, out=shifts)
+        engine = compiled.engine()
+        if engine is not None:
+            engine.weigh(
+                self._begin, self._stop, self._heads, self._weight, so_far, total, weights, len(change)
+            )
+            return
+        begin, stop = so_far.take(self._begin), so_far.take(self._stop)
+        moves = self._heads.copy()
+        moves[1:] |= begin[1:] != begin[:-1]
+        moves[1:] |= stop[1:] != stop[:-1]
+        runs = moves.nonzero()[0]
         weight = total.take(begin[runs], axis=1)
         weight -= total.take(stop[runs], axis=1)
-        weight += largest
-        np.maximum.reduceat(weight, bundles, axis=1, out=weights)
-        np.add(total.take(so_far[self._seen], axis=1), self._seen_before, out=shifts)
+        weight += np.maximum.reduceat(self._weight, runs)
+        np.maximum.reduceat(weight, self._heads.take(runs).nonzero()[0], axis=1, out=weights)
 
     def _scan(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `s` at the observed tasks, a row a variant, and whether the edges left out hold."""

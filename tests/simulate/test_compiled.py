@@ -15,6 +15,8 @@ from daydream import compiled
 from daydream.collect.derive import nesting
 from daydream.collect.derive.recording import Recording
 from daydream.simulate import reference, scan
+from daydream.simulate.batch import scaled
+from daydream.simulate.skeleton import Skeleton
 
 ENGINE = compiled.engine()
 needs_engine = pytest.mark.skipif(
@@ -101,18 +103,16 @@ int64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @needs_engine
+@pytest.mark.parametrize("name", ARRAYS[:-1])
 @given(st.data())
-def test_any_content_is_answered_or_refused(data):
-    plan = data.draw(plans())
-    small = st.integers(-2, len(plan) + 1)
-    other = {}
-    for name in data.draw(st.lists(st.sampled_from(ARRAYS[:-1]), unique=True)):
-        column = getattr(plan, name)
-        anything = small | (int32 if column.dtype == np.int32 else int64)
-        values = data.draw(st.lists(anything, min_size=len(column), max_size=len(column)))
-        other[name] = np.array(values, column.dtype)
-    refused = "an index of the plan is out of its range, or a cost is negative"
-    assert tried(ENGINE.pull, *arguments(plan, **other).values()) in (True, False, refused)
+def test_any_content_is_answered_or_refused(name, data):
+    plan = data.draw(plans().filter(lambda plan: len(plan.edge_src)))
+    column = getattr(plan, name).copy()
+    anything = st.integers(-2, 2 * len(plan)) | (int32 if column.dtype == np.int32 else int64)
+    for place in data.draw(st.lists(st.integers(0, len(column) - 1), min_size=1, max_size=3)):
+        column[place] = data.draw(anything)
+    refused = "an index of the plan is out of its range"
+    assert tried(ENGINE.pull, *arguments(plan, **{name: column}).values()) in (True, False, refused)
 
 
 @needs_engine
@@ -190,6 +190,50 @@ def test_any_rows_are_nested_or_refused(data):
     outside = ((order < 0) | (order >= count)).any()
     answer = tried(ENGINE.nest, order, start, end, depth, thread, parent, room, 1000)
     assert (answer == "a row to be nested is out of range") == outside
+
+
+# -- the weights of variants -----------------------------------------------------------------------
+
+
+@needs_engine
+@given(st.data())
+def test_variants_end_as_without_the_loop(data):
+    plan = data.draw(plans())
+    tasks = st.lists(st.integers(0, len(plan) - 1), unique=True)
+    factors = st.lists(st.sampled_from([0.0, 0.5, 1.0, 4.0]), min_size=1, max_size=4)
+    changes = [scaled(plan, data.draw(tasks), data.draw(factors), gaps_of=data.draw(tasks)) for _ in range(3)]
+    start, _ = scan.run(plan)
+    observed = np.arange(len(plan))
+
+    def found():
+        ends, exact = Skeleton(plan, observed, start, 1.0).ends(changes)
+        return ends.tolist(), exact.tolist()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiled.VARIABLE, "0")
+        expected = found()
+    assert found() == expected
+
+
+@needs_engine
+@given(st.data())
+def test_any_edges_are_weighed_or_refused(data):
+    edges, points, sums, variants, bundles = (data.draw(st.integers(0, 4)) for _ in range(5))
+    near = st.sampled_from([0, 0, 0, 1, 2, 3, -1, 4, 2**31 - 1])
+
+    def column(count, dtype, values=near):
+        return np.array(data.draw(st.lists(values, min_size=count, max_size=count)), dtype)
+
+    given_arrays = [
+        column(edges, np.int64), column(edges, np.int64), column(edges, bool, st.booleans()),
+        column(edges, np.int64, int64), column(points, np.int32), column(sums * variants, np.int64, int64),
+        np.empty(bundles * variants, np.int64),
+    ]  # fmt: skip
+    answer = tried(ENGINE.weigh, *given_arrays, variants)
+    assert answer in (None, "an index of the edges is out of its range")
+    begin, stop, _, _, so_far, *_ = given_arrays
+    if answer is None:
+        assert all(0 <= so_far[at] < sums for at in np.append(begin, stop))
 
 
 # -- the switch ------------------------------------------------------------------------------------
