@@ -66,7 +66,8 @@ def write_html(
 
         keep_freed_memory()
         begin = time.perf_counter()
-        ranking = rank(replay, pairs=0, with_curves=False, progress=progress)
+        capacity = None if comparison is None else comparison.capacity_bytes
+        ranking = rank(replay, pairs=0, with_curves=False, capacity=capacity, progress=progress)
         taken = time.perf_counter() - begin
         tried = len(ranking.optimizations) + len(ranking.optimizations_left_out)
         said = f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without\n{said}"

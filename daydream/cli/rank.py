@@ -52,7 +52,7 @@ def _rank(
     from daydream.memory.lifetimes import NONE_RECORDED
     from daydream.parallel.freed_memory import keep_freed_memory
     from daydream.predict.ranking import rank
-    from daydream.report.text.ranking import effective, ranking_text
+    from daydream.report.text.ranking import best_of, ranking_text
 
     keep_freed_memory()
     with Progress() as progress, stdout_for_the_result():
@@ -70,7 +70,7 @@ def _rank(
     again = trace_words(trace, step_marker, steps)
     text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, trace=again, fitted=top is None)
     print_screen(text)
-    best = next(iter(effective(ranking)), None)
+    best = best_of(ranking)
     if best is None:
         print_next("explain", *again)
     else:

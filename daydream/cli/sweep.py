@@ -6,6 +6,7 @@ import copy
 import shlex
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +37,10 @@ FORMATS = (".csv", ".parquet")
 class SweepCommand(WhatIf):
     """A command that takes the options of what it sweeps, which `--set` may give instead."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the optimizations from `--set NAME.OPTION=LIST` where they are not named besides."""
+        return super().parse_args(ctx, args if self._words(args) else [*_named_in(args), *args])
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the command's options and the optimizations', none of these required."""
         own = click.Command.get_params(self, ctx)
@@ -46,6 +51,15 @@ class SweepCommand(WhatIf):
                 param.required = False
             params.append(param)
         return params
+
+
+def _named_in(args: list[str]) -> list[str]:
+    """Return `NAME+NAME` of what `--set` qualifies in some arguments; nothing if it does not."""
+    given = [arg.removeprefix("--set=") for arg in args if arg.startswith("--set=")]
+    given += [value for flag, value in pairwise(args) if flag == "--set"]
+    options = [each.partition("=")[0].strip() for each in given]
+    names = dict.fromkeys(each.rpartition(".")[0].replace("_", "-") for each in options if "." in each)
+    return ["+".join(names)] if names else []
 
 
 def _sweep(
@@ -67,7 +81,8 @@ def _sweep(
 ) -> None:
     """Predict every combination of some options' values, and sort by the step.
 
-    NAME is what `daydream whatif` takes. Each --set gives an option its values; `...` goes
+    NAME is what `daydream whatif` takes; --set NAME.OPTION=... names it, too. Each --set gives an option
+    its values; `...` goes
     on as the numbers before it do: --set workers=2,4,...,64. Options that stay are given as
     in a what-if. Scenarios that do not apply are listed with the reason.
     """
@@ -127,10 +142,10 @@ def _next(
     fixed: Mapping[str, Any],
     typed: Mapping[str, str | None],
 ) -> str:
-    """Return the what-if of the first scenario, as typed."""
+    """Return the what-if of the first scenario that may fit, as typed."""
     from daydream.cli.whatif_options import typed_options
 
-    best = found.scenarios[0]
+    best = next(iter(found.possible), found.scenarios[0])
     named = "+".join(each.name for each in optimizations)
     words = [named, *typed_options({**fixed, **best.options}), *typed_options(typed)]
     return f"daydream whatif {shlex.join([*words, '--trace', best.trace])}"

@@ -66,8 +66,13 @@ class Sweep(NotebookTables):
         return len(self.scenarios) + len(self.refused)
 
     def __repr__(self) -> str:
-        best = f", best {self.scenarios[0].speedup or 1:.2f}x" if self.scenarios else ""
+        best = f", best {self.possible[0].speedup or 1:.2f}x" if self.possible else ""
         return f"<Sweep of {self.optimization}: {len(self):,} scenarios, {len(self.refused):,} refused{best}>"
+
+    @property
+    def possible(self) -> list[Answered]:
+        """The scenarios in this order, without those that do not fit the device's memory."""
+        return [each for each in self.scenarios if each.memory is None or each.memory.fits is not False]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all scenarios, a flat row each: trace, options, figures, notes, and why it was refused."""

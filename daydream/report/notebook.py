@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import singledispatch
 from html import escape
 from typing import Any
@@ -34,6 +34,7 @@ from daydream.report.text.difference import step_rows as difference_rows
 from daydream.report.text.layout import MARGIN, printable, shortened
 from daydream.report.text.numbers import count, time_text
 from daydream.report.text.overview import rows_by_kind, span_ns
+from daydream.report.text.peak_memory import too_large
 from daydream.report.text.ranking import curve_rows, optimization_rows, ranking_headline
 from daydream.report.text.results import (
     edits_text,
@@ -46,7 +47,7 @@ from daydream.report.text.results import (
     unprofiled_replay,
     whatif_headline,
 )
-from daydream.report.text.scaling import scaling_html
+from daydream.report.text.scaling import FADED, scaling_html
 from daydream.report.text.sweep import left_out_rows, scenario_rows, sweep_title
 from daydream.simulate.timeline import Timeline
 from daydream.trace.trace import Trace
@@ -205,10 +206,13 @@ def _curves(curves: Curves) -> str:
 @html.register
 def _sweep(sweep: Sweep) -> str:
     rows = scenario_rows(sweep, sweep.scenarios[:MOST_SWEPT])
+    faded = too_large([each.memory for each in sweep.scenarios[:MOST_SWEPT]])
     reasons = [["left out", "why"], *map(list, left_out_rows(sweep))]
     return _together(
         sweep_title(sweep),
-        _table(rows, len(sweep.scenarios)) if sweep.scenarios else "no scenario could be answered",
+        _table(rows, len(sweep.scenarios), faded=faded)
+        if sweep.scenarios
+        else "no scenario could be answered",
         _table(reasons, texts=2) if sweep.refused else "",
         _notes(sweep.notes()),
     )
@@ -233,21 +237,23 @@ def _together(title: str, *parts: str) -> _Html:
     return _Html("<div>" + "".join(lines) + "</div>")
 
 
-def _table(rows: Rows, there: int | None = None, *, texts: int = 1) -> _Html:
+def _table(
+    rows: Rows, there: int | None = None, *, texts: int = 1, faded: Collection[int] = ()
+) -> _Html:  # fmt: skip
     """Return a table: the first row is the head, the first `texts` columns stand to the left.
 
-    `there` is how many rows there are, if more than shown.
+    `there` is how many rows there are, if more than shown; rows at the places `faded` are grey.
     """
     width = len(rows[0])
 
-    def line(tag: str, row: Sequence[str]) -> str:
+    def line(tag: str, row: Sequence[str], style: str = "") -> str:
         cells = (_cell(tag, text, left=place < texts) for place, text in enumerate(row))
-        return "<tr>" + "".join(cells) + "</tr>"
+        return f"<tr{style}>" + "".join(cells) + "</tr>"
 
     lines = ["<thead>" + line("th", rows[0]) + "</thead><tbody>"]
-    for row in rows[1:]:
+    for place, row in enumerate(rows[1:], 1):
         if any(row[1:]):
-            lines.append(line("td", row))
+            lines.append(line("td", row, FADED if place in faded else ""))
         else:  # a heading among the rows
             text = _escaped(row[0])
             lines.append(f'<tr><th colspan="{width}" style="text-align:left">{text}</th></tr>')

@@ -13,6 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "memory"))
 
 from two_blocks import ALWAYS, LAYER, WEIGHT, two_blocks
 
+import daydream as daydream_module
+from daydream.report.html.ranking import whatifs
+
 NOW = ALWAYS + LAYER + 4 + 4 * WEIGHT
 KEYS = [
     "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
@@ -197,3 +200,46 @@ def test_a_capacity_without_memory_events_is_answered(folder):
     for command in (["explain"], ["whatif", "fused-adam"]):
         done = asked(folder, *command, "--capacity", "24GB", trace="none.parquet")
         assert "peak memory is not known: the trace has no memory events" in " ".join(done.out.split())
+
+
+def test_a_sweep_is_named_by_its_option_and_leads_with_what_fits(folder):
+    done = asked(folder, "sweep", "--set", "batch-size.factor=16,2", "--sort", "order", "--capacity", "3000")
+
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("batch-size factor=2: ")  # 16 does not fit
+    assert "--factor 2" in done.err
+    assert [line.split()[-3:] for line in lines if line.split()[:1] == ["16"]] == [["does", "not", "fit"]]
+    assert max(map(len, lines[1:6])) <= 80
+    nothing = asked(folder, "sweep", "batch-size", "--set", "factor=2,16", "--capacity", "1000").out
+    assert nothing.startswith("batch-size: no scenario fits the device's memory")
+
+
+def test_what_does_not_fit_is_grey():
+    from rich.console import Console
+
+    from daydream.report.text import console
+    from daydream.report.text.layout import Table
+
+    table = Table([["factor", "speedup"], ["2", "1.20x"], ["16", "1.50x"]], faded={2})
+    there = Console(force_terminal=True, color_system="standard", width=80)
+    with there.capture() as shown:
+        there.print(console._rendered(table, there))
+    head, fits, not_fitting = shown.get().splitlines()
+    dim, green = "\x1b[2m", "\x1b[32m"
+    assert (dim in not_fitting, green in not_fitting) == (True, False)  # no gain to be had
+    assert (dim in head + fits, green in fits) == (False, True)
+
+
+def test_notebooks_show_what_does_not_fit_in_grey(folder):
+    found = daydream_module.sweep(folder / "m.parquet", "batch-size", {"factor": [2.0, 16.0]}, capacity=3000)
+    rows = found._repr_html_().split("<tr")
+    assert [row.startswith(' style="opacity') for row in rows if "&emsp;16</td>" in row] == [True]
+    assert [row.startswith(' style="opacity') for row in rows if "&emsp;2</td>" in row] == [False]
+
+
+def test_the_ranked_what_ifs_of_a_report_tell_memory(folder):
+    replay = daydream_module.replay(daydream_module.load(folder / "m.parquet"))
+    told = whatifs(daydream_module.rank(replay, pairs=0, with_curves=False, by="memory", capacity=1900))
+    assert "memory, KiB" in told
+    assert 'class="faded"' in told

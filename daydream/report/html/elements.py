@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -67,8 +67,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Html:
     return element("div", element("table", body), class_="scroll")
 
 
-def sortable(name: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], *, what: str = "rows") -> Html:
-    """Return a table that can be sorted by its columns and searched; long ones begin short."""
+def sortable(
+    name: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], *, what: str = "rows",
+    faded: Collection[int] = (),
+) -> Html:  # fmt: skip
+    """Return a table that can be sorted by its columns and searched; long ones begin short.
+
+    Rows at the places `faded`, counted from 1, are grey.
+    """
     buttons = [element("button", text, type="button") for text in head]
     search = element(
         "input", type="search", class_="search", placeholder=f"search {len(rows):,} {what}",
@@ -77,7 +83,13 @@ def sortable(name: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], *, 
     body = element(
         "table",
         _head(buttons, rows),
-        element("tbody", *(_row(row, hidden=place >= MOST_AT_ONCE) for place, row in enumerate(rows))),
+        element(
+            "tbody",
+            *(
+                _row(row, hidden=place >= MOST_AT_ONCE, faded=place + 1 in faded)
+                for place, row in enumerate(rows)
+            ),
+        ),
     )
     more = element("button", f"show all {len(rows):,}", type="button", class_="more")
     return element(
@@ -109,8 +121,8 @@ def _head(names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Html:
     return element("thead", element("tr", *cells))
 
 
-def _row(cells: Sequence[Cell], *, hidden: bool = False) -> Html:
-    return element("tr", *(_cell(cell) for cell in cells), hidden=hidden)
+def _row(cells: Sequence[Cell], *, hidden: bool = False, faded: bool = False) -> Html:
+    return element("tr", *(_cell(cell) for cell in cells), hidden=hidden, class_="faded" if faded else False)
 
 
 def _cell(cell: Cell) -> Html:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from daydream.report.html.elements import Cell, Html, Named, Number, element, facts, joined, sortable, table
 from daydream.report.html.sections import Figures
 from daydream.report.text.numbers import count
+from daydream.report.text.peak_memory import memory_columns, too_large
 from daydream.report.text.ranking import bound_text, effective, times_faster, unpredictable, without_gain
 
 if TYPE_CHECKING:
+    from daydream.memory.prediction import MemoryPrediction
     from daydream.predict.ranking import Ranked, Ranking
 
 HELP = (
@@ -26,11 +29,19 @@ def whatifs(ranking: Ranking) -> Html:
     head = [f"what if, {figures.unit}", "predicted", "90 % interval", "saves", "speed-up", "then", "needs"]
     if not any(each.needs for each in shown):
         head, rows = head[:-1], [row[:-1] for row in rows]
+    memories = [each.memory for each in shown]
+    told = memory_columns([["", ""], *([["", ""]] * len(rows))], memories, 1)
+    if len(told[0]) > 2:  # the trace tells memory
+        head = [*head[:5], *told[0][1:-1], *head[5:]]
+        rows = [
+            [*row[:5], *_memory(each.memory, own[1:-1]), *row[5:]]
+            for each, row, own in zip(shown, rows, told[1:], strict=True)
+        ]
     what = "what-ifs" if len(rows) != 1 else "what-if"
     nothing = element("p", "None would make the step shorter.")
     return joined(
         element("p", f"Now {bound_text(ranking.bound, ranking.bound_share)}.", class_="help"),
-        sortable("ranked", head, rows, what=what) if rows else nothing,
+        sortable("ranked", head, rows, what=what, faded=too_large(memories)) if rows else nothing,
         facts(
             [
                 *((name, ", ".join(names)) for name, names in without_gain(ranking)),
@@ -51,6 +62,12 @@ def _row(each: Ranked, figures: Figures) -> list[Cell]:
         bound_text(each.bound, each.bound_share),
         each.needs or "",
     ]
+
+
+def _memory(memory: MemoryPrediction | None, told: Sequence[str]) -> list[Cell]:
+    """Return the peak as a figure to sort by, and whether it fits."""
+    peak, *fits = told
+    return [Number(peak, -1 if memory is None else memory.after_bytes), *fits]
 
 
 def _interval(each: Ranked, figures: Figures) -> Cell:

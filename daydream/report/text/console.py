@@ -115,10 +115,11 @@ def _table(table: Table, there: Console) -> RenderableType:
         style = "" if any(others) else TITLE
         cells: list[RenderableType] = [Text(printable(first), style, overflow=overflow, no_wrap=True)]
         for name, cell in zip(head[1:], others, strict=True):
-            cells.append(_text(cell, _style(cell) if place < judged and name in CHANGES else ""))
+            is_judged = place < judged and name in CHANGES and place not in table.faded
+            cells.append(_text(cell, _style(cell) if is_judged else ""))
         if table.rest:
             cells.append(_Rest(table.rest[place]))
-        grid.add_row(*cells)
+        grid.add_row(*cells, style=ASIDE if place in table.faded else None)
     narrowest = sum(len(MARGIN) + (column.min_width or 0) for column in grid.columns)
     shown = _WithBelow(grid, table, min(there.width, WIDTH)) if table.below else grid
     return _Whole(shown, narrowest)

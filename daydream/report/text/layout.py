@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -56,7 +56,9 @@ class Table:
     less than `least_name` characters of the first are left, columns at the places `spare` are left out, one
     by one, and other heads wrapped. `rest` gives a last column to the left: of each row what fits in so many
     characters. In the first `judged` rows, if not in all, less time is better. `below` gives each row, the
-    head too, a text that stands wrapped on the lines below it, if it is not empty.
+    head too, a text that stands wrapped on the lines below it, if it is not empty. Rows that are `faded` are
+    grey where there is colour; their text says why. Piped, columns that may be left out stay, unless the
+    table is wider than `plain`.
     """
 
     rows: Rows
@@ -66,12 +68,15 @@ class Table:
     rest: Sequence[Callable[[int], str]] = ()
     judged: int | None = None
     below: Sequence[str] = ()
+    faded: Collection[int] = ()
+    plain: int | None = None
 
     def lines(self, width: int) -> list[str]:
         """Return the lines; only `rest` is cut to the width."""
-        wide = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        rows = self._piped()
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
-        for first, *others in self.rows:
+        for first, *others in rows:
             cells = [cell.rjust(room) for cell, room in zip(others, wide[1:], strict=True)]
             lines.append((MARGIN + MARGIN.join([first.ljust(wide[0]), *cells])).rstrip())
         if self.below:
@@ -83,6 +88,17 @@ class Table:
             (line.ljust(start) + rest(width - start)).rstrip()
             for line, rest in zip(lines, self.rest, strict=True)
         ]
+
+    def _piped(self) -> Rows:
+        """Return the rows, without as many of the columns that may be left out as makes them fit `plain`."""
+        if self.plain is None:
+            return self.rows
+        wide = [len(MARGIN) + max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        left_out: set[int] = set()
+        for spare in self.spare:
+            if sum(wide) - sum(wide[place] for place in left_out) > self.plain:
+                left_out.add(spare)
+        return [[cell for at, cell in enumerate(row) if at not in left_out] for row in self.rows]
 
     def lines_below(self, place: int, width: int) -> list[str]:
         """Return the lines below a row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from daydream.predict.memory import MemoryAnswer
@@ -21,6 +22,7 @@ CONTEXT = " with CUDA's context of 300 to 600 MiB"
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
 
 
+CELLS = {**FITS, None: "too close"}  # of a table
 MANY = {  # kind -> what memory of it is called
     "optimizer_state": "optimizer states", "temporary": "temporary tensors", "unknown": "of an unknown kind",
 }  # fmt: skip
@@ -114,7 +116,7 @@ def memory_columns(
         return rows
     unit, size = memory_unit(max(memory.after_bytes for memory in known))
     digits = 2 if unit == "GiB" else 1
-    head = [f"peak memory, {unit}"]
+    head = [f"memory, {unit}"]
     capacity = next((memory.capacity_bytes for memory in known if memory.capacity_bytes is not None), None)
     head += [f"in {capacity_text(capacity)}"] if capacity is not None else []
     cells = [head]
@@ -122,9 +124,20 @@ def memory_columns(
         if memory is None:
             cells.append([""] * len(head))
             continue
-        fits = [FITS[memory.fits]] if memory.capacity_bytes is not None else [""]
+        fits = [CELLS[memory.fits]] if memory.capacity_bytes is not None else [""]
         cells.append([f"{memory.after_bytes / size:,.{digits}f}", *fits][: len(head)])
     return [[*row[:place], *own, *row[place:]] for row, own in zip(rows, cells, strict=True)]
+
+
+def too_large(memories: Sequence[MemoryPrediction | None]) -> frozenset[int]:
+    """Return the rows of a table, its head the row 0, whose memory does not fit; they are shown in grey.
+
+    Args:
+        memories: of each row but the head, None where it is not known.
+    """
+    return frozenset(
+        place for place, memory in enumerate(memories, 1) if memory is not None and memory.fits is False
+    )
 
 
 def largest_text(found: Largest) -> Screen:

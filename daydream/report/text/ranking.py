@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from daydream.report.text.layout import (
     MARGIN,
+    USUAL_WIDTH,
     Block,
     Screen,
     Table,
@@ -29,11 +30,12 @@ from daydream.report.text.numbers import (
     step_change_text,
     time_text,
 )
-from daydream.report.text.peak_memory import memory_change, memory_columns, verdict
+from daydream.report.text.peak_memory import memory_change, memory_columns, too_large, verdict
 from daydream.text import bytes_text
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
+    from daydream.memory.prediction import MemoryPrediction
     from daydream.predict.ranking import Ranked, Ranking
     from daydream.predict.sensitivity import Curve
     from daydream.simulate.causes import Bound
@@ -81,7 +83,7 @@ def ranking_text(
 
 def ranking_headline(ranking: Ranking) -> list[str]:
     """Return what the best change gives, and what the step is bound by now."""
-    best = next(iter(effective(ranking)), None)
+    best = best_of(ranking)
     if ranking.by == "memory":
         said = _least_memory(best)
     elif best is None:
@@ -142,7 +144,9 @@ def _best(ranking: Ranking, best: Sequence[Ranked], pairs: Sequence[Ranked], *, 
         [row[place].replace("then", THEN) if row is rows[0] else row[place] for place in kept] for row in rows
     ]
     spare = [rows[0].index(head) for head in (THEN, "90 % interval") if head in rows[0]]
-    blocks: list[Block] = [Table(rows, spare=spare, below=below)]
+    memories = _memories(best, pairs)
+    plain = None if verbose or not any(memories) else USUAL_WIDTH
+    blocks: list[Block] = [Table(rows, spare=spare, below=below, faded=too_large(memories), plain=plain)]
     return [*blocks, *needs_legend([each.needs for each in best])]
 
 
@@ -209,6 +213,13 @@ def effective(ranking: Ranking) -> list[Ranked]:
     return [each for each in ranking.optimizations if each.saving_ns > 0 and not each.changes_nothing]
 
 
+def best_of(ranking: Ranking) -> Ranked | None:
+    """Return the first that may fit the device's memory; else the first of all; None without one."""
+    better = effective(ranking)
+    fitting = (each for each in better if each.memory is None or each.memory.fits is not False)
+    return next(fitting, None) or next(iter(better), None)
+
+
 def unpredictable(ranking: Ranking) -> list[tuple[str, str]]:
     """Return the name of each that applies and cannot be predicted, with the reason."""
     return [(printable(each.name), printable(each.reason)) for each in ranking.optimizations if each.reason]
@@ -243,12 +254,15 @@ def optimization_rows(
     together = ranking.pairs if pairs is None else pairs
     if together:
         rows += [["pairs", *[""] * 6], *map(row, together)]
-    memories = [each.memory for each in shown]
-    if together:
-        memories += [None, *(each.memory for each in together)]
-    rows = memory_columns(rows, memories, len(rows[0]) - 2)
+    rows = memory_columns(rows, _memories(shown, together), len(rows[0]) - 2)
     empty = [place for place in range(1, len(rows[0])) if not any(row[place] for row in rows[1:])]
     return [[text for place, text in enumerate(row) if place not in empty] for row in rows]
+
+
+def _memories(shown: Sequence[Ranked], pairs: Sequence[Ranked]) -> list[MemoryPrediction | None]:
+    """Return the memory of each row of their table but the head."""
+    together = [None, *(each.memory for each in pairs)] if pairs else []
+    return [*(each.memory for each in shown), *together]
 
 
 def _curves(ranking: Ranking, top: int) -> list[Block]:

@@ -6,16 +6,17 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from daydream.report.text.layout import Screen, Table, Words, headed, notes
+from daydream.report.text.layout import WIDTH, Screen, Table, Words, headed, notes
 from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import UNITS, count, percent, time_text
-from daydream.report.text.peak_memory import memory_columns
+from daydream.report.text.peak_memory import memory_columns, too_large
 
 if TYPE_CHECKING:
     from daydream.predict.scale_out import Scaling
     from daydream.predict.scale_out_model import Scaled
 
 LOSS = "bound by, lost to"  # the head of the last column
+FADED = ' style="opacity:0.5"'  # of a row of HTML that does not fit
 STEP = 3  # the column of the step's time
 
 
@@ -34,7 +35,11 @@ def scaling_text(scaling: Scaling, *, trace: Sequence[str] = ()) -> Screen:
     if waits:
         said += " waiting: for slower workers."
     rows = _rows(scaling)
-    table = Table(rows, words=[LOSS], spare=range(STEP + 1, len(rows[0]) - 1))
+    faded = too_large([row.memory for row in scaling.rows])
+    known = [place for place, head in enumerate(rows[0]) if head.startswith(("memory, ", "in "))]
+    spare = [place for place in range(STEP + 1, len(rows[0]) - 1) if place not in known]
+    plain = WIDTH if known else None
+    table = Table(rows, words=[LOSS], spare=spare, faded=faded, plain=plain)
     own = [note for note in scaling.notes() if note not in scaling.replay.notes]
     return Screen([
         *headed(scaling_headline(scaling)), "", table, Words(said), *notes(own),
@@ -57,9 +62,12 @@ def scaling_headline(scaling: Scaling) -> list[str]:
 def scaling_html(scaling: Scaling) -> str:
     """Return the table for notebooks."""
     head, *rows = _rows(scaling)
-    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
-    lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    faded = too_large([row.memory for row in scaling.rows])
+    lines = ["<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>"]
+    for place, row in enumerate(rows, 1):
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr{FADED if place in faded else ''}>{cells}</tr>")
+    return "<table>" + "".join(lines) + "</table>"
 
 
 def _rows(scaling: Scaling) -> list[list[str]]:

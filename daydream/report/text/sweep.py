@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.report.text.layout import (
     MARGIN,
+    USUAL_WIDTH,
     Block,
     Headline,
     Screen,
@@ -26,7 +27,7 @@ from daydream.report.text.numbers import (
     step_change_text,
     time_text,
 )
-from daydream.report.text.peak_memory import memory_columns
+from daydream.report.text.peak_memory import memory_columns, too_large
 
 if TYPE_CHECKING:
     from daydream.predict.sweep import Sweep
@@ -45,7 +46,10 @@ def sweep_text(sweep: Sweep, *, top: int) -> Screen:
         rows = scenario_rows(sweep, sweep.scenarios[:top])
         last = len(rows[0]) - 1
         interval = next(place for place, head in enumerate(rows[0]) if head.startswith("90 % interval"))
-        blocks.append(Table(rows, spare=[last, interval]))  # notes, then the range
+        faded = too_large([each.memory for each in sweep.scenarios[:top]])
+        plain = USUAL_WIDTH if any(each.memory for each in sweep.scenarios[:top]) else None
+        spare = [last, interval]  # notes, then the range
+        blocks.append(Table(rows, spare=spare, faded=faded, plain=plain))
         more = len(sweep.scenarios) - top
         if more > 0:
             blocks.append(f"{MARGIN}{count(more, 'more scenario')}: --top {len(sweep.scenarios)}, or -o FILE")
@@ -63,8 +67,10 @@ def sweep_text(sweep: Sweep, *, top: int) -> Screen:
 
 
 def _answer(sweep: Sweep) -> list[Block]:
-    """Return what the best scenario gives, if one could be predicted."""
-    best = max(sweep.scenarios, key=lambda each: each.speedup or 0.0, default=None)
+    """Return what the best scenario that may fit gives, if one could be predicted."""
+    if sweep.scenarios and not sweep.possible:
+        return [Headline(f"{sweep.optimization}: no scenario fits the device's memory")]
+    best = max(sweep.possible, key=lambda each: each.speedup or 0.0, default=None)
     if best is None or best.predicted_ns is None:
         return []
     low, high = best.predicted_low_ns, best.predicted_high_ns
