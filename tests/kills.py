@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    os.environ["DAYDREAM_CACHE"] = "off"  # not the user's own
     load()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     try:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.as_json import as_json
-from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.derive.quality import unrest
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError
-from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.tables import COLLECTIVE, KERNEL
@@ -30,6 +28,8 @@ from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from daydream.trace.cached_trace import CacheEntry
 
 Source = Trace | str | os.PathLike[str]
 
@@ -245,12 +245,36 @@ def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str
         GraphError: the trace covers no step.
 
     """
-    if not isinstance(source, Graph):
-        source = build(as_trace(source))
-    elif table is not None:
-        source = source.copy()
-    give_table(source, table)
-    return replay_graph(source)
+    if isinstance(source, Graph):
+        graph = source if table is None else source.copy()
+        give_table(graph, table)
+        return replay_graph(graph)
+    trace = as_trace(source)
+    if trace.cache is None:
+        from daydream.graph.build import build  # a kept graph needs no rule
+
+        graph = build(trace)
+        give_table(graph, table)
+        return replay_graph(graph)
+    found = _from_cache(trace, trace.cache)
+    give_table(found.graph, table)
+    return found
+
+
+def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
+    """Return the replay that is kept of a trace, or the one made of it, which is kept from then on."""
+    from daydream.predict.cached_replay import Kept, cached_replay, keep  # for those who ask for it
+
+    found = cached_replay(trace, entry)
+    if found is not None:
+        steps = [StepReplay(*step) for step in found.steps]
+        return Replay(found.graph, found.settled, steps, found.start_error_ns, found.said)
+    from daydream.graph.build import build
+
+    made = replay_graph(build(trace))
+    rows = [(step.name, step.rank, step.measured_ns, step.replayed_ns) for step in made.steps]
+    keep(Kept(made.graph, made.settled, rows, made.start_error_ns, made.said), entry)
+    return made
 
 
 def replay_graph(graph: Graph) -> Replay:
@@ -274,6 +298,8 @@ def replay_graph(graph: Graph) -> Replay:
 
 def collectives(result: Replay) -> list[dict[str, Any]]:
     """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
+    from daydream.collect.derive.collective_matching import match_collectives
+
     graph, timeline = result.graph, result.timeline
     first = timeline.copy == 0
     measured_work = graph.columns["row"][timeline.task] >= 0
