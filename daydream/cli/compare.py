@@ -8,6 +8,7 @@ import click
 
 from daydream.cli.output import help_of
 from daydream.cli.source import (
+    cache_option,
     json_option,
     read,
     stdout_for_the_result,
@@ -131,6 +132,7 @@ command = Compare(
         click.Argument(["before"], metavar="BEFORE"),
         click.Argument(["after"], metavar="AFTER"),
         *step_options(),
+        cache_option(),
         click.Option(
             ["--whatif"], metavar="NAME[+NAME...]",
             help="Predict this change from BEFORE, and compare the prediction with AFTER. Takes its options.",

@@ -57,7 +57,7 @@ def _import(
         target = target / trace_name(list(source))
     check(target, force=force)
     with Progress() as progress:
-        trace = read(source, step_marker, steps, progress, ranks, engine)
+        trace = read(source, step_marker, steps, progress, ranks, engine, keep=False)
         progress(f"writing {target}")
         trace.save(target, force=force)
     kinds = rows_by_kind(trace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.source import json_option, read, step_options, trace_words, verbose_option
+from daydream.cli.source import cache_option, json_option, read, step_options, trace_words, verbose_option
 
 
 def _info(
@@ -52,6 +52,7 @@ command = click.Command(
         click.Argument(["trace"], required=False, metavar="TRACE"),
         click.Option(["--trace", "named"], metavar="TRACE", help="The same, as other commands take it."),
         *step_options(),
+        cache_option(),
         verbose_option("all that the trace holds, and every note"),
         json_option(),
     ],

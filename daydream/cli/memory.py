@@ -9,7 +9,14 @@ import click
 from daydream.cli.html import html_option
 from daydream.cli.output import help_of
 from daydream.cli.sizes import capacity_option
-from daydream.cli.source import force_option, json_option, max_unpacked, step_options, verbose_option
+from daydream.cli.source import (
+    cache_option,
+    force_option,
+    json_option,
+    max_unpacked,
+    step_options,
+    verbose_option,
+)
 from daydream.cli.timeline import timeline_option
 
 if TYPE_CHECKING:
@@ -139,6 +146,7 @@ command = click.Command(
             ["--trace"], metavar="TRACE", help="A trace that `daydream import` wrote, or anything it accepts."
         ),
         *step_options(),
+        cache_option(),
         click.Option(
             ["--by"], type=click.Choice(VIEWS),
             help="Show instead what operators touch, what layers need, or what is held and not used again.",

@@ -15,9 +15,11 @@ from daydream.cli.sizes import size
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
     from daydream.parallel.engines import Engine
+    from daydream.trace.cached_trace import CacheEntry
     from daydream.trace.trace import Trace
 
 MAX_UNPACKED = "daydream.max_unpacked"
+NO_CACHE = "daydream.no_cache"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -34,6 +36,22 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> None
     """Keep a size for `read`: no command does anything else with it."""
     if value is not None:
         ctx.meta[MAX_UNPACKED] = size(ctx, param, value)
+
+
+def _no_cache(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    """Keep the wish for `read`."""
+    ctx.meta[NO_CACHE] = value
+
+
+def cache_option() -> click.Option:
+    """Return `--no-cache`."""
+    return click.Option(
+        ["--no-cache"],
+        is_flag=True,
+        callback=_no_cache,
+        expose_value=False,
+        help="Read and replay the trace again, and keep nothing of it; DAYDREAM_CACHE says where that lies.",
+    )
 
 
 def step_options() -> list[click.Option]:
@@ -80,7 +98,7 @@ def trace_options() -> list[click.Parameter]:
         metavar="TRACE",
         help="A trace that `daydream import` wrote, or anything it accepts.",
     )
-    return [trace, *step_options()]
+    return [trace, *step_options(), cache_option()]
 
 
 def trace_words(trace: str, step_marker: str | None, steps: str | None) -> list[str]:
@@ -120,8 +138,13 @@ def read(
     progress: Progress,
     ranks: Sequence[int] | None = None,
     engine: Engine | str = "local",
+    *,
+    keep: bool = True,
 ) -> Trace:
-    """Return the trace of these sources. Raises `TraceError` if they are not usable."""
+    """Return the trace of these sources, from the user's cache if it is there, which `keep` allows.
+
+    Raises `TraceError` if they are not usable.
+    """
     import daydream
     from daydream.cli.failures import read_from
 
@@ -138,10 +161,29 @@ def read(
 
     progress(f"reading {sources[0]}")
     read_from.append(sources[0])
-    return daydream.load(
+    entry = _entry(sources, step_marker, steps) if keep else None
+    if entry is not None:
+        from daydream.trace.cached_trace import cached_trace
+
+        found = cached_trace(entry)
+        if found is not None:
+            return found
+    trace = daydream.load(
         *sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show, engine=engine,
         max_unpacked=max_unpacked(),
     )  # fmt: skip
+    trace.cache = entry
+    return trace
+
+
+def _entry(sources: Sequence[str], step_marker: str | None, steps: str | None) -> CacheEntry | None:
+    """Return where the replay is kept; None where a limit is to be tried, or the user wants none."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.meta.get(NO_CACHE) or max_unpacked() is not None or len(sources) != 1:
+        return None
+    from daydream.cli.cached import cache_entry
+
+    return cache_entry(sources[0], step_marker, steps)
 
 
 def _refuse_parquet(sources: Sequence[str]) -> None:

@@ -31,6 +31,8 @@ from daydream.trace.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+    from daydream.trace.cached_trace import CacheEntry
+
 Source = Trace | str | os.PathLike[str]
 
 
@@ -245,12 +247,32 @@ def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str
         GraphError: the trace covers no step.
 
     """
-    if not isinstance(source, Graph):
-        source = build(as_trace(source))
-    elif table is not None:
-        source = source.copy()
-    give_table(source, table)
-    return replay_graph(source)
+    if isinstance(source, Graph):
+        graph = source if table is None else source.copy()
+        give_table(graph, table)
+        return replay_graph(graph)
+    trace = as_trace(source)
+    if trace.cache is None:
+        graph = build(trace)
+        give_table(graph, table)
+        return replay_graph(graph)
+    found = _from_cache(trace, trace.cache)
+    give_table(found.graph, table)
+    return found
+
+
+def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
+    """Return the replay that is kept of a trace, or the one made of it, which is kept from then on."""
+    from daydream.predict.cached_replay import Kept, cached_replay, keep  # for those who ask for it
+
+    found = cached_replay(trace, entry)
+    if found is not None:
+        steps = [StepReplay(*step) for step in found.steps]
+        return Replay(found.graph, found.settled, steps, found.start_error_ns, found.said)
+    made = replay_graph(build(trace))
+    rows = [(step.name, step.rank, step.measured_ns, step.replayed_ns) for step in made.steps]
+    keep(Kept(made.graph, made.settled, rows, made.start_error_ns, made.said), entry)
+    return made
 
 
 def replay_graph(graph: Graph) -> Replay:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from daydream.trace.cached_trace import CacheEntry
+
 ROW_GROUP = 2**18  # rows written at a time, so that a large trace is never held twice
 
 
@@ -63,7 +65,11 @@ class Trace(NotebookTables):
         self.texts = {name: texts[name] for name in columns if FIELDS[name].type == "text"}
         self.metadata: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **(metadata or {})}
         self.memory = memory if memory is not None and len(memory) else None
+        self.cache: CacheEntry | None = None  # where what is worked out from it is kept; copies have none
         self._rows = lengths.pop() if lengths else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "cache": None}
 
     def __len__(self) -> int:
         return self._rows

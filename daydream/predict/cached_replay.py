@@ -1,0 +1,121 @@
+"""A replay in the user's cache: the graph, its plan and when each task starts, so that none is made again.
+
+What is read is checked as a trace is, and worked out again where anything is odd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from daydream.errors import DaydreamError
+from daydream.files.cache_file import Contents
+from daydream.graph.cached_graph import cached_graph, graph_contents, is_plain, need_range
+from daydream.graph.cached_plan import cached_plan, plan_arrays
+from daydream.simulate.steady import Settled, repeatable
+from daydream.simulate.timeline import Timeline
+from daydream.trace.cached_trace import trace_contents
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
+    from daydream.trace.cached_trace import CacheEntry
+    from daydream.trace.trace import Trace
+
+START = "start_ns"  # the array of when each task of the plan starts
+LATEST_NS = 2**62
+MISTAKES = (
+    DaydreamError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError,
+)  # fmt: skip
+
+
+class Kept(NamedTuple):
+    """What is kept of a replay; `steps` are name, rank, measured and replayed time in ns."""
+
+    graph: Graph
+    settled: Settled
+    steps: list[tuple[str, int, int, int]]
+    start_error_ns: dict[str, int]
+    said: list[str]
+
+
+def keep(replay: Kept, entry: CacheEntry) -> bool:
+    """Keep the replay of an unchanged trace; return whether that was done."""
+    with suppress(*MISTAKES):
+        if replay.graph.trace is not None and is_plain(replay.graph):
+            return entry.write(_contents(replay, replay.graph.trace))
+    return False
+
+
+def cached_replay(trace: Trace, entry: CacheEntry) -> Kept | None:
+    """Return the replay of a trace that is kept in its entry; None if none is, or none that is right."""
+    found = entry.read()
+    if found is None:
+        return None
+    try:
+        return _replay(trace, found.document["replay"], found)
+    except MISTAKES:
+        return None
+
+
+def _contents(replay: Kept, trace: Trace) -> Contents:
+    of_trace = trace_contents(trace)
+    graph, arrays = graph_contents(replay.graph)
+    settled, timeline = replay.settled, replay.settled.timeline
+    arrays |= plan_arrays(replay.graph, settled.passes, repeatable(replay.graph))
+    arrays[START] = timeline.start_ns
+    if (timeline.end_ns != timeline.start_ns + timeline.plan.duration_ns).any():
+        raise ValueError("tasks end later than their work does")
+    document = {
+        "graph": graph,
+        "passes": settled.passes,
+        "repeats": [[rank, *steps] for rank, steps in timeline.repeats.items()],
+        "times": [[*key, ns] for key, ns in settled.times.items()],
+        "copy": settled.copy,
+        "settled": settled.settled,
+        "steps": [list(step) for step in replay.steps],
+        "start_error_ns": replay.start_error_ns,
+        "said": replay.said,
+    }
+    return Contents({**of_trace.document, "replay": document}, of_trace.arrays | arrays)
+
+
+def _replay(trace: Trace, document: Mapping[str, Any], found: Contents) -> Kept:
+    graph = cached_graph(trace, document["graph"], found.arrays)
+    passes = _whole(document["passes"])
+    lowered = cached_plan(graph, passes, repeatable(graph), found.arrays)
+    start = found.arrays[START]
+    if start.shape != lowered.task.shape or start.dtype != lowered.plan.duration_ns.dtype:
+        raise ValueError("there is no start for each task")
+    need_range(start, 0, LATEST_NS)
+    repeats = {_whole(rank): (_whole(first), _whole(last)) for rank, first, last in document["repeats"]}
+    timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns, repeats=repeats)
+    return Kept(
+        graph,
+        _settled(timeline, document, passes),
+        [(_text(name), _whole(rank), _whole(was), _whole(now)) for name, rank, was, now in document["steps"]],
+        {name: _whole(document["start_error_ns"][name]) for name in ("p50", "p95")},
+        [_text(each) for each in document["said"]],
+    )
+
+
+def _settled(timeline: Timeline, document: Mapping[str, Any], passes: int) -> Settled:
+    times = {(_whole(copy), _whole(step)): _whole(ns) for copy, step, ns in document["times"]}
+    steps, last = len(timeline.graph.steps), _whole(document["copy"])
+    if not all(0 <= copy < passes and 0 <= step < steps for copy, step in [*times, (last, 0)]):
+        raise ValueError("a step that is not there")
+    if type(document["settled"]) is not bool:
+        raise TypeError("a yes or no was needed")
+    return Settled(timeline, times, last, settled=document["settled"])
+
+
+def _whole(given: Any) -> int:
+    if type(given) is not int:
+        raise TypeError("a number was needed")
+    return given
+
+
+def _text(given: Any) -> str:
+    if type(given) is not str:
+        raise TypeError("a text was needed")
+    return given

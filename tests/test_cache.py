@@ -1,0 +1,289 @@
+"""Whatever lies in the cache, the answer is right: damage, files of others, entries that somebody made up."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from machine.programs import PROGRAMS
+
+import daydream
+from daydream.cli.cached import cache_entry
+from daydream.files import cache_folder
+from daydream.files.cache_file import HEAD, Contents, pack
+from daydream.files.cache_folder import ENTRY, FOLDER, read_entry, write_entry
+from daydream.trace.cached_trace import cached_trace
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small trace, and a cache of this test's own that knows it."""
+    monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "cache"))
+    PROGRAMS["multi_stream"]().run(steps=4).write(tmp_path / "trace.json", 1, 3)
+    answer(tmp_path / "trace.json")
+    return tmp_path / "trace.json"
+
+
+def answer(trace: Path) -> tuple[dict[str, Any], bool]:
+    """Return what `replay` answers with a cache, and whether the trace came out of it."""
+    entry = cache_entry(str(trace), None, None)
+    assert entry is not None
+    found = cached_trace(entry)
+    known = found is not None
+    if found is None:
+        found = daydream.load(trace)
+        found.cache = entry
+    replay = daydream.replay(found)
+    whatif = daydream.whatif(replay, "scale", factor=0.5, on="gpu")
+    return {**replay.to_json(), "whatif": whatif.predicted_ns}, known
+
+
+def entry_of(trace: Path) -> Path:
+    """Return the file of a trace's entry."""
+    entry = cache_entry(str(trace), None, None)
+    assert entry is not None
+    return trace.parent / "cache" / FOLDER / (entry.key + ENTRY)
+
+
+def contents_of(trace: Path) -> Contents:
+    """Return a copy of what is kept of a trace."""
+    found = read_entry(entry_of(trace).name.removesuffix(ENTRY))
+    assert found is not None
+    return Contents(copy.deepcopy(found.document), {name: each.copy() for name, each in found.arrays.items()})
+
+
+def test_the_second_answer_comes_out_of_the_cache(trace: Path) -> None:
+    right, known = answer(trace)
+    assert known
+    entry_of(trace).unlink()
+    assert answer(trace) == (right, False)
+    assert answer(trace) == (right, True)
+
+
+def test_what_one_changes_another_does_not_see(trace: Path) -> None:
+    entry = cache_entry(str(trace), None, None)
+    assert entry is not None
+    found = cached_trace(entry)
+    assert found is not None
+    one, other = daydream.replay(found), daydream.replay(found)
+    one.graph.columns["duration_ns"][:] = 0
+    assert other.graph.columns["duration_ns"].any()
+    assert daydream.replay(found).replayed_ns == other.replayed_ns
+
+
+def flipped(data: bytes) -> Iterator[bytes]:
+    """Return the file with a bit flipped, at places all over it."""
+    choice = random.Random(0)
+    places = [*range(0, HEAD.size, 3), *(choice.randrange(len(data)) for _ in range(60))]
+    for place in places:
+        yield data[:place] + bytes([data[place] ^ 1 << choice.randrange(8)]) + data[place + 1 :]
+
+
+def cut(data: bytes) -> Iterator[bytes]:
+    """Return the file cut off, or longer than it was."""
+    for size in (0, 1, HEAD.size - 1, HEAD.size, 8192, len(data) // 2, len(data) - 8192, len(data) - 1):
+        yield data[:size]
+    yield data + bytes(8192)
+    yield b"\0" * len(data)
+
+
+def swapped(data: bytes) -> Iterator[bytes]:
+    """Return the file with two of its words exchanged."""
+    choice = random.Random(1)
+    words = len(data) // 8
+    for _ in range(60):
+        a, b = sorted(choice.sample(range(8, words), 2))
+        first, second = data[8 * a : 8 * a + 8], data[8 * b : 8 * b + 8]
+        if first != second:
+            yield data[: 8 * a] + second + data[8 * a + 8 : 8 * b] + first + data[8 * b + 8 :]
+
+
+@pytest.mark.parametrize("damage", [flipped, cut, swapped])
+def test_a_damaged_entry_is_made_again(trace: Path, damage: Callable[[bytes], Iterator[bytes]]) -> None:
+    right, _ = answer(trace)
+    entry = entry_of(trace)
+    data, count = entry.read_bytes(), 0
+    for changed in damage(data):
+        entry.write_bytes(changed)
+        assert read_entry(entry.name.removesuffix(ENTRY)) is None
+        assert not entry.exists()
+        count += 1
+    assert count >= 10
+    entry.touch(0o600)
+    assert answer(trace) == (right, False)
+    assert answer(trace) == (right, True)
+
+
+def test_the_entry_of_another_trace_is_not_believed(trace: Path) -> None:
+    right, _ = answer(trace)
+    other = trace.parent / "other.json"
+    PROGRAMS["synchronizing"]().run(steps=4).write(other, 1, 3)
+    answer(other)
+    shutil.copyfile(entry_of(other), entry_of(trace))
+    assert answer(trace) == (right, False)
+
+
+def test_links_folders_pipes_and_open_files_are_not_believed(trace: Path) -> None:
+    right, _ = answer(trace)
+    entry = entry_of(trace)
+    aside = trace.parent / "aside"
+    entry.rename(aside)
+    entry.symlink_to(aside)
+    assert answer(trace) == (right, False)
+    entry.unlink()
+    shutil.copyfile(aside, entry)
+    entry.chmod(0o644)
+    assert answer(trace) == (right, False)
+    entry.unlink(missing_ok=True)
+    os.mkfifo(entry, 0o600)
+    assert answer(trace) == (right, False)
+    entry.unlink(missing_ok=True)
+    entry.mkdir()
+    assert answer(trace) == (right, False)
+    assert answer(trace) == (right, False)  # it cannot be replaced
+
+
+@pytest.mark.parametrize("how", ["link", "open", "file"])
+def test_a_folder_that_is_not_the_users_alone_is_not_used(trace: Path, how: str) -> None:
+    right, _ = answer(trace)
+    folder = trace.parent / "cache" / FOLDER
+    aside = trace.parent / "aside"
+    if how == "open":
+        folder.chmod(0o770)
+    else:
+        folder.rename(aside)
+        folder.symlink_to(aside) if how == "link" else folder.write_text("in the way")
+    before = sorted(aside.iterdir()) if aside.exists() else None
+    assert answer(trace) == (right, False)
+    assert (sorted(aside.iterdir()) if aside.exists() else None) == before
+
+
+def test_a_folder_or_an_entry_of_another_user_is_not_used(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, _ = answer(trace)
+    monkeypatch.setattr(cache_folder.os, "geteuid", lambda: 12345)
+    assert answer(trace) == (right, False)
+
+
+@pytest.mark.parametrize("call", ["write", "rename", "open", "scandir", "mkdir"])
+@pytest.mark.parametrize("why", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_takes_nothing_is_no_error(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, call: str, why: int
+) -> None:
+    right, _ = answer(trace)
+    shutil.rmtree(trace.parent / "cache")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(why, os.strerror(why))
+
+    key, contents = "0" * 48, Contents({}, {"a": np.arange(5)})
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_folder.os, call, fail)
+        assert not write_entry(key, contents)
+        if call == "write":
+            assert list((trace.parent / "cache" / FOLDER).iterdir()) == []
+    assert answer(trace) == (right, False)
+
+
+def test_a_trace_that_changes_while_it_is_read_is_not_kept(trace: Path) -> None:
+    entry = cache_entry(str(trace), None, None)
+    assert entry is not None
+    entry_of(trace).unlink()
+    found = daydream.load(trace)
+    found.cache = entry
+    trace.write_text(trace.read_text() + " ")
+    daydream.replay(found)
+    assert list((trace.parent / "cache" / FOLDER).iterdir()) == []
+
+
+WRITER = """
+import sys
+import numpy as np
+from daydream.files.cache_file import Contents
+from daydream.files.cache_folder import read_entry, write_entry
+value = int(sys.argv[1])
+for _ in range(100):
+    write_entry("f" * 48, Contents({"value": value}, {"a": np.full(5000, value) + np.arange(5000)}))
+    found = read_entry("f" * 48)
+    assert found is not None
+    assert (found.arrays["a"] - np.arange(5000) == found.document["value"]).all()
+"""
+
+
+def test_writers_side_by_side_leave_a_whole_entry(trace: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(number)]) for number in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    left = {path.suffix for path in (trace.parent / "cache" / FOLDER).iterdir()}
+    assert left == {ENTRY}
+
+
+ODD = (None, -1, 2**70, 1.5, "x", [], {}, True, [[]], [None])
+
+
+def odd_documents(document: Any) -> Iterator[Callable[[Any], Any]]:
+    """Return changes that put something else in the place of each part of a document."""
+    places = range(min(len(document), 3)) if isinstance(document, list) else list(document)
+    for place in places:
+        for value in ODD:
+            yield lambda whole, place=place, value=value: _with(whole, place, value)
+        if isinstance(document[place], (dict, list)):
+            for inner in odd_documents(document[place]):
+                yield lambda whole, place=place, inner=inner: _with(whole, place, inner(whole[place]))
+
+
+def _with(whole: Any, place: Any, value: Any) -> Any:
+    changed = copy.copy(whole)
+    changed[place] = value
+    return changed
+
+
+def survives(trace: Path, contents: Contents) -> None:
+    """Ask again with an entry that somebody made up, with a digest that fits: at worst it is a plain error.
+
+    Nobody but the user can put it there; what it says of times is then believed, as of a made-up trace.
+    """
+    entry = entry_of(trace)
+    try:
+        data = b"".join(pack(entry.name.removesuffix(ENTRY), contents))
+    except (TypeError, ValueError):
+        return
+    entry.write_bytes(data)
+    with contextlib.suppress(daydream.DaydreamError):
+        assert answer(trace)[0]["replayed_ns"] is not None
+
+
+def test_made_up_documents_do_no_harm(trace: Path) -> None:
+    contents = contents_of(trace)
+    changes = list(odd_documents(contents.document))
+    for change in random.Random(2).sample(changes, 150):
+        survives(trace, Contents(change(contents.document), contents.arrays))
+    assert len(changes) > 500
+
+
+def test_made_up_arrays_do_no_harm(trace: Path) -> None:
+    contents = contents_of(trace)
+    for name, array in contents.arrays.items():
+        odd = [array[:-1], array.astype(np.int16), array.astype(bool), np.append(array, array[:1])]
+        if array.dtype != bool and len(array):
+            limits = np.iinfo(array.dtype)
+            for value in (limits.min, limits.max, len(array)):
+                changed = array.copy()
+                changed[len(array) // 2] = min(value, limits.max)
+                odd.append(changed)
+        for changed in odd:
+            survives(trace, Contents(contents.document, {**contents.arrays, name: changed}))
+        survives(trace, Contents(contents.document, {k: v for k, v in contents.arrays.items() if k != name}))
