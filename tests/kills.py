@@ -8,6 +8,7 @@ Exit code 1 if a file was damaged, something was left behind, or not exactly one
 from __future__ import annotations
 
 import argparse
+import os
 import importlib.util
 import shutil
 import sys
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    os.environ["DAYDREAM_CACHE"] = "off"  # not the user's own
     load()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     try:

@@ -85,7 +85,7 @@ def _code() -> Iterable[str]:
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
-                if entry.name.endswith(".py"):
+                if entry.name.endswith((".py", ".so", ".pyd")):
                     about = entry.stat()
                     found.append(f"{entry.path} {about.st_size} {about.st_mtime_ns}")
                 elif entry.is_dir(follow_symlinks=False) and entry.name != "__pycache__":

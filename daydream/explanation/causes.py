@@ -12,7 +12,6 @@ from daydream.errors import NotApplicableError
 from daydream.graph.graph import KINDS, Graph
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KERNEL
-from daydream.predict.sensitivity import family
 from daydream.simulate.causes import CAUSES, Bound, PathCause
 from daydream.simulate.path_causes import Pieces, codes_of, pieces_of
 from daydream.simulate.timeline import Timeline
@@ -136,6 +135,8 @@ def labels(graph: Graph, tasks: np.ndarray) -> tuple[np.ndarray, list[str]]:
 def _label(kind: str, name: str | None, op: str | None, recorded: object) -> str:
     if kind == "cpu":
         return op or name or "CPU work"
+    from daydream.predict.sensitivity import family  # loads the engine of many variants
+
     return family(name or kind) if recorded and kind in {"kernel", "collective"} else name or kind
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from daydream.as_json import as_json
 from daydream.errors import DaydreamError, GraphError
 from daydream.memory.allocations import TYPES, Allocations
-from daydream.memory.report import device_bytes
-from daydream.memory.reserved import reserved_for
 
 MIB = 2**20
 CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (between builds and devices)
@@ -128,6 +126,8 @@ def memory_after(
         low, high = min(*ends, after_bytes), max(*ends, after_bytes)
     reserved, reserved_after = _reserved_bytes(held, *now), _reserved_bytes(after, rank, device)
     ranks = len({rank for rank, _ in held.devices()}) > 1
+    from daydream.memory.report import device_bytes  # most traces hold no memory events
+
     name = "cpu" if device < 0 else f"cuda:{device}"
     return MemoryPrediction(
         before_bytes, after_bytes, low, high, reserved, reserved_after,
@@ -178,6 +178,8 @@ def _reserved_bytes(held: Allocations, rank: int, device: int) -> int | None:
     """Return what the allocator takes for a GPU's allocations at most; None on a CPU, which has none."""
     key = ("reserved", rank, device)
     if key not in held.worked_out:
+        from daydream.memory.reserved import reserved_for
+
         usage = reserved_for(held, rank, device)
         held.worked_out[key] = None if usage is None else usage.peak_reserved_bytes
     known: int | None = held.worked_out[key]

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.as_json import as_json
-from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.derive.quality import unrest
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.display import NotebookFigure
 from daydream.errors import GraphError
-from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.tables import COLLECTIVE, KERNEL
@@ -253,6 +251,8 @@ def replay(source: Source | Graph, *, table: KernelTable | str | os.PathLike[str
         return replay_graph(graph)
     trace = as_trace(source)
     if trace.cache is None:
+        from daydream.graph.build import build  # a kept graph needs no rule
+
         graph = build(trace)
         give_table(graph, table)
         return replay_graph(graph)
@@ -269,6 +269,8 @@ def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
     if found is not None:
         steps = [StepReplay(*step) for step in found.steps]
         return Replay(found.graph, found.settled, steps, found.start_error_ns, found.said)
+    from daydream.graph.build import build
+
     made = replay_graph(build(trace))
     rows = [(step.name, step.rank, step.measured_ns, step.replayed_ns) for step in made.steps]
     keep(Kept(made.graph, made.settled, rows, made.start_error_ns, made.said), entry)
@@ -296,6 +298,8 @@ def replay_graph(graph: Graph) -> Replay:
 
 def collectives(result: Replay) -> list[dict[str, Any]]:
     """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
+    from daydream.collect.derive.collective_matching import match_collectives
+
     graph, timeline = result.graph, result.timeline
     first = timeline.copy == 0
     measured_work = graph.columns["row"][timeline.task] >= 0

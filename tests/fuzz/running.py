@@ -237,6 +237,7 @@ def main(words: list[str] | None = None) -> int:
     asked.add_argument("--minimize", type=int, default=20, help="how many failures to make smaller")
     asked.add_argument("--keep", type=Path, help="folder for the smallest failing inputs")
     given = asked.parse_args(words)
+    os.environ["DAYDREAM_CACHE"] = "off"  # not the user's own; tests/test_cache.py damages one
     prepare()
     begin, number = time.monotonic(), given.first
     kinds: dict[str, Counter[str]] = {}
