@@ -8,8 +8,8 @@ Exit code 1 if a file was damaged, something was left behind, or not exactly one
 from __future__ import annotations
 
 import argparse
-import os
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
