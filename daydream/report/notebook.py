@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import singledispatch
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from daydream.predict.replay import Replay
 from daydream.predict.scale_out import Scaling
 from daydream.predict.sensitivity import Curves
 from daydream.predict.sweep import Sweep
+from daydream.report.html.elements import Html, joined
 from daydream.report.text.answer import answer_lines
 from daydream.report.text.breakdown import breakdown_rows, moved_bound
 from daydream.report.text.difference import (
@@ -31,7 +31,7 @@ from daydream.report.text.difference import (
     work_rows,
 )
 from daydream.report.text.difference import step_rows as difference_rows
-from daydream.report.text.layout import MARGIN, printable, shortened
+from daydream.report.text.layout import MARGIN, shortened
 from daydream.report.text.numbers import count, time_text
 from daydream.report.text.overview import rows_by_kind, span_ns
 from daydream.report.text.peak_memory import too_large
@@ -224,22 +224,14 @@ def _step_name(steps: Sequence[Mapping[str, Any]], step: Mapping[str, Any]) -> s
     return f"rank {step.get('rank', 0)} {step['name']}" if several else str(step["name"])
 
 
-class _Html(str):
-    """HTML that is finished; any other text still has to be escaped."""
-
-    __slots__ = ()
-
-
-def _together(title: str, *parts: str) -> _Html:
+def _together(title: str, *parts: str) -> Html:
     """Return a title, texts and tables below each other, empty ones left out."""
-    lines = [f"<p><strong>{_escaped(title)}</strong></p>"]
-    lines += [part if isinstance(part, _Html) else f"<p>{_escaped(part)}</p>" for part in parts if part]
-    return _Html("<div>" + "".join(lines) + "</div>")
+    lines = [f"<p><strong>{joined(title)}</strong></p>"]
+    lines += [part if isinstance(part, Html) else f"<p>{joined(part)}</p>" for part in parts if part]
+    return Html("<div>" + "".join(lines) + "</div>")
 
 
-def _table(
-    rows: Rows, there: int | None = None, *, texts: int = 1, faded: Collection[int] = ()
-) -> _Html:  # fmt: skip
+def _table(rows: Rows, there: int | None = None, *, texts: int = 1, faded: Collection[int] = ()) -> Html:
     """Return a table: the first row is the head, the first `texts` columns stand to the left.
 
     `there` is how many rows there are, if more than shown; rows at the places `faded` are grey.
@@ -255,30 +247,26 @@ def _table(
         if any(row[1:]):
             lines.append(line("td", row, FADED if place in faded else ""))
         else:  # a heading among the rows
-            text = _escaped(row[0])
+            text = joined(row[0])
             lines.append(f'<tr><th colspan="{width}" style="text-align:left">{text}</th></tr>')
     more = 0 if there is None else there - (len(rows) - 1)
     if more > 0:
         lines.append(f'<tr><td colspan="{width}" style="text-align:left">and {more:,} more</td></tr>')
-    return _Html("<table>" + "".join(lines) + "</tbody></table>")
+    return Html("<table>" + "".join(lines) + "</tbody></table>")
 
 
 def _cell(tag: str, text: str, *, left: bool) -> str:
     """Return a cell, indented as the text report indents it."""
     side = "left" if left else "right"
     indent = "&emsp;" if text.startswith(MARGIN) else ""
-    shown = _escaped(shortened(text.strip(), CELL_WIDTH))
+    shown = joined(shortened(text.strip(), CELL_WIDTH))
     return f'<{tag} style="text-align:{side}">{indent}{shown}</{tag}>'
 
 
-def _escaped(text: str) -> str:
-    return escape(printable(text))
-
-
-def _notes(sentences: Sequence[str]) -> _Html:
+def _notes(sentences: Sequence[str]) -> Html:
     unique = dict.fromkeys(sentences)
-    items = "".join(f"<li>{_escaped(sentence)}</li>" for sentence in unique)
-    return _Html(f"<ul>{items}</ul>" if unique else "")
+    items = "".join(f"<li>{joined(sentence)}</li>" for sentence in unique)
+    return Html(f"<ul>{items}</ul>" if unique else "")
 
 
 def _sums(what: str, names: Sequence[str], code: np.ndarray, time: np.ndarray) -> list[list[str]]:

@@ -7,15 +7,13 @@ member sends in an all-to-all. One member moves nothing and takes no time.
 
 Sources of the formulas: Thakur, Rabenseifner and Gropp, "Optimization of collective
 communication operations in MPICH" (2005) for latency and bandwidth terms; Patarasuk and Yuan,
-"Bandwidth optimal all-reduce algorithms" (2009) for the ring; Sanders, Speck and Traeff,
-"Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009) for the double
-binary tree; Cho et al., "BlueConnect" (2019) for the hierarchical all-reduce.
+"Bandwidth optimal all-reduce algorithms" (2009) for the ring; Cho et al., "BlueConnect" (2019)
+for the hierarchical all-reduce.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, log2
 
 from daydream.errors import DaydreamError
 
@@ -63,17 +61,6 @@ def ring_all_gather_ns(nbytes: float, world_size: int, link: Link) -> float:
     return ring_reduce_scatter_ns(nbytes, world_size, link)
 
 
-def tree_all_reduce_ns(nbytes: float, world_size: int, link: Link) -> float:
-    """Time of a pipelined double binary tree: every member sends twice the data in all, up and down.
-
-    Each of the two trees carries half; who is a leaf in one is an inner node in the other. The latency
-    grows with the depth only, so it wins where members are many and messages short.
-    """
-    if world_size == 1:
-        return 0.0
-    return 2 * ceil(log2(world_size)) * link.latency_ns + 2 * nbytes / link.bandwidth
-
-
 def chain_broadcast_ns(nbytes: float, world_size: int, link: Link) -> float:
     """Time of a pipelined broadcast (or reduce) along a chain: all data once, and a step to each member."""
     if world_size == 1:
@@ -86,11 +73,6 @@ def direct_all_to_all_ns(nbytes: float, world_size: int, link: Link) -> float:
     if world_size == 1:
         return 0.0
     return (world_size - 1) / world_size * nbytes / link.bandwidth + link.latency_ns
-
-
-def send_recv_ns(nbytes: float, link: Link) -> float:
-    """Time of one message between two members."""
-    return nbytes / link.bandwidth + link.latency_ns
 
 
 def hierarchical_all_reduce_ns(nbytes: float, per_node: int, nodes: int, intra: Link, inter: Link) -> float:
