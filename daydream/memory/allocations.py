@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Amount = TypeVar("Amount", int, float, np.ndarray)
 KINDS = (
     "parameter", "gradient", "optimizer_state", "activation", "temporary", "input", "bucket", "shard",
-    "workspace", "unknown",
+    "workspace", "buffer", "unknown",
 )  # fmt: skip
 BEFORE, AFTER = -np.inf, np.inf
 GRANULE = 512  # bytes: PyTorch's allocator for GPUs rounds each request up to this

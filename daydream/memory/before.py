@@ -87,6 +87,9 @@ def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -
     mine = [number for number, each in enumerate(parameters) if device_of(each) == device]
     for number in mine:
         found.add("parameter", sizes[number], device, number)
+    for buffer in of_rank(trace, "buffers", rank):
+        if device_of(buffer) == device:
+            found.add("buffer", buffer["bytes"], device)
     views = False
     for ddp in of_rank(trace, "ddp", rank):
         views |= bool(ddp.get("gradient_as_bucket_view"))
@@ -154,7 +157,7 @@ def size_of(parameter: dict[str, Any]) -> int:
 
 
 def device_of(parameter: dict[str, Any]) -> int | None:
-    """Return the device of a parameter as memory events count it, None if it has none."""
+    """Return the device of a parameter or a buffer as memory events count it, None if it has none."""
     kind, _, index = str(parameter.get("device", "")).partition(":")
     if kind in ("", "meta"):
         return None
@@ -168,7 +171,7 @@ def _split(held: Allocations, row: int, described: Described) -> None:
     """Tell what of the bytes that the totals hold all the time is what, as far as it fits."""
     left, fits = int(held["bytes"][row]), []
     rank, device = int(held["rank"][row]), int(held["device"][row])
-    for kind in ("parameter", "bucket", "optimizer_state", "gradient"):
+    for kind in ("parameter", "buffer", "bucket", "optimizer_state", "gradient"):
         total = described.total(kind)
         if total <= left:
             fits += [each for each in described.rows if each[0] == kind]
@@ -186,7 +189,7 @@ def _split(held: Allocations, row: int, described: Described) -> None:
             if nbytes <= left:
                 fits.append(("workspace", nbytes, UNKNOWN))
                 left -= nbytes
-    held["bytes"][row] = left
+    held["bytes"][row] = held["recorded_bytes"][row] = left
     if not left:
         held.remove(np.arange(len(held)) == row)
     _add(held, rank, device, fits)
@@ -219,8 +222,10 @@ def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[tup
 def _add(held: Allocations, rank: int, device: int, rows: list[tuple[str, int, int]]) -> None:
     columns: dict[str, Any] = dict.fromkeys(TYPES, UNKNOWN)
     columns |= {"rank": rank, "device": device, "begin": BEFORE, "end": AFTER}
+    sizes = [nbytes for _, nbytes, _ in rows]
     columns |= {
-        "bytes": [nbytes for _, nbytes, _ in rows],
+        "bytes": sizes,
+        "recorded_bytes": sizes,
         "kind": [KINDS.index(kind) for kind, _, _ in rows],
         "parameter": [parameter for _, _, parameter in rows],
     }

@@ -18,7 +18,7 @@ from daydream.memory.argument_bytes import argument_bytes
 from daydream.memory.report import INSTANCE, NOWHERE, operators
 from daydream.trace.memory_events import MemoryEvents
 
-STAYS = ("parameter", "gradient", "optimizer_state", "bucket", "shard", "workspace")
+STAYS = ("parameter", "gradient", "optimizer_state", "bucket", "shard", "workspace", "buffer")
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _device(
 ) -> tuple[DeviceMemory, list[str]]:  # fmt: skip
     mine = (events["rank"] == rank) & (events["device"] == device)
     reserved = events["reserved_bytes"][mine]
-    needed = reserved_for(held, rank, device, settings=settings)
+    needed = reserved_for(held, rank, device, settings=settings, cached=True)
     found = replace(
         at_peak(held, rank, device),
         capacity_bytes=capacity,

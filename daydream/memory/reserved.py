@@ -1,35 +1,66 @@
 """What PyTorch's caching allocator reserves for a table of allocations: its requests, replayed in order.
 
 Streams are not recorded with allocations; all of them are taken to be of one. What was held before the
-recording is asked for first, in the order of the table; where it really lies is not known.
+recording lies where the metadata of `collect` says; without that it is asked for first, in the order of the
+table, as where it really lay is not known.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from daydream.memory.allocations import Allocations
 from daydream.memory.requests import ALLOCATE, FREE, Request, Usage, usage
 from daydream.memory.settings import Settings
+from daydream.memory.start import start_of
 
 
 def reserved_for(
-    held: Allocations, rank: int, device: int, *, settings: Settings | None = None
+    held: Allocations, rank: int, device: int, *, settings: Settings | None = None, cached: bool = False
 ) -> Usage | None:
-    """Return what the allocator needs for a GPU's allocations; None for memory of the CPU, which has none."""
-    return None if device < 0 else usage(requests_of(held, rank, device), settings=settings)
+    """Return what the allocator needs for a GPU's allocations; None for memory of the CPU, which has none.
+
+    Args:
+        held: the allocations, as recorded or after a change.
+        rank: of the process.
+        device: index of the GPU, -1 for the CPU.
+        settings: of the allocator. With those of the recording (None) what was held before lies where it lay,
+            with others all of it is asked for anew.
+        cached: memory that was reserved before the recording and held nothing counts. It is there as
+            recorded; after a change the steps before would have needed other memory.
+    """
+    if device < 0:
+        return None
+    start = start_of(held, rank, device, cached=cached) if settings is None else None
+    if start is None:
+        return usage(requests_of(held, rank, device), settings=settings)
+    grows = any(segment.expandable for segment in start.segments)
+    return usage(
+        requests_of(held, rank, device, start.inside),
+        settings=Settings(expandable_segments=True) if grows else None,
+        start=start.segments,
+    )
 
 
-def requests_of(held: Allocations, rank: int, device: int) -> list[Request]:
-    """Return the requests that a device's allocations make, in program order; their ids are the rows."""
+def requests_of(
+    held: Allocations, rank: int, device: int, inside: Mapping[int, int] | None = None
+) -> list[Request]:
+    """Return the requests that a device's allocations make, in program order; their ids are the rows.
+
+    `inside` are bytes of rows that the allocator holds already: these are not asked for, and freed as others.
+    """
     rows = np.flatnonzero((held["rank"] == rank) & (held["device"] == device) & (held["bytes"] > 0))
-    ended = rows[np.isfinite(held["end"][rows])]
-    places = np.concatenate([held["begin"][rows], held["end"][ended]])
-    frees = np.arange(len(places)) >= len(rows)
+    sizes = held["bytes"].copy()
+    if inside:
+        sizes[list(inside)] -= list(inside.values())
+    asked, ended = rows[sizes[rows] > 0], rows[np.isfinite(held["end"][rows])]
+    places = np.concatenate([held["begin"][asked], held["end"][ended]])
+    frees = np.arange(len(places)) >= len(asked)
     order = np.lexsort((frees, places))  # at one place what begins comes before what ends
-    sizes = held["bytes"].tolist()
-    which = np.concatenate([rows, ended])[order].tolist()
+    which = np.concatenate([asked, ended])[order].tolist()
     return [
-        Request(FREE, row) if free else Request(ALLOCATE, row, sizes[row])
+        Request(FREE, row) if free else Request(ALLOCATE, row, int(sizes[row]))
         for row, free in zip(which, frees[order].tolist(), strict=True)
     ]

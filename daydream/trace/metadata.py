@@ -77,6 +77,15 @@ class Parameter(Struct):
     local_bytes: Amount | msgspec.UnsetType | None = msgspec.UNSET  # of this rank's part, where it is sharded
 
 
+class Buffer(Struct):
+    """A tensor that a module keeps besides its parameters: running means of batch norms, masks."""
+
+    bytes: Amount
+    name: str = ""
+    layer: str | None = None
+    device: str = ""
+
+
 class ParameterGroup(Struct):
     """One group of an optimizer's parameters."""
 
@@ -209,6 +218,7 @@ class Metadata(Struct):
     threads: Number | None = None
     phases_assumed: Annotated[float, Meta(ge=0, le=1)] = 0.0
     parameters: list[Parameter] = []
+    buffers: list[Buffer] = []
     optimizers: list[Optimizer] = []
     ddp: list[Ddp] = []
     held_before: dict[str, Held] = {}
@@ -223,6 +233,7 @@ class Metadata(Struct):
     confirmed_by_rank: dict[str, Confirmed] = {}
     profiler_cost_by_rank: dict[str, ProfilerCost] = {}
     parameters_by_rank: dict[str, list[Parameter]] = {}
+    buffers_by_rank: dict[str, list[Buffer]] = {}
     optimizers_by_rank: dict[str, list[Optimizer]] = {}
     ddp_by_rank: dict[str, list[Ddp]] = {}
     devices_by_rank: dict[str, list[Device]] = {}

@@ -13,6 +13,8 @@ from live_models import MODELS  # noqa: E402
 from live_recording import recorded  # noqa: E402
 
 import daydream  # noqa: E402
+from daydream.collect.live.run_metadata import describe_run  # noqa: E402
+from daydream.trace.metadata import mistake_in  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402
 
 each_model = pytest.mark.parametrize("name", list(MODELS))
@@ -147,6 +149,27 @@ def test_the_rows_hold_shapes_types_and_no_range_of_ours() -> None:
     assert {*texts(trace, "shapes", linear)} == {"[[8,16],[32,16],[32]]", "[[8,32],[4,32],[4]]"}
     assert {*texts(trace, "dtype", linear)} == {"float32"}
     assert [name for name in trace.text("name") if "daydream" in name] == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_buffers_are_described_by_the_names_of_what_is_wrapped() -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    inner.register_buffer("mask", torch.ones(5, dtype=torch.bool))
+    shared = torch.nn.Module()
+    shared.register_buffer("again", inner.get_buffer("mask"))
+    inner.add_module("2", shared)
+    wrapped = torch.nn.DataParallel(inner)  # as DDP, and as `torch.compile`: a module around it
+
+    metadata, _ = describe_run([wrapped], [])
+
+    assert [(each["name"], each["bytes"]) for each in metadata["buffers"]] == [
+        ("Sequential.mask", 5), ("1.running_mean", 12), ("1.running_var", 12), ("1.num_batches_tracked", 8),
+    ]  # fmt: skip
+    assert {each["device"] for each in metadata["buffers"]} == {"cpu"}
+    assert mistake_in({"buffers": metadata["buffers"]}) is None
+    assert "buffers" in (mistake_in({"buffers": [{"name": "mask", "bytes": -1}]}) or "")
+    compiled, _ = describe_run([torch.compile(inner)], [])
+    assert compiled["buffers"] == metadata["buffers"]
 
 
 def test_parameters_and_the_optimizer_are_described() -> None:

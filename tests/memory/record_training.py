@@ -1,7 +1,7 @@
 """Record a training program of examples/ with its memory: from its first line on, or three steps of it.
 
 python record_training.py FOLDER MODEL whole|part: writes MODEL.parquet, with the metadata that `collect`
-writes where it is a part, and says the bytes of the model's buffers.
+writes where it is a part.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ def main(folder, model, how):
     if how == "part":
         trace.metadata |= described(net, optimizer)
     trace.save(path.with_suffix(".parquet"), force=True)
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in net.buffers())
-    sys.stdout.write(f"{buffers}\n")
 
 
 def described(net, optimizer):
@@ -73,9 +71,13 @@ def described(net, optimizer):
         "parameters": [each["name"] for each in parameters],
     }  # fmt: skip
     state = sum(value.numel() * value.element_size() for value in kept)
-    return {
-        "parameters": parameters, "optimizers": [{"name": "AdamW", "state_bytes": state, "groups": [group]}]
-    }  # fmt: skip
+    buffers = [
+        {"name": name, "layer": name.rpartition(".")[0], "device": "cpu",
+         "bytes": each.numel() * each.element_size()}
+        for name, each in net.named_buffers()
+    ]  # fmt: skip
+    adam = {"name": "AdamW", "state_bytes": state, "groups": [group]}
+    return {"parameters": parameters, "buffers": buffers, "optimizers": [adam]}
 
 
 if __name__ == "__main__":

@@ -107,6 +107,22 @@ def test_totals_of_a_gpu_are_split_by_the_metadata(tmp_path):
     assert "1,536 bytes on GPU 0 were held before the recording and stay" in held.notes[-1]
 
 
+def test_buffers_are_held_throughout_as_the_metadata_lists_them(tmp_path):
+    recording = Recording(device=0, before=9728)
+    training_step(recording, 3)
+    trace = recording.trace(tmp_path)
+    on_gpu = {**PARAMETER, "device": "cuda:0"}
+    buffers = [{"name": "n.running_mean", "layer": "n", "device": "cuda:0", "bytes": 600},
+               {"name": "n.mask", "layer": "n", "device": "cpu", "bytes": 100}]  # fmt: skip
+    trace.metadata |= {"parameters": [on_gpu], "optimizers": [SGD], "buffers": buffers}
+
+    held = allocations(trace)
+
+    throughout = (held["begin"] == BEFORE) & (held["end"] == AFTER)
+    split = {KINDS[held["kind"][row]]: held["bytes"][row] for row in np.flatnonzero(throughout)}
+    assert split == {"parameter": 4096, "buffer": 1024, "optimizer_state": 4096, "unknown": 512}
+
+
 def test_gradients_that_are_never_made_are_held_throughout(tmp_path):
     recording = Recording()
     for number in (3, 4):

@@ -17,6 +17,7 @@ OF_EACH_RANK = (
     "confirmed",
     "profiler_cost",
     "parameters",
+    "buffers",
     "optimizers",
     "ddp",
     "devices",

@@ -46,6 +46,8 @@ def describe_run(roots: list[Any], optimizers: list[Any]) -> tuple[dict[str, Any
     }
     if parameters := describe_parameters(paths.models, paths):
         metadata["parameters"] = parameters
+    if buffers := describe_buffers(paths.models, paths):
+        metadata["buffers"] = buffers
     if optimizers:
         metadata["optimizers"] = [describe_optimizer(one, paths) for one in optimizers]
     if buckets := [one for one in (_buckets(each, paths) for each in _all_modules(roots)) if one]:
@@ -77,6 +79,26 @@ def describe_parameters(models: Iterable[Any], paths: Paths) -> list[dict[str, A
                 "gradient_bytes": gradient,
                 **({} if local == _bytes(parameter) else {"local_bytes": local}),
             })  # fmt: skip
+    return described
+
+
+def describe_buffers(models: Iterable[Any], paths: Paths) -> list[dict[str, Any]]:
+    """Return name, layer, device and bytes of each tensor that modules keep besides parameters, each once.
+
+    Names are those of `named_modules()` without wrappers, as parameters' are. No value is read.
+    """
+    seen: set[int] = set()
+    described = []
+    for model in models:
+        for module in model.modules():
+            layer = paths.of_module.get(id(module))
+            for name, buffer in module.named_buffers(recurse=False):
+                if layer is None or id(buffer) in seen or not (nbytes := _local_bytes(buffer)):
+                    continue
+                seen.add(id(buffer))
+                described.append(
+                    {"name": f"{layer}.{name}", "layer": layer, "device": str(buffer.device), "bytes": nbytes}
+                )
     return described
 
 

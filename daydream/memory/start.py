@@ -1,0 +1,145 @@
+"""What PyTorch's allocator held when a recording began, block by block, as `collect` lists it.
+
+The list has sizes and addresses, and the table of allocations has rows: a row that is freed within the
+recording lies at the address of that free, others lie in blocks of their size, in order of address. What the
+totals hold together and nobody told apart lies in the blocks that are left. A block that no row is found for
+is free: a change has taken what it held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
+from daydream.memory.segments import Part, Segment
+from daydream.trace.memory_events import MemoryEvents
+
+UNKNOWN_KIND = KINDS.index("unknown")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the allocator holds before the first request.
+
+    Attributes:
+        segments: its memory; ids are the rows of the table, below 0 where a row holds several blocks.
+        inside: bytes of each row that lie in these segments, by row; the rest has to be asked for.
+    """
+
+    segments: tuple[Segment, ...]
+    inside: dict[int, int]
+
+
+def start_of(held: Allocations, rank: int, device: int, *, cached: bool) -> Start | None:
+    """Return what a GPU's allocator held before the recording, None where that is not listed, or cannot be.
+
+    Args:
+        held: the allocations; those that a change has resized have no place yet.
+        rank: of the process.
+        device: index of the GPU.
+        cached: segments that hold nothing are there, too: what steps before the recording needed.
+    """
+    told = _told(held, rank, device)
+    if not told or not all(_is_sound(each) for each in told) or _overlap(told):
+        return None
+    blocks = _in_use(told)
+    ids, inside = _placed(held, rank, device, dict(blocks))
+    segments = [_segment(each, ids) for each in told]
+    if not cached:
+        segments = [each for each in segments if any(part.requested is not None for part in each.blocks)]
+    return Start(tuple(segments), inside)
+
+
+def _told(held: Allocations, rank: int, device: int) -> list[dict[str, Any]]:
+    metadata = held.trace.metadata
+    by_rank = metadata.get("held_before_by_rank") or {}
+    told = by_rank.get(str(rank)) or ({} if by_rank else metadata.get("held_before")) or {}
+    segments = (told.get(str(device)) or {}).get("segments") or []
+    return sorted(segments, key=lambda each: int(each["address"]))
+
+
+def _is_sound(segment: dict[str, Any]) -> bool:
+    """Tell whether blocks fill their segment and hold what was asked for."""
+    blocks = segment["blocks"]
+    fits = all(size > 0 and (asked is None or 0 <= asked <= size) for size, asked in blocks)
+    return bool(blocks) and fits and sum(size for size, _ in blocks) == segment["total_size"]
+
+
+def _overlap(told: list[dict[str, Any]]) -> bool:
+    return any(one["address"] + one["total_size"] > other["address"] for one, other in pairwise(told))
+
+
+def _in_use(told: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return address and bytes of each block that holds something, in order."""
+    found = []
+    for segment in told:
+        address = int(segment["address"])
+        for size, asked in segment["blocks"]:
+            if asked is not None:
+                found.append((address, size))
+            address += size
+    return found
+
+
+def _placed(
+    held: Allocations, rank: int, device: int, blocks: dict[int, int]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the id of what lies at each address, and of each row how many bytes lie somewhere."""
+    own = (held["rank"] == rank) & (held["device"] == device) & (held["begin"] == BEFORE)
+    own &= (held["bytes"] > 0) & (held["bytes"] == held["recorded_bytes"])
+    rows = np.flatnonzero(own).tolist()
+    ids: dict[int, int] = {}
+    inside: dict[int, int] = {}
+
+    def take(row: int, address: int, name: int) -> None:
+        ids[address] = name
+        inside[row] = inside.get(row, 0) + blocks.pop(address)
+
+    for row in rows:
+        address = _freed_address(held, row)
+        if blocks.get(address) == held["bytes"][row]:
+            take(row, address, row)
+    by_size: dict[int, list[int]] = {}
+    for address, size in reversed(blocks.items()):
+        by_size.setdefault(size, []).append(address)  # the lowest address last
+    for row in rows:
+        alike = by_size.get(int(held["bytes"][row]))
+        if row not in inside and held["kind"][row] != UNKNOWN_KIND and alike:
+            take(row, alike.pop(), row)
+    together = [row for row in rows if row not in inside and held["end"][row] == AFTER]
+    for row in sorted(together, key=lambda one: -int(held["bytes"][one])):
+        for address, size in list(blocks.items()):
+            if inside.get(row, 0) + size <= held["bytes"][row]:
+                take(row, address, -1 - address)
+    return ids, inside
+
+
+def _freed_address(held: Allocations, row: int) -> int:
+    """Return where the free of a row says that it lay, -1 if that is not known."""
+    events: MemoryEvents | None = held.trace.memory
+    end = float(held["end"][row])
+    if events is None or not np.isfinite(end) or end != int(end) or not 0 <= end < len(events):
+        return -1
+    same = events["bytes"][int(end)] == -held["bytes"][row]
+    return int(events["address"][int(end)]) if same else -1
+
+
+def _segment(told: dict[str, Any], ids: dict[int, int]) -> Segment:
+    """Return a segment with the ids of what lies in it; free blocks that touch are one."""
+    address, parts = int(told["address"]), []
+    for size, asked in told["blocks"]:
+        parts.append(Part(size, asked, ids[address]) if address in ids else Part(size))
+        address += size
+    merged: list[Part] = []
+    for part in parts:
+        if merged and part.requested is None and merged[-1].requested is None:
+            part = Part(merged.pop().size + part.size)  # noqa: PLW2901 - the two are one
+        merged.append(part)
+    return Segment(
+        int(told["address"]), int(told.get("stream", 0)), told.get("pool") == "small", tuple(merged),
+        bool(told.get("is_expandable")), int(bool(told.get("private"))),
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Reserved memory from what the allocator held before the recording: all of it by hand."""
+
+from __future__ import annotations
+
+import pytest
+from recordings import PARAMETER, Recording
+
+from daydream.memory.allocations import BEFORE
+from daydream.memory.lifetimes import allocations
+from daydream.memory.report import memory_of
+from daydream.memory.reserved import reserved_for
+from daydream.memory.settings import Settings
+from daydream.memory.start import start_of
+
+MIB = 2**20
+WEIGHT = {**PARAMETER, "device": "cuda:0", "shape": [3 * MIB // 4], "gradient_bytes": 0}  # 3 MiB
+
+
+def segment(address, *blocks, pool="large", **more):
+    """A segment of blocks: bytes in use, or free where below 0."""
+    parts = [[abs(size), None if size < 0 else size] for size in blocks]
+    total = sum(size for size, _ in parts)
+    return {"address": address, "total_size": total, "pool": pool, "blocks": parts, **more}
+
+
+def recorded(tmp_path, *segments, asked=11 * MIB):
+    """A GPU that holds 3 MiB of a weight and 1 MiB of something, and asks for `asked` bytes."""
+    recording = Recording(device=0, before=4 * MIB)
+    recording.inside("aten::mm", ("large", asked), "large")
+    trace = recording.trace(tmp_path)
+    trace.metadata["parameters"] = [WEIGHT]
+    trace.metadata["held_before"] = {
+        "0": {"allocated_bytes": 4 * MIB, "reserved_bytes": 2**24, "segments": list(segments)}
+    }
+    return trace
+
+
+def reserved(trace, **how):
+    return reserved_for(allocations(trace), 0, 0, **how).peak_reserved_bytes
+
+
+# A weight at the start of 20 MiB, and 1 MiB of something at their end: 16 MiB are free between them.
+APART = segment(1 << 30, 3 * MIB, -16 * MIB, 1 * MIB)
+
+
+def test_a_request_is_served_from_what_was_there(tmp_path):
+    assert reserved(recorded(tmp_path, APART)) == 20 * MIB
+    # 17 MiB do not lie between them; asked for anew, they take 18: segments are of whole 2 MiB.
+    assert reserved(recorded(tmp_path, APART, asked=17 * MIB)) == 20 * MIB + 18 * MIB
+
+
+def test_what_lay_cached_counts_as_recorded_and_not_after_a_change(tmp_path):
+    trace = recorded(tmp_path, APART, segment(2 << 30, -64 * MIB))
+
+    assert reserved(trace, cached=True) == 84 * MIB
+    assert reserved(trace) == 20 * MIB
+    device, *_ = memory_of(trace).devices
+    assert device.peak_reserved_bytes == 84 * MIB
+    assert device.peak_allocated_bytes == 15 * MIB
+
+
+def test_free_blocks_that_touch_serve_one_request(tmp_path):
+    apart = segment(1 << 30, 3 * MIB, -8 * MIB, -8 * MIB, 1 * MIB)
+    assert reserved(recorded(tmp_path, apart, asked=16 * MIB)) == 20 * MIB
+
+
+def test_rows_lie_where_they_are_freed_else_in_blocks_of_their_size(tmp_path):
+    recording = Recording(device=0, before=4 * MIB)
+    recording.held["old"] = (5 << 30, MIB)  # from before the recording, and freed in it
+    recording.before = 3 * MIB
+    recording.inside("aten::mm", ("a", 512), "old", "a")
+    trace = recording.trace(tmp_path)
+    trace.metadata["parameters"] = [WEIGHT]
+    segments = [segment(1 << 30, MIB, -MIB), segment(5 << 30, MIB, 3 * MIB)]
+    trace.metadata["held_before"] = {
+        "0": {"allocated_bytes": 5 * MIB, "reserved_bytes": 1, "segments": segments}
+    }
+
+    held = allocations(trace)
+    old, weight = (
+        next(row for row in range(len(held)) if held["begin"][row] == BEFORE and held["bytes"][row] == nbytes)
+        for nbytes in (MIB, 3 * MIB)
+    )
+    start = start_of(held, 0, 0, cached=True)
+
+    assert [part.id for part in start.segments[1].blocks] == [old, weight]
+    assert start.segments[0].blocks == ((2 * MIB, None, -1, False),)  # whose it is the totals do not say
+    assert start.inside == {old: MIB, weight: 3 * MIB}
+
+
+def test_what_a_change_resized_is_asked_for_anew(tmp_path):
+    held = allocations(recorded(tmp_path, APART))
+    held.resize(held.where(kind="parameter"), 12 * MIB)
+
+    # The weight finds 19 MiB behind which 1 MiB lies; 11 MiB then need 12 more.
+    assert reserved_for(held, 0, 0).peak_reserved_bytes == 20 * MIB + 12 * MIB
+
+
+def test_other_settings_place_all_of_it_anew(tmp_path):
+    trace = recorded(tmp_path, APART, segment(2 << 30, -64 * MIB))
+    assert reserved(trace, settings=Settings()) == reserved(recorded(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [{**APART, "total_size": 1}],  # blocks are more
+        [{**APART, "blocks": []}],
+        [{**APART, "blocks": [[20 * MIB, 21 * MIB]]}],  # holds more than it is
+        [{**APART, "blocks": [[0, None], [20 * MIB, 1]]}],
+        [APART, {**APART, "address": (1 << 30) + MIB}],  # one in the other
+    ],
+)
+def test_segments_that_cannot_be_are_not_used(tmp_path, wrong):
+    assert reserved(recorded(tmp_path, *wrong)) == reserved(recorded(tmp_path))
+
+
+def test_segments_that_grow_go_on_growing(tmp_path):
+    grows = segment(1 << 30, 3 * MIB, MIB, -16 * MIB, is_expandable=True)
+    # 16 MiB are free at its end, and 14 more are needed: it grows by pages of 20.
+    assert reserved(recorded(tmp_path, grows, asked=30 * MIB)) == 20 * MIB + 20 * MIB
+
+
+def test_ranks_have_each_their_own(tmp_path):
+    trace = recorded(tmp_path, APART)
+    trace.metadata["held_before_by_rank"] = {"0": trace.metadata.pop("held_before")}
+    assert reserved(trace) == 20 * MIB
+    trace.metadata["held_before_by_rank"] = {"1": trace.metadata["held_before_by_rank"]["0"]}
+    assert reserved(trace) == reserved(recorded(tmp_path))
