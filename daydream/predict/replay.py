@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.as_json import as_json
 from daydream.collect.derive.collective_matching import match_collectives
 from daydream.collect.derive.quality import unrest
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
-from daydream.display import NotebookFigure
+from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
