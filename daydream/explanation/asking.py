@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from daydream.as_json import as_json
+from daydream.display import as_json
 from daydream.errors import DaydreamError
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict

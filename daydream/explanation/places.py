@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.as_json import as_json
+from daydream.display import as_json
 from daydream.explanation.causes import labels
 from daydream.graph.graph import Graph
 from daydream.graph.query.calls import call_rows

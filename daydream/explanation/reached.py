@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from daydream.as_json import as_json
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import number_formats, peaks, work
+from daydream.display import as_json
 from daydream.errors import NotApplicableError
 from daydream.explanation.causes import Chain, labels
 from daydream.graph.selection import Selection

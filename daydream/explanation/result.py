@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daydream.as_json import as_json, plain
+from daydream.display import as_json, plain
 from daydream.errors import GraphError, NotApplicableError
 from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.avoidable import LEAST, Avoidable, avoidable

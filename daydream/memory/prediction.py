@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from daydream.as_json import as_json
+from daydream.display import as_json
 from daydream.errors import DaydreamError, GraphError
 from daydream.memory.allocations import TYPES, Allocations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from daydream.as_json import as_json
+from daydream.display import as_json
 
 
 @dataclass(frozen=True)

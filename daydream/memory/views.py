@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from daydream.as_json import as_json
+from daydream.display import as_json
 from daydream.memory.footprints import LayerNeed, OperatorFootprint, layer_needs, operator_footprints
 from daydream.memory.idle import Idle, idle
 from daydream.memory.lifetimes import allocations

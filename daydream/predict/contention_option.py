@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from daydream.as_json import as_json, plain
 from daydream.costs.contention import Evidence, Measured, measured_contention
 from daydream.costs.device.roofline import is_matrix_kernel
+from daydream.display import as_json, plain
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, KERNEL

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.as_json import as_json
-from daydream.display import NotebookFigure
+from daydream.display import NotebookFigure, as_json
 from daydream.explanation.parts import parts_json, parts_of, parts_of_change
 from daydream.graph.query.device import device_work as on_device
 from daydream.predict.prediction import Prediction

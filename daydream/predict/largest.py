@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from daydream.as_json import as_json
 from daydream.costs.device.input_sizes import need_size, recorded_batch, recorded_length
+from daydream.display import as_json
 from daydream.errors import GraphError
 from daydream.memory.prediction import MemoryPrediction
 from daydream.predict.memory import held_now, predict_memory

@@ -11,8 +11,7 @@ from warnings import warn
 
 import numpy as np
 
-from daydream.as_json import as_json
-from daydream.display import NotebookFigure
+from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems

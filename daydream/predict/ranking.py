@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from daydream.as_json import as_json, plain
-from daydream.display import NotebookFigure
+from daydream.display import NotebookFigure, as_json, plain
 from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.as_json import as_json
 from daydream.collect.derive.quality import unrest
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
-from daydream.display import NotebookFigure
+from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower

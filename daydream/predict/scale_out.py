@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.as_json import as_json
-from daydream.display import NotebookFigure
+from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError
 from daydream.predict.contention_option import MEASURED, Choice, Option
 from daydream.predict.replay import Replay, as_replay

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from daydream.as_json import plain
 from daydream.costs.network.networks import Network, network_of
 from daydream.costs.network.world_size import Message, RecordedCollectives, times
+from daydream.display import plain
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE

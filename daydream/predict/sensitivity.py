@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.as_json import as_json
-from daydream.display import NotebookFigure
+from daydream.display import NotebookFigure, as_json
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, CPU, KERNEL, MEMCPY
 from daydream.predict.replay import Replay, as_replay

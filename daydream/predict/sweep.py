@@ -11,8 +11,7 @@ from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from daydream.as_json import as_json
-from daydream.display import NotebookTables
+from daydream.display import NotebookTables, as_json
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import write_whole
 from daydream.parallel.engines import Engine, engine_of

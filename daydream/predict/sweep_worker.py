@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from daydream.as_json import as_json
 from daydream.costs.device.table import KernelTable
+from daydream.display import as_json
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.own_folders import own_folder
 from daydream.memory.prediction import MemoryPrediction

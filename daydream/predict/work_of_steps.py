@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from daydream.as_json import as_json
+from daydream.display import as_json
 from daydream.graph.query.numbering import distinct_rows
 from daydream.graph.tables import CPU
 

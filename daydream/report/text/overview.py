@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.as_json import as_json, plain
+from daydream.display import as_json, plain
 from daydream.errors import GraphError
 from daydream.graph.query.coverage import Coverage
 from daydream.graph.query.device import device_work
