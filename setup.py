@@ -1,6 +1,6 @@
 """Builds the compiled loops where there is a compiler; everything else stands in pyproject.toml.
 
-Without one, or where they do not compile, NumPy does the same work: see daydream/compiled.py. With
+Without one, or where they do not compile, NumPy does the same work: see daydream/compiled/__init__.py. With
 `DAYDREAM_COMPILED=0` in the environment they are left out, and the wheel is for any system.
 """
 
@@ -14,8 +14,8 @@ from setuptools import Extension, setup
 STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 ENGINE = Extension(
-    "daydream._engine",
-    ["daydream/_engine.c"],
+    "daydream.compiled._engine",
+    ["daydream/compiled/_engine.c"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
     extra_compile_args=["/O2"] if sys.platform == "win32" else ["-O3", "-Wall", "-Wextra"],
     py_limited_api=STABLE,

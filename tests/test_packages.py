@@ -62,8 +62,8 @@ def test_without_a_compiler_a_wheel_is_built_all_the_same(uploads, variable, val
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert system in wheel.name
-    assert [name for name in names if name.startswith("daydream/_engine.")] == []
-    assert "daydream/compiled.py" in names
+    assert [name for name in names if name.startswith("daydream/compiled/_engine.")] == []
+    assert "daydream/compiled/__init__.py" in names
 
 
 def test_a_wheel_says_where_it_comes_from(uploads):

@@ -294,11 +294,13 @@ def test_sdist_and_wheel_hold_the_whole_package(built: Path) -> None:
     }
     optional = {f"daydream/{name}" for name in optimizations} | examples
     shipped = {"daydream/py.typed", *assets, *package, *optional}
-    loops = {name for name in in_wheel if name.startswith("daydream/_engine.")}  # where there is a compiler
+    loops = {
+        name for name in in_wheel if name.startswith("daydream/compiled/_engine.")
+    }  # if built
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
-    assert "daydream/_engine.c" not in in_wheel
+    assert "daydream/compiled/_engine.c" not in in_wheel
     assert any(name.endswith("licenses/LICENSE") for name in in_wheel)
-    assert package | optimizations | {"setup.py", "daydream/_engine.c"} <= in_sdist
+    assert package | optimizations | {"setup.py", "daydream/compiled/_engine.c"} <= in_sdist
     assert {"README.md", "LICENSE", "tests/machine/engine.py", "examples/mlp_cpu.json.gz"} <= in_sdist
 
 

@@ -176,15 +176,6 @@ class Graph(NotebookTables):
         twin._lane_ids = dict(self._lane_ids)
         return twin  # what was derived is shared until one of the two is edited: see `touch`
 
-    def retimed(self, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:
-        """Return a twin whose tasks take other times (ns, int64, shape (ids,)), to be simulated.
-
-        All else is shared with this graph, not copied: edit neither of the two while both are in use.
-        """
-        twin = copy.copy(self)
-        twin.columns = {**self.columns, "duration_ns": duration_ns, "gap_ns": gap_ns}
-        return twin
-
     # lanes, codes, rows -----------------------------------------------------------------------
 
     def lane_id(self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1) -> int:

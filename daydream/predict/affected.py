@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import hypot
@@ -139,7 +140,17 @@ class Edits:
             tasks, place = np.unique(before[there], return_inverse=True)
             gap = gap.copy()
             gap[tasks] += np.rint(np.bincount(place, more[gone][there], len(tasks))).astype(np.int64)
-        return self.after.retimed(duration, gap)
+        return _retimed(self.after, duration, gap)
+
+
+def _retimed(graph: Graph, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:
+    """Return a twin whose tasks take other times (ns, int64, shape (ids,)), to be simulated.
+
+    All else is shared with the graph, not copied: neither of the two may be edited while both are in use.
+    """
+    twin = copy.copy(graph)
+    twin.columns = {**graph.columns, "duration_ns": duration_ns, "gap_ns": gap_ns}
+    return twin
 
 
 def _taken_ns(graph: Graph, ids: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The default engine: the compiled loop over a plan where it was built, else max-plus scans in NumPy.
 
-The loop takes each task in turn (`daydream/_engine.c`). Without it there is one scan per row of runs:
+The loop takes each task in turn (`compiled/_engine.c`). Without it there is one scan per row of runs:
 on a lane `start[i] = max(start[i-1] + cost[i-1], ready[i])`, cost being duration + gap. With `before[i]`
 the sum of all costs before `i`, and `s = start - before`, this reads `s[i] = max(s[i-1], ready[i] -
 before[i])`: a running maximum. It changes at the heads of runs only (see `daydream.simulate.runs`), so

@@ -1,6 +1,6 @@
 """The compiled loops, where they were built and nothing forbids them.
 
-`pip install` builds `daydream/_engine.c` if there is a compiler, and wheels bring it. Without it the same
+`pip install` builds `_engine.c` beside this file if there is a compiler, and wheels bring it. Without it the same
 answers come from NumPy and Python, later. `DAYDREAM_COMPILED=0` in the environment turns it off.
 """
 
@@ -42,7 +42,7 @@ def engine() -> ModuleType | None:
 @cache
 def _engine() -> ModuleType | None:
     try:
-        found = import_module("daydream._engine")
+        found = import_module("daydream.compiled._engine")
     except ImportError:  # not built, or for another system
         return None
     return found if found.INTERFACE == INTERFACE else None

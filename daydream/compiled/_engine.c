@@ -1,4 +1,4 @@
-/* The loops that Python pays most for, in C: see daydream/compiled.py, which says what each returns.
+/* The loops that Python pays most for, in C: see daydream/compiled/__init__.py, which says what each returns.
 
    Every function checks the sizes of its buffers, and every number that it uses as an index before it
    does. Sums are unsigned, so that none is undefined. */
