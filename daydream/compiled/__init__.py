@@ -1,6 +1,6 @@
 """The compiled loops, where they were built and nothing forbids them.
 
-`pip install` builds `_engine.c` beside this file if there is a compiler, and wheels bring it. Without it the same
+`pip install` builds `_engine.c` beside this file if there is a compiler; wheels bring it. Without it the same
 answers come from NumPy and Python, later. `DAYDREAM_COMPILED=0` in the environment turns it off.
 """
 
@@ -36,11 +36,11 @@ def engine() -> ModuleType | None:
     All raise `ValueError` for arrays that do not fit each other and for indices out of range, before
     they are used. Arrays are contiguous, with the types of a plan and of that module.
     """
-    return None if os.environ.get(VARIABLE) == "0" else _engine()
+    return None if os.environ.get(VARIABLE) == "0" else _built()
 
 
 @cache
-def _engine() -> ModuleType | None:
+def _built() -> ModuleType | None:
     try:
         found = import_module("daydream.compiled._engine")
     except ImportError:  # not built, or for another system

@@ -246,20 +246,20 @@ def test_the_environment_turns_them_off(monkeypatch):
 
 def test_loops_that_were_built_for_other_arguments_are_left_alone(monkeypatch):
     monkeypatch.setattr(compiled, "import_module", lambda name: SimpleNamespace(INTERFACE=-1))
-    compiled._engine.cache_clear()
+    compiled._built.cache_clear()
     try:
         assert compiled.engine() is None
     finally:
-        compiled._engine.cache_clear()
+        compiled._built.cache_clear()
 
 
 def test_without_them_answers_are_the_same(monkeypatch):
     plan = random_plan(500, lanes=4, edges=300, reach=200, seed=3)
     expected = lists(scan.run(plan))
     monkeypatch.setattr(compiled, "import_module", lambda name: __import__("no_such_module_of_ours"))
-    compiled._engine.cache_clear()
+    compiled._built.cache_clear()
     try:
         assert compiled.engine() is None
         assert lists(scan.run(plan)) == expected
     finally:
-        compiled._engine.cache_clear()
+        compiled._built.cache_clear()
