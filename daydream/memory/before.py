@@ -26,7 +26,7 @@ from daydream.memory.allocations import (
     of_rank,
     rounded,
 )
-from daydream.memory.weights import weights_of, without_head
+from daydream.memory.weights import not_counted, weights_of, without_head
 from daydream.memory.workspace import workspaces
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
@@ -74,6 +74,8 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
             _split(held, int(rest[0]), described)
         else:
             _add(held, rank, device, described.rows)
+            for said in [] if known or described.rows else not_counted(held.trace, rank, device):
+                held.note(said)
     _say(held)
 
 

@@ -6,11 +6,14 @@ call of one forward pass is taken to have its own, unless its layer tells that i
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from daydream.collect.derive.device_names import ITEM_BYTES
 from daydream.costs.workload.shapes import parse_shapes
+from daydream.text import bytes_text
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -60,6 +63,19 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
                 "dtype": _text(trace, "dtype", row) or "",
             })  # fmt: skip
     return found
+
+
+def not_counted(trace: Trace, rank: int, device: int) -> list[str]:
+    """Return a note on a GPU of which neither totals nor metadata say what it held before; none on a CPU."""
+    if device < 0:
+        return []
+    shown = sum(prod(each["shape"]) * ITEM_BYTES.get(each["dtype"], 0) for each in weights_of(trace, rank))
+    least = f" Shapes of operators show {bytes_text(shown)} of parameters." if shown else ""
+    said = (
+        f"What GPU {device} held before the recording is not known and not counted: the trace has neither "
+        f"totals nor a list of parameters.{least} Kept gradients, optimizer state and buckets come on top."
+    )
+    return [said]
 
 
 def without_head(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:

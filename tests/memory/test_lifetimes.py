@@ -123,6 +123,19 @@ def test_buffers_are_held_throughout_as_the_metadata_lists_them(tmp_path):
     assert split == {"parameter": 4096, "buffer": 1024, "optimizer_state": 4096, "unknown": 512}
 
 
+def test_a_gpu_without_totals_says_what_is_not_counted(tmp_path):
+    recording = Recording(device=0)
+    recording.inside("aten::linear", ("a", 4096), "a", **{"Input Dims": [[2, 3], [5, 3], [5]],
+                     "Input type": ["float", "float", "float"]})  # fmt: skip
+    for row in recording.rows:
+        row["args"] = {key: value for key, value in row["args"].items() if not key.startswith("Total")}
+
+    (said,) = allocations(recording.trace(tmp_path)).notes
+
+    assert "What GPU 0 held before the recording is not known and not counted" in said
+    assert "80 bytes of parameters" in said  # 5 x 3 and 5
+
+
 def test_gradients_that_are_never_made_are_held_throughout(tmp_path):
     recording = Recording()
     for number in (3, 4):
