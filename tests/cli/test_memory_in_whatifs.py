@@ -40,15 +40,15 @@ def test_a_whatif_says_the_peak_and_whether_it_fits(folder):
     done = asked(folder, "whatif", "fused-adam", "--capacity", "2KiB")
 
     assert done.code == 0
-    assert "peak memory 2.6 -> 2.1 KiB, does not fit in 2.00 KiB" in " ".join(done.out.split())
+    assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), does not fit in 2.00 KiB" in " ".join(done.out.split())
 
 
 def test_json_of_a_whatif(folder):
-    found = json.loads(asked(folder, "whatif", "fused-adam", "--json", "--capacity", "2200").out)["memory"]
+    found = json.loads(asked(folder, "whatif", "fused-adam", "--json", "--capacity", "2300").out)["memory"]
 
     assert list(found) == KEYS
     assert (found["before_bytes"], found["after_bytes"]) == (NOW, ALWAYS + LAYER + 4 + 2 * WEIGHT + LAYER)
-    assert (found["capacity_bytes"], found["fits"]) == (2200, True)
+    assert (found["capacity_bytes"], found["fits"]) == (2300, True)
 
 
 def test_without_memory_events_nothing_is_said(folder):
@@ -99,10 +99,12 @@ def test_scaling_has_a_column(folder):
 
 
 def test_the_largest_batch(folder):
-    done = asked(folder, "memory", "--largest-batch", "--capacity", str(ALWAYS + 4 + 160 * 100))
+    done = asked(
+        folder, "memory", "--largest-batch", "--capacity", str(round((ALWAYS + 4 + 160 * 100) * 1.02))
+    )
     assert done.code == 0
-    assert done.out.splitlines()[0] == ("largest batch that fits 17.13 KiB: 100, 50 times the recorded 2")
-    assert "from 101: does not fit" in done.out
+    assert done.out.splitlines()[0] == ("largest batch that fits 17.47 KiB: 100, 50 times the recorded 2")
+    assert "from 105: does not fit" in done.out
     assert done.err.splitlines()[-1] == "next: daydream whatif batch-size --factor 50 --trace m.parquet"
     assert "next: daydream whatif batch-size --factor 50 --trace m.parquet" in done.err
     none = asked(folder, "memory", "--largest-batch", "--capacity", "1000")

@@ -12,7 +12,7 @@ import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
 from daydream.memory import Moved, parts_of, put_away, renumber, repeat, resize_input
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, TYPES, Allocations
-from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
+from daydream.memory.prediction import CONTEXT, OWN_ERROR, MemoryChange, MemoryPrediction, memory_after
 from daydream.predict.largest import largest
 from daydream.predict.memory import answer_of, predict_memory
 from daydream.predict.ranking import rank
@@ -248,11 +248,13 @@ def test_sweeps_and_scaling_tell_memory():
 def test_the_largest_batch_is_the_last_that_fits():
     trace = two_blocks()
     # of n samples 5 n times 32 bytes, beside what is held always and the loss; below, the optimizer's peak
-    capacity = ALWAYS + 4 + 5 * 32 * 100 + 31
+    capacity = round((ALWAYS + 4 + 5 * 32 * 100) * (1 + OWN_ERROR)) + 31
 
     found = largest(trace, "batch", capacity=capacity)
 
-    assert (found.recorded, found.fits, found.too_large) == (2, 100, 101)
+    # too close to tell from 101 on, until that less what it may be off is too large: 17,910 bytes
+    assert (found.recorded, found.fits) == (2, 100)
+    assert found.too_large == 105
     assert found.memory.after_bytes == ALWAYS + 4 + 5 * 32 * 100
     assert found.memory.fits is True
 
