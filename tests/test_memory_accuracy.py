@@ -91,7 +91,7 @@ def test_all_ways_to_measure_agree():
         if title == UNCHANGED or CHANGES[title].ranks == 1
     ]  # fmt: skip
 
-    assert len(alone) == 60
+    assert len(alone) == 96
     for (
         one
     ) in alone:  # twice by the profiler, once below torch; and nothing is held but tensors that are known
