@@ -18,8 +18,9 @@ MIB = 2**20
 CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (between builds and devices)
 Case = Literal["least", "expected", "most"]
 
-# What a change may be off besides, of the peak: causes that are not known yet. When changes were first predicted,
-# before any miss was mended, nine of ten were within 1.3 % (two models) and 2.1 % (three; docs/memory_accuracy.md).
+# What a change may be off besides, of the peak: causes that are not known yet. When changes were first
+# predicted, before any miss was mended, nine of ten were within 1.3 % (two models) and 2.1 % (three):
+# docs/memory_accuracy.md.
 OWN_ERROR = 0.02
 
 

@@ -192,10 +192,8 @@ def test_explain_names_what_makes_a_peak_smaller_that_does_not_fit(folder):
 
 def test_explain_after_a_change_tells_the_peak_then(folder):
     said = explained(folder, "--whatif", "fused-adam", "--capacity", "24GB")
-    assert (
-        "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), fits 24 GB; 47.0 % of it optimizer states, reached in backward"
-        in said
-    )
+    assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), fits 24 GB; 47.0 % of it optimizer states" in said
+    assert "optimizer states, reached in backward" in said
 
 
 def test_a_capacity_without_memory_events_is_answered(folder):
