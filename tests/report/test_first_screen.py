@@ -215,7 +215,8 @@ def test_notes_about_the_recording_are_counted_and_those_about_the_prediction_to
     text = " ".join(whatif_text(comparison, trace=("--trace", "t.parquet")).split())
 
     (recorded,) = replay.notes
-    own = [note for note in comparison.notes if note not in replay.notes]
+    about_recording = {*replay.notes, *comparison.memory.recording_notes}
+    own = [note for note in comparison.notes if note not in about_recording]
     assert recorded not in text
     assert "1 note about the recording: daydream info -v t.parquet" in text
     assert own
