@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import errno
 import os
@@ -251,19 +250,24 @@ def _with(whole: Any, place: Any, value: Any) -> Any:
     return changed
 
 
-def survives(trace: Path, contents: Contents) -> None:
+def survives(trace: Path, contents: Contents) -> bool:
     """Ask again with an entry that somebody made up, with a digest that fits: at worst it is a plain error.
 
     Nobody but the user can put it there; what it says of times is then believed, as of a made-up trace.
+    Returns whether there was an answer.
     """
     entry = entry_of(trace)
     try:
         data = b"".join(pack(entry.name.removesuffix(ENTRY), contents))
     except (TypeError, ValueError):
-        return
+        return False
     entry.write_bytes(data)
-    with contextlib.suppress(daydream.DaydreamError):
-        assert answer(trace)[0]["replayed_ns"] is not None
+    try:
+        replayed_ns = answer(trace)[0]["replayed_ns"]
+    except daydream.DaydreamError:
+        return False
+    assert replayed_ns is not None
+    return True
 
 
 def test_made_up_documents_do_no_harm(trace: Path) -> None:
@@ -276,6 +280,7 @@ def test_made_up_documents_do_no_harm(trace: Path) -> None:
 
 def test_made_up_arrays_do_no_harm(trace: Path) -> None:
     contents = contents_of(trace)
+    true, needed = answer(trace)[0], 0
     for name, array in contents.arrays.items():
         odd = [array[:-1], array.astype(np.int16), array.astype(bool), np.append(array, array[:1])]
         if array.dtype != bool and len(array):
@@ -286,4 +291,10 @@ def test_made_up_arrays_do_no_harm(trace: Path) -> None:
                 odd.append(changed)
         for changed in odd:
             survives(trace, Contents(contents.document, {**contents.arrays, name: changed}))
-        survives(trace, Contents(contents.document, {k: v for k, v in contents.arrays.items() if k != name}))
+        without = {other: values for other, values in contents.arrays.items() if other != name}
+        answered = survives(trace, Contents(contents.document, without))
+        if name.startswith(("graph.", "plan.")):  # a trace may have fewer columns: it is another trace then
+            assert answered
+            assert answer(trace)[0] == true
+            needed += 1
+    assert needed > 20

@@ -127,3 +127,17 @@ def _digest(header: bytes, size: int, parts: list[bytes | memoryview]) -> bytes:
     for value in (np.array([size]), columns, *rows):
         found.update(value.tobytes())
     return found.digest()
+
+
+def whole_of(given: Any) -> int:
+    """Return what a document holds if it is a whole number. Raises `TypeError` if not."""
+    if type(given) is not int:
+        raise TypeError("a number was needed")
+    return given
+
+
+def text_of(given: Any) -> str:
+    """Return what a document holds if it is a text. Raises `TypeError` if not."""
+    if type(given) is not str:
+        raise TypeError("a text was needed")
+    return given

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.files.cache_file import text_of, whole_of
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.tables import ALL_LANES, CODED, COLUMNS, KINDS, LONGEST_NS, Facts, Lane
@@ -62,7 +63,7 @@ def cached_graph(trace: Trace, document: Mapping[str, Any], arrays: Mapping[str,
     graph.columns = {name: arrays[TASK + name] for name in COLUMNS}
     count = len(graph.columns["lane"])
     graph.alive = np.ones(count, bool)
-    graph.texts = {name: [*trace.text(name), *map(_text, document["texts"][name])] for name in graph.texts}
+    graph.texts = {name: [*trace.text(name), *map(text_of, document["texts"][name])] for name in graph.texts}
     graph.lanes = [_lane(*lane) for lane in document["lanes"]]
     graph._lane_ids = {lane.name: number for number, lane in enumerate(graph.lanes)}
     graph.steps = [dict(step) for step in trace.metadata["steps"]]
@@ -74,9 +75,9 @@ def cached_graph(trace: Trace, document: Mapping[str, Any], arrays: Mapping[str,
         graph._of_trace[HAND_OFFS] = arrays[DERIVED]
         need({"parent": trace["start_ns"], "of": arrays[DERIVED]}, {"parent": INT64, "of": INT64})
         need_range(arrays[DERIVED], -1, len(trace) - 1)
-    graph.queue_depth = {_number(lane): _number(depth) for lane, depth in document["queue_depth"]}
+    graph.queue_depth = {whole_of(lane): whole_of(depth) for lane, depth in document["queue_depth"]}
     graph.facts = _facts(document["facts"])
-    graph.edits, graph._structure = _number(document["edits"]), 1
+    graph.edits, graph._structure = whole_of(document["edits"]), 1
     _check(graph, count)
     return graph
 
@@ -129,8 +130,8 @@ def _facts(given: Mapping[str, Any]) -> Facts:
             raise TypeError("a fact is of another type")
     if facts.event_waits.keys() != usual.event_waits.keys():
         raise ValueError("stream waits of another sort")
-    facts.event_waits = {name: _number(count) for name, count in facts.event_waits.items()}
-    facts.notes = [_text(note) for note in facts.notes]
+    facts.event_waits = {name: whole_of(count) for name, count in facts.event_waits.items()}
+    facts.notes = [text_of(note) for note in facts.notes]
     return facts
 
 
@@ -139,15 +140,3 @@ def _lane(*given: Any) -> Lane:
     if tuple(map(type, given)) != kinds:
         raise TypeError("a lane was needed")
     return Lane(*given)
-
-
-def _text(given: Any) -> str:
-    if type(given) is not str:
-        raise TypeError("a text was needed")
-    return given
-
-
-def _number(given: Any) -> int:
-    if type(given) is not int:
-        raise TypeError("a number was needed")
-    return given

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daydream.errors import DaydreamError
-from daydream.files.cache_file import Contents
+from daydream.files.cache_file import Contents, text_of, whole_of
 from daydream.graph.cached_graph import cached_graph, graph_contents, is_plain, need_range
 from daydream.graph.cached_plan import cached_plan, plan_arrays
 from daydream.simulate.steady import Settled, repeatable
@@ -82,40 +82,31 @@ def _contents(replay: Kept, trace: Trace) -> Contents:
 
 def _replay(trace: Trace, document: Mapping[str, Any], found: Contents) -> Kept:
     graph = cached_graph(trace, document["graph"], found.arrays)
-    passes = _whole(document["passes"])
+    passes = whole_of(document["passes"])
     lowered = cached_plan(graph, passes, repeatable(graph), found.arrays)
     start = found.arrays[START]
     if start.shape != lowered.task.shape or start.dtype != lowered.plan.duration_ns.dtype:
         raise ValueError("there is no start for each task")
     need_range(start, 0, LATEST_NS)
-    repeats = {_whole(rank): (_whole(first), _whole(last)) for rank, first, last in document["repeats"]}
+    repeats = {whole_of(rank): (whole_of(first), whole_of(last)) for rank, first, last in document["repeats"]}
     timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns, repeats=repeats)
     return Kept(
         graph,
         _settled(timeline, document, passes),
-        [(_text(name), _whole(rank), _whole(was), _whole(now)) for name, rank, was, now in document["steps"]],
-        {name: _whole(document["start_error_ns"][name]) for name in ("p50", "p95")},
-        [_text(each) for each in document["said"]],
+        [
+            (text_of(name), whole_of(rank), whole_of(was), whole_of(now))
+            for name, rank, was, now in document["steps"]
+        ],
+        {name: whole_of(document["start_error_ns"][name]) for name in ("p50", "p95")},
+        [text_of(each) for each in document["said"]],
     )
 
 
 def _settled(timeline: Timeline, document: Mapping[str, Any], passes: int) -> Settled:
-    times = {(_whole(copy), _whole(step)): _whole(ns) for copy, step, ns in document["times"]}
-    steps, last = len(timeline.graph.steps), _whole(document["copy"])
+    times = {(whole_of(copy), whole_of(step)): whole_of(ns) for copy, step, ns in document["times"]}
+    steps, last = len(timeline.graph.steps), whole_of(document["copy"])
     if not all(0 <= copy < passes and 0 <= step < steps for copy, step in [*times, (last, 0)]):
         raise ValueError("a step that is not there")
     if type(document["settled"]) is not bool:
         raise TypeError("a yes or no was needed")
     return Settled(timeline, times, last, settled=document["settled"])
-
-
-def _whole(given: Any) -> int:
-    if type(given) is not int:
-        raise TypeError("a number was needed")
-    return given
-
-
-def _text(given: Any) -> str:
-    if type(given) is not str:
-        raise TypeError("a text was needed")
-    return given

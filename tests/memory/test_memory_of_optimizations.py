@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from two_blocks import ALWAYS, LAYER, WEIGHT, held_by, two_blocks
+from two_blocks import ALWAYS, LAYER, WEIGHT, edited, held_by, held_when, two_blocks
 
 import daydream
 from daydream.memory.allocations import BEFORE, KINDS
@@ -34,22 +34,6 @@ def told(found):
     """The range without what any change may be off besides."""
     own = round(found.after_bytes * OWN_ERROR)
     return found.low_bytes + own, found.high_bytes - own
-
-
-def edited(trace, name, **options):
-    """The table after a change."""
-    held = held_by(trace)
-    for change in memory_changes(parse(name), options):
-        change.edit(held, **change.options)
-    return held
-
-
-def held_when(held, op, step=1):
-    """What is held when an operator first asks for memory in a step, the most first."""
-    asks = held.where(op=f"^{op}$") & (held["step"] == step)
-    place = held["begin"][asks].min()
-    there = held.held_at(place) & (held["begin"] > BEFORE)
-    return sorted(held["bytes"][there].tolist(), reverse=True)
 
 
 def test_the_step_as_it_is(trace):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from two_blocks import LAYER, WEIGHT, held_by, two_blocks
+from two_blocks import LAYER, WEIGHT, edited, held_when, two_blocks
 
 from daydream.memory.allocations import BEFORE
 from daydream.memory.prediction import OWN_ERROR
 from daydream.predict.memory import predict_memory
-from daydream.transforms.compose import memory_changes, parse
 
 LOSS = 4
 
@@ -20,18 +19,7 @@ def trace():
 
 def sharded(trace, **options):
     """The table after a change."""
-    held = held_by(trace)
-    for change in memory_changes(parse("fsdp"), options):
-        change.edit(held, **change.options)
-    return held
-
-
-def held_when(held, op, step=1):
-    """What is held when an operator first asks for memory in a step, the most first."""
-    asks = held.where(op=f"^{op}$") & (held["step"] == step)
-    place = held["begin"][asks].min()
-    there = held.held_at(place) & (held["begin"] > BEFORE)
-    return sorted(held["bytes"][there].tolist(), reverse=True)
+    return edited(trace, "fsdp", **options)
 
 
 def test_fully_sharded_units_are_whole_while_they_are_used(trace):

@@ -20,9 +20,11 @@ import json
 
 import numpy as np
 
+from daydream.memory.allocations import BEFORE
 from daydream.memory.lifetimes import allocations
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
+from daydream.transforms.compose import memory_changes, parse
 
 BATCH, WIDTH = 2, 8
 LAYER = 4 * BATCH * WIDTH  # bytes of an activation: 64
@@ -196,3 +198,19 @@ def two_blocks(steps=3):
 def held_by(trace):
     """Its allocations."""
     return allocations(trace)
+
+
+def held_when(held, op, step=1):
+    """What is held when an operator first asks for memory in a step, the most first."""
+    asks = held.where(op=f"^{op}$") & (held["step"] == step)
+    place = held["begin"][asks].min()
+    there = held.held_at(place) & (held["begin"] > BEFORE)
+    return sorted(held["bytes"][there].tolist(), reverse=True)
+
+
+def edited(trace, name, **options):
+    """The table after a change."""
+    held = held_by(trace)
+    for change in memory_changes(parse(name), options):
+        change.edit(held, **change.options)
+    return held

@@ -215,10 +215,12 @@ def test_notes_about_the_recording_are_counted_and_those_about_the_prediction_to
     text = " ".join(whatif_text(comparison, trace=("--trace", "t.parquet")).split())
 
     (recorded,) = replay.notes
-    about_recording = {*replay.notes, *comparison.memory.recording_notes}
-    own = [note for note in comparison.notes if note not in about_recording]
+    (of_memory,) = comparison.memory.recording_notes
+    own = [note for note in comparison.notes if note not in (recorded, of_memory)]
     assert recorded not in text
+    assert of_memory not in text
     assert "1 note about the recording: daydream info -v t.parquet" in text
+    assert "1 note about recorded memory: daydream memory -v" in text
     assert own
     assert all(f"note: {note}" in text for note in own)
     whole = " ".join(whatif_text(comparison, verbose=True).split())

@@ -16,7 +16,7 @@ from daydream.report.text.layout import (
     Words,
     printable,
 )
-from daydream.report.text.notes import recording_notes
+from daydream.report.text.notes import memory_notes, recording_notes
 from daydream.report.text.numbers import (
     change_text,
     count,
@@ -213,7 +213,9 @@ def short_notes(comparison: Prediction, most: int, trace: Sequence[str]) -> list
     own = own_notes(comparison)
     what = "more note" if most else "note"
     more = [f"{count(len(own) - most, what)} with -v"] if len(own) > most else []
-    others = ", ".join([*more, *recording_notes(comparison.replay.notes, trace)])
+    of_memory = () if comparison.memory is None else comparison.memory.recording_notes
+    counted = [*memory_notes(of_memory), *recording_notes(comparison.replay.notes, trace)]
+    others = ", ".join([*more, *counted])
     blocks: list[Block] = [
         Words(note, f"{MARGIN}note: ", MARGIN + " " * len("note: ")) for note in own[:most]
     ]

@@ -1,4 +1,4 @@
-"""Notes about a recording: `info` tells them in full, every other answer how many there are."""
+"""Notes about a recording: `info` and `memory` tell them in full, other answers how many there are."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ def recording_notes(notes: Sequence[str], trace: Sequence[str]) -> list[str]:
 
     `trace` are the words that name it on a command line.
     """
-    if not notes:
-        return []
     words = trace[1:] if trace and trace[0] == "--trace" else trace
-    said = f"{count(len(dict.fromkeys(notes)), 'note')} about the recording: daydream info -v "
-    name = printable(shlex.join(words))
-    return [said + (name or "TRACE")]
+    return _counted(notes, "the recording", f"info -v {printable(shlex.join(words)) or 'TRACE'}")
+
+
+def memory_notes(notes: Sequence[str]) -> list[str]:
+    """Return likewise how many notes there are about what is recorded of memory."""
+    return _counted(notes, "recorded memory", "memory -v")
+
+
+def _counted(notes: Sequence[str], about: str, command: str) -> list[str]:
+    different = len(dict.fromkeys(notes))
+    return [f"{count(different, 'note')} about {about}: daydream {command}"] if different else []
