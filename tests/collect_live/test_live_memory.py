@@ -13,14 +13,15 @@ from live_models import MODELS
 from live_recording import record, train
 
 import daydream
+from daydream.collect.derive.recording import Recording
 from daydream.collect.live.capture import prepared_profiler
 from daydream.collect.live.events import read_events
-from daydream.collect.live.memory import held_before, read_memory
+from daydream.collect.live.memory import held_before, read_memory, until_the_last_row
 from daydream.collect.live.profiler_cost import measure_profiler_cost
 from daydream.collect.live.torch_private import events_of
 from daydream.memory.enclosing import enclosing_rows
 from daydream.memory.pairing import paired
-from daydream.trace.memory_events import HOST
+from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.metadata import mistake_in
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
@@ -230,3 +231,13 @@ def test_metadata_that_was_made_up_is_refused():
     assert "blocks" in (
         mistake_in({"held_before": {"0": {**wrong, "allocated_bytes": 1, "segments": [blocks]}}}) or ""
     )
+
+
+def test_events_of_calls_that_a_signal_cut_off_are_left_out():
+    rows = {"start_ns": np.array([0, 10]), "duration_ns": np.array([40, 5])}
+    times = np.array([5, 40, 41, 90])
+    memory = MemoryEvents({"time_ns": times, "bytes": np.full(4, 512)})
+
+    kept = until_the_last_row(memory, Recording(rows, {}))
+
+    assert kept["time_ns"].tolist() == [5, 40]

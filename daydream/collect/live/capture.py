@@ -11,7 +11,7 @@ from daydream.collect.derive.steps import Ranges
 from daydream.collect.live.events import MARKER_NAME, Marker, read_events
 from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks
 from daydream.collect.live.loss import label_outside, set_loss_phase
-from daydream.collect.live.memory import UnknownFree, held_before, read_memory
+from daydream.collect.live.memory import UnknownFree, held_before, read_memory, until_the_last_row
 from daydream.collect.live.periods_of_steps import set_apart_unlike_steps
 from daydream.collect.live.run_metadata import describe_run
 from daydream.collect.live.torch_private import events_of, profiler_config, quiet_profiler, range_type
@@ -117,7 +117,8 @@ class Capture:
             recording.metadata["notes"].append(STACKS)
         if not self._with_memory:
             return Captured(recording, markers)
-        recording.memory = read_memory(self._profiler, events, recording.metadata["origin_ns"])
+        memory = read_memory(self._profiler, events, recording.metadata["origin_ns"])
+        recording.memory = None if memory is None else until_the_last_row(memory, recording)
         if self._held:
             recording.metadata["held_before"] = self._held
         ranges = {name for event in events if LAYER_RANGE.match(name := event.name())}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.kineto.values import Numbers
 from daydream.collect.live.events import MEMORY_EVENT
 from daydream.collect.live.torch_private import allocations_of, only_errors_said
@@ -120,3 +121,12 @@ def _segments(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _asked(block: dict[str, Any]) -> int:
     return int(block.get("requested_size", block["size"]))
+
+
+def until_the_last_row(memory: MemoryEvents, recording: Recording) -> MemoryEvents:
+    """Return the events up to the end of what was recorded.
+
+    Where a signal ends a recording, calls that run have no row, but what they asked for already is there.
+    """
+    end_ns = np.asarray(recording["start_ns"], np.int64) + recording["duration_ns"]
+    return memory.take(memory["time_ns"] <= end_ns.max(initial=0))
