@@ -1,7 +1,8 @@
-"""Cycles: tasks that wait for each other, named with the reason of each step."""
+"""An order that every edge agrees with, or the cycle that allows none, named with the reason of each step."""
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,42 @@ class CycleError(GraphError):
         self.edges = edges
 
 
-def cycle_error(
+def topological(
+    graph: Graph, task: np.ndarray, by_lane: np.ndarray, src: np.ndarray, dst: np.ndarray, cause: np.ndarray
+) -> np.ndarray:
+    """Return a topological rank for every entry of a plan, as near to program order as its edges allow.
+
+    `task` is the task of each entry and `by_lane` all entries by (lane, entry), both int64, shape (entries,);
+    `src`, `dst` and `cause` are the edges between lanes. Raises `CycleError` where there is none.
+    """
+    count = len(task)
+    lanes = graph.columns["lane"][task]
+    fixed = ~np.isin(lanes, list(graph.scheduled))
+    neighbours = (lanes[by_lane[1:]] == lanes[by_lane[:-1]]) & fixed[by_lane[1:]]
+    src = np.concatenate([src, by_lane[:-1][neighbours]])
+    dst = np.concatenate([dst, by_lane[1:][neighbours]])
+    cause = np.append(cause, np.full(int(neighbours.sum()), int(Cause.LANE)))
+    left = np.bincount(dst, minlength=count).tolist()
+    by_source = np.argsort(src, kind="stable")
+    starts = np.searchsorted(src[by_source], np.arange(count + 1)).tolist()
+    children = dst[by_source].tolist()
+    ready = [entry for entry, causes in enumerate(left) if not causes]
+    rank = np.full(count, -1, np.int64)
+    done = 0
+    while ready:
+        entry = heapq.heappop(ready)
+        rank[entry] = done
+        done += 1
+        for child in children[starts[entry] : starts[entry + 1]]:
+            left[child] -= 1
+            if not left[child]:
+                heapq.heappush(ready, child)
+    if done < count:
+        raise _cycle_error(graph, task, rank < 0, src, dst, cause)
+    return rank
+
+
+def _cycle_error(
     graph: Graph, task: np.ndarray, stuck: np.ndarray, src: np.ndarray, dst: np.ndarray, cause: np.ndarray
 ) -> CycleError:
     """Return the error that names one cycle among the stuck entries of a plan."""

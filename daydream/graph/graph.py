@@ -31,7 +31,8 @@ import numpy as np
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.edit.insert import insert_next_to, insert_one
-from daydream.graph.edit.rewrite import remove, unlink
+from daydream.graph.edit.links import link, unlink
+from daydream.graph.edit.rewrite import remove
 from daydream.graph.interop import from_networkx, to_networkx
 from daydream.graph.plan import Cause
 from daydream.graph.selection import Selection, select_all
@@ -295,16 +296,7 @@ class Graph(NotebookTables):
 
         One task on either side stands for all of them.
         """
-        sources, targets = _ends(self, src), _ends(self, dst)
-        if not len(sources) and not len(targets):
-            return
-        if len(sources) != len(targets) and 1 not in {len(sources), len(targets)}:
-            raise GraphError(f"cannot link {len(sources)} tasks with {len(targets)}; give one for each")
-        self.links.add(
-            src=sources, dst=targets, latency_ns=latency_ns, from_start=from_start, cause=int(cause)
-        )
-        self.edits += 1
-        self.touch()
+        link(self, src, dst, latency_ns=latency_ns, from_start=from_start, cause=cause)
 
     def unlink(self, src: Selection, dst: Selection) -> None:
         """Drop the edges that were linked from any task of `src` to any of `dst`."""
@@ -355,12 +347,3 @@ class Graph(NotebookTables):
     def from_networkx(cls, digraph: nx.DiGraph[Any]) -> Graph:
         """Return a graph from nodes with a lane and duration_ns, and edges with latency_ns."""
         return from_networkx(cls, digraph)
-
-
-def _ends(graph: Graph, tasks: Selection | Iterable[int]) -> np.ndarray:
-    """Return the ids of one side of a link."""
-    if isinstance(tasks, Selection):
-        if tasks.graph is not graph:
-            raise GraphError("a task of another graph was given; select it from this one")
-        return tasks.need_all().ids
-    return np.asarray(list(tasks), np.int64)

@@ -11,14 +11,13 @@ copied behind one another in program order and the same look-ups link the copies
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.graph.cycles import cycle_error
+from daydream.graph.cycles import topological
 from daydream.graph.plan import Cause, Plan, stable_order
 from daydream.graph.query.columns import priorities
 from daydream.graph.tables import ALL_LANES
@@ -87,7 +86,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     src, dst, latency, from_start, cause = (np.concatenate(parts) for parts in zip(*edges, strict=True))
     task, copy, seams = layout.task, layout.copy, layout.seams
     if (src >= dst).any():
-        rank = _topological(graph, layout, src, dst, cause)
+        rank = topological(graph, layout.task, layout.by_lane, src, dst, cause)
         sequence = np.argsort(rank)
         task, copy, src, dst = task[sequence], copy[sequence], rank[src], rank[dst]
         seams = rank[seams[0]], rank[seams[1]]
@@ -306,38 +305,6 @@ def _stand_in(graph: Graph, tasks: np.ndarray, dead: np.ndarray, *, ahead: bool)
         if not ahead and len(mates):  # of equal keys the lowest id
             place = np.where(place > 0, np.searchsorted(keys, keys[place - 1]), len(mates))
         tasks[mine] = np.append(mates, -1)[place]
-
-
-def _topological(
-    graph: Graph, layout: _Layout, src: np.ndarray, dst: np.ndarray, cause: np.ndarray
-) -> np.ndarray:
-    """Return a topological rank for every task, as near to program order as the edges allow."""
-    count = len(layout.task)
-    lanes = graph.columns["lane"][layout.task]
-    fixed = ~np.isin(lanes, list(graph.scheduled))
-    by_lane = layout.by_lane
-    neighbours = (lanes[by_lane[1:]] == lanes[by_lane[:-1]]) & fixed[by_lane[1:]]
-    src = np.concatenate([src, by_lane[:-1][neighbours]])
-    dst = np.concatenate([dst, by_lane[1:][neighbours]])
-    cause = np.append(cause, np.full(int(neighbours.sum()), int(Cause.LANE)))
-    left = np.bincount(dst, minlength=count).tolist()
-    by_source = np.argsort(src, kind="stable")
-    starts = np.searchsorted(src[by_source], np.arange(count + 1)).tolist()
-    children = dst[by_source].tolist()
-    ready = [task for task, causes in enumerate(left) if not causes]
-    rank = np.full(count, -1, np.int64)
-    done = 0
-    while ready:
-        task = heapq.heappop(ready)
-        rank[task] = done
-        done += 1
-        for child in children[starts[task] : starts[task + 1]]:
-            left[child] -= 1
-            if not left[child]:
-                heapq.heappush(ready, child)
-    if done < count:
-        raise cycle_error(graph, layout.task, rank < 0, src, dst, cause)
-    return rank
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:

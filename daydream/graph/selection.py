@@ -14,23 +14,21 @@ import numpy as np
 
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
-from daydream.graph.edit.insert import encode
 from daydream.graph.edit.rewrite import move, split, start_waiting, stop_waiting, waiting
+from daydream.graph.edit.values import scale, set_columns
 from daydream.graph.edit.waits import wait_for
 from daydream.graph.grouping import group_by, runs, stretches
 from daydream.graph.groups import Groups
 from daydream.graph.query.calls import operators
-from daydream.graph.query.columns import keep_durations, read_column
+from daydream.graph.query.columns import read_column
 from daydream.graph.query.expression import SHOWN, passes
 from daydream.graph.query.matching import matching, no_match
-from daydream.graph.tables import CODED, CPU, LONGEST_NS, kind_code, nanoseconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from daydream.graph.graph import Graph
 
-TIMES = ("duration_ns", "gap_ns", "latency_ns", "release_ns")
 OWN = {"graph", "ids", "words"}
 KEPT = frozenset(("kind", "on", "phase", "name", "op", "layer", "dtype", "collective", "within"))
 MOST_KEPT = 2  # ids in selections that are kept, for each task of the graph
@@ -235,19 +233,7 @@ class Selection(NotebookTables):
 
         The factor is one number, or one for each task.
         """
-        self.need_some()
-        factors = _factors(factor, len(self))
-        columns = self.graph.columns
-        keep_durations(self.graph)
-        for name in ("duration_ns", "gap_ns") if gaps else ("duration_ns",):
-            scaled = columns[name][self.ids] * factors
-            if scaled.max() >= LONGEST_NS:
-                raise GraphError(
-                    f"a factor of {factors.max():g} makes tasks longer than can be counted in nanoseconds"
-                )
-            columns[name][self.ids] = np.floor(scaled + 0.5).astype(np.int64)
-        self.graph.edits += 1
-        return self
+        return scale(self, factor, gaps=gaps)
 
     def doubt(self, error: float | np.ndarray) -> Selection:
         """Say how far the times given to the tasks may be off: a part of them, at 90 %, one or one for each.
@@ -265,36 +251,7 @@ class Selection(NotebookTables):
         `phase`, `layer`, `op`, `step`, and what the trace says of the work: `dtype`, `bytes`,
         `shapes`, `collective`, `group`, `elements`.
         """
-        self.need_some()
-        graph = self.graph
-        for name, value in columns.items():
-            if np.ndim(value) and np.shape(value) != self.ids.shape:
-                raise GraphError(
-                    f"{name}: {np.size(value)} values for {len(self)} tasks; give one, or one for each"
-                )
-            if name in TIMES:
-                if name == "duration_ns":
-                    keep_durations(graph)
-                graph.columns[name][self.ids] = nanoseconds(value, name)
-                if name in ("duration_ns", "gap_ns"):
-                    graph.modelled.append(self.ids)
-            elif name in ("kind", "name"):
-                code = kind_code if name == "kind" else lambda text: graph.code("name", text)
-                given = code(value) if isinstance(value, str) else [code(text) for text in value]
-                if (
-                    name == "kind"
-                    and ((np.asarray(given) > 0) != (self.graph.columns["kind"][self.ids] != CPU)).any()
-                ):
-                    raise GraphError("CPU tasks cannot become device work, nor the other way round")
-                graph.columns[name][self.ids] = given
-            else:
-                encoded = encode(graph, {name: value})[name]
-                target = graph.columns[name] if name in (*CODED, "phase", "step") else graph.override(name)
-                target[self.ids] = encoded
-            if name not in ("duration_ns", "gap_ns"):
-                graph.touch()
-        graph.edits += 1
-        return self
+        return set_columns(self, columns)
 
     def remove(self) -> None:
         """Take the tasks out; calls whose device work is all gone go with it."""
@@ -374,15 +331,3 @@ def select_all(graph: Graph, where: dict[str, Any]) -> Selection:
 def _is_text(wanted: Any) -> bool:
     several = wanted if type(wanted) is tuple else (wanted,)
     return all(type(each) is str for each in several)
-
-
-def _factors(factor: Any, count: int) -> np.ndarray:
-    try:
-        factors = np.asarray(factor, np.float64)
-    except (TypeError, ValueError):
-        raise GraphError(f"a factor must be a number, not {factor!r}") from None
-    if factors.shape not in ((), (count,)):
-        raise GraphError(f"{factors.size} factors for {count} tasks; give one, or one for each")
-    if not (np.isfinite(factors).all() and (factors >= 0).all()):
-        raise GraphError(f"a factor must be 0 or more, not {factor}")
-    return factors

@@ -270,3 +270,18 @@ def of_rank(trace: Trace, name: str, rank: int) -> list[dict[str, Any]]:
     """Return a list of the metadata that ranks may have each their own of: `parameters`, `ddp`, ..."""
     by_rank = trace.metadata.get(f"{name}_by_rank") or {}
     return by_rank.get(str(rank)) or ([] if by_rank else trace.metadata.get(name)) or []
+
+
+def on_device(held: Allocations, rank: int, device: int) -> np.ndarray:
+    """Return which rows are of a device of a rank: bool, shape (rows,)."""
+    return np.asarray((held["rank"] == rank) & (held["device"] == device))
+
+
+def is_kind(held: Allocations, kind: str) -> np.ndarray:
+    """Return which rows are of a kind: bool, shape (rows,)."""
+    return np.asarray(held["kind"] == KINDS.index(kind))
+
+
+def freed(held: Allocations) -> np.ndarray:
+    """Return which rows the recording saw freed: bool, shape (rows,)."""
+    return np.asarray(held["end"] < AFTER)

@@ -23,14 +23,17 @@ from daydream.memory.allocations import (
     KINDS,
     TYPES,
     Allocations,
+    freed,
+    is_kind,
     of_rank,
+    on_device,
     rounded,
 )
+from daydream.memory.step_before import add_from_the_step_before
 from daydream.memory.weights import not_counted, weights_of, without_head
 from daydream.memory.workspace import workspaces
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
-from daydream.trace.trace import Trace
 
 SCALAR_BYTES = 8  # a state's count of steps takes this or less
 ON_DEVICE = ("capturable", "fused")  # settings of torch.optim with which that count lies on the GPU
@@ -59,14 +62,16 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
     }
     _own_gradients(held)
     for rank, device in held.devices():
-        on = _on(held, rank, device)
+        on = on_device(held, rank, device)
         first_step = bool(
-            (on & _is(held, "optimizer_state") & (held["begin"] > BEFORE) & ~_freed(held)).any()
+            (on & is_kind(held, "optimizer_state") & (held["begin"] > BEFORE) & ~freed(held)).any()
         )
         if device == HOST and not first_step:
-            _add_from_the_step_before(held, events, rank)
+            add_from_the_step_before(held, events, rank)
         described = _described(held, rank, device, first_step=first_step)
-        rest = np.flatnonzero(_on(held, rank, device) & (held["begin"] == BEFORE) & (held["end"] == AFTER))
+        rest = np.flatnonzero(
+            on_device(held, rank, device) & (held["begin"] == BEFORE) & (held["end"] == AFTER)
+        )
         known = (
             events["allocated_bytes"][(events["rank"] == rank) & (events["device"] == device)] >= 0
         ).any()
@@ -145,9 +150,9 @@ def _add_state(
 
 def _keeps_gradients(held: Allocations, rank: int, device: int) -> bool:
     """Tell whether backward passes make no gradients anew: they fill those that are there."""
-    on = _on(held, rank, device)
+    on = on_device(held, rank, device)
     backward = on & (held["phase"] == PHASES.index("backward"))
-    return bool(backward.any()) and not (on & _is(held, "gradient")).any()
+    return bool(backward.any()) and not (on & is_kind(held, "gradient")).any()
 
 
 def size_of(parameter: dict[str, Any]) -> int:
@@ -186,7 +191,7 @@ def _split(held: Allocations, row: int, described: Described) -> None:
     if not held.parameters[rank]:
         fits = _by_shapes(held, rank, device, left)
         left -= sum(nbytes for _, nbytes, _ in fits)
-    if not any(kind == "workspace" for kind, _, _ in fits) and not _is(held, "workspace").any():
+    if not any(kind == "workspace" for kind, _, _ in fits) and not is_kind(held, "workspace").any():
         for nbytes in workspaces(held.trace, rank, device):
             if nbytes <= left:
                 fits.append(("workspace", nbytes, UNKNOWN))
@@ -236,7 +241,7 @@ def _add(held: Allocations, rank: int, device: int, rows: list[tuple[str, int, i
 
 def _own_gradients(held: Allocations) -> None:
     """Tell whose gradient each one is, by layer and size; those of one step in the order of the metadata."""
-    found = np.flatnonzero(_is(held, "gradient") & (held["begin"] > BEFORE))
+    found = np.flatnonzero(is_kind(held, "gradient") & (held["begin"] > BEFORE))
     layers = held.texts("layer")
     for rank in np.unique(held["rank"][found]).tolist():
         owners: dict[tuple[str | None, int], list[int]] = {}
@@ -255,100 +260,19 @@ def _own_gradients(held: Allocations) -> None:
                 held["parameter"][row] = mine[nth]
 
 
-# The step before the first one ----------------------------------------------------------------------
-
-
-def _add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int) -> None:
-    """Add what the first recorded step holds from the one before it, as the second does from the first."""
-    on = _on(held, rank, HOST)
-    steps = np.unique(held["step"][on & (held["step"] >= 0)])
-    if not len(steps) or _is_the_first(held.trace, int(steps[0])):
-        return
-    first = int(steps[0])
-    mine = (events["rank"] == rank) & (events["device"] == HOST) & (events["bytes"] > 0)
-    asked = np.flatnonzero(mine)
-    if len(steps) > 1:
-        second = int(steps[1])
-        rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == second))
-        first_asked = np.sort(held["begin"][on & (held["step"] == first) & (held["begin"] > BEFORE)])
-        second_asked = np.sort(held["begin"][on & (held["step"] == second)])
-        nth = np.searchsorted(second_asked, held["end"][rows])  # it goes before the nth request of its step
-        nth = np.minimum(nth, len(first_asked) - 1)
-        places = first_asked[nth] - 0.5
-    else:
-        rows = np.flatnonzero(on & _is(held, "gradient") & ~_freed(held))
-        cleared = _clears_gradients(held, events, rank, asked)
-        if cleared is None:
-            return
-        places = np.full(len(rows), cleared)
-    new = _not_recorded(held, rows, on & (held["begin"] == BEFORE) & (held["end_step"] == first))
-    rows, places = rows[new], places[new]
-    added = {name: column[rows] for name, column in held.columns.items()}
-    added |= {"begin": np.full(len(rows), BEFORE), "end": places.astype(np.float64)}
-    for name in ("begin_row", "end_row", "step", "phase"):
-        added[name] = np.full(len(rows), UNKNOWN)
-    added["end_step"] = np.full(len(rows), first)
-    held.append(added)
-
-
-def _not_recorded(held: Allocations, rows: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """Return which of the rows no recorded one stands for: an earlier recording of the run saw it come."""
-    there = Counter(held["bytes"][recorded].tolist())
-    new = np.ones(len(rows), bool)
-    for place, nbytes in enumerate(held["bytes"][rows].tolist()):
-        if there[nbytes]:
-            there[nbytes] -= 1
-            new[place] = False
-    return new
-
-
-def _is_the_first(trace: Trace, step: int) -> bool:
-    return str(trace.metadata["steps"][step].get("name", "")).endswith("#0")
-
-
-def _clears_gradients(held: Allocations, events: MemoryEvents, rank: int, asked: np.ndarray) -> float | None:
-    """Return the place where `zero_grad` runs before the first backward pass, None if it does not."""
-    trace = held.trace
-    named = np.array([*(text.startswith("Optimizer.zero_grad") for text in trace.text("name")), False])
-    rows = np.flatnonzero(named[trace["name"]] & (np.maximum(trace["rank"], 0) == rank))
-    on = _on(held, rank, HOST)
-    backward = held["begin"][on & (held["phase"] == PHASES.index("backward"))]
-    if not len(rows) or not len(backward) or not len(asked):
-        return None
-    time = int(trace["start_ns"][rows[0]])
-    after = int(np.searchsorted(events["time_ns"][asked], time))
-    place = float(asked[min(after, len(asked) - 1)]) - 0.5
-    return place if place < backward.min() else None
-
-
-# Helpers of this file -------------------------------------------------------------------------------
-
-
 def _say(held: Allocations) -> None:
     for rank, device in held.devices():
-        on = _on(held, rank, device)
+        on = on_device(held, rank, device)
         where = "the CPU" if device == HOST else f"GPU {device}"
         if not held.parameters[rank] and device == HOST and (held["device"] < 0).all():
             held.note(
                 f"What {where} held before the recording is not known and not counted: the trace lists no "
                 "parameters. `daydream collect` lists them."
             )
-        unknown = on & _is(held, "unknown") & (held["begin"] == BEFORE) & ~_freed(held)
+        unknown = on & is_kind(held, "unknown") & (held["begin"] == BEFORE) & ~freed(held)
         if unknown.any():
             total = int(held["bytes"][unknown].sum())
             held.note(
                 f"{total:,} bytes on {where} were held before the recording and stay; whose they are is not "
                 "recorded."
             )
-
-
-def _on(held: Allocations, rank: int, device: int) -> np.ndarray:
-    return np.asarray((held["rank"] == rank) & (held["device"] == device))
-
-
-def _is(held: Allocations, kind: str) -> np.ndarray:
-    return np.asarray(held["kind"] == KINDS.index(kind))
-
-
-def _freed(held: Allocations) -> np.ndarray:
-    return np.asarray(held["end"] < AFTER)

@@ -143,6 +143,16 @@ class Edits:
         return _retimed(self.after, duration, gap)
 
 
+def counts(before: Graph, after: Graph) -> tuple[int, int, int]:
+    """Return how many tasks were changed, inserted and removed in a copy of a graph, `after`."""
+    size = before.size
+    kept, removed = before.alive & after.alive[:size], before.alive & ~after.alive[:size]
+    differs = np.zeros(size, bool)
+    for name in ("duration_ns", "gap_ns", "latency_ns", "lane"):
+        differs |= before.columns[name] != after.columns[name][:size]
+    return int((differs & kept).sum()), int(after.alive[size:].sum()), int(removed.sum())
+
+
 def _retimed(graph: Graph, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:
     """Return a twin whose tasks take other times (ns, int64, shape (ids,)), to be simulated.
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from warnings import warn
-
-import numpy as np
 
 from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
-from daydream.predict.affected import Affected, Edits
+from daydream.predict.affected import Affected, Edits, counts
 from daydream.predict.bottleneck import bound_by, waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, choose
 from daydream.predict.contention_option import Option as ContentionOption
@@ -24,7 +21,7 @@ from daydream.predict.memory import MemoryAnswer, answer_of
 from daydream.predict.notes import prediction_notes
 from daydream.predict.replay import Replay
 from daydream.predict.replayed_work import LeftOut, left_in_replays
-from daydream.predict.uncertainty import Uncertainty, most_ns, uncertainty_of
+from daydream.predict.uncertainty import Uncertainty, uncertainty_of, why_unpredictable
 from daydream.simulate.causes import Bound
 from daydream.simulate.pinned import held_text
 from daydream.simulate.steady import Settled, need_steps, settle
@@ -33,8 +30,6 @@ from daydream.transforms.compose import Edit
 
 if TYPE_CHECKING:
     import pandas as pd
-
-NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the other tells nothing
 
 
 @dataclass(repr=False)
@@ -117,22 +112,11 @@ class Prediction(NotebookFigure):
         It cannot where the range reaches from next to nothing to the step as it is, or beyond. How steps vary
         does not count: it is common to both sides.
         """
-        if self._tells(most_ns(self)) or self._tells(self.uncertainty.of_the_change_ns):
-            return None
-        return self.uncertainty.reason(self)
-
-    def _tells(self, half_width_ns: float) -> bool:
-        low, high = self.simulated_ns - half_width_ns, self.simulated_ns + half_width_ns
-        return low > NOTHING * self.replayed_ns or high < AS_NOW * self.replayed_ns
+        return why_unpredictable(self)
 
     def step_of(self, settled: Settled) -> int:
         """Return the mean step of a changed graph that has settled, over the steps that both have."""
-        before, after = self.replay.settled.step_times(), settled.step_times()
-        both = [step for step in before if step in after]
-        work = sum(before[step] for step in both)
-        if not work:  # nothing is left of any step, or nothing was there
-            return round(fmean(after.values())) if after else 0
-        return round(self.replayed_ns * sum(after[step] for step in both) / work)
+        return self.replay.settled.mean_after(settled)
 
     @property
     def speedup(self) -> float | None:
@@ -246,16 +230,7 @@ class Prediction(NotebookFigure):
 
         It is the one that is nearest to the headline's two times.
         """
-        before, after = self.replay.settled.step_times(), self.after.step_times()
-        both = [step for step in before if before[step] and after.get(step) is not None]
-        if not both:
-            return self.replay.settled.typical()[0], self.after.typical()[0]
-
-        def apart(step: int) -> int:
-            return abs(before[step] - self.replayed_ns) + abs(after[step] - self.simulated_ns)
-
-        chosen = min(both, key=apart)
-        return chosen, chosen
+        return self.replay.settled.nearest_steps(self.after, self.replayed_ns, self.simulated_ns)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return where a step's time goes, before and after in ns: a row per cause and per phase."""
@@ -343,7 +318,7 @@ def predict(
     wrong = problems(graph, cycles=False)
     if wrong:
         raise GraphError(f"{edit.name} left a broken graph: " + " ".join(wrong))
-    changed, inserted, removed = _edited(old, graph)
+    changed, inserted, removed = counts(old, graph)
     if not (changed or inserted or removed or graph.edits > old.edits):
         raise NotApplicableError(f"{edit.name} found nothing to change in this trace")
     need_steps(graph)
@@ -367,14 +342,3 @@ def predict(
         memory_changes=edit.memory,
         capacity_bytes=capacity_bytes,
     )
-
-
-def _edited(old: Graph, graph: Graph) -> tuple[int, int, int]:
-    """Return how many tasks were changed, inserted and removed."""
-    size = old.size
-    kept = old.alive & graph.alive[:size]
-    differs = np.zeros(size, bool)
-    for name in ("duration_ns", "gap_ns", "latency_ns", "lane"):
-        differs |= old.columns[name] != graph.columns[name][:size]
-    removed = old.alive & ~graph.alive[:size]
-    return int((differs & kept).sum()), int(graph.alive[size:].sum()), int(removed.sum())

@@ -13,10 +13,10 @@ from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryPrediction
 from daydream.predict.couples import couples_of
-from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.sensitivity import Curve, curves
+from daydream.predict.twins import without_twins
 from daydream.simulate.causes import Bound
 from daydream.transforms import stages
 from daydream.transforms.compose import Edit, apply, in_order, memory_changes, parse, spelled
@@ -211,7 +211,7 @@ def rank(
         else:
             left_out[name] = result
 
-    found, same = _without_twins(found)
+    found, same = without_twins(found)
     left_out |= same
     together: list[Ranked] = []
     for number, couple in enumerate(couples_of(found, by) if pairs > 0 else []):
@@ -242,40 +242,6 @@ def rank(
         curves=curves(before) if with_curves else [],
         by=by,
     )
-
-
-def _without_twins(
-    found: Sequence[tuple[Ranked, Optimization]],
-) -> tuple[list[tuple[Ranked, Optimization]], dict[str, str]]:
-    """Return what is left if of two that are the same change here one goes, and the reasons for those gone.
-
-    The same are two that exclude each other, edit as many tasks and give the same step. The one with
-    fewer notes stays, then the first by name.
-    """
-    kept: list[tuple[Ranked, Optimization]] = []
-    same: dict[str, str] = {}
-    for ranked, optimization in sorted(found, key=lambda pair: preference(pair[0].notes, pair[0].name)):
-        twin = next((name for name, other in _figures(kept, optimization) if other == _figure(ranked)), None)
-        if twin is None:
-            kept.append((ranked, optimization))
-        else:
-            same[ranked.name] = f"the same change as {twin} in this trace"
-    return [pair for pair in found if pair in kept], same
-
-
-def _figures(
-    found: Sequence[tuple[Ranked, Optimization]], excluded: Optimization
-) -> list[tuple[str, tuple[int | None, ...]]]:
-    """Return the figures of those that cannot be combined with an optimization."""
-    return [
-        (ranked.name, _figure(ranked))
-        for ranked, each in found
-        if each.name in excluded.excludes or excluded.name in each.excludes
-    ]
-
-
-def _figure(ranked: Ranked) -> tuple[int | None, ...]:
-    return ranked.predicted_ns, ranked.changed, ranked.inserted, ranked.removed
 
 
 def _name(each: Named) -> str:

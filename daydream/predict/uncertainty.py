@@ -59,6 +59,7 @@ ANOTHER_RUN: Mapping[str, float] = {"device": 0.02, "CPU": 0.05}
 TWO_SIDED_90 = 1.645  # of the normal distribution
 STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)  # with 1 to 9 degrees of freedom
 LEAST_SAID = 0.0005  # of a step
+NOTHING, AS_NOW = 0.1, 0.95  # of the step: a range that reaches from one to the other tells nothing
 OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of another kind
 
 
@@ -126,6 +127,19 @@ class Uncertainty:
 def uncertainty_of(comparison: Prediction) -> Uncertainty:
     """Return how far the step after a change may be from the predicted one."""
     return _uncertainty(comparison, _exposed_ns(comparison), _another_run_ns(comparison))
+
+
+def why_unpredictable(comparison: Prediction) -> str | None:
+    """Return why the step after a change cannot be predicted; None if the range tells anything."""
+    found = comparison.uncertainty if not _tells(comparison, most_ns(comparison)) else None
+    if found is None or _tells(comparison, found.of_the_change_ns):
+        return None
+    return found.reason(comparison)
+
+
+def _tells(comparison: Prediction, half_width_ns: float) -> bool:
+    low, high = comparison.simulated_ns - half_width_ns, comparison.simulated_ns + half_width_ns
+    return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
 
 
 def most_ns(comparison: Prediction) -> float:

@@ -75,6 +75,24 @@ class Settled:
         """Return the times of the covered steps as recorded, not repeated."""
         return {step: ns for (copy, step), ns in self.times.items() if copy == 0}
 
+    def mean_after(self, after: Settled) -> int:
+        """Return the mean step after a change, in ns, over the steps that both have."""
+        now, then = self.step_times(), after.step_times()
+        both = [step for step in now if step in then]
+        work = sum(now[step] for step in both)
+        if not work:  # nothing is left of any step, or nothing was there
+            return round(fmean(then.values())) if then else 0
+        return round(self.step_ns * sum(then[step] for step in both) / work)
+
+    def nearest_steps(self, after: Settled, before_ns: int, after_ns: int) -> tuple[int, int]:
+        """Return the step nearest to two times, here and after a change: the same one where both have it."""
+        now, then = self.step_times(), after.step_times()
+        both = [step for step in now if now[step] and then.get(step) is not None]
+        if not both:
+            return self.typical()[0], after.typical()[0]
+        chosen = min(both, key=lambda step: abs(now[step] - before_ns) + abs(then[step] - after_ns))
+        return chosen, chosen
+
 
 def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = None) -> Settled:
     """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none.

@@ -97,7 +97,7 @@ def insert_next_to(
     that it waits for). `gap_ns` is the start-up cost of the trace for device work, 0 for others.
     """
     tasks.need_some().need_all()
-    _same_graph(graph, tasks)
+    same_graph(graph, tasks)
     own = graph.columns
     ids, count = tasks.ids, len(tasks)
     kinds = own["kind"][ids].astype(np.int64) if kind is None else np.full(count, kind_code(kind))
@@ -272,7 +272,8 @@ def _one_each(values: Any, count: int, what: str) -> np.ndarray:
     return np.broadcast_to(array, count)
 
 
-def _same_graph(graph: Graph, tasks: Selection) -> None:
+def same_graph(graph: Graph, tasks: Selection) -> None:
+    """Raise `GraphError` if tasks of another graph were given."""
     if tasks.graph is not graph:
         raise GraphError("a task of another graph was given; select it from this one")
 
@@ -286,7 +287,7 @@ def _ids(graph: Graph, tasks: Any) -> list[int]:
     ids: list[int] = []
     for task in listed:
         if hasattr(task, "ids"):  # a selection
-            _same_graph(graph, task)
+            same_graph(graph, task)
             ids.extend(task.ids.tolist())
         else:
             ids.append(int(task))

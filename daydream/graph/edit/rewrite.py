@@ -35,16 +35,6 @@ def remove(graph: Graph, ids: np.ndarray) -> None:
     graph.touch()
 
 
-def unlink(graph: Graph, src: Selection, dst: Selection) -> None:
-    """Drop edges; see `Graph.unlink`."""
-    rows = np.isin(graph.links["src"], src.ids) & np.isin(graph.links["dst"], dst.ids)
-    if not rows.any():
-        raise NotApplicableError(f"no edge leads from {src.words} to {dst.words}")
-    graph.links.keep(~rows)
-    graph.edits += 1
-    graph.touch()
-
-
 def fuse(groups: Groups, name: str, duration_ns: Any, columns: dict[str, Any]) -> Selection:
     """Put one task in the place of each group; see `Groups.fuse`."""
     tasks = groups.tasks.need_some().need_all()

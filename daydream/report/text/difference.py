@@ -36,7 +36,8 @@ from daydream.report.text.numbers import (
 from daydream.text import listed as some_of
 
 if TYPE_CHECKING:
-    from daydream.predict.difference import Difference, Side
+    from daydream.predict.difference import Difference
+    from daydream.predict.sides import Side
 
 TOP = 4
 MOST_NAMES = 5

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.device_names import dtype_of_inputs, dtype_of_word
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.derive.source_lines import SourceLines, own_frame
 from daydream.collect.importers.growing import GrowingColumns, null_of
@@ -26,6 +25,16 @@ from daydream.collect.importers.kineto.devices import (
     vendor_of,
 )
 from daydream.collect.importers.kineto.events import Args, Event
+from daydream.collect.importers.kineto.kinds import (
+    CALLED,
+    CATEGORIES,
+    DEVICE,
+    HOST,
+    KINDS,
+    NAMED,
+    SILENT,
+    is_kind,
+)
 from daydream.collect.importers.kineto.memory_rows import MEMORY_ROW, MemoryRows
 from daydream.collect.importers.kineto.metadata import metadata_of
 from daydream.collect.importers.kineto.values import (
@@ -35,9 +44,9 @@ from daydream.collect.importers.kineto.values import (
     Numbers,
     compact_json,
     duration_ns,
+    element_types,
     group_of,
     outer_first,
-    parsed,
     plain_text,
     start_ns,
     triple,
@@ -46,25 +55,6 @@ from daydream.errors import TraceError
 from daydream.text import counted
 from daydream.trace.schema import NO_ID, UNKNOWN
 
-CATEGORIES = {
-    "cpu_op": "operator", "Operator": "operator",
-    "user_annotation": "annotation",
-    "cuda_runtime": "runtime", "cuda_driver": "runtime", "Runtime": "runtime", "hip_runtime": "runtime",
-    "hip_driver": "runtime", "xpu_runtime": "runtime", "privateuse1_runtime": "runtime",
-    "privateuse1_driver": "runtime",
-    "kernel": "kernel", "Kernel": "kernel",
-    "gpu_memcpy": "memcpy", "Memcpy": "memcpy",
-    "gpu_memset": "memset", "Memset": "memset",
-    "cuda_sync": "sync",
-    "python_function": "module",
-}  # fmt: skip
-# Without a note: spans of the profiler itself, and annotations of the CPU repeated on a stream.
-SILENT = (None, "Trace", "gpu_user_annotation")
-KINDS = ("operator", "annotation", "runtime", "module", "kernel", "memcpy", "memset", "sync")
-HOST = ("operator", "annotation", "runtime", "module")
-CALLED = ("operator", "annotation", "runtime")
-NAMED = ("operator", "annotation")
-DEVICE = ("kernel", "memcpy", "memset", "sync")
 ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#")  # of category Operator in 2021
 MODULE = "nn.Module: "
 DAY_NS = 86_400_000_000_000
@@ -300,19 +290,19 @@ class _Importer:
         for name in sorted(growing.columns):
             columns[name] = growing.take(name)[order]
         if self.of_npu and {"pid", "correlation"} <= columns.keys():
-            host, call, work = (_is_kind(columns, kinds) for kinds in (HOST, ("runtime",), DEVICE))
+            host, call, work = (is_kind(columns, kinds) for kinds in (HOST, ("runtime",), DEVICE))
             columns["pid"][host] = 0  # each layer of software has a process number there; it is one process
             columns["correlation"] = launch_with_neighbours(columns["correlation"], call, work)
         if "correlation" in columns:
             columns["correlation"] = small_ids(columns["correlation"])
         if self.lines.texts and "tid" in columns:  # else no row is on a thread
-            called = _is_kind(columns, CALLED)
+            called = is_kind(columns, CALLED)
             columns["stack"] = np.where(called, self.lines.of(start, columns["tid"]), UNKNOWN)
         return columns
 
     def _texts(self, columns: dict[str, np.ndarray]) -> dict[str, list[str]]:
         """Return the texts of the coded columns, each once; the texts that say nothing become unknown."""
-        self._element_types(columns)
+        element_types(columns, self.codes)
         read: dict[str, Callable[[Any], str]] = {"grid": triple, "block": triple, "shapes": compact_json}
         texts = {
             name: [read.get(name, plain_text)(value) for value in codes.values_in_order()]
@@ -330,22 +320,6 @@ class _Importer:
             texts["stack"] = self.lines.texts
         return texts
 
-    def _element_types(self, columns: dict[str, np.ndarray]) -> None:
-        """Turn operators' input types and collectives' types into `dtype`."""
-        codes = Codes()
-        dtype: np.ndarray | None = None
-        for name in ("types", "word"):
-            if name in columns:
-                texts = self.codes[name].values_in_order()
-                if name == "types":
-                    found = [codes[dtype_of_inputs(parsed(text))] for text in texts]
-                else:
-                    found = [codes[dtype_of_word(plain_text(text))] for text in texts]
-                column = np.array([*found, UNKNOWN], np.int8)[columns.pop(name)]
-                dtype = column if dtype is None else np.where(column >= 0, column, dtype)
-        if dtype is not None:
-            columns["dtype"], self.codes["dtype"] = dtype, codes
-
     def _note(self, notes: list[str]) -> None:
         def tell(count: int, what: str) -> None:
             notes.append(
@@ -358,7 +332,3 @@ class _Importer:
             tell(count, reason)
         for category, count in sorted(self.categories.items()):
             tell(count, f"had the category {category!r}")
-
-
-def _is_kind(columns: dict[str, np.ndarray], kinds: Iterable[str]) -> np.ndarray:
-    return np.isin(columns["kind"], [KINDS.index(kind) for kind in kinds])

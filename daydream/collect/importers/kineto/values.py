@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from daydream.collect.derive.device_names import dtype_of_inputs, dtype_of_word
 from daydream.collect.derive.recording import narrow
 from daydream.collect.importers.kineto.events import NOTHING, Args
 from daydream.trace.schema import NO_ID, UNKNOWN
@@ -199,3 +200,20 @@ def outer_first(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
     rows = order[tied]
     order[tied] = rows[np.lexsort((rows, -duration[rows].astype(np.int64), start[rows]))]
     return order
+
+
+def element_types(columns: dict[str, np.ndarray], coded: dict[str, Codes]) -> None:
+    """Turn operators' input types and collectives' types into `dtype`."""
+    codes = Codes()
+    dtype: np.ndarray | None = None
+    for name in ("types", "word"):
+        if name in columns:
+            texts = coded[name].values_in_order()
+            if name == "types":
+                found = [codes[dtype_of_inputs(parsed(text))] for text in texts]
+            else:
+                found = [codes[dtype_of_word(plain_text(text))] for text in texts]
+            column = np.array([*found, UNKNOWN], np.int8)[columns.pop(name)]
+            dtype = column if dtype is None else np.where(column >= 0, column, dtype)
+    if dtype is not None:
+        columns["dtype"], coded["dtype"] = dtype, codes
