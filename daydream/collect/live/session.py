@@ -20,14 +20,15 @@ from typing import Any
 
 from daydream.collect.live.alternating import Alternating
 from daydream.collect.live.busy_machine import BusyMachine
-from daydream.collect.live.capture import Capture
 from daydream.collect.live.captured_steps import CapturedSteps
+from daydream.collect.live.captures import Captures
 from daydream.collect.live.changed_window import ChangedWindow
 from daydream.collect.live.free_steps import FreeSteps
 from daydream.collect.live.hook_times import HookTimes
 from daydream.collect.live.interruption import HeldInterruptions
 from daydream.collect.live.messages import changed_path
 from daydream.collect.live.own_profilers import OwnProfilers
+from daydream.collect.live.rank import is_loader_worker
 from daydream.collect.live.step_hooks import BACKWARD, StepHooks
 from daydream.collect.live.step_sequence import StepSequence, why_nothing
 from daydream.errors import DaydreamError
@@ -91,16 +92,13 @@ class Session:
         self._state = WAITING
         self._finished = False
         self._sequence = StepSequence()
-        self._began = 0  # position of the marker at which the capture began
-        self._capture: Capture | None = None
+        self._captures = Captures(
+            self._as_ours, self._busy, self._tell, with_stack=self._with_stack, memory=self._wants_memory
+        )
         self._in_hook = False
         self._afterwards: Callable[[], None] | None = None
         self._own_profilers.forget()
-        self._captured: CapturedSteps | None = None
-        self._anchor: int | None = None  # what ended the captured steps
         self._free: FreeSteps | None = None
-        self._first_step = 1  # number of the first captured step
-        self._with_memory = self._wants_memory
         self._failure: BaseException | None = None
         self._hook_times = HookTimes()
         self._busy.begin()
@@ -122,8 +120,7 @@ class Session:
 
     def begin_anew(self, output: Path) -> None:
         """Record this forked child, whose hooks are copies of its parent's, to another file."""
-        if self._capture is not None:
-            self._capture.abandon()
+        self._captures.abandon()
         self._output = Path(output)
         self._step_hooks.forget()
         self._reset()
@@ -156,10 +153,10 @@ class Session:
             try:
                 if self._state == CAPTURING:
                     self._stop_capture()
-                if self._captured is None:
+                if self._captures.kept is None:
                     sequence, profiled = self._sequence, self._own_profilers.seen
                     raise DaydreamError(why_nothing(sequence, self._warmup, reason, profiled=profiled))
-                self._save(self._captured, reason)
+                self._save(self._captures.kept, reason)
             finally:
                 self._take_down()
 
@@ -167,7 +164,7 @@ class Session:
 
     def _on_marker(self, which: int, skipped: bool) -> None:  # noqa: FBT001 - as StepHooks calls it
         """Go on after an optimizer step or a backward pass; a fault of ours must not stop the script."""
-        if self._finished or self._own_profilers.ours_starts or _is_loader_worker():
+        if self._finished or self._own_profilers.ours_starts or is_loader_worker():
             return
         if os.getpid() != self._pid:
             self._on_fork()
@@ -201,16 +198,16 @@ class Session:
             return
         ends_step = sequence.add(which, skipped=skipped)
         if self._state == CAPTURING:
-            self._mark()
+            self._captures.mark(sequence)
         if not ends_step:
             return
         if self._state == WAITING:
             self._wait(which)
         elif self._state == CAPTURING:
-            taken, all_taken = sequence.taken_since(self._began)
+            taken, all_taken = self._captures.taken(sequence)
             if taken > self._steps or all_taken > MOST * self._steps:
                 self._stop_capture()
-                if self._captured is not None and self._captures_again(self._captured):
+                if self._captures.again():
                     self._state = WAITING
                 else:
                     self._begin_timing()
@@ -227,13 +224,11 @@ class Session:
             if ready:
                 self._tell("waiting: the script's own profiler is running")
             return
-        prepared = self._capture is not None
-        if not prepared and sequence.steps >= self._warmup - AHEAD:
-            self._capture = self._as_ours(
-                lambda: Capture(with_stack=self._with_stack, memory=self._with_memory)
-            )
-        if ready and self._capture is not None and (prepared or not self._capture.slow_to_start):
-            self._start_capture(self._capture)
+        startable = self._captures.prepared
+        if not startable and sequence.steps >= self._warmup - AHEAD:
+            startable = self._captures.prepare()
+        if ready and startable:
+            self._start_capture()
         else:
             self._tell(f"warming up: step {min(sequence.steps, self._warmup)} of {self._warmup}")
 
@@ -250,44 +245,19 @@ class Session:
         with self._interruptions, self._own_profilers.not_theirs():
             return function()
 
-    def _start_capture(self, capture: Capture) -> None:
-        self._busy.before_capture()
-        self._as_ours(capture.start)
+    def _start_capture(self) -> None:
+        self._captures.start(self._sequence)
         self._state = CAPTURING
         self._on_holding(True)
-        self._began = len(self._sequence.markers) - 1
-        self._first_step = self._sequence.steps + 1
-        self._mark()
         self._tell_capturing(0)
 
-    def _mark(self) -> None:
-        if self._capture is not None:
-            self._capture.mark(len(self._sequence.markers) - 1)
-
     def _stop_capture(self) -> None:
-        """End the capture, and keep it if it holds a whole step."""
-        capture, self._capture = self._capture, None
         self._state = TIMING
-        if capture is None:
-            return
         with self._interruptions:
-            captured = self._as_ours(lambda: capture.stop(self._step_hooks.optimizers))
-            self._anchor = self._sequence.anchor
-            ranges, skipped = self._sequence.ranges(
-                captured.markers, self._first_step, self._step_hooks.optimizers
-            )
-            if len(captured.recording) and ranges[0]:
-                self._captured = CapturedSteps(captured, ranges, skipped).or_rather(self._captured)
-
-    def _captures_again(self, captured: CapturedSteps) -> bool:
-        if self._with_memory and captured.captured.unseen:
-            self._with_memory = False
-            self._tell("layers run on threads of the script; capturing once more, without memory")
-            return True
-        return self._busy.repeats(captured)
+            self._captures.stop(self._sequence, self._step_hooks.optimizers)
 
     def _begin_timing(self) -> None:
-        if self._captured is None or not self._unprofiled:
+        if self._captures.kept is None or not self._unprofiled:
             self.finish("the end")
             return
         self._free = FreeSteps(
@@ -307,7 +277,7 @@ class Session:
         self._tell("recording steps with the change")
         return ChangedWindow(
             blocks.change, changed_path(self._output), steps=self._steps,
-            optimizers=self._step_hooks.optimizers, as_ours=self._as_ours, memory=self._with_memory,
+            optimizers=self._step_hooks.optimizers, as_ours=self._as_ours, memory=self._captures.memory,
         )  # fmt: skip
 
     def _time(self, which: int, *, skipped: bool) -> None:
@@ -315,24 +285,24 @@ class Session:
             return
         if skipped or len(self._own_profilers):  # the script's own profiler would be timed too
             self._free.leave_out()
-        if which == self._anchor:
+        if which == self._captures.anchor:
             self._sequence.steps += 1
             if self._free.end_step():
                 self.finish("the end")
 
     def _measure_cost(self) -> None:
-        captured = self._captured
+        captured = self._captures.kept
         if captured is None:
             return
         self._tell("measuring what recording costs")
-        hooks_ns = self._hook_times.more_in(CAPTURING, than=TIMING, once_a_step=self._anchor or 0)
+        hooks_ns = self._hook_times.more_in(CAPTURING, than=TIMING, once_a_step=self._captures.anchor or 0)
         self._as_ours(lambda: captured.measure_cost(self._interruptions, hooks_ns))
 
     def _start_again(self) -> None:
         """Forget the backward passes that were taken for steps: an optimizer steps after all."""
         if self._state == CAPTURING:
             self._stop_capture()
-        self._captured = None
+        self._captures.kept = None
         self._free = None
         self._state = WAITING
         self._on_holding(False)
@@ -341,10 +311,10 @@ class Session:
     def _give_way(self) -> None:
         """End what a profiler of the script, about to start, would spoil."""
         if self._state == WAITING:
-            self._capture = None  # only prepared: theirs replaces it
+            self._captures.forget()  # only prepared: theirs replaces it
         if self._state == CAPTURING:
             self._stop_capture()
-            if self._captured is not None and self._captured.count >= self._steps:
+            if self._captures.kept is not None and self._captures.kept.count >= self._steps:
                 self._begin_timing()
                 return
             self._state = WAITING
@@ -354,7 +324,7 @@ class Session:
 
     def _save(self, captured: CapturedSteps, reason: str) -> None:
         self._tell("writing")
-        self._captured = None
+        self._captures.kept = None
         if self._free is not None:
             captured.metadata.update(self._free.document())
         asked = {
@@ -371,15 +341,7 @@ class Session:
         if self._free is not None:
             self._free.close()
         self._step_hooks.disable()
-        self._capture = None
+        self._captures.forget()
         self._own_profilers.unwatch()
         self._step_hooks.forget()
         self._on_holding(False)
-
-
-def _is_loader_worker() -> bool:
-    """Return whether this process loads data for another: what it computes is no training."""
-    import torch
-
-    data: Any = torch.utils.data
-    return data.get_worker_info() is not None
