@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import resize_parameters
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.memory import (
@@ -17,7 +18,6 @@ from daydream.memory import (
 )
 from daydream.model import (
     autograd_node_count,
-    joint_update,
     repeated_blocks,
     scale_autograd_walks,
     trained_parameters,
@@ -25,9 +25,6 @@ from daydream.model import (
 from daydream.transforms import counted, listed, need_room, stages
 
 STAGE = stages.WORK
-
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others exchange activations
-ARRIVAL = r"^arrival$"  # where a member of a collective waits for its peers
 
 
 def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> None:
@@ -70,15 +67,8 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
         more = trained.part(set(members.layer.tolist()))
         more_nodes += copies[block] * autograd_node_count(members)
         tensors, elements = tensors + copies[block] * more[0], elements + copies[block] * more[1]
-    joint, time = joint_update(graph, tensors, elements)
-    reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)
-    reductions = reductions - reductions.where(name=ARRIVAL)
 
-    if len(joint):
-        joint.set(duration_ns=time)
-    if len(reductions):
-        reductions.scale(elements)
-        graph.note("Reductions of gradients grow with the gradients, waiting for peers included.")
+    resize_parameters(graph, "grow", tensors, elements)
     if nodes:
         scale_autograd_walks(graph, 1 + more_nodes / nodes)
     for times in sorted(set(copies.values()) - {0}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import sized_all_reduces
 
 from daydream import Graph
 from daydream.costs import find_cluster, machine_of, workers_of
@@ -16,7 +17,6 @@ EXCLUDES = frozenset({"compression", "dgc"})
 CODE = "dist.reduce_scatter_tensor(part, grads, group=node); dist.all_reduce(part, group=across)"
 memory = unchanged
 
-ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 BETWEEN = "between nodes"
 
 
@@ -32,9 +32,7 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
     the same size on `cluster` (machines of the trace's GPU if not given). `workers` is the job's
     if the trace shows it. Waiting for peers in the trace of one rank is scaled like the transfer.
     """
-    reduced = graph.select(kind="collective", collective="all_reduce", phase="backward")
-    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass", lacks="ranks")
-    reduced = reduced.where(lambda tasks: tasks.bytes > 0).need("all-reduce of known size")
+    reduced = sized_all_reduces(graph)
     members = workers_of(graph, workers)
     machines = find_cluster(cluster or machine_of(graph)).holding(members)
     inside = min(members, machines.gpus_per_node)

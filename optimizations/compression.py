@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import move_to_compute, sized_all_reduces
 from daydream.optimizations._low_rank import factors_of
 
 from daydream import Graph, GraphError, Selection
@@ -17,7 +18,6 @@ STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"dgc", "blueconnect"})
 CODE = "model.register_comm_hook(group, default_hooks.fp16_compress_hook)"
 
-ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 WIDTH = 2
 LEAST_NS = min(protocol.base_ns for protocol in PROTOCOLS)  # of any collective, however short
 
@@ -47,9 +47,7 @@ def compression(
     """
     if rank is not None and rank < 1:
         raise GraphError(f"rank must be 1 or more, not {rank}")
-    reduced = graph.select(kind="collective", collective="all_reduce", phase="backward")
-    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass", lacks="ranks")
-    reduced = reduced.where(lambda tasks: tasks.bytes > 0).need("all-reduce of known size")
+    reduced = sized_all_reduces(graph)
     lane, rate = compute_lane(graph), memory_bandwidth(graph)
     width = np.array([itemsize(one or "float32") or 4 for one in reduced.dtype.tolist()])
     if rank is None:
@@ -71,7 +69,7 @@ def compression(
     first.set(name="cast down", kind="kernel", duration_ns=cast, gap_ns=0)
     middle.set(duration_ns=time, dtype=dtype, bytes=nbytes * left)
     last.set(name="cast up", kind="kernel", duration_ns=cast)
-    _before(first, lane)
+    move_to_compute(first, lane)
 
 
 def _in_factors(
@@ -110,21 +108,13 @@ def _in_factors(
     between.set(name="make Q", kind="kernel", duration_ns=middle)
     q.set(duration_ns=time_right, bytes=nbytes * sent_right)
     last.set(name="P times Q", kind="kernel", duration_ns=back)
-    _before(first, lane)
+    move_to_compute(first, lane)
 
 
 def _scaled(reduced: Selection, left: np.ndarray) -> np.ndarray:
     """Return the time of all-reduces of a part of their bytes."""
     time: np.ndarray = np.maximum(reduced.duration_ns * left, np.minimum(reduced.duration_ns, LEAST_NS))
     return time
-
-
-def _before(first: Selection, lane: str) -> None:
-    """Let kernels run on the compute stream, unless they are there already."""
-    if lane not in {
-        name.removeprefix(f"rank {rank} ") for name, rank in zip(first.lane, first.rank, strict=True)
-    }:
-        first.move(lane, follows=False)
 
 
 def memory(

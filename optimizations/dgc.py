@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import move_to_compute, sized_all_reduces
 
 from daydream import Graph, GraphError
 from daydream.costs import PROTOCOLS, floor_ns, itemsize, memory_bandwidth, workers_of
@@ -14,7 +15,6 @@ STAGE = stages.COMMUNICATION
 EXCLUDES = frozenset({"compression", "blueconnect"})
 CODE = "model.register_comm_hook(state, top_k_hook)  # a hook of your own"
 
-ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 INDEX_BYTES = 4
 # Values a gradient that compression reads and writes (Lin et al., 2018, algorithm 1 with momentum
 # correction): momentum (2 read, 1 written), its sum (2, 1), selection (1 read), clearing both (2 written).
@@ -41,9 +41,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     """
     if not 0 < ratio <= 1:
         raise GraphError(f"ratio must be above 0 and at most 1, not {ratio:g}")
-    reduced = graph.select(kind="collective", collective="all_reduce", phase="backward")
-    reduced = (reduced - reduced.where(name=ARRIVAL)).need("all-reduce in the backward pass", lacks="ranks")
-    reduced = reduced.where(lambda tasks: tasks.bytes > 0).need("all-reduce of known size")
+    reduced = sized_all_reduces(graph)
     members = workers_of(graph, workers)
     lane, rate = compute_lane(graph), memory_bandwidth(graph)
     if lane is None or rate is None:
@@ -62,10 +60,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
         name="all-gather", duration_ns=gathered, collective="all_gather", bytes=sent * (width + INDEX_BYTES)
     )
     last.set(name="decompress", kind="kernel", duration_ns=add_up)
-    if lane not in {
-        name.removeprefix(f"rank {rank} ") for name, rank in zip(first.lane, first.rank, strict=True)
-    }:
-        first.move(lane, follows=False)
+    move_to_compute(first, lane)
     graph.note(f"{members} workers send {ratio:.3g} of their gradients each.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import resize_parameters
 from daydream.optimizations._weight_gradients import PRODUCTS, gradient_parts
 
 from daydream import Graph
@@ -19,14 +20,12 @@ from daydream.memory import (
     renumber,
     used_until,
 )
-from daydream.model import joint_update, trained_parameters
+from daydream.model import trained_parameters
 from daydream.transforms import counted, listed, stages
 
 STAGE = stages.WORK
 CODE = "layer.requires_grad_(False)"
 
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients
-ARRIVAL = r"^arrival$"  # where a member of a collective waits for its peers
 NODES = r"AccumulateGrad"
 READS, CONVOLVES = r"^aten::(linear|addmm|mm|matmul)$", r"^aten::conv(\dd|olution)$"
 PRODUCT = re.compile(r"(Addmm|Linear|Mm|MkldnnLinear)Backward")  # keeps its input for its weight's gradient
@@ -83,17 +82,10 @@ def freeze(graph: Graph, *, layers: str) -> None:
     if not len(gone) + len(partly) + len(calls) + len(updates):
         graph.does_not_apply("the trace does not say which backward work computes gradients of parameters")
     tensors, elements = (1 - part for part in trained.part(names))
-    joint, time = joint_update(graph, tensors, elements)
-    reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)
-    reductions = reductions - reductions.where(name=ARRIVAL)
 
     if len(partly):
         partly.scale(stays)
-    if len(joint):
-        joint.set(duration_ns=time)
-    if len(reductions):
-        reductions.scale(elements)
-        graph.note("Reductions of gradients shrink with the gradients, waiting for peers included.")
+    resize_parameters(graph, "shrink", tensors, elements)
     for tasks in (gone, calls | calls.launched(), updates | updates.launched()):
         if len(tasks):
             tasks.remove()

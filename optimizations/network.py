@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from daydream.optimizations._gradient_collectives import transfers_of
+
 from daydream import Graph, GraphError
 from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.COMMUNICATION
 memory = unchanged
-
-ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 
 
 def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 0.0) -> None:
@@ -30,7 +30,7 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
         )
     collectives = graph.select(kind="collective")
     collectives.need("collectives", lacks="ranks")
-    transfers = collectives - collectives.where(name=ARRIVAL)
+    transfers = transfers_of(collectives)
     transfers.need("transfers of collectives")
     if bandwidth_factor == 1 and latency_ns == 0:
         graph.does_not_apply("a bandwidth_factor of 1 and no latency leave the network as it is")

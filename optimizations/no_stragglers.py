@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import transfers_of
 from daydream.optimizations._stragglers import waiting_words
 
 from daydream import Graph
@@ -13,7 +14,6 @@ from daydream.transforms import stages
 STAGE = stages.COMMUNICATION
 memory = unchanged
 
-ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 HUB = r"^last arrival$"  # what all members of a collective wait for
 POINT_TO_POINT = ("send", "recv", "send_recv")  # a receiver does not straggle: it needs the data
 KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
@@ -34,7 +34,7 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     collectives = graph.select(kind="collective").need("collectives", lacks="ranks")
     hubs = graph.select(kind="cpu", name=HUB)
     if len(hubs):
-        transfers = collectives - collectives.where(name=ARRIVAL)
+        transfers = transfers_of(collectives)
         between_two = transfers.where(collective=POINT_TO_POINT)
         graph.note(waiting_words(graph, hubs))
         graph.unlink(hubs, (transfers - between_two).need("collective but messages from one rank to another"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import transfers_of
 
 from daydream import Graph, Selection
 from daydream.memory import unchanged
@@ -12,7 +13,6 @@ STAGE = stages.COMMUNICATION
 CODE = "work = dist.all_reduce(tensor, async_op=True)  # work.wait() where it is needed"
 memory = unchanged
 
-ARRIVAL = r"^arrival$"  # where a member stands until all peers are there
 POINT_TO_POINT = ("send", "recv", "send_recv")  # the next stage of a pipeline works on what comes
 HIDDEN = "{}, hidden"  # the lane that carries what a stream carried
 # What waited goes on within some launch latencies of a transfer's end, what came by chance mostly does not.
@@ -34,7 +34,7 @@ def overlap(graph: Graph) -> None:
     before began or returned with the end of one.
     """
     collectives = graph.select(kind="collective").need("collectives", lacks="ranks")
-    transfers = collectives - collectives.where(name=ARRIVAL)
+    transfers = transfers_of(collectives)
     transfers = transfers - transfers.where(collective=POINT_TO_POINT)
     transfers.need("collectives but messages from one rank to another")
     transfers = transfers.where(lambda tasks: (tasks.duration_ns > 0) & (tasks.step >= 0))

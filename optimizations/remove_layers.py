@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import resize_parameters
 
 from daydream import Graph
 from daydream.memory import Allocations, block_of_rows, scale_owned
-from daydream.model import autograd_node_count, joint_update, scale_autograd_walks, trained_parameters
+from daydream.model import autograd_node_count, scale_autograd_walks, trained_parameters
 from daydream.transforms import listed, stages
 
 STAGE = stages.WORK
-
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others exchange activations
-ARRIVAL = r"^arrival$"  # where a member of a collective waits for its peers
 
 
 def remove_layers(graph: Graph, *, layers: str) -> None:
@@ -39,16 +37,9 @@ def remove_layers(graph: Graph, *, layers: str) -> None:
     tensors, elements = trained.part(set(gone.layer.tolist()))
     gone = gone | gone.launched()
     gone = gone - gone.where(kind="collective") - gone.where(kind="collective").launches()
-    joint, time = joint_update(graph, 1 - tensors, 1 - elements)
     nodes = autograd_node_count(graph.select())
-    reductions = graph.select(kind="collective", phase="backward", collective=REDUCTIONS)
-    reductions = reductions - reductions.where(name=ARRIVAL)
 
-    if len(joint):
-        joint.set(duration_ns=time)
-    if len(reductions):
-        reductions.scale(1 - elements)
-        graph.note("Reductions of gradients shrink with the gradients, waiting for peers included.")
+    joint = resize_parameters(graph, "shrink", 1 - tensors, 1 - elements)
     if nodes:
         scale_autograd_walks(graph, 1 - autograd_node_count(gone) / nodes)
     gone.remove()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.cli.option_takers import CHOSEN, FlagTaker
 from daydream.cli.output import help_of
 from daydream.cli.source import (
     force_option,
@@ -21,32 +22,14 @@ if TYPE_CHECKING:
     from daydream.calibration import Calibration
     from daydream.transforms.registry import Optimization
 
-CHOSEN = "daydream.optimizations"  # where a context keeps what was named
 FLAG = "--optimization"
 SHOWN = 4  # operators by name, of those left out for one reason
 
 
-class Calibrate(click.Command):
+class Calibrate(FlagTaker):
     """A command that takes the options of the optimization it is given."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find the optimizations' name among the arguments, then parse with their options."""
-        from daydream.cli.whatif_options import optimizations_named
-
-        for place, arg in enumerate(args):
-            flag, _, value = arg.partition("=")
-            if flag == FLAG and (value or place + 1 < len(args)):
-                with stdout_for_the_result():
-                    ctx.meta[CHOSEN] = optimizations_named(ctx, value or args[place + 1])
-        return super().parse_args(ctx, args)
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's own options and those of the optimizations."""
-        from daydream.cli.whatif_options import click_options
-
-        chosen = ctx.meta.get(CHOSEN)
-        own = super().get_params(ctx)
-        return [*own, *click_options(chosen, own)] if chosen else own
+    flag = FLAG
 
 
 def _calibrate(

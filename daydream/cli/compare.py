@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.cli.option_takers import CHOSEN, FlagTaker
 from daydream.cli.output import help_of
 from daydream.cli.source import (
     cache_option,
@@ -22,42 +23,13 @@ if TYPE_CHECKING:
     from daydream.predict.replay import Replay
     from daydream.transforms.registry import Optimization
 
-CHOSEN = "daydream.optimizations"  # where a context keeps what was named
 SHOWN = 3
 
 
-class Compare(click.Command):
+class Compare(FlagTaker):
     """A command that takes the options of the optimizations that `--whatif` names."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find what `--whatif` names among the arguments, then parse with their options."""
-        from daydream.cli.whatif_options import optimizations_named
-
-        named = _value_of("--whatif", args)
-        if named is not None:
-            with stdout_for_the_result():
-                ctx.meta[CHOSEN] = optimizations_named(ctx, named)
-        return super().parse_args(ctx, args)
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's own options and those of the optimizations."""
-        from daydream.cli.whatif_options import click_options
-
-        chosen = ctx.meta.get(CHOSEN)
-        own = super().get_params(ctx)
-        return [*own, *click_options(chosen, own)] if chosen else own
-
-
-def _value_of(option: str, args: list[str]) -> str | None:
-    """Return the value that an option has among arguments that are not parsed yet."""
-    for place, arg in enumerate(args):
-        if arg == "--":
-            break
-        if arg.startswith(f"{option}="):
-            return arg.partition("=")[2]
-        if arg == option and place + 1 < len(args):
-            return args[place + 1]
-    return None
+    flag = "--whatif"
 
 
 def _compare(

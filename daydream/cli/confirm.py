@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.cli.option_takers import CHOSEN, OptionTaker
 from daydream.cli.output import help_of
 from daydream.cli.source import force_option, json_option, stdout_for_the_result, verbose_option
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
 
-CHOSEN = "daydream.optimizations"  # where a context keeps what was named
 
-
-class Confirm(click.Command):
+class Confirm(OptionTaker):
     """A command whose first word is an optimization, and which takes that one's options."""
+
+    theirs_first = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the optimizations' name off the front, then parse with their options."""
@@ -33,14 +34,6 @@ class Confirm(click.Command):
         elif not {"--help", "-h"} & set(args):
             raise click.UsageError("name an optimization first, as in: daydream confirm amp train.py", ctx)
         return super().parse_args(ctx, args)
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's own options and those of the optimizations."""
-        from daydream.cli.whatif_options import click_options
-
-        chosen = ctx.meta.get(CHOSEN)
-        own = super().get_params(ctx)
-        return [*click_options(chosen, own), *own] if chosen else own
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return what follows the command's name in its usage line."""

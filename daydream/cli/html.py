@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
 
-SUFFIXES = (".html", ".htm")
-
 
 def html_option() -> click.Option:
     """Return `--html` for a command that has a report."""
@@ -32,18 +30,6 @@ def ranking_option() -> click.Option:
         is_flag=True,
         help="Leave the ranked what-ifs out of the report: each is simulated for it, as `rank` does.",
     )
-
-
-def check_html(output: str | None, *, force: bool) -> None:
-    """Raise `OutputError` or a usage error if the report could not be written there."""
-    if output is None:
-        return
-    from daydream.cli.output import check
-
-    if not output.lower().endswith(SUFFIXES):
-        said = f"{output!r} ends in neither {' nor '.join(SUFFIXES)}"
-        raise click.BadParameter(said, click.get_current_context(), param_hint="--html")
-    check(output, force=force)
 
 
 def write_html(

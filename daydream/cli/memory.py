@@ -17,7 +17,7 @@ from daydream.cli.source import (
     step_options,
     verbose_option,
 )
-from daydream.cli.timeline import timeline_option
+from daydream.cli.written import timeline_option
 
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.html import check_html, html_option, ranking_option, write_html
+from daydream.cli.html import html_option, ranking_option
 from daydream.cli.source import (
     force_option,
     json_option,
@@ -13,7 +13,7 @@ from daydream.cli.source import (
     trace_words,
     verbose_option,
 )
-from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
+from daydream.cli.written import check_files, tell, timeline_option, write_files
 
 
 def _replay(
@@ -33,30 +33,22 @@ def _replay(
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.text.results import replay_text
 
-    check_timeline(output, force=force)
-    check_html(html, force=force)
+    check_files(output, html, force=force)
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
         result = daydream.replay(recording)
-        if output is not None:
-            progress(f"writing {output}")
-            write_timeline(output, result, None, force=force)
-        if html is not None:
-            written = write_html(
-                html, result, None, force=force, ranked=not no_ranking, progress=progress
-            )  # fmt: skip
+        written = write_files(
+            output, html, result, None, force=force, ranked=not no_ranking, progress=progress
+        )
+    again = trace_words(trace, step_marker, steps)
     if as_json:
         print_json({"trace": trace, **result.to_json()})
     else:
-        again = trace_words(trace, step_marker, steps)
         print_screen(replay_text(result, verbose=verbose, trace=again))
-    if output is not None:
-        click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
-    if html is not None:
-        click.echo(written, err=True)
-    if output is None and html is None and not as_json:
-        print_next("explain", *trace_words(trace, step_marker, steps))
+    tell(written)
+    if not written and not as_json:
+        print_next("explain", *again)
 
 
 command = click.Command(

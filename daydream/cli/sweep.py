@@ -13,6 +13,7 @@ import click
 
 from daydream.cli.contention import contention_option
 from daydream.cli.engine import engine_option
+from daydream.cli.option_takers import CHOSEN
 from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     force_option,
@@ -23,7 +24,7 @@ from daydream.cli.source import (
     trace_options,
 )
 from daydream.cli.value_lists import numbers_of
-from daydream.cli.whatif import CHOSEN, WhatIf
+from daydream.cli.whatif import WhatIf
 
 if TYPE_CHECKING:
     from daydream.parallel.engines import Engine

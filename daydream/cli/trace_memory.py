@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
-from daydream.cli.html import check_html, write_html
 from daydream.cli.source import read, trace_words
-from daydream.cli.timeline import check_timeline, write_timeline
+from daydream.cli.written import check_files, tell, write_files
 
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
@@ -35,8 +32,7 @@ def show_trace(
     from daydream.memory.report import memory_of
     from daydream.report.text.trace_memory import trace_memory_text
 
-    check_timeline(output, force=force)
-    check_html(html, force=force)
+    check_files(output, html, force=force)
     again = trace_words(trace, step_marker, steps)
     if by is not None:
         _show_view(trace, again, step_marker, steps, by, verbose=verbose, as_json=as_json)
@@ -45,27 +41,21 @@ def show_trace(
         recording = read([trace], step_marker, steps, progress)
         progress("pairing allocations and frees")
         report = memory_of(recording, capacity=capacity, settings=allocator)
+        written: list[str] = []
         if output is not None or html is not None:
             import daydream
 
             progress("replaying")
             replay = daydream.replay(recording)
-            if output is not None:
-                progress(f"writing {output}")
-                write_timeline(output, replay, None, force=force)
-            if html is not None:
-                written = write_html(
-                    html, replay, None, force=force, ranked=False, progress=progress, memory=report
-                )  # fmt: skip
+            written = write_files(
+                output, html, replay, None, force=force, ranked=False, progress=progress, memory=report
+            )  # fmt: skip
     if as_json:
         print_json(report.to_json())
     else:
         print_screen(trace_memory_text(report, verbose=verbose, trace=again))
-    if output is not None:
-        click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
-    if html is not None:
-        click.echo(written, err=True)
-    if output is None and html is None and not as_json and (whatif := _advice(report)) is not None:
+    tell(written)
+    if not written and not as_json and (whatif := _advice(report)) is not None:
         print_next("whatif", whatif, *again)
 
 

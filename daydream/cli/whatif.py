@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from daydream.cli.contention import contention_option
-from daydream.cli.html import check_html, html_option, ranking_option, write_html
+from daydream.cli.html import html_option, ranking_option
+from daydream.cli.option_takers import CHOSEN, OptionTaker
 from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     force_option,
@@ -21,7 +22,7 @@ from daydream.cli.source import (
     trace_words,
     verbose_option,
 )
-from daydream.cli.timeline import check_timeline, timeline_option, write_timeline
+from daydream.cli.written import check_files, tell, timeline_option, write_files
 
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
@@ -30,11 +31,10 @@ if TYPE_CHECKING:
     from daydream.predict.replay import Replay
     from daydream.transforms.registry import Optimization
 
-CHOSEN = "daydream.optimizations"  # where a context keeps what was named
-TYPED = "daydream.arguments"  # and the arguments as they were typed
+TYPED = "daydream.arguments"  # where a context keeps the arguments as they were typed
 
 
-class WhatIf(click.Command):
+class WhatIf(OptionTaker):
     """A command that takes the options of the optimizations it is asked about."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -44,14 +44,6 @@ class WhatIf(click.Command):
                 self._choose(ctx, args)
         ctx.meta[TYPED] = list(args)
         return super().parse_args(ctx, args)
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's own options and those of the optimizations."""
-        from daydream.cli.whatif_options import click_options
-
-        chosen = ctx.meta.get(CHOSEN)
-        own = super().get_params(ctx)
-        return [*own, *click_options(chosen, own)] if chosen else own
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help of the optimizations that are named, else the command's own and their names."""
@@ -73,7 +65,7 @@ class WhatIf(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the optimizations' options before those that every what-if has."""
-        own = super().get_params(ctx)
+        own = click.Command.get_params(self, ctx)
         theirs = [param for param in self.get_params(ctx) if param not in own]
         chosen: list[Optimization] = ctx.meta.get(CHOSEN) or []
         named = "+".join(each.name for each in chosen)
@@ -170,8 +162,7 @@ def _whatif(
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.text.results import whatif_json, whatif_text
 
-    check_timeline(output, force=force)
-    check_html(html, force=force)
+    check_files(output, html, force=force)
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
@@ -179,23 +170,16 @@ def _whatif(
         progress(f"predicting {name}")
         again = trace_words(trace, step_marker, steps)
         comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options, contention, capacity, again)
-        if output is not None:
-            progress(f"writing {output}")
-            write_timeline(output, replay, comparison, force=force)
-        if html is not None:
-            written = write_html(
-                html, replay, comparison, force=force, ranked=not no_ranking, progress=progress
-            )  # fmt: skip
+        written = write_files(
+            output, html, replay, comparison, force=force, ranked=not no_ranking, progress=progress
+        )  # fmt: skip
         then = None if as_json else _suggestion(ctx, comparison, options, progress)
     if as_json:
         print_json(whatif_json(comparison))
     else:
         print_screen(whatif_text(comparison, verbose=verbose, suggestion=then, trace=again))
-    if output is not None:
-        click.echo(f"wrote {output}   open it at https://ui.perfetto.dev", err=True)
-    if html is not None:
-        click.echo(written, err=True)
-    if output is None and html is None and not as_json:
+    tell(written)
+    if not written and not as_json:
         typed = list(ctx.meta[TYPED])
         if then is None or verbose:
             print_next("whatif", *typed, "-o", free_name(comparison.optimization, ".json.gz"))

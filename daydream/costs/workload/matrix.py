@@ -36,15 +36,6 @@ def _mm(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
     return product(1, *found[0], found[1][1])
 
 
-def _addmm(arguments: list[Argument], hint: Shape | None) -> Amount | None:
-    if len(arguments) < 3:
-        return None
-    inner = _mm(arguments[1:3], hint)
-    if inner is None or inner.elements is None:
-        return None
-    return Amount("matmul", inner.flop, inner.elements + elements(arguments[0]))
-
-
 def _bmm(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
     found = [shape for shape in tensors(arguments) if len(shape) == 3]
     if len(found) < 2 or found[0][0] != found[1][0] or found[0][2] != found[1][1]:
@@ -52,13 +43,16 @@ def _bmm(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
     return product(*found[0], found[1][2])
 
 
-def _baddbmm(arguments: list[Argument], hint: Shape | None) -> Amount | None:
-    if len(arguments) < 3:
-        return None
-    inner = _bmm(arguments[1:3], hint)
-    if inner is None or inner.elements is None:
-        return None
-    return Amount("matmul", inner.flop, inner.elements + elements(arguments[0]))
+def _added(product_of: Formula) -> Formula:
+    """Return the work of a product of the second and third argument that is added to the first."""
+
+    def work(arguments: list[Argument], hint: Shape | None) -> Amount | None:
+        inner = product_of(arguments[1:3], hint) if len(arguments) > 2 else None
+        if inner is None or inner.elements is None:
+            return None
+        return Amount("matmul", inner.flop, inner.elements + elements(arguments[0]))
+
+    return work
 
 
 def _linear(arguments: list[Argument], _hint: Shape | None) -> Amount | None:
@@ -205,9 +199,9 @@ def _recurrent(passes: int) -> Formula:
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "_int_mm", "_scaled_mm", "_sparse_mm", "_weight_int8pack_mm"), _mm),
     **dict.fromkeys(("mv", "dot", "matmul"), _matmul),
-    **dict.fromkeys(("addmm", "_addmm_activation"), _addmm),
+    **dict.fromkeys(("addmm", "_addmm_activation"), _added(_mm)),
     "bmm": _bmm,
-    "baddbmm": _baddbmm,
+    "baddbmm": _added(_bmm),
     **dict.fromkeys(("linear", "mkldnn_linear", "mkldnn::_linear_pointwise"), _linear),
     **dict.fromkeys(
         (
