@@ -15,7 +15,6 @@ from timing import take_turns, times_faster
 from daydream.graph.plan import Plan
 from daydream.simulate import scan
 from daydream.simulate.ranks.explicit_ranks import explicit
-from daydream.simulate.ranks.many_ranks import node_groups
 from daydream.simulate.ranks.speeds import Ranks, ends
 
 TASKS = 6_200  # of one rank and step
@@ -73,7 +72,7 @@ def _cases(plan: Plan, count: int) -> dict[str, Ranks]:
     inside = np.where(collective, np.cumsum(collective) % 2, -1)
     own = 1 + JITTER * np.random.default_rng(0).standard_normal(count)
     slow = np.where(np.arange(count) == count // 2, SLOWER, 1.0)
-    groups = [np.zeros(count, int), node_groups(count, PER_NODE)[0]]
+    groups = [np.zeros(count, int), np.arange(count) // PER_NODE]
     return {
         "all differ": Ranks.of(plan, own, scale=scale, meets=meets),
         "nodes": Ranks.of(plan, own, scale=scale, meets=inside, groups=groups),

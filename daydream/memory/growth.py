@@ -19,7 +19,7 @@ from daydream.costs.resize.flattened import rows_of_scores
 from daydream.costs.resize.new_shapes import Resize
 from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import bare_name, itemsize
-from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
+from daydream.costs.workload.shapes import Argument, Shape, all_tensors, elements, parse_shapes
 from daydream.costs.workload.tiles import result_size
 from daydream.graph.query.numbering import distinct_rows
 from daydream.memory.allocations import AFTER, BEFORE, GRANULE, KINDS, Allocations
@@ -112,11 +112,11 @@ def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> Grown:
 def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
     """Return the innermost operator with tensors among its arguments around each allocation, -1 for none."""
     trace = held.trace
-    tells = np.array([*(_has_tensors(text) for text in trace.text("shapes")), False])[trace["shapes"]]
+    tells = np.array([*(_hasall_tensors(text) for text in trace.text("shapes")), False])[trace["shapes"]]
     return nearest(held, tells)[rows]
 
 
-def _has_tensors(text: str) -> bool:
+def _hasall_tensors(text: str) -> bool:
     return any(elements(part) for part in parse_shapes(text) or [])
 
 
@@ -182,7 +182,7 @@ class _Sizes:
         hint = self.calls.keys[work][2] if work >= 0 else None
         after = self.resize.call(op, old, hint, scores=bool(scores))
         new, new_hint = (old, hint) if after is None else after[1:]
-        pairs = list(zip(_tensors(old), _tensors(new), strict=True))
+        pairs = list(zip(all_tensors(old), all_tensors(new), strict=True))
         growth = [prod(changed) / prod(shape) for shape, changed in pairs if prod(shape)]
         strongest = max(growth, key=lambda factor: abs(np.log(factor)), default=1.0)
         results = [*_products(op, old, new), *([(prod(hint), prod(new_hint))] if hint and new_hint else [])]
@@ -231,7 +231,3 @@ def _broadcast(shapes: list[Shape]) -> int:
         return prod(np.broadcast_shapes(*shapes))
     except ValueError:
         return 0
-
-
-def _tensors(arguments: list[Argument]) -> list[Shape]:
-    return [shape for part in arguments for shape in (part if isinstance(part, list) else [part]) if shape]

@@ -17,7 +17,7 @@ from daydream.cli.scaling import numbers_in
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.trace_collectives import fitted_to_trace
 from daydream.report.text.scaling import scaling_text
-from daydream.simulate.ranks.many_ranks import factors_of, job, node_groups
+from daydream.simulate.ranks.many_ranks import factors_of, job
 
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
 KEYS = [
@@ -160,7 +160,7 @@ def test_a_group_of_a_node_waits_for_its_own_straggler_only(replay):
     graph = replay.graph.copy()
     daydream.transforms.registry.find("ddp").function(graph, workers=16, cluster="dgx-a100")
     graph.select(kind="collective").set(group="node")
-    node, _ = node_groups(16, 8)
+    node = np.arange(16) // 8
     world = job(graph, 16, stragglers={3: 1.5})
     nodes = job(graph, 16, stragglers={3: 1.5}, groups={"node": node})
 

@@ -9,7 +9,7 @@ import numpy as np
 from daydream.costs.resize.operands import BATCHED, factors_of, forward_keys
 from daydream.costs.workload.calls import Calls
 from daydream.costs.workload.operator import bare_name
-from daydream.costs.workload.shapes import Argument, Shape, parse_shapes
+from daydream.costs.workload.shapes import Shape, all_tensors, parse_shapes
 
 PICKS = {
     "index", "index_select", "index_add", "index_put", "index_copy", "_index_put_impl",
@@ -28,7 +28,7 @@ def flattened_sizes(calls: Calls, old: int, parameters: set[Shape]) -> set[int]:
         factors = factors_of(bare_name(name), arguments)
         if factors is not None:
             found.add(prod(factors[0][:-1]))
-        for shape in _tensors(arguments):
+        for shape in all_tensors(arguments):
             if len(shape) > 2 and shape not in parameters:
                 found.add(shape[0])
                 leading = [prod(shape[:many]) for many in range(1, len(shape))]
@@ -49,7 +49,7 @@ def routed_rows(calls: Calls, flattened: set[int]) -> set[int]:
     found: set[int] = set()
     for name, shapes in pairs:
         if bare_name(names[name]) in PICKS:
-            source, *others = _tensors(parse_shapes(trace.text("shapes")[shapes]) or []) or [()]
+            source, *others = all_tensors(parse_shapes(trace.text("shapes")[shapes]) or []) or [()]
             if len(source) > 1 and source[0] in flattened:
                 found.update(shape[0] for shape in others if len(shape) == 1)
     return found - flattened
@@ -78,7 +78,3 @@ def rows_of_scores(calls: Calls) -> np.ndarray:
             inside = np.arange(first + 1, last)
             mask[rows[inside[(kind[inside] != 3) | (inside < first + softmax[0])]]] = True
     return mask
-
-
-def _tensors(arguments: list[Argument]) -> list[Shape]:
-    return [shape for part in arguments for shape in (part if isinstance(part, list) else [part]) if shape]

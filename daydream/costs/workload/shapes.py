@@ -59,6 +59,11 @@ def elements(shape: Argument) -> int:
     return prod(shape) if shape else 0
 
 
+def all_tensors(arguments: list[Argument]) -> list[Shape]:
+    """Return the shapes of a call's tensors, those in lists too."""
+    return [shape for part in arguments for shape in (part if isinstance(part, list) else [part]) if shape]
+
+
 def broadcast(shapes: list[Shape]) -> Shape | None:
     """Return the shape that these broadcast to, None if they do not."""
     width = max((len(shape) for shape in shapes), default=0)

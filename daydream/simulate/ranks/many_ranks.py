@@ -116,12 +116,6 @@ def factors_of(
     return np.maximum(factors, 0).T
 
 
-def node_groups(ranks: int, per_node: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return two numbers for each rank: its node, and its place in the node, which it shares across nodes."""
-    node, place = np.divmod(np.arange(ranks), per_node)
-    return node, place
-
-
 def _repeated(graph: Graph, settled_copy: int, contention: Contention | None) -> Timeline:
     """Return the timeline of one rank with so many passes that enough steps count."""
     window = repeatable(graph)
