@@ -48,8 +48,7 @@ def _rank(
     import daydream
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
-    from daydream.errors import TraceError
-    from daydream.memory.lifetimes import NONE_RECORDED
+    from daydream.memory.lifetimes import none_recorded
     from daydream.parallel.freed_memory import keep_freed_memory
     from daydream.predict.ranking import rank
     from daydream.report.text.ranking import best_of, ranking_text
@@ -60,7 +59,7 @@ def _rank(
         progress("replaying")
         replay = daydream.replay(recording, table=table)
         if by == "memory" and recording.memory is None:
-            raise TraceError(NONE_RECORDED.format(trace))
+            raise none_recorded(recording, trace)
         ranking = rank(
             replay, pairs=pairs, with_curves=not no_curves, by=by, capacity=capacity, progress=progress
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_UNPACKED = "daydream.max_unpacked"
 NO_CACHE = "daydream.no_cache"
+AUTO = "auto"  # `--steps` then says how steps are found, else which are read
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -29,6 +30,17 @@ def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> str
             re.compile(value)
         except re.error as error:
             raise click.BadParameter(f"{value!r} is not a regular expression ({error})", ctx, param) from None
+    return value
+
+
+def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value not in (None, AUTO):
+        from daydream.trace.step_range import is_range
+
+        if not is_range(value):
+            raise click.BadParameter(
+                f"{value!r} is not 'auto', nor a range of steps such as 10:20", ctx, param
+            )
     return value
 
 
@@ -65,8 +77,10 @@ def step_options() -> list[click.Option]:
         ),
         click.Option(
             ["--steps"],
-            type=click.Choice(["auto"]),
-            help="'auto' finds steps by the period of the launches, when importing.",
+            metavar="A:B",
+            callback=_steps,
+            help="Read steps A to B-1 of each rank alone; 'auto' finds steps by the period of the launches, "
+            "when importing.",
         ),
         max_unpacked_option(),
     ]
@@ -148,9 +162,11 @@ def read(
     import daydream
     from daydream.cli.failures import read_from
 
-    if step_marker is not None and steps is not None:
-        raise click.UsageError("--step-marker and --steps exclude each other", click.get_current_context())
-    if step_marker is not None or steps is not None:
+    if step_marker is not None and steps == AUTO:
+        raise click.UsageError(
+            "--step-marker and --steps auto exclude each other", click.get_current_context()
+        )
+    if step_marker is not None or steps == AUTO:
         _refuse_parquet(sources)
 
     def show(name: str, share: float) -> None:
@@ -197,7 +213,7 @@ def _refuse_parquet(sources: Sequence[str]) -> None:
         if source.is_file() and format_of(source) == "parquet":
             raise TraceError(
                 f"{source} is an imported trace, and its steps were found at import.\n"
-                "Give --step-marker or --steps to `daydream import` on the profiler's file."
+                "Give --step-marker or --steps auto to `daydream import` on the profiler's file."
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from daydream.trace.step_range import is_range
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def load(
 ) -> Trace:
     """Return a trace from a parquet file, or from anything `daydream import` accepts.
 
+    `steps` are those to read, `"10:20"` for the steps 10 to 19 of each rank: of a parquet file little more is
+    loaded. `"auto"` finds steps by the period of the launches, where a profiler's file is imported.
     `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`, ...
     `max_unpacked` is to how many bytes a packed file may unpack; 64 GB and 200 times its size if not given.
 
@@ -31,18 +34,21 @@ def load(
         A `Trace`: a row per event, in the order of their starts, times in ns.
 
     Raises:
-        TraceError: a file is not a usable trace.
+        TraceError: a file is not a usable trace, or has none of the steps.
 
     """
-    chosen = any(choice is not None for choice in (step_marker, steps, ranks))
+    wanted = steps if is_range(steps) else None
+    how = None if wanted is not None else steps
+    chosen = any(choice is not None for choice in (step_marker, how, ranks))
     if len(sources) == 1 and not chosen and _is_parquet(sources[0]):
-        return Trace.load(sources[0], max_unpacked=max_unpacked)
+        return Trace.load(sources[0], max_unpacked=max_unpacked, steps=wanted)
     from daydream.collect.importers import import_trace
 
-    return import_trace(
-        sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=progress, engine=engine,
+    trace = import_trace(
+        sources, step_marker=step_marker, steps=how, ranks=ranks, progress=progress, engine=engine,
         max_unpacked=max_unpacked,
     )  # fmt: skip
+    return trace if wanted is None else trace.of_steps(wanted)
 
 
 def _is_parquet(path: str | os.PathLike[str]) -> bool:

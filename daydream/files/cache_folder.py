@@ -88,6 +88,13 @@ def write_entry(key: str, contents: Contents) -> bool:
     return False
 
 
+def entry_bytes(key: str) -> int | None:
+    """Return how many bytes an entry takes, None if there is none."""
+    with contextlib.suppress(*ERRORS), _folder(make=False) as folder:
+        return os.stat(key + ENTRY, dir_fd=folder, follow_symlinks=False).st_size
+    return None
+
+
 def _write_all(file: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:

@@ -33,6 +33,10 @@ NONE_RECORDED = (
     "{}: this trace has no memory events. Record it with `daydream collect`, or with "
     "torch.profiler's profile_memory=True."
 )
+OF_ALL_STEPS = (
+    "{}: of a range of steps memory is not known, as what was held when they began is not. "
+    "Ask about the whole trace, without --steps."
+)
 
 
 def allocations(trace: Trace) -> Allocations:
@@ -45,13 +49,18 @@ def allocations(trace: Trace) -> Allocations:
     """
     events = trace.memory
     if events is None:
-        raise TraceError(NONE_RECORDED.format(trace.metadata.get("source", "trace")))
+        raise none_recorded(trace, str(trace.metadata.get("source", "trace")))
     when = moments(trace, events)
     held = paired(trace, events, when)
     _free_after_collectives(held, events)
     held["kind"][:] = _kinds(held, events, when)
     add_held_before(held, events)
     return held
+
+
+def none_recorded(trace: Trace, name: str) -> TraceError:
+    """Return the error that a trace without memory events is for questions about memory."""
+    return TraceError((OF_ALL_STEPS if trace.metadata.get("steps_read") else NONE_RECORDED).format(name))
 
 
 def _free_after_collectives(held: Allocations, events: MemoryEvents) -> None:

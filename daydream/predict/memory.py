@@ -21,6 +21,7 @@ NOTHING_RECORDED = (
     "peak memory is not known: the trace has no memory events; record it with `daydream collect`, or with "
     "torch.profiler's profile_memory=True"
 )
+OF_A_RANGE = "peak memory is not known of a range of steps; ask about the whole trace, without --steps"
 _held: WeakKeyDictionary[Trace, Allocations] = WeakKeyDictionary()
 
 
@@ -74,7 +75,8 @@ def answer_of(graph: Graph, changes: Sequence[MemoryChange], capacity: int | Non
     """
     trace = graph.trace
     if trace is None or trace.memory is None or not len(trace.memory):
-        return MemoryAnswer(unsaid=None if capacity is None else NOTHING_RECORDED)
+        why = OF_A_RANGE if trace is not None and trace.metadata.get("steps_read") else NOTHING_RECORDED
+        return MemoryAnswer(unsaid=None if capacity is None else why)
     if unsaid := cannot_say(changes):
         return MemoryAnswer(unsaid=f"{listed(unsaid)} cannot say what that does to memory")
     try:

@@ -203,6 +203,7 @@ class Metadata(Struct):
 
     steps: list[Step] = []
     step_source: str = ""
+    steps_read: str | None = None  # "10:20" where these were taken out of a longer recording
     source: str = ""
     notes: list[str] = []
     vendor: Annotated[str, Meta(pattern=r"^[\w -]{0,40}\Z")] | None = None

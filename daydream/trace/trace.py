@@ -17,6 +17,7 @@ from daydream.errors import TraceError
 from daydream.files.atomic import write_whole
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
+from daydream.trace.step_range import StepRange, choose
 from daydream.trace.trace_file import IMPORT_AGAIN, read_columns
 
 if TYPE_CHECKING:
@@ -153,15 +154,36 @@ class Trace(NotebookTables):
         write_whole(path, write, force=force)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, max_unpacked: int | None = None) -> Trace:
+    def load(
+        cls, path: str | os.PathLike[str], *, max_unpacked: int | None = None, steps: str | None = None
+    ) -> Trace:
         """Read a parquet trace; `max_unpacked` is how many bytes its columns may take.
 
+        Of a range of `steps`, such as `"10:20"`, little more than these is read; see `of_steps`.
+
         Raises `TraceError` if the file is missing, is not parquet, was not written by daydream,
-        has a newer schema, or breaks a promise of `daydream.trace.valid` or `daydream.trace.metadata`.
+        has a newer schema, or breaks a promise of `daydream.trace.valid` or `daydream.trace.metadata`;
+        or if it has none of the steps.
         """
-        trace = cls(*read_columns(path, max_unpacked=max_unpacked))
+        wanted = None if steps is None else StepRange.parse(steps)
+        trace = cls(*read_columns(path, max_unpacked=max_unpacked, steps=wanted))
         trace.check(path)
         return trace
+
+    def of_steps(self, steps: str) -> Trace:
+        """Return the trace of some steps, as if only they had been recorded; memory events are left out.
+
+        `"10:20"` are the steps 10 to 19 of each rank, counted from 0; the step before them is kept for what
+        they begin with, but is not covered. All steps are the trace itself.
+
+        Raises `TraceError` if it has none of them.
+        """
+        chosen = choose(self.metadata, StepRange.parse(steps))
+        if chosen is None:
+            return self
+        rows = np.flatnonzero(chosen.rows(self["step"], self["rank"], self["start_ns"]))
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return Trace(chosen.taken(columns, rows), self.texts, chosen.metadata)
 
     def check(self, path: str | os.PathLike[str]) -> None:
         """Raise `TraceError`, which begins with the path, if the trace breaks a promise."""

@@ -1,7 +1,8 @@
 """A trace's parquet file, read: columns of the right types, texts and metadata.
 
 The file is as little trusted as any other: what is no such column is refused in one line, and `Trace.load`
-holds the rows to the promises of `daydream.trace.valid` and `daydream.trace.metadata`.
+holds the rows to the promises of `daydream.trace.valid` and `daydream.trace.metadata`. Of a range of steps
+only the row groups are read that may hold some of it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from daydream.errors import TraceError
 from daydream.files.input_files import check_regular, most_unpacked, too_large
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
+from daydream.trace.step_range import Chosen, StepRange, choose
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow.parquet import FileMetaData, ParquetFile
 
 IMPORT_AGAIN = "Import the profiler's file again."
 
 
 def read_columns(
-    path: str | os.PathLike[str], *, max_unpacked: int | None = None
+    path: str | os.PathLike[str], *, max_unpacked: int | None = None, steps: StepRange | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, list[str]], dict[str, Any], MemoryEvents | None]:
     """Return columns, texts, metadata and memory events of a trace file; `max_unpacked` bounds its bytes.
 
+    Of a range of `steps` it is what the trace of these alone would hold.
+
     Raises `TraceError` if it is missing, no regular file, not parquet, not daydream's, of a newer
-    schema, or holds what no trace can hold.
+    schema, holds what no trace can hold, or has none of the steps.
     """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
@@ -45,16 +50,25 @@ def read_columns(
             twice = next((name for name in names if given.count(name) > 1), None)
             if twice is not None:
                 raise TraceError(f"{path}: it has the column {twice!r} twice; one was needed. {IMPORT_AGAIN}")
-            size, most = file.metadata.num_rows * len(names) * 8, most_unpacked(path, max_unpacked)
+            chosen = None if steps is None else _chosen(path, metadata, steps)
+            groups = _groups(file.metadata, chosen)
+            rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+            size, most = rows * len(names) * 8, most_unpacked(path, max_unpacked)
             if size > most:
                 raise TraceError(too_large(path, f"{size:,}", most))
+            kept = None if chosen is None else _kept(path, file, groups, chosen, names)
             columns: dict[str, np.ndarray] = {}
             texts: dict[str, list[str]] = {}
             for name in names:  # one after the other: what Arrow makes of one is gone before the next
-                column = file.read([name], use_threads=False).column(0)
-                columns[name], codes_of = _column(path, name, column)
+                columns[name], codes_of = _read(path, file, groups, name)
+                if kept is not None:
+                    columns[name] = columns[name][kept]
                 texts |= codes_of
-            memory = _memory(path, (file.metadata.metadata or {}).get(MEMORY_KEY), most - size)
+            if chosen is not None and kept is not None:
+                metadata = chosen.metadata
+                columns = chosen.taken(columns, _numbers(file.metadata, groups)[kept])
+            stored = None if kept is not None else (file.metadata.metadata or {}).get(MEMORY_KEY)
+            memory = _memory(path, stored, most - size)
         pa.default_memory_pool().release_unused()
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
@@ -63,6 +77,65 @@ def read_columns(
             f"{path} is not a readable parquet file ({_first_line(error)}). {IMPORT_AGAIN}"
         ) from None
     return columns, texts, metadata, memory
+
+
+def _read(
+    path: str | os.PathLike[str], file: ParquetFile, groups: list[int], name: str
+) -> tuple[np.ndarray, dict[str, list[str]]]:
+    return _column(path, name, file.read_row_groups(groups, [name], use_threads=False).column(0))
+
+
+def _chosen(path: str | os.PathLike[str], metadata: dict[str, Any], steps: StepRange) -> Chosen | None:
+    """Return what is kept of a trace; None if that is all of it."""
+    from daydream.trace.metadata import mistake_in
+
+    mistake = mistake_in(metadata)
+    if mistake is not None:
+        raise TraceError(f"{path}: {mistake}. {IMPORT_AGAIN}")
+    try:
+        return choose(metadata, steps)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+def _groups(about: FileMetaData, chosen: Chosen | None) -> list[int]:
+    """Return the row groups that may hold rows that are kept, by what the file says of their columns."""
+    return [
+        group
+        for group in range(about.num_row_groups)
+        if chosen is None or chosen.may_hold(*(_limits(about, group, name) for name in ("step", "start_ns")))
+    ]
+
+
+def _limits(about: FileMetaData, group: int, name: str) -> tuple[int, int]:
+    """Return the least and the largest value of a column in a row group; all there can be if not told."""
+    values = about.row_group(group)
+    for number in range(values.num_columns):
+        column = values.column(number)
+        if column.path_in_schema == name:
+            found = column.statistics
+            if found is not None and found.has_min_max:
+                return int(found.min), int(found.max)
+    return int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+
+
+def _kept(
+    path: str | os.PathLike[str], file: ParquetFile, groups: list[int], chosen: Chosen, names: list[str]
+) -> np.ndarray:
+    """Return which rows of the row groups are kept: bool, shape (rows,)."""
+    rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+    step, rank, start_ns = (
+        _read(path, file, groups, name)[0] if name in names else np.full(rows, FIELDS[name].null)
+        for name in ("step", "rank", "start_ns")
+    )
+    return chosen.rows(step, rank, start_ns)
+
+
+def _numbers(about: FileMetaData, groups: list[int]) -> np.ndarray:
+    """Return the numbers that the rows of these row groups have in the whole file: int64, shape (rows,)."""
+    sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+    begins = np.cumsum([0, *sizes])
+    return np.concatenate([np.arange(begins[group], begins[group + 1]) for group in groups])
 
 
 def _memory(path: str | os.PathLike[str], text: bytes | None, most_bytes: int) -> MemoryEvents | None:

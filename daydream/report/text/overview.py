@@ -246,15 +246,15 @@ class Overview:
 
 
 def overview(trace: Trace) -> Overview:
-    """Return the overview of a trace; its graph is built and, if it covers a step, replayed."""
+    """Return the overview of a trace: its replay, or its graph alone if no step is covered."""
     from daydream.graph.build import build
-    from daydream.predict.replay import replay_graph
+    from daydream.predict.replay import replay
 
-    graph = build(trace)
     try:
-        return Overview(trace, graph, replay_graph(graph))
+        found = replay(trace)
     except GraphError as error:
-        return Overview(trace, graph, None, str(error))
+        return Overview(trace, build(trace), None, str(error))
+    return Overview(trace, found.graph, found)
 
 
 def rows_by_kind(trace: Trace) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from daydream.files.cache_folder import MOST_BYTES, cache_folder, entry_bytes
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.recorded_time import recorded_time
 from daydream.report.text.collected import collected_facts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 6
 NO_MEMORY = "not recorded: record with daydream collect, or profile_memory=True"
+OF_A_RANGE = "not known of a range of steps"
 MOST_REASONS = 3
 LEAST_SHOWN = 0.0005
 NOUNS = {  # of kinds of events
@@ -66,6 +68,7 @@ def info_text(overview: Overview, *, verbose: bool = False, trace: Sequence[str]
         ("waits", _waits(overview)),
         ("phases", _phases(overview)),
         *_memory(overview, verbose=verbose),
+        *(_kept(overview) if verbose else []),
     ]  # fmt: skip
     verdicts = overview.verdicts()
     answers = []
@@ -213,11 +216,24 @@ def _phases(overview: Overview) -> str:
     return f"of the {overview.time_of} {', '.join(parts)}{guess}"
 
 
+def _kept(overview: Overview) -> list[tuple[str, str]]:
+    """Return whether the replay is kept for the next question; nothing where that was not to be."""
+    entry, folder = overview.trace.cache, cache_folder()
+    if entry is None or folder is None:
+        return []
+    size, where = entry_bytes(entry.key), printable(str(folder))
+    if size is None:
+        why = f"no step replays, {where} cannot be written, or it is more than {bytes_text(MOST_BYTES)}"
+        return [("kept", f"nothing for the next question: {why}")]
+    return [("kept", f"the replay, for the next question: {bytes_text(size)} in {where}")]
+
+
 def _memory(overview: Overview, *, verbose: bool) -> list[tuple[str, str]]:
     """Return what was recorded of memory; that nothing was is said where there is room for all."""
     events = overview.trace.memory
     if events is None:
-        return [("memory", NO_MEMORY)] if verbose else []
+        why = OF_A_RANGE if overview.trace.metadata.get("steps_read") else NO_MEMORY
+        return [("memory", why)] if verbose else []
     devices = sorted(recorded_memory(events), key=lambda one: -one.peak_allocated_bytes)
     shown = devices if verbose else devices[:1]
     several = len({one.rank for one in devices}) > 1

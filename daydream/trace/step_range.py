@@ -1,0 +1,168 @@
+"""Some of a trace's steps, as if only these had been recorded: `10:20` are the steps 10 to 19 of each rank.
+
+The step before the first one is kept too, but is not covered: it is what the first one begins with, work that
+still runs and a launch queue that is not empty. A range that ends where the trace does goes to its end.
+
+| kept are | because |
+|---|---|
+| rows of these steps, wherever they lie | device work runs after the step that launched it |
+| rows of no step while these steps run | other threads of the same time |
+
+A parent that is not kept is unknown. Memory that was recorded is left out: what was held when these steps
+began is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from daydream.errors import TraceError
+from daydream.trace.schema import UNKNOWN
+
+RANGE = re.compile(r"(\d{0,9}):(\d{0,9})", re.ASCII)
+BEFORE = "it comes before the steps that were asked for"
+OF_MEMORY = ("held_before", "held_before_by_rank", "memory_from")
+ALWAYS = np.iinfo(np.int64)
+
+
+class Window(NamedTuple):
+    """When the steps of a rank that are kept run, in ns: from `start_ns` to before `end_ns`."""
+
+    start_ns: int
+    end_ns: int
+
+
+class StepRange(NamedTuple):
+    """Steps of each rank from `first` to before `end` (None: all that follow), counted from 0."""
+
+    first: int
+    end: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> StepRange:
+        """Return the range that a text such as `10:20`, `10:` or `:20` means.
+
+        Raises `TraceError` if it means none.
+        """
+        found = RANGE.fullmatch(text)
+        if found is None:
+            raise TraceError(f"{text!r} is no range of steps; one such as 10:20 was needed")
+        first, end = found.groups()
+        return cls(int(first or 0), int(end) if end else None)
+
+    def __str__(self) -> str:
+        return f"{self.first}:{'' if self.end is None else self.end}"
+
+
+def is_range(text: str | None) -> bool:
+    """Return whether a text says which steps are read."""
+    return text is not None and RANGE.fullmatch(text) is not None
+
+
+class Chosen(NamedTuple):
+    """What a range means for the steps of one trace.
+
+    Attributes:
+        numbers: of the steps that are kept, those before a range too; int64, ascending.
+        windows: when they run, by rank; ranks without any step are not there.
+        metadata: of the trace that they are.
+    """
+
+    numbers: np.ndarray
+    windows: dict[int, Window]
+    metadata: dict[str, Any]
+
+    def rows(self, step: np.ndarray, rank: np.ndarray, start_ns: np.ndarray) -> np.ndarray:
+        """Return which rows are kept: bool, shape (rows,), as the columns of the trace that are given."""
+        kept = np.isin(step, self.numbers)
+        nowhere = step == UNKNOWN
+        for number, window in self.windows.items():
+            during = (start_ns >= window.start_ns) & (start_ns < window.end_ns)
+            kept |= nowhere & (np.maximum(rank, 0) == number) & during
+        return kept
+
+    def may_hold(self, steps: tuple[int, int], start_ns: tuple[int, int]) -> bool:
+        """Tell whether rows of which only the least and largest step and start are known may be kept."""
+        if steps[0] <= int(self.numbers[-1]) and int(self.numbers[0]) <= steps[1]:
+            return True
+        return any(
+            start_ns[0] < each.end_ns and each.start_ns <= start_ns[1] for each in self.windows.values()
+        )
+
+    def taken(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns of the rows that are kept with steps and parents numbered among them.
+
+        Args:
+            columns: of these rows, with steps and parents as the whole trace numbers them.
+            rows: their own numbers in the whole trace, ascending, int64, shape (kept,).
+
+        """
+        taken = dict(columns)
+        if "step" in taken:
+            step = taken["step"]
+            found = np.searchsorted(self.numbers, step)
+            taken["step"] = np.where(step == UNKNOWN, UNKNOWN, found).astype(step.dtype)
+        if "parent" in taken:
+            parent = taken["parent"]
+            place = np.searchsorted(rows, parent)
+            known = place < len(rows)
+            known[known] = rows[place[known]] == parent[known]
+            taken["parent"] = np.where(known, place, UNKNOWN).astype(parent.dtype)
+        return taken
+
+
+def choose(metadata: Mapping[str, Any], wanted: StepRange) -> Chosen | None:
+    """Return what is kept of a trace with this metadata, which has been checked; None if that is all.
+
+    Raises `TraceError` if no step is in the range.
+    """
+    steps: Sequence[Mapping[str, Any]] = metadata.get("steps", [])
+    by_rank: dict[int, list[int]] = {}
+    for number, step in enumerate(steps):
+        by_rank.setdefault(int(step.get("rank", 0)), []).append(number)
+    numbers: list[int] = []
+    before: list[int] = []
+    windows: dict[int, Window] = {}
+    for rank, mine in by_rank.items():
+        inside = mine[wanted.first : wanted.end]
+        if not inside:
+            continue
+        at = mine.index(inside[0])
+        lead = mine[at - 1 : at] if at else []
+        kept = [*lead, *inside]
+        begin = int(steps[kept[0]]["start_ns"]) if kept[0] != mine[0] else ALWAYS.min
+        end = max(int(steps[number]["end_ns"]) for number in kept) + 1
+        windows[rank] = Window(begin, end if kept[-1] != mine[-1] else ALWAYS.max)
+        numbers += kept
+        before += lead
+    if not numbers:
+        most = max(map(len, by_rank.values()), default=0)
+        held = f"the steps 0 to {most - 1}" if most else "no steps at all"
+        raise TraceError(f"it has none of the steps {wanted}, as there are {held}; ask for some of these")
+    if len(numbers) == len(steps) and not before:
+        return None
+    numbers.sort()
+    return Chosen(np.array(numbers), windows, _metadata(metadata, wanted, numbers, set(before)))
+
+
+def _metadata(
+    metadata: Mapping[str, Any], wanted: StepRange, numbers: Sequence[int], before: set[int]
+) -> dict[str, Any]:
+    steps = metadata["steps"]
+    found = {name: value for name, value in metadata.items() if name not in OF_MEMORY}
+    found["steps"] = [
+        {**steps[number], "covered": False, "why_not": BEFORE} if number in before else dict(steps[number])
+        for number in numbers
+    ]
+    asked = len(numbers) - len(before)
+    note = (
+        f"Only the {asked} steps {wanted} of {len(steps)} were read, and no memory events: what lies outside "
+        "is not known here."
+    )
+    found["notes"] = [*metadata.get("notes", []), note]
+    found["steps_read"] = str(wanted)
+    return found

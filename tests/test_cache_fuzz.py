@@ -1,0 +1,65 @@
+"""Thousands of damaged cache entries: each is found to be damaged, and the answer stays what it is."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz.cache_entries import DAMAGES, made_up
+from machine.programs import PROGRAMS
+from test_cache import answer, entry_of
+
+import daydream
+from daydream.files.cache_folder import ENTRY, read_entry
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
+
+
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The entry of `trace.json`, beside that of `other.json`."""
+    monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "cache"))
+    for name, program in (("trace.json", "multi_stream"), ("other.json", "synchronizing")):
+        PROGRAMS[program]().run(steps=4).write(tmp_path / name, 1, 3)
+        answer(tmp_path / name)
+    return entry_of(tmp_path / "trace.json")
+
+
+def test_no_damage_is_believed(entry: Path, tmp_path: Path) -> None:
+    data, other, changed = entry.read_bytes(), entry_of(tmp_path / "other.json").read_bytes(), 0
+    for number in range(480):
+        damaged = DAMAGES[number % len(DAMAGES)](random.Random(number), data, other)
+        entry.write_bytes(damaged)
+        entry.chmod(0o600)
+        if damaged != data:
+            changed += 1
+            assert read_entry(entry.name.removesuffix(ENTRY)) is None, number
+    assert changed > 400
+
+
+@pytest.mark.slow
+def test_no_damage_changes_an_answer(entry: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    data, other, right = entry.read_bytes(), entry_of(tmp_path / "other.json").read_bytes(), answer(trace)[0]
+    for number in range(300):
+        damaged = DAMAGES[number % len(DAMAGES)](random.Random(number), data, other)
+        entry.write_bytes(damaged)
+        entry.chmod(0o600)
+        assert answer(trace) == (right, damaged == data), number
+
+
+@pytest.mark.slow
+def test_made_up_headers_do_no_harm(entry: Path, tmp_path: Path) -> None:
+    """Nobody but the user can write them; what they say of times is believed, as of a made-up trace."""
+    trace = tmp_path / "trace.json"
+    data, right, same = entry.read_bytes(), answer(trace)[0], 0
+    for number in range(300):
+        entry.write_bytes(made_up(random.Random(number), data, data))
+        entry.chmod(0o600)
+        try:
+            same += answer(trace)[0] == right
+        except daydream.DaydreamError:
+            continue
+    assert same > 200

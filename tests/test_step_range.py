@@ -1,0 +1,182 @@
+"""A range of steps is answered as if only these had been recorded, and little more of a file is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from machine.programs import PROGRAMS
+from pyarrow.parquet import ParquetFile
+
+import daydream
+from daydream.errors import TraceError
+from daydream.trace import trace as trace_module
+from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.step_range import BEFORE, StepRange, is_range
+from daydream.trace.trace import Trace
+
+STEPS = 12
+Save = Callable[[Trace], Path]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """A trace of twelve steps, with memory that was recorded."""
+    path = tmp_path_factory.mktemp("recorded") / "trace.json"
+    PROGRAMS["multi_stream"]().run(steps=16).write(path, 3, 2 + STEPS)
+    trace = daydream.load(path)
+    assert len(trace.metadata["steps"]) == STEPS
+    times = np.arange(5) * 1000
+    trace.memory = MemoryEvents({"time_ns": times, "bytes": np.full(5, 512)})
+    trace.metadata["held_before"] = {"0": {"allocated_bytes": 1, "reserved_bytes": 2}}
+    return trace
+
+
+@pytest.fixture
+def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Save:
+    """Write a trace in small row groups."""
+    monkeypatch.setattr(trace_module, "ROW_GROUP", 64)
+
+    def write(trace: Trace) -> Path:
+        trace.save(tmp_path / "trace.parquet")
+        return tmp_path / "trace.parquet"
+
+    return write
+
+
+def values(trace: Trace) -> dict[str, list[Any]]:
+    """Return what stands in each column."""
+    return {name: trace.values(name) for name in trace.columns}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("2:5", (2, 5)), ("2:", (2, None)), (":5", (0, 5)), (":", (0, None)), ("07:8", (7, 8))],
+)
+def test_a_range_is_written_as_in_python(text: str, meant: tuple[int, int | None]) -> None:
+    assert is_range(text)
+    assert StepRange.parse(text) == meant
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "auto", "-1:3", "1:2:3", "a:b", "1 :2", "\N{SUPERSCRIPT TWO}:3", "9" * 10 + ":"]
+)
+def test_other_texts_are_no_ranges(text: str) -> None:
+    assert not is_range(text)
+    with pytest.raises(TraceError, match="no range of steps"):
+        StepRange.parse(text)
+
+
+@pytest.mark.parametrize("steps", ["0:4", "1:2", "5:9", "8:", f"{STEPS - 1}:", "3:100"])
+def test_a_file_holds_of_a_range_what_the_trace_does(recorded: Trace, save: Save, steps: str) -> None:
+    path = save(recorded)
+    found, whole = daydream.load(path, steps=steps), recorded.of_steps(steps)
+
+    assert values(found) == values(whole)
+    assert found.metadata == whole.metadata
+    assert 0 < len(found) < len(recorded)
+    assert found.memory is None
+    assert "held_before" not in found.metadata
+
+
+def test_the_range_of_all_steps_is_the_trace(recorded: Trace, save: Save) -> None:
+    path = save(recorded)
+
+    assert recorded.of_steps(f"0:{STEPS}") is recorded
+    found = daydream.load(path, steps=":")
+    assert values(found) == values(recorded)
+    assert found.metadata == daydream.load(path).metadata
+    assert found.memory is not None
+
+
+def test_only_row_groups_of_the_steps_are_read(
+    recorded: Trace, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(recorded)
+    read: set[int] = set()
+    real = ParquetFile.read_row_groups
+
+    def count(file: ParquetFile, groups: list[int], *args: Any, **how: Any) -> Any:
+        read.update(groups)
+        return real(file, groups, *args, **how)
+
+    monkeypatch.setattr(ParquetFile, "read_row_groups", count)
+    found = daydream.load(path, steps="5:7")  # and the step before them
+
+    with ParquetFile(path) as file:
+        groups = file.metadata.num_row_groups
+    assert groups > 2 * STEPS
+    assert len(found) / 64 <= len(read) < groups / 3
+    assert sorted(read) == list(range(min(read), max(read) + 1))
+
+
+def test_a_file_that_says_nothing_of_its_row_groups_is_read_whole(recorded: Trace, tmp_path: Path) -> None:
+    from pyarrow import Table
+    from pyarrow.parquet import write_table
+
+    batch = recorded.to_arrow()
+    write_table(Table.from_batches([batch]), tmp_path / "bare.parquet", write_statistics=False)
+
+    assert values(daydream.load(tmp_path / "bare.parquet", steps="5:7")) == values(recorded.of_steps("5:7"))
+
+
+def test_the_step_before_a_range_is_kept_but_not_covered(recorded: Trace) -> None:
+    found = recorded.of_steps("5:7")
+
+    before, *asked = found.metadata["steps"]
+    assert (before["covered"], before["why_not"]) == (False, BEFORE)
+    assert asked == recorded.metadata["steps"][5:7]
+    assert "2 steps 5:7 of 12" in found.metadata["notes"][-1]
+    assert recorded.metadata["steps"][4]["covered"]  # the trace itself is as it was
+
+
+def test_steps_of_a_range_replay_as_they_do_in_the_whole(recorded: Trace) -> None:
+    whole = {step.name: step for step in daydream.replay(recorded).steps}
+    found = daydream.replay(recorded.of_steps("5:9"))
+
+    assert len(found.steps) == 4
+    for step in found.steps:
+        assert step.measured_ns == whole[step.name].measured_ns
+        assert abs(step.error) <= 0.001
+
+
+def test_parents_that_are_not_kept_are_unknown(recorded: Trace, tmp_path: Path) -> None:
+    found = recorded.of_steps("5:7")
+    kept = np.flatnonzero(np.isin(recorded["start_ns"], found["start_ns"]))
+
+    found.check(tmp_path)  # a promise of a trace: parents are rows around their children
+    assert (found["parent"] >= 0).any()
+    name = {row: (recorded["start_ns"][row], recorded.values("name", [row])) for row in kept}
+    for row, parent in enumerate(found["parent"].tolist()):
+        if parent >= 0:
+            assert (found["start_ns"][parent], found.values("name", [parent])) in name.values()
+            assert found.values("kind", [parent])[0] in ("operator", "annotation", "runtime", "module"), row
+
+
+def test_each_rank_counts_its_own_steps(tmp_path: Path) -> None:
+    for rank in range(2):
+        PROGRAMS["multi_stream"]().run(steps=8).write(tmp_path / f"rank{rank}.json", 2, 6)
+    found = daydream.load(tmp_path, steps="2:4")
+
+    steps = found.metadata["steps"]
+    assert [step["rank"] for step in steps].count(0) == [step["rank"] for step in steps].count(1) == 3
+    assert set(np.unique(found["rank"]).tolist()) == {0, 1}
+    assert len(daydream.replay(found).steps) == 4
+
+
+@pytest.mark.parametrize("steps", ["12:", "3:3", "5:2"])
+def test_a_range_without_a_step_is_refused(recorded: Trace, save: Save, steps: str) -> None:
+    with pytest.raises(TraceError, match=r"has none of the steps .* the steps 0 to 11"):
+        daydream.load(save(recorded), steps=steps)
+
+
+def test_steps_that_no_trace_can_have_are_refused(recorded: Trace, save: Save) -> None:
+    broken = Trace(recorded.columns, recorded.texts, {**recorded.metadata, "steps": [{"name": "a"}] * 3})
+    with pytest.raises(TraceError, match="its metadata has an unusable value"):
+        daydream.load(save(broken), steps="1:2")
+    none = Trace(recorded.columns, recorded.texts, {**recorded.metadata, "steps": []})
+    with pytest.raises(TraceError, match="no steps at all"):
+        none.of_steps("1:2")
