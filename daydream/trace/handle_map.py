@@ -37,6 +37,12 @@ class Handle:
     `weight` is the share basis in FLOP or bytes, as the map's rule says; 0 is unknown.
 
     Raises `HandleError` for what none of these can be.
+
+    Example::
+
+        handle = daydream.Handle("aten::addmm", layer="blocks.1.fc2", phase="forward", weight=2.1e6)
+        print(handle.layer)
+
     """
 
     operator: str
@@ -71,19 +77,15 @@ class DebugHandleMap:
     `rule` says how a piece's time is shared over its handles: by "flop" or "bytes", their weights, or
     "equal". A piece with a handle of unknown weight is shared equally.
 
+    Raises `HandleError` if identifiers are of two kinds, an entry is empty, or the rule is unknown.
+
     Example::
 
-        builder = daydream.DebugHandleMapBuilder(rule="bytes")
-        builder.insert(
-            handles=[
-                daydream.Handle("aten::add", layer="blocks.0", weight=4096),
-                daydream.Handle("aten::relu", layer="blocks.1", weight=8192),
-            ],
-            identifier="triton_poi_fused_add_relu_0",
-        )
-        print(builder.build().shares("triton_poi_fused_add_relu_0"))  # a third, and two thirds
+        add = daydream.Handle("aten::add", layer="blocks.0", weight=4096)
+        relu = daydream.Handle("aten::relu", layer="blocks.1", weight=8192)
+        handles = daydream.DebugHandleMap({"triton_poi_fused_add_relu_0": [add, relu]}, rule="bytes")
+        print(handles.shares("triton_poi_fused_add_relu_0"))  # a third, and two thirds
 
-    Raises `HandleError` if identifiers are of two kinds, an entry is empty, or the rule is unknown.
     """
 
     def __init__(self, entries: Mapping[Identifier, Sequence[Handle]], *, rule: str = "equal") -> None:
@@ -125,7 +127,7 @@ class DebugHandleMap:
         return list(self._entries)
 
     def shares(self, identifier: Identifier) -> np.ndarray:
-        """Return the part of the piece's time that each of its handles owns: float64, adding up to 1."""
+        """Return the part of the time that each handle owns: float64, shape (handles,), adding up to 1."""
         weights = np.array([handle.weight for handle in self[identifier]], np.float64)
         if self.rule == "equal" or not (weights > 0).all():
             weights = np.ones(len(weights))

@@ -1,8 +1,8 @@
 """Fused work: one task for each operator and layer that owns a part of it.
 
 A kernel of compiled code does the work of several layers. Its parts follow each other on its lane, share its
-launch, and together take its time exactly; so selecting a layer selects that layer's part, whatever is done with
-it is bounded by the share, and tables by layer, phase or operator add up. The kernel's name stays.
+launch, and together take its time exactly; so selecting a layer selects that layer's part, whatever is done
+with it is bounded by the share, and tables by layer, phase or operator add up. The kernel's name stays.
 """
 
 from __future__ import annotations
