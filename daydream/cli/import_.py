@@ -32,6 +32,7 @@ def _import(
     steps: str | None,
     ranks: tuple[int, ...] | None,
     engine: Engine,
+    handles: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -58,6 +59,11 @@ def _import(
     check(target, force=force)
     with Progress() as progress:
         trace = read(source, step_marker, steps, progress, ranks, engine, keep=False)
+        if handles is not None:
+            from daydream.handles.map_file import attach_file
+
+            progress(f"reading {handles}")
+            attach_file(trace, handles)
         progress(f"writing {target}")
         trace.save(target, force=force)
     kinds = rows_by_kind(trace)
@@ -101,6 +107,11 @@ command = click.Command(
             help="Ranks of the files in their order, as 0,1,4, where neither they nor their names say.",
         ),
         engine_option(),
+        click.Option(
+            ["--handles"],
+            metavar="FILE",
+            help="A map of debug handles (JSON): which operators and layers compiled kernels came from.",
+        ),
         force_option(),
         json_option(),
     ],
