@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         DaydreamError,
         FileError,
         GraphError,
+        HandleError,
         NoMatchError,
         NotApplicableError,
         OutputError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.groups import Groups
     from daydream.graph.selection import Selection
+    from daydream.handles.builder import DebugHandleMapBuilder
     from daydream.memory.report import memory_of
     from daydream.predict.difference import Difference, compare
     from daydream.predict.prediction import Prediction
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from daydream.predict.whatif import whatif
     from daydream.simulate import simulate
     from daydream.simulate.timeline import Timeline
+    from daydream.trace.handle_map import DebugHandleMap, Handle
     from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
 
@@ -56,6 +59,7 @@ _HOMES = {
         "DaydreamError",
         "FileError",
         "GraphError",
+        "HandleError",
         "NoMatchError",
         "NotApplicableError",
         "OutputError",
@@ -67,6 +71,7 @@ _HOMES = {
     "daydream.graph.graph": ("Graph",),
     "daydream.graph.groups": ("Groups",),
     "daydream.graph.selection": ("Selection",),
+    "daydream.handles.builder": ("DebugHandleMapBuilder",),
     "daydream.memory.report": ("memory_of",),
     "daydream.predict.difference": ("Difference", "compare"),
     "daydream.predict.prediction": ("Prediction",),
@@ -78,6 +83,7 @@ _HOMES = {
     "daydream.predict.whatif": ("whatif",),
     "daydream.simulate": ("simulate",),
     "daydream.simulate.timeline": ("Timeline",),
+    "daydream.trace.handle_map": ("DebugHandleMap", "Handle"),
     "daydream.trace.trace": ("Trace",),
     "daydream.transforms.registry": ("Optimization",),
 }
@@ -86,12 +92,16 @@ _RETIRED = {"Comparison": "Prediction"}  # old name -> new name, until 0.3
 
 __all__ = [
     "DaydreamError",
+    "DebugHandleMap",
+    "DebugHandleMapBuilder",
     "Difference",
     "Explanation",
     "FileError",
     "Graph",
     "GraphError",
     "Groups",
+    "Handle",
+    "HandleError",
     "NoMatchError",
     "NotApplicableError",
     "Optimization",

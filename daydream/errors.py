@@ -6,6 +6,7 @@ DaydreamError                  anything the user can put right; the command line
 ├── GraphError                 an edit or a graph makes no sense (also a ValueError)
 │   └── NoMatchError           an edit matched no task
 │       └── NotApplicableError an optimization has nothing to change in this trace, and says why
+├── HandleError                a map of debug handles makes no sense or does not fit (also a ValueError)
 ├── UnknownOptimizationError   no optimization of that name (also a LookupError)
 └── OutputError                a result cannot be written (also an OSError)
 """
@@ -42,6 +43,10 @@ class NotApplicableError(NoMatchError):
     def __init__(self, reason: str, *, lacks: str | None = None) -> None:
         super().__init__(reason)
         self.lacks = lacks
+
+
+class HandleError(DaydreamError, ValueError):
+    """A map of debug handles makes no sense, or does not fit its trace."""
 
 
 class UnknownOptimizationError(DaydreamError, LookupError):

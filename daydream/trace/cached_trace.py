@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.errors import TraceError
+from daydream.errors import HandleError, TraceError
 from daydream.files.cache_file import Contents
 from daydream.files.cache_folder import read_entry, write_entry
+from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
 
@@ -58,9 +59,10 @@ def cached_trace(entry: CacheEntry) -> Trace | None:
             _texts(document["texts"]),
             dict(document["metadata"]),
             MemoryEvents(memory) if memory else None,
+            None if document["handles"] is None else DebugHandleMap.from_json(document["handles"]),
         )
         trace.check(entry.key)
-    except (TraceError, KeyError, TypeError, ValueError, AttributeError, IndexError):
+    except (TraceError, HandleError, KeyError, TypeError, ValueError, AttributeError, IndexError):
         return None
     entry.found, trace.cache = found, entry
     return trace
@@ -71,7 +73,8 @@ def trace_contents(trace: Trace) -> Contents:
     arrays = {COLUMN + name: np.asarray(array) for name, array in trace.columns.items()}
     if trace.memory is not None:
         arrays |= {MEMORY + name: array for name, array in trace.memory.columns.items()}
-    return Contents({"trace": {"texts": trace.texts, "metadata": trace.metadata}}, arrays)
+    handles = None if trace.handles is None else trace.handles.to_json()
+    return Contents({"trace": {"texts": trace.texts, "metadata": trace.metadata, "handles": handles}}, arrays)
 
 
 def _texts(given: dict[str, Any]) -> dict[str, list[str]]:

@@ -68,6 +68,7 @@ FIELDS: dict[str, Field] = {
     "group": Field("text", "process group of a collective"),
     "graph_id": Field("int64", "CUDA graph a kernel belongs to"),
     "graph_node": Field("int64", "node of that graph"),
+    "handle": Field("int32", "compiled code: place of its identifier in the trace's map of debug handles"),
     "wait_stream": Field("int64", "sync rows: the stream whose event is waited for"),
     "wait_correlation": Field("int64", "sync rows: correlation of the event's record call"),
     "stack": Field("text", "source line or call stack of an operator"),

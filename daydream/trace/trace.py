@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.display import NotebookTables
-from daydream.errors import TraceError
+from daydream.errors import HandleError, TraceError
 from daydream.files.atomic import write_whole
+from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
 from daydream.trace.trace_file import IMPORT_AGAIN, read_columns
@@ -37,7 +38,8 @@ class Trace(NotebookTables):
     "rank", "start_ns", "end_ns", "covered", "why_not"}`; `step_source` says where
     they come from; `devices`, `world_size`, `vendor` ("cuda", "rocm", "cpu", "npu", ...),
     `source` and `notes` (sentences about what was odd) are there when known. `memory` is the table of
-    allocations and frees, None if the recording has none.
+    allocations and frees, None if the recording has none. `handles` says what compiled code came from,
+    and the column `handle` which row has which of its identifiers; None if nothing is known of that.
 
     Example::
 
@@ -54,6 +56,7 @@ class Trace(NotebookTables):
         texts: Mapping[str, list[str]],
         metadata: Mapping[str, Any] | None = None,
         memory: MemoryEvents | None = None,
+        handles: DebugHandleMap | None = None,
     ) -> None:
         unknown = set(columns) - set(FIELDS)
         if unknown:
@@ -65,6 +68,7 @@ class Trace(NotebookTables):
         self.texts = {name: texts[name] for name in columns if FIELDS[name].type == "text"}
         self.metadata: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **(metadata or {})}
         self.memory = memory if memory is not None and len(memory) else None
+        self.handles = handles
         self.cache: CacheEntry | None = None  # where what is worked out from it is kept; copies have none
         self._rows = lengths.pop() if lengths else 0
 
@@ -110,6 +114,45 @@ class Trace(NotebookTables):
         null = FIELDS[name].null
         return [None if value == null else value for value in column.tolist()]
 
+    def attach_handles(self, handles: DebugHandleMap, by: str = "name", *, rows: Any = None) -> Trace:
+        """Join a map of debug handles to the rows, and return the trace itself; a note says what matched.
+
+        A row's operator, layer and phase become those of its handle with the largest share, where the handle
+        says them; the kernel's name stays. Attach before a graph is built.
+
+        Args:
+            handles: the map.
+            by: "name" (the kernel's name, and the order of its calls), "order" (of the calls) or
+                "graph node id"; `daydream.trace.attach` tells of each.
+            rows: the rows that may have handles, in order: int64 numbers, or a bool mask of all rows.
+
+        Raises:
+            HandleError: nothing matches, the way is unknown, or the trace has handles already.
+
+        """
+        from daydream.trace.attach import join
+
+        return self.set_handles(handles, join(handles, self, by, rows), by=by)
+
+    def set_handles(self, handles: DebugHandleMap, places: np.ndarray, *, by: str = "caller") -> Trace:
+        """Say which identifier each row has, where that is known already; as `attach_handles` otherwise.
+
+        `places` is each row's place in `handles.identifiers`, -1 for none: integers, shape (rows,).
+        """
+        from daydream.trace.attach import matched, take_over
+
+        if self.handles is not None:
+            raise HandleError("this trace has debug handles already; join one map to a fresh import")
+        if np.shape(places) != (len(self),) or np.asarray(places).dtype.kind not in "iu":
+            raise HandleError(f"{np.size(places):,} places were given for {len(self):,} rows; give one each")
+        if len(self) and not -1 <= int(np.min(places)) <= int(np.max(places)) < len(handles):
+            raise HandleError(f"a place is out of range; the map has {len(handles):,} identifiers")
+        take_over(self, handles, places)
+        self.handles, self.cache = handles, None
+        notes = [*self.metadata.get("notes", []), f"{matched(self, handles, by)}."]
+        self.metadata = {**self.metadata, "notes": notes}
+        return self
+
     def to_pandas(self) -> pd.DataFrame:
         """Return the trace as a data frame, a column per known field, unknown as NA."""
         return self.to_arrow().to_pandas()
@@ -149,6 +192,8 @@ class Trace(NotebookTables):
                     file.write_batch(self.to_arrow(slice(first, first + ROW_GROUP)))
                 if self.memory is not None:
                     file.add_key_value_metadata({MEMORY_KEY: self.memory.encode()})
+                if self.handles is not None:
+                    file.add_key_value_metadata({HANDLES_KEY: self.handles.to_json().encode()})
 
         write_whole(path, write, force=force)
 

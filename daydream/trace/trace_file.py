@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.errors import TraceError
+from daydream.errors import HandleError, TraceError
 from daydream.files.input_files import check_regular, most_unpacked, too_large
+from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
 
@@ -27,8 +28,10 @@ IMPORT_AGAIN = "Import the profiler's file again."
 
 def read_columns(
     path: str | os.PathLike[str], *, max_unpacked: int | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, list[str]], dict[str, Any], MemoryEvents | None]:
-    """Return columns, texts, metadata and memory events of a trace file; `max_unpacked` bounds its bytes.
+) -> tuple[
+    dict[str, np.ndarray], dict[str, list[str]], dict[str, Any], MemoryEvents | None, DebugHandleMap | None
+]:
+    """Return columns, texts, metadata, memory events and debug handles; `max_unpacked` bounds their bytes.
 
     Raises `TraceError` if it is missing, no regular file, not parquet, not daydream's, of a newer
     schema, or holds what no trace can hold.
@@ -54,7 +57,9 @@ def read_columns(
                 column = file.read([name], use_threads=False).column(0)
                 columns[name], codes_of = _column(path, name, column)
                 texts |= codes_of
-            memory = _memory(path, (file.metadata.metadata or {}).get(MEMORY_KEY), most - size)
+            extra = file.metadata.metadata or {}
+            memory = _memory(path, extra.get(MEMORY_KEY), most - size)
+            handles = _handles(path, extra.get(HANDLES_KEY))
         pa.default_memory_pool().release_unused()
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
@@ -62,7 +67,14 @@ def read_columns(
         raise TraceError(
             f"{path} is not a readable parquet file ({_first_line(error)}). {IMPORT_AGAIN}"
         ) from None
-    return columns, texts, metadata, memory
+    return columns, texts, metadata, memory, handles
+
+
+def _handles(path: str | os.PathLike[str], text: bytes | None) -> DebugHandleMap | None:
+    try:
+        return None if text is None else DebugHandleMap.from_json(text)
+    except HandleError as error:
+        raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
 
 
 def _memory(path: str | os.PathLike[str], text: bytes | None, most_bytes: int) -> MemoryEvents | None:

@@ -8,6 +8,7 @@
 | a row's parent is a host row of its rank; a host row's on its thread, around it, in no circle | climbing |
 | a step is one of the metadata's, and of the row's rank | tables by step |
 | ids and amounts are unknown (-1) or not negative, amounts below 2^48 | sums of bytes and elements |
+| a handle is one of the map's | tables by layer, shares of fused kernels |
 | shapes are lists of sizes, extents of a launch are three numbers | counting work |
 """
 
@@ -51,6 +52,9 @@ def check(trace: Trace) -> None:
             _check_codes(name, trace)
         else:
             _check_range(name, trace.columns[name])
+    identifiers = 0 if trace.handles is None else len(trace.handles)
+    if "handle" in trace.columns:
+        _refuse("handle", trace["handle"], UNKNOWN, identifiers - 1, f"one of {identifiers} debug handles")
     if len(trace):
         _check_times(trace)
         _check_steps(trace, trace.metadata.get("steps", []))

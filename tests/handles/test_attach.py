@@ -1,0 +1,89 @@
+"""Joining a map to a trace: which row has which identifier, and what is said of the rest."""
+
+import numpy as np
+import pytest
+
+from daydream import DebugHandleMap, Handle, HandleError, Trace
+
+MAP = DebugHandleMap(
+    {
+        "fused_a:1": [Handle("aten::add", "blocks.0", weight=1), Handle("aten::relu", "blocks.1", weight=3)],
+        "fused_a:2": [Handle("aten::mul", "head", phase="backward")],
+    },
+    rule="bytes",
+)
+
+
+def kernels(names, durations=None, **columns):
+    """A trace of kernels, one after the other, each of 10 ns."""
+    texts = list(dict.fromkeys(names))
+    count = len(names)
+    given = {
+        "kind": np.zeros(count, np.int32),
+        "name": np.array([texts.index(name) for name in names], np.int32),
+        "start_ns": np.arange(count) * 10,
+        "duration_ns": np.array(durations or [10] * count),
+        "stream": np.full(count, 7),
+        **{name: np.array(values) for name, values in columns.items()},
+    }
+    return Trace(given, {"kind": ["kernel"], "name": texts}, {"notes": []})
+
+
+def test_calls_of_one_name_have_their_identifiers_in_turn():
+    trace = kernels(["fused_a", "gemm", "fused_a", "fused_a", "fused_a"])
+    assert trace.attach_handles(MAP) is trace
+    assert trace["handle"].tolist() == [0, -1, 1, 0, 1]
+    assert trace.values("layer") == ["blocks.1", None, "head", "blocks.1", "head"]
+    assert trace.values("op") == ["aten::relu", None, "aten::mul", "aten::relu", "aten::mul"]
+    assert trace.values("phase") == [None, None, "backward", None, "backward"]
+    assert trace.values("name", [0]) == ["fused_a"]
+    assert trace.metadata["notes"] == [
+        "4 of 5 rows, 80.0% of their time, have debug handles (joined by name; 2 of 2 identifiers were met)."
+    ]
+
+
+def test_calls_that_are_no_whole_rounds_stay_without():
+    trace = kernels(["fused_a", "fused_a", "fused_a", "other"])
+    with pytest.raises(HandleError, match="no row joins"):
+        trace.attach_handles(MAP)
+
+
+def test_by_order_every_row_has_its_place():
+    trace = kernels(["x", "y", "x", "y"]).attach_handles(MAP, "order")
+    assert trace["handle"].tolist() == [0, 1, 0, 1]
+    some = kernels(["x", "y", "x", "y"]).attach_handles(MAP, "order", rows=[1, 3])
+    assert some["handle"].tolist() == [-1, 0, -1, 1]
+
+
+def test_by_graph_node_id():
+    nodes = DebugHandleMap({5: [Handle("aten::mm", "a")], 9: [Handle("aten::mm", "b")]})
+    trace = kernels(["x", "y", "z"], graph_id=[1, 1, 1], graph_node=[9, -1, 5])
+    assert trace.attach_handles(nodes, "graph node id")["handle"].tolist() == [1, -1, 0]
+    two = kernels(["x", "y"], graph_id=[1, 2], graph_node=[9, 9])
+    with pytest.raises(HandleError, match="by graph node id"):
+        two.attach_handles(nodes, "graph node id")  # which graph's node 9 it is cannot be told
+    named = DebugHandleMap({"1:9": [Handle("aten::mm", "a")], "2:9": [Handle("aten::mm", "b")]})
+    assert two.attach_handles(named, "graph node id").values("layer") == ["a", "b"]
+
+
+def test_what_cannot_be_joined_is_refused():
+    trace = kernels(["x"])
+    with pytest.raises(HandleError, match="no row has a graph node id"):
+        trace.attach_handles(MAP, "graph node id")
+    with pytest.raises(HandleError, match="unknown way"):
+        trace.attach_handles(MAP, "luck")
+    with pytest.raises(HandleError, match="whole number of rounds"):
+        trace.attach_handles(MAP, "order")
+    with pytest.raises(HandleError, match="out of range"):
+        trace.set_handles(MAP, np.array([2]))
+    trace.set_handles(MAP, np.array([1]))
+    with pytest.raises(HandleError, match="already"):
+        trace.set_handles(MAP, np.array([1]))
+
+
+def test_a_map_is_saved_with_its_trace(tmp_path):
+    trace = kernels(["fused_a", "fused_a"]).attach_handles(MAP)
+    trace.save(tmp_path / "t.parquet")
+    read = Trace.load(tmp_path / "t.parquet")
+    assert read.handles == MAP
+    assert read["handle"].tolist() == [0, 1]
