@@ -34,6 +34,7 @@ from daydream.graph.rules.communication import meet
 from daydream.graph.rules.device_graphs import fill_heads, link_nodes
 from daydream.graph.rules.doubtful import leave_out_doubtful
 from daydream.graph.rules.events import wait_for_events
+from daydream.graph.rules.fused_parts import part_fused
 from daydream.graph.rules.gloo import run_on_threads
 from daydream.graph.rules.handoff import hand_over, tell_background
 from daydream.graph.rules.late_starts import follow_what_held
@@ -97,4 +98,5 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
         graph.waits["latency_ns"][row] = builder.event_latency_ns[target]
     if len({lane.rank for lane in graph.lanes}) > 1:
         leave_out_doubtful(graph)
+    part_fused(graph)
     return graph

@@ -57,6 +57,8 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
     if name == "within":
         return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
+    if name == "handle":
+        return _of_handles(graph, ids, options)
     if not is_text(name):
         values = read_column(graph, name, ids)
         return values == options[0] if len(options) == 1 else np.isin(values, options)
@@ -71,6 +73,16 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     hits[[code for code, text in enumerate(texts) if _fits(name, text, patterns)]] = True
     found: np.ndarray = hits[codes]
     return found
+
+
+def _of_handles(graph: Graph, ids: np.ndarray, identifiers: list[Any]) -> np.ndarray:
+    """Return a mask of the tasks of these identifiers in the trace's map of debug handles."""
+    handles = None if graph.trace is None else graph.trace.handles
+    places = {} if handles is None else {each: place for place, each in enumerate(handles)}
+    unknown = [each for each in identifiers if each not in places]
+    if unknown:
+        raise GraphError(f"no debug handle has the identifier {unknown[0]!r:.60}; {len(places):,} are known")
+    return np.isin(read_column(graph, "handle", ids), [places[each] for each in identifiers])
 
 
 @lru_cache(maxsize=1 << 16)  # optimizations look for the same names again and again
