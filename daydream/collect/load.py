@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ def load(
     progress: Callable[[str, float], None] | None = None,
     engine: str | Engine = "local",
     max_unpacked: int | None = None,
+    etrecord: str | os.PathLike[str] | None = None,
 ) -> Trace:
     """Return a trace from a parquet file, or from anything `daydream import` accepts.
 
     `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`, ...
     `max_unpacked` is to how many bytes a packed file may unpack; 64 GB and 200 times its size if not given.
+    `etrecord` is the ETRecord of the program that an ExecuTorch ETDump is of.
 
     Returns:
         A `Trace`: a row per event, in the order of their starts, times in ns.
@@ -34,14 +37,18 @@ def load(
         TraceError: a file is not a usable trace.
 
     """
-    chosen = any(choice is not None for choice in (step_marker, steps, ranks))
+    chosen = any(choice is not None for choice in (step_marker, steps, ranks, etrecord))
     if len(sources) == 1 and not chosen and _is_parquet(sources[0]):
-        return Trace.load(sources[0], max_unpacked=max_unpacked)
+        try:
+            return Trace.load(sources[0], max_unpacked=max_unpacked)
+        except TraceError:
+            if not _is_table(sources[0]):
+                raise
     from daydream.collect.importers import import_trace
 
     return import_trace(
         sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=progress, engine=engine,
-        max_unpacked=max_unpacked,
+        max_unpacked=max_unpacked, etrecord=etrecord,
     )  # fmt: skip
 
 
@@ -53,3 +60,10 @@ def _is_parquet(path: str | os.PathLike[str]) -> bool:
             return file.read(4) == b"PAR1"
     except OSError:
         return False
+
+
+def _is_table(path: str | os.PathLike[str]) -> bool:
+    """Return whether a parquet file, which is no trace, is a table that is imported."""
+    from daydream.collect.importers import format_of
+
+    return format_of(Path(path)) != "parquet"

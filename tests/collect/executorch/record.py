@@ -3,8 +3,8 @@
     pip install executorch==1.5.1 pyarrow
     python tests/collect/executorch/record.py
 
-For each back end the ETDump of six runs, its ETRecord and Inspector's table of both. In the records and tables,
-paths of source files begin at the package or are names only; nothing else is changed.
+For each back end the ETDump of six runs, its ETRecord and Inspector's table of both. In the records and
+tables, paths of source files begin at the package or are names only; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def record(name: str, partitioners: list[XnnpackPartitioner]) -> None:
     shorten(kept)
     table = Inspector(etdump_path=str(dump), etrecord=str(kept)).to_dataframe()
     table.to_json(HERE / f"{name}.json", orient="records")
-    table["op_types"] = table["op_types"].map(lambda ops: ops if isinstance(ops, list) else [ops])  # else refused
+    table["op_types"] = table["op_types"].map(
+        lambda ops: ops if isinstance(ops, list) else [ops]
+    )  # else refused
     table.to_parquet(HERE / f"{name}.parquet", compression="zstd")
 
 
