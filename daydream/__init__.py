@@ -17,6 +17,7 @@ from daydream import hooks, lazy
 
 if TYPE_CHECKING:
     from daydream.collect import collect
+    from daydream.collect.event_log import EventLog
     from daydream.collect.load import load
     from daydream.errors import (
         DaydreamError,
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "daydream.collect": ("collect",),
+    "daydream.collect.event_log": ("EventLog",),
     "daydream.collect.load": ("load",),
     "daydream.errors": (
         "DaydreamError",
@@ -95,6 +97,7 @@ __all__ = [
     "DebugHandleMap",
     "DebugHandleMapBuilder",
     "Difference",
+    "EventLog",
     "Explanation",
     "FileError",
     "Graph",

@@ -30,7 +30,9 @@ FUSIBLE_KERNEL = r"(?i)elementwise|reduce_kernel|layer_?norm|softmax|batch_norm|
 MATRIX = r"^aten::(_?conv\w*|addmm|mm|bmm|baddbmm|linear|matmul|\w*attention\w*|lstm|gru|\w*rnn\w*)$"
 MATRIX_NODE = r"(Addmm|Mm|Bmm|Baddbmm|Linear|[Cc]onv\w*|\w*Attention\w*|\w*Rnn\w*)Backward"
 ACCUMULATE = r"AccumulateGrad$"
-COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region"
+# Of Inductor, and of ExecuTorch.
+COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region|^Method::execute$"
+TORCH = r"^aten::"
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
 
 
@@ -110,9 +112,11 @@ def _fuse(graph: Graph, chains: Groups) -> list[str]:
 def _compile_on_cpu(graph: Graph) -> None:
     if unrecorded_launches(graph):
         graph.does_not_apply("calls of this trace launched device work that was not recorded")
-    compiled = graph.select(kind="cpu", phase=("forward", "backward")).where(within=COMPILED_CALL)
-    if len(compiled):
+    calls = graph.select(kind="cpu", phase=("forward", "backward"))
+    if len(calls.where(within=COMPILED_CALL)) or len(calls.where(lambda tasks: tasks.handle >= 0)):
         graph.does_not_apply("forward and backward run compiled code already")
+    if len(calls) and not len(calls.where(op=TORCH)):
+        graph.does_not_apply("no operators of torch were recorded; what a compiler would fuse is not known")
     graph.note(compile_cpu_calls(graph))
 
 

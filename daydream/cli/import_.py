@@ -13,7 +13,7 @@ from daydream.cli.source import force_option, json_option, read, step_options
 if TYPE_CHECKING:
     from daydream.parallel.engines import Engine
 
-NOT_PARQUET = (".json", ".gz", ".sqlite")
+NOT_PARQUET = (".json", ".gz", ".sqlite", ".etdp")
 
 
 def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -32,14 +32,15 @@ def _import(
     steps: str | None,
     ranks: tuple[int, ...] | None,
     engine: Engine,
-    handles: str | None,
+    etrecord: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
     """Import a profiler's recording as a small parquet trace.
 
-    SOURCE is Kineto JSON from torch.profiler (.json, .json.gz) or an Nsight Systems
-    export (.sqlite, .sqlite.gz). Several files, or a folder of them, are the ranks of
+    SOURCE is Kineto JSON from torch.profiler (.json, .json.gz), an Nsight Systems
+    export (.sqlite, .sqlite.gz), or an ExecuTorch ETDump (.etdp) or table of its Inspector
+    (.json, .parquet). Several files, or a folder of them, are the ranks of
     one job, which --engine reads side by side. Only named fields are copied: environment
     dumps and the like are left out.
     """
@@ -58,12 +59,7 @@ def _import(
         target = target / trace_name(list(source))
     check(target, force=force)
     with Progress() as progress:
-        trace = read(source, step_marker, steps, progress, ranks, engine, keep=False)
-        if handles is not None:
-            from daydream.handles.map_file import attach_file
-
-            progress(f"reading {handles}")
-            attach_file(trace, handles)
+        trace = read(source, step_marker, steps, progress, ranks, engine, keep=False, etrecord=etrecord)
         progress(f"writing {target}")
         trace.save(target, force=force)
     kinds = rows_by_kind(trace)
@@ -105,6 +101,11 @@ command = click.Command(
             metavar="LIST",
             callback=_ranks,
             help="Ranks of the files in their order, as 0,1,4, where neither they nor their names say.",
+        ),
+        click.Option(
+            ["--etrecord"],
+            metavar="FILE",
+            help="The ETRecord of the program that an ETDump is of: layers and operators of its events.",
         ),
         engine_option(),
         click.Option(

@@ -154,6 +154,7 @@ def read(
     engine: Engine | str = "local",
     *,
     keep: bool = True,
+    etrecord: str | None = None,
 ) -> Trace:
     """Return the trace of these sources, from the user's cache if it is there, which `keep` allows.
 
@@ -186,7 +187,7 @@ def read(
             return found
     trace = daydream.load(
         *sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show, engine=engine,
-        max_unpacked=max_unpacked(),
+        max_unpacked=max_unpacked(), etrecord=etrecord,
     )  # fmt: skip
     trace.cache = entry
     return trace

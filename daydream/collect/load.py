@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from daydream.errors import TraceError
 from daydream.trace.step_range import is_range
 from daydream.trace.trace import Trace
 
@@ -22,6 +23,7 @@ def load(
     progress: Callable[[str, float], None] | None = None,
     engine: str | Engine = "local",
     max_unpacked: int | None = None,
+    etrecord: str | os.PathLike[str] | None = None,
 ) -> Trace:
     """Return a trace from a parquet file, or from anything `daydream import` accepts.
 
@@ -29,6 +31,7 @@ def load(
     loaded. `"auto"` finds steps by the period of the launches, where a profiler's file is imported.
     `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`, ...
     `max_unpacked` is to how many bytes a packed file may unpack; 64 GB and 200 times its size if not given.
+    `etrecord` is the ETRecord of the program that an ExecuTorch ETDump is of.
 
     Returns:
         A `Trace`: a row per event, in the order of their starts, times in ns.
@@ -39,14 +42,18 @@ def load(
     """
     wanted = steps if is_range(steps) else None
     how = None if wanted is not None else steps
-    chosen = any(choice is not None for choice in (step_marker, how, ranks))
+    chosen = any(choice is not None for choice in (step_marker, how, ranks, etrecord))
     if len(sources) == 1 and not chosen and _is_parquet(sources[0]):
-        return Trace.load(sources[0], max_unpacked=max_unpacked, steps=wanted)
+        try:
+            return Trace.load(sources[0], max_unpacked=max_unpacked, steps=wanted)
+        except TraceError:
+            if not _is_table(sources[0]):
+                raise
     from daydream.collect.importers import import_trace
 
     trace = import_trace(
         sources, step_marker=step_marker, steps=how, ranks=ranks, progress=progress, engine=engine,
-        max_unpacked=max_unpacked,
+        max_unpacked=max_unpacked, etrecord=etrecord,
     )  # fmt: skip
     return trace if wanted is None else trace.of_steps(wanted)
 
@@ -59,3 +66,10 @@ def _is_parquet(path: str | os.PathLike[str]) -> bool:
             return file.read(4) == b"PAR1"
     except OSError:
         return False
+
+
+def _is_table(path: str | os.PathLike[str]) -> bool:
+    """Return whether a parquet file, which is no trace, is a table that is imported."""
+    from daydream.collect.importers import format_of
+
+    return format_of(Path(path)) != "parquet"

@@ -125,7 +125,9 @@ def matched(trace: Trace, handles: DebugHandleMap, by: str) -> Matched:
         mine = rows[codes[rows] >= 0]
     else:
         parent = trace["parent"]
-        host = trace.is_kind("operator", "annotation")
+        host = trace.is_kind("operator")  # a range around them is none of the code
+        if not host.any():
+            host = trace.is_kind("annotation")
         inner = (parent >= 0) & host[np.maximum(parent, 0)]
         rows = np.flatnonzero(host & ~inner)
         has = codes >= 0

@@ -228,7 +228,7 @@ class Trace(NotebookTables):
             return self
         rows = np.flatnonzero(chosen.rows(self["step"], self["rank"], self["start_ns"]))
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return Trace(chosen.taken(columns, rows), self.texts, chosen.metadata)
+        return Trace(chosen.taken(columns, rows), self.texts, chosen.metadata, handles=self.handles)
 
     def check(self, path: str | os.PathLike[str]) -> None:
         """Raise `TraceError`, which begins with the path, if the trace breaks a promise."""

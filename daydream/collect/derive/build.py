@@ -75,6 +75,7 @@ def derive(
 
     columns, texts = recording.columns, recording.texts
     memory = memory_of(recording)
+    places = columns.pop("handle", None)
     if "rank" not in columns:
         columns["rank"] = narrow(np.full(len(recording), int(recording.metadata.get("rank", 0))), np.int8)
     columns["parent"], columns["step"] = parent, step
@@ -84,7 +85,10 @@ def derive(
     for name in [name for name, column in columns.items() if not (column != FIELDS[name].null).any()]:
         del columns[name]
     _tell_vendor(recording)
-    return Trace(columns, texts, recording.metadata, memory)
+    trace = Trace(columns, texts, recording.metadata, memory)
+    if recording.handles is not None and places is not None:
+        trace.set_handles(recording.handles, places, by="the recording itself")
+    return trace
 
 
 def _put_in_order(recording: Recording) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 
@@ -27,12 +28,14 @@ class Recording:
 
     Times count from the recording's own origin; `metadata["origin_ns"]` is where that
     lies on the profiler's clock. `metadata["notes"]` lists what was odd. `memory`: allocations and frees.
+    `handles`: the map that the column `handle` points into, where the file says what compiled code is of.
     """
 
     columns: dict[str, np.ndarray]
     texts: dict[str, list[str]]
     metadata: dict[str, Any] = field(default_factory=dict)
     memory: MemoryEvents | None = None
+    handles: DebugHandleMap | None = None
 
     def __len__(self) -> int:
         return len(self.columns["start_ns"])

@@ -21,6 +21,7 @@ from daydream.collect.derive.recording import PORTION, Recording
 from daydream.errors import TraceError
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
+EXECUTE = re.compile(r"^Method::execute$")  # ExecuTorch: a run of the program
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(.*)\.step$|^Optimizer\.step#")
 BACKWARD_NODE = re.compile(r"^autograd::engine::evaluate_function|^[A-Z]\w*Backward\d*$|AccumulateGrad$")
 NO_PREDECESSOR = "no step before it in the window, so its step time is unknown"
@@ -38,8 +39,8 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
     """Return (name, start_ns, end_ns) of the steps in CPU time, and where they come from.
 
     Sources, in order: ranges whose name `step_marker` (a regular expression) finds;
-    `ProfilerStep#`; `Optimizer.step#`; ranges that are steps by their own names (`step 12`);
-    the period of the launch sequence. `steps="auto"` takes the period at once.
+    `ProfilerStep#`; `Optimizer.step#`; `Method::execute`; ranges that are steps by their own
+    names (`step 12`); the period of the launch sequence. `steps="auto"` takes the period at once.
     """
     if steps not in (None, "auto"):
         raise TraceError(f"unknown way to find steps: {steps!r}; only 'auto' is known")
@@ -63,6 +64,10 @@ def find_steps(recording: Recording, step_marker: str | None, steps: str | None)
         markers = _markers(recording, OPTIMIZER_STEP)
         if len(markers):
             return _between_optimizers(recording, markers)
+        markers = _markers(recording, EXECUTE)
+        if len(markers):
+            runs = [(start, end) for _, start, end in _marked(recording, markers)]
+            return [(f"run {number}", *run) for number, run in enumerate(runs)], "runs of Method::execute"
         markers = find_numbered_ranges(recording)
         if len(markers):
             return _marked(recording, markers), f"ranges such as {_first_name(recording, markers)!r}"

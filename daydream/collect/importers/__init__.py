@@ -14,6 +14,12 @@ import numpy as np
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
+from daydream.collect.importers.executorch.marks import (
+    is_etdump,
+    is_etrecord,
+    is_inspector_json,
+    is_inspector_parquet,
+)
 from daydream.collect.importers.one_job import RANK_IN_NAME, need_one_job
 from daydream.collect.importers.rank_clocks import align_ranks
 from daydream.errors import TraceError
@@ -28,10 +34,12 @@ ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
 Progress = Callable[[str, float], None]
 
-SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".parquet")
+SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".etdp", ".parquet")
 SQLITE_MAGIC = b"SQLite format 3\x00"
 PARQUET_MAGIC = b"PAR1"
 GZIP_MAGIC = b"\x1f\x8b"
+HEAD = 256  # bytes that tell the format
+EXECUTORCH = ("etdump", "inspector")
 
 
 def import_trace(
@@ -43,10 +51,12 @@ def import_trace(
     progress: Progress | None = None,
     engine: str | Engine = "local",
     max_unpacked: int | None = None,
+    etrecord: str | os.PathLike[str] | None = None,
 ) -> Trace:
     """Return one trace of profiler files or folders of them; several files are several ranks.
 
-    The format is told by content: Kineto JSON, nsys SQLite (either also gzipped), or a
+    The format is told by content: Kineto JSON, nsys SQLite (either also gzipped), an ExecuTorch
+    ETDump (`etrecord` is the ETRecord of its program) or table of its Inspector, or a
     daydream parquet trace. `step_marker` is a regular expression over annotation names,
     `steps="auto"` finds steps by the period of the launches. `ranks` are the ranks of the
     files in their order, where neither the files nor their names tell them; without them files that
@@ -66,6 +76,11 @@ def import_trace(
                 "file again to choose others"
             )
         return Trace.load(files[0], max_unpacked=max_unpacked)
+    _need_etdump(files, formats, etrecord)
+    if formats[0] in EXECUTORCH:
+        trace = derive(_of_executorch(files[0], formats[0], etrecord, max_unpacked), step_marker, steps)
+        trace.check(str(files[0]))
+        return trace
     engine = engine_of(engine if len(files) > 1 else "local")
     recordings: list[Recording] = []
     names: list[str] = []
@@ -114,14 +129,14 @@ def _deriving(chosen: tuple[str | None, str | None]) -> Callable[[Recording], Tr
 
 
 def format_of(path: Path) -> str:
-    """Return "kineto", "nsys" or "parquet" by a file's first bytes."""
+    """Return "kineto", "nsys", "etdump", "inspector" or "parquet" by a file's first bytes, or its last."""
     check_regular(path)
     try:
         with path.open("rb") as file:
-            head = file.read(16)
+            head = file.read(HEAD)
         if head[:2] == GZIP_MAGIC:
             with gzip.open(path) as packed:
-                head = packed.read(16)
+                head = packed.read(HEAD)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -129,11 +144,19 @@ def format_of(path: Path) -> str:
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
     if head[:4] == PARQUET_MAGIC:
-        return "parquet"
+        return "inspector" if is_inspector_parquet(path) else "parquet"
     if path.suffix == ".parquet" and head[:1] not in (b"{", b"[", SQLITE_MAGIC[:1]):
         what = "is empty" if not head else "does not begin as one"
         raise TraceError(f"{path} is not a parquet file: it {what}. Import the profiler's file again.")
-    return "nsys" if head == SQLITE_MAGIC else "kineto"
+    if is_etdump(head) or path.suffix == ".etdp":
+        return "etdump"
+    if is_etrecord(head):
+        raise TraceError(
+            f"{path} is an ETRecord; import the ETDump of its program with --etrecord {path.name}"
+        )
+    if is_inspector_json(head):
+        return "inspector"
+    return "nsys" if head[:16] == SQLITE_MAGIC else "kineto"
 
 
 def trace_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -207,6 +230,29 @@ def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | 
 
     say = None if progress is None else (lambda share: progress(path.name, share))
     return [read_kineto(path, progress=say, max_unpacked=max_unpacked)]
+
+
+def _need_etdump(
+    files: Sequence[Path], formats: Sequence[str], etrecord: str | os.PathLike[str] | None
+) -> None:
+    """Raise `TraceError` if a file of ExecuTorch is given among others, or an ETRecord without an ETDump."""
+    odd = next((path for path, kind in zip(files, formats, strict=True) if kind in EXECUTORCH), None)
+    if odd is not None and len(files) > 1:
+        raise TraceError(f"{odd} is the whole recording of one program; give it alone")
+    if etrecord is not None and formats[0] != "etdump":
+        raise TraceError(f"{files[0]} is no ETDump, and the ETRecord {etrecord} belongs to one; leave it out")
+
+
+def _of_executorch(
+    path: Path, kind: str, etrecord: str | os.PathLike[str] | None, max_unpacked: int | None
+) -> Recording:
+    if kind == "inspector":
+        from daydream.collect.importers.executorch.inspector import read_inspector
+
+        return read_inspector(path, max_unpacked=max_unpacked)
+    from daydream.collect.importers.executorch.reader import read_executorch
+
+    return read_executorch(path, None if etrecord is None else Path(etrecord), max_unpacked=max_unpacked)
 
 
 def _give_ranks(recordings: list[Recording], names: list[str]) -> None:

@@ -1,0 +1,186 @@
+"""Tables of ExecuTorch's Inspector (`to_dataframe`), saved as parquet or JSON, as a `Recording`.
+
+A row of such a table is an event of the program, with its time in each run (`raw`, in the unit that other
+columns have in their names) and when it began in each (`start_time`, in ns).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from daydream.collect.derive.recording import Recording
+from daydream.collect.importers.executorch.marks import COLUMN
+from daydream.collect.importers.executorch.rows import STAGES, Row, of_kernel, recording_of
+from daydream.collect.importers.kineto.values import plain_text
+from daydream.errors import TraceError
+from daydream.files.input_files import Counted, check_regular, most_unpacked, too_large
+from daydream.handles.nodes import layer_path, operator_name, source_line
+from daydream.trace.handle_map import LONGEST_TEXT, Handle
+
+NEEDED = ("event_name", "raw", "start_time")
+KNOWN = (
+    COLUMN, *NEEDED, "op_types", "stack_traces", "module_hierarchy", "is_delegated_op",
+)  # fmt: skip
+UNIT = re.compile(r"avg \((.*)\)")
+NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+LARGEST = 2**63
+NODE = re.compile(r"(_\d+)?_*")
+"""What stands behind the operator in a node's name: `aten_relu_default_1_`."""
+
+
+def read_inspector(path: Path, *, max_unpacked: int | None = None) -> Recording:
+    """Return the recording in a table of Inspector. Raises `TraceError` if it is none."""
+    check_regular(path)
+    with path.open("rb") as file:
+        parquet = file.read(4) == b"PAR1"
+    records = (_of_parquet if parquet else _of_json)(path, most_unpacked(path, max_unpacked))
+    if not records:
+        raise TraceError(
+            f"{path} is a table of Inspector without a row; run the program with enable_etdump=True."
+        )
+    missing = [name for name in NEEDED if any(name not in record for record in records)]
+    if missing:
+        raise TraceError(
+            f"{path} is a table of Inspector without the column {missing[0]!r}; save all of to_dataframe(), "
+            "of an ExecuTorch that has it."
+        )
+    unit_ns = _unit_ns(records[0], path)
+    rows: list[Row] = []
+    entries: dict[str, list[Handle]] = {}
+    for number, record in enumerate(records):
+        name = plain_text(record["event_name"] if isinstance(record["event_name"], str) else "")
+        identifier = ""
+        if not name.startswith(STAGES) and (handles := _handles(record, name)):
+            identifier = str(number)
+            entries[identifier] = handles
+        delegated = record.get("is_delegated_op") is True
+        for start, duration in _times(record, number, path):
+            end = start + round(duration * unit_ns)
+            rows.append(Row(name[:LONGEST_TEXT] or "unnamed", start, end, delegated, identifier))
+    return recording_of(rows, entries, path, [])
+
+
+def _unit_ns(record: Mapping[str, Any], path: Path) -> int:
+    found = [match.group(1) for match in map(UNIT.fullmatch, record) if match]
+    if not found:
+        raise TraceError(f"{path} does not say the unit of its times; save to_dataframe(include_units=True).")
+    if found[0] not in NS:
+        raise TraceError(
+            f"{path}: its times are in {found[0][:20]!r}; {', '.join(NS)} were needed. Cycles are no time "
+            "without the frequency of their clock: give Inspector source_time_scale and target_time_scale."
+        )
+    return NS[found[0]]
+
+
+def _times(record: Mapping[str, Any], number: int, path: Path) -> Iterator[tuple[int, float]]:
+    """Yield when an event began, in ns, and how long it took, in each run; `TraceError` if they are odd."""
+    raw, start = record["raw"], record["start_time"]
+    if raw is None and start is None:  # no event of time: a tensor that was kept
+        return
+    both = isinstance(raw, list) and isinstance(start, list) and len(raw) == len(start)
+    if not both:
+        raise TraceError(f"{path}: row {number} does not have one start_time for each time in raw.")
+    for begin, duration in zip(start, raw, strict=True):
+        right = _is_number(begin) and _is_number(duration)
+        if not right or begin < 0 or duration < 0 or begin != int(begin):
+            raise TraceError(
+                f"{path}: row {number} has the time {str(duration)[:30]} from {str(begin)[:30]}; numbers of "
+                "0 or more were needed."
+            )
+        yield int(begin), duration
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -LARGEST < value < LARGEST
+
+
+def _handles(record: Mapping[str, Any], name: str) -> list[Handle]:
+    """Return the operators of an event: one a node, and the kernel's own where the event's name tells it."""
+    modules, stacks = _known(record.get("module_hierarchy")), _known(record.get("stack_traces"))
+    types = record.get("op_types")
+    types = [each for each in types if isinstance(each, str)] if isinstance(types, list) else []
+    handles = [
+        Handle(
+            _operator(node, types),
+            layer=_layer(modules.get(node)),
+            source=source_line(str(stacks.get(node, ""))),
+        )
+        for node in dict.fromkeys([*modules, *stacks])
+        if node
+    ]
+    return of_kernel(handles, name)
+
+
+def _known(value: Any) -> dict[str, Any]:
+    """Return a struct without the fields that only other rows have."""
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else {}
+
+
+def _operator(node: str, types: Sequence[str]) -> str:
+    """Return a node's operator: that of the row's types which its name begins with, else its name."""
+    for each in types:
+        stem = each.replace(".", "_")
+        if node.startswith(stem) and NODE.fullmatch(node[len(stem) :]):
+            return operator_name(each)[:LONGEST_TEXT]
+    return node.strip("_")[:LONGEST_TEXT] or "unknown"
+
+
+def _layer(modules: Any) -> str:
+    """Return the path of the innermost module: the last of `{key: [path, type]}`."""
+    last = list(_known(modules).values())[-1:]
+    path = last[0][0] if last and isinstance(last[0], list) and last[0] else ""
+    return layer_path(path)[:LONGEST_TEXT] if isinstance(path, str) else ""
+
+
+def _of_json(path: Path, most: int) -> list[dict[str, Any]]:
+    """Return the records of a JSON table, which pandas writes as a list, one a line, or a column each."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as file:
+            text = Counted(file, path, most).read()
+        lines = text.splitlines()
+        one_a_line = len(lines) > 1 and lines[0].startswith(b"{") and lines[0].rstrip().endswith(b"}")
+        found = [json.loads(line) for line in lines if line.strip()] if one_a_line else json.loads(text)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"cannot read {path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path} is no readable JSON ({str(error)[:100]}); save the table again.") from None
+    if isinstance(found, dict) and isinstance(found.get(COLUMN), dict):
+        rows, columns = (
+            list(found[COLUMN]),
+            {name: each for name, each in found.items() if isinstance(each, dict)},
+        )
+        found = [{name: each.get(row) for name, each in columns.items()} for row in rows]
+    elif isinstance(found, dict) and COLUMN in found:
+        found = [found]
+    if not isinstance(found, list) or not all(isinstance(each, dict) and COLUMN in each for each in found):
+        raise TraceError(
+            f"{path} is a table of Inspector in an unknown order; save it with orient='records'."
+        )
+    return found
+
+
+def _of_parquet(path: Path, most: int) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+            size = sum(group.total_byte_size for group in groups)
+            if size > most:
+                raise TraceError(too_large(path, f"{size:,}", most))
+            wanted = [name for name in file.schema_arrow.names if name in KNOWN or UNIT.fullmatch(name)]
+            records: list[dict[str, Any]] = file.read(wanted).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise TraceError(
+            f"{path} is not a readable parquet file ({str(error).splitlines()[0][:100]})."
+        ) from None
+    return records

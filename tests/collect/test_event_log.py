@@ -1,0 +1,236 @@
+"""EventLog: begin and end give the same trace as times logged afterwards, nested and on threads."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import daydream
+from daydream.errors import HandleError, TraceError
+from daydream.handles import DebugHandleMap, Handle
+
+
+def ticking() -> Callable[[], int]:
+    """Return a clock that is ten later each time it is looked at."""
+    return itertools.count(1_000, 10).__next__
+
+
+def same(one: daydream.Trace, other: daydream.Trace) -> bool:
+    columns = one.columns.keys() == other.columns.keys()
+    rows = all(one.values(name) == other.values(name) for name in one.columns)
+    return columns and rows and one.metadata == other.metadata and one.handles == other.handles
+
+
+MAP = DebugHandleMap({
+    "mlp": [Handle("aten::linear", layer="mlp.0", phase="forward"), Handle("aten::relu", layer="mlp.1")],
+    "head": [Handle("aten::linear", layer="head", phase="backward")],
+})  # fmt: skip
+
+
+def test_begin_and_end_give_the_trace_of_times_logged_afterwards():
+    #  step 0 1000..1070  |mlp 1010..1060  |head 1020..1030|  |head 1040..1050|  |
+    one, other = daydream.EventLog(clock=ticking()), daydream.EventLog()
+    with one.step(), one.event("mlp"):
+        for _ in range(2):
+            with one.event("head"):
+                pass
+    other.record("head", 1_040, 1_050)
+    other.record_step(1_000, 1_070)
+    other.record("head", 1_020, 1_030)
+    other.record("mlp", 1_010, 1_060)
+    assert same(one.to_trace(MAP), other.to_trace(MAP))
+    assert one.to_trace(MAP).values("start_ns") == [0, 10, 20, 40]
+
+
+def test_an_event_is_logged_that_ends_with_an_error():
+    log = daydream.EventLog(clock=ticking())
+    with pytest.raises(ZeroDivisionError), log.event(0):
+        raise ZeroDivisionError
+    assert log.to_trace().values("duration_ns") == [10]
+
+
+def test_threads_log_at_the_same_time():
+    log, after = daydream.EventLog(), daydream.EventLog()
+    together = threading.Barrier(4)
+
+    def work() -> None:
+        for piece in ("outer", "inner"):
+            together.wait()
+            with log.event(piece):
+                together.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    trace = log.to_trace()
+    assert len(trace) == 8
+    assert len(set(trace.values("tid"))) == 4
+    for row in range(8):  # as a run time does that tells them all from one thread
+        start = trace.values("start_ns")[row] + trace.metadata["origin_ns"]
+        end = start + trace.values("duration_ns")[row]
+        after.record(trace.values("name")[row], start, end, thread=trace.values("tid")[row])
+    assert same(after.to_trace(), trace)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=3), max_leaves=12), st.integers(1, 3))
+def test_any_nesting_is_the_same_either_way(shape, threads):
+    one, other = daydream.EventLog(clock=ticking()), daydream.EventLog()
+
+    def run(log: daydream.EventLog, inner: list, depth: int) -> None:
+        with log.event(depth):
+            for each in inner:
+                run(log, each, depth + 1)
+
+    for _ in range(threads):
+        run(one, shape, 0)
+    trace = one.to_trace()
+    for event in reversed(one._events):
+        other.record(event.identifier, event.start_ns, event.end_ns)
+    assert same(other.to_trace(), trace)
+
+
+def test_a_log_answers_what_a_recording_does():
+    #  three steps of |mlp 40|10|head 30|, and 20 between them; half of head is 15 a step
+    log = daydream.EventLog()
+    for begin in (0, 100, 200):
+        log.record_step(begin, begin + 80)
+        log.record("mlp", begin, begin + 40)
+        log.record("head", begin + 50, begin + 80)
+    trace = log.to_trace(MAP)
+    assert [step["measured_ns"] for step in trace.metadata["steps"]] == [None, 100, 100]
+    assert trace.metadata["step_source"] == "steps of the event log"
+    assert trace.values("layer") == [None, "mlp.0", "head"] * 3
+    assert trace.values("phase")[1:3] == ["forward", "backward"]
+    assert daydream.replay(trace).replayed_ns == 100
+    answer = daydream.whatif(trace, "scale", layer="head", factor=0.5)
+    assert answer.predicted_ns == 100 - 15
+
+
+def test_what_is_logged_with_a_map_is_not_told_to_be_compiled():
+    log = daydream.EventLog()
+    log.record("mlp", 0, 10)
+    with pytest.raises(daydream.NotApplicableError, match="compiled code already"):
+        daydream.whatif(log.to_trace(MAP), "compile")
+    with pytest.raises(daydream.NotApplicableError, match="no operators of torch were recorded"):
+        daydream.whatif(log.to_trace(), "compile")
+
+
+def test_a_log_is_saved_with_its_map(tmp_path):
+    log = daydream.EventLog(clock=ticking())
+    with log.event("mlp"):
+        pass
+    trace = log.to_trace(MAP)
+    trace.save(tmp_path / "log.parquet")
+    assert same(daydream.load(tmp_path / "log.parquet"), trace)
+
+
+def test_whole_numbers_are_identifiers_as_texts_are():
+    log = daydream.EventLog(clock=ticking())
+    with log.event(7):
+        pass
+    trace = log.to_trace(DebugHandleMap({7: [Handle("aten::mm", layer="fc")]}))
+    assert trace.values("name") == ["7"]
+    assert trace.values("layer") == ["fc"]
+
+
+def test_without_steps_the_whole_log_is_one():
+    log = daydream.EventLog()
+    log.record("mlp", 10, 30)
+    assert [step["measured_ns"] for step in log.to_trace().metadata["steps"]] == [20]
+
+
+def test_what_the_map_does_not_have_is_said():
+    log = daydream.EventLog()
+    log.record("mlp", 0, 10)
+    log.record("copy", 10, 20)
+    trace = log.to_trace(MAP)
+    assert trace.values("layer") == ["mlp.0", None]
+    assert trace.metadata["notes"][0].startswith("The map does not have 1 identifier of the log, as 'copy'")
+
+
+def test_identifiers_are_of_one_kind():
+    log = daydream.EventLog()
+    log.record("mlp", 0, 10)
+    with pytest.raises(HandleError, match="the identifier 3 is of another kind than 'mlp'"):
+        log.record(3, 10, 20)
+    with pytest.raises(HandleError, match="3 is of another kind"), log.event(3):
+        pass
+    assert len(log) == 1
+
+
+@pytest.mark.parametrize("identifier", [None, "", 1.5, True, -1, ("a",)])
+def test_what_is_no_identifier_is_refused(identifier):
+    with pytest.raises(HandleError):
+        daydream.EventLog().record(identifier, 0, 10)
+
+
+@pytest.mark.parametrize(
+    "times", [(-1, 10), (0.5, 10), (0, float("nan")), (0, True), ("0", 10), (0, 2**62), (None, 10)]
+)
+def test_what_is_no_time_is_refused(times):
+    with pytest.raises(
+        HandleError, match=r"'mlp' was logged with .*; whole numbers of 0 or more were needed"
+    ):
+        daydream.EventLog().record("mlp", *times)
+
+
+def test_an_end_before_the_start_is_refused():
+    with pytest.raises(HandleError, match="'mlp' was logged to end at 5, before its start at 10"):
+        daydream.EventLog().record("mlp", 10, 5)
+
+
+def test_events_that_overlap_on_one_thread_are_refused():
+    log = daydream.EventLog()
+    log.record("a", 0, 10, thread=1)
+    log.record("b", 5, 15, thread=1)
+    said = "'a' from 0 to 10 ns and 'b' from 5 to 15 ns overlap on one thread, and neither lies in the other"
+    with pytest.raises(TraceError, match=said):
+        log.to_trace()
+
+
+def test_the_same_events_on_two_threads_are_fine():
+    log = daydream.EventLog()
+    log.record("a", 0, 10, thread=1)
+    log.record("b", 5, 15, thread=2)
+    assert np.diff(log.to_trace()["tid"]).tolist() == [1]
+
+
+@pytest.mark.parametrize("thread", [2, 3])
+def test_steps_that_overlap_are_refused(thread):
+    log = daydream.EventLog()
+    log.record("a", 0, 20, thread=1)
+    log.record_step(0, 10, thread=2)
+    log.record_step(5, 20, thread=thread)
+    with pytest.raises(TraceError, match="step from 0 to 10 ns and step from 5 to 20 ns overlap"):
+        log.to_trace()
+
+
+def test_a_map_of_another_program_is_refused():
+    log = daydream.EventLog()
+    log.record("other", 0, 10)
+    with pytest.raises(HandleError, match="the log begins with 'other', the map with 'mlp'"):
+        log.to_trace(MAP)
+
+
+def test_an_empty_log_is_refused():
+    log = daydream.EventLog()
+    log.record_step(0, 10)
+    with pytest.raises(TraceError, match="nothing was logged"):
+        log.to_trace()
+
+
+def test_times_of_two_clocks_are_refused():
+    log = daydream.EventLog()
+    log.record("a", 0, 10)
+    log.record("b", 2**60, 2**60 + 10)
+    with pytest.raises(TraceError, match="more than 13 days apart"):
+        log.to_trace()

@@ -1,0 +1,437 @@
+"""ExecuTorch's files, as `executorch/record.py` recorded them: time is counted once, layers are Inspector's.
+
+The tables beside the ETDumps are what Inspector of the same version made of them: an answer that is not ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import daydream
+from daydream.collect.derive.build import derive
+from daydream.collect.importers.executorch.etdump import read_events
+from daydream.collect.importers.executorch.etrecord import innermost, read_etrecord
+from daydream.collect.importers.executorch.rows import Row, recording_of
+from daydream.errors import DaydreamError, NotApplicableError, TraceError
+from daydream.handles import Handle
+
+FILES = Path(__file__).parent / "executorch"
+BACK_ENDS = ("portable", "xnnpack")
+
+
+def imported(name: str) -> daydream.Trace:
+    return daydream.load(FILES / f"{name}.etdp", etrecord=FILES / f"{name}.etrecord")
+
+
+def table(name: str) -> list[dict]:
+    return json.loads((FILES / f"{name}.json").read_text())
+
+
+def own_ns(trace: daydream.Trace) -> np.ndarray:
+    """Return each row's time without that of the rows directly within it."""
+    parent, duration = np.asarray(trace["parent"]), np.asarray(trace["duration_ns"], np.int64)
+    own = duration.copy()
+    np.subtract.at(own, parent[parent >= 0], duration[parent >= 0])
+    return own
+
+
+def layers_by_name(trace: daydream.Trace) -> dict[str, set[str | None]]:
+    found: dict[str, set[str | None]] = {}
+    for name, layer in zip(trace.values("name"), trace.values("layer"), strict=True):
+        found.setdefault(name, set()).add(layer)
+    return found
+
+
+@pytest.mark.parametrize("name", BACK_ENDS)
+def test_the_time_of_a_run_is_counted_once(name):
+    trace = imported(name)
+    runs = next(row for row in table(name) if row["event_name"] == "Method::execute")
+    whole = sum(round(time * 1e6) for time in runs["raw"])
+    in_runs = np.asarray(trace["step"]) >= 0
+    assert (own_ns(trace) >= 0).all()
+    assert own_ns(trace)[in_runs].sum() == whole
+    rows = np.asarray(trace["duration_ns"], np.int64)[in_runs].sum()
+    assert rows > 1.5 * whole  # what adding up the rows would have said
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+@pytest.mark.parametrize("name", BACK_ENDS)
+def test_an_etdump_and_the_table_of_inspector_give_the_same_rows(name, kind):
+    ours, theirs = imported(name), daydream.load(FILES / f"{name}.{kind}")
+    for column in ("kind", "name", "start_ns", "duration_ns", "parent", "layer", "phase", "step"):
+        assert ours.values(column) == theirs.values(column), column
+    kernel = [row for row, text in enumerate(ours.values("name")) if text.startswith("native_call_")]
+    assert ours.values("op", kernel) == theirs.values("op", kernel)
+
+
+def test_layers_are_those_that_inspector_says():
+    trace = imported("portable")
+    found = layers_by_name(trace)
+    for row in table("portable"):
+        said = {list(stack.values())[-1][0] or None for stack in row["module_hierarchy"].values()}
+        if row["event_name"].startswith("native_call_"):
+            assert said <= found[row["event_name"]]
+    assert found["native_call_convolution.out"] == {"block.conv"}
+    assert found["native_call__native_batch_norm_legit_no_training.out"] == {"block.norm"}
+    assert found["native_call_relu.out"] == {"block", None}  # one of the block, one of the model itself
+    assert found["native_call_addmm.out"] == found["native_call_permute_copy.out"] == {"fc1", "fc2"}
+    assert found["native_call_mean.out"] == {None}  # of the model itself
+    assert found["Method::execute"] == {None}
+
+
+def test_a_kernel_is_the_operator_of_its_debug_handle_that_it_runs():
+    trace = imported("portable")
+    operators = dict(zip(trace.values("name"), trace.values("op"), strict=True))
+    assert operators["native_call_addmm.out"] == "aten::addmm"  # the handle is of the transposition, too
+    assert operators["native_call_permute_copy.out"] == "aten::permute_copy"
+
+
+def test_a_run_of_the_program_is_a_step():
+    trace = imported("portable")
+    assert trace.metadata["step_source"] == "runs of Method::execute"
+    assert [step["name"] for step in trace.metadata["steps"]] == [f"run {number}" for number in range(6)]
+    assert [step["covered"] for step in trace.metadata["steps"]] == [False, True, True, True, True, True]
+
+
+def test_the_source_line_of_an_operator_is_kept():
+    trace = imported("portable")
+    sources = {handle.source for identifier in trace.handles for handle in trace.handles[identifier]}
+    assert "record.py(38): forward" in sources
+
+
+def test_a_delegate_without_a_map_keeps_its_own_names_and_says_so():
+    trace = imported("xnnpack")
+    row = trace.values("name").index("Convolution (NHWC, F32) IGEMM #1")
+    assert trace.values("op", [row]) == ["Convolution (NHWC, F32) IGEMM #1"]
+    assert trace.values("layer", [row]) == trace.values("handle", [row]) == [None]
+    assert any(
+        "30 rows of delegates (5 names) without debug handles" in note for note in trace.metadata["notes"]
+    )
+    mean = trace.values("name").index("native_call_mean.out")
+    assert trace.values("op", [mean]) == ["aten::mean"]  # what was not delegated is known as elsewhere
+
+
+def test_a_delegate_that_logs_nothing_shares_its_call_over_its_operators():
+    rows = [Row("Method::execute", 0, 10), Row("DELEGATE_CALL", 1, 9, identifier="0")]
+    entries = {"0": [Handle("aten::linear", layer="fc1"), Handle("aten::relu")]}
+    trace = derive(recording_of(rows, entries, Path("x.etdp"), []))
+    assert trace.values("handle") == [None, 0]
+    assert trace.handles.shares("0").tolist() == [0.5, 0.5]
+
+
+def test_operators_of_a_record_weigh_the_bytes_that_they_read_and_write():
+    found = read_etrecord(FILES / "xnnpack.etrecord")
+    call = found.handles(2, -1, "DELEGATE_CALL")
+    assert [handle.operator for handle in call] == ["aten::linear", "aten::relu", "aten::linear"]
+    #  2 images: 16 in, 64 weights for each, 64 of bias, 64 out; 64 in, 64 out; 64 in, 10 weights for each ...
+    first, second, third = 2 * 16 + 64 * 16 + 64 + 2 * 64, 2 * 64 + 2 * 64, 2 * 64 + 10 * 64 + 10 + 2 * 10
+    assert [handle.weight for handle in call] == [4 * first, 4 * second, 4 * third]
+
+
+def test_rows_of_a_delegate_with_a_map_have_its_handles():
+    rows = [
+        Row("Method::execute", 0, 10), Row("DELEGATE_CALL", 1, 9, identifier="0"),
+        Row("1", 2, 5, delegated=True, identifier="0:1"), Row("2", 5, 8, delegated=True, identifier="0:2"),
+    ]  # fmt: skip
+    both = [Handle("aten::linear", layer="fc1"), Handle("aten::relu", layer="act")]
+    entries = {"0": both, "0:1": both[:1], "0:2": both[1:]}
+    trace = derive(recording_of(rows, entries, Path("x.etdp"), []))
+    assert trace.values("layer") == [None, "fc1", "fc1", "act"]
+    assert own_ns(trace).tolist() == [2, 2, 3, 3]
+
+
+def test_rows_on_a_delegates_own_clock_are_left_out_and_counted():
+    rows = [Row("Method::execute", 100, 200), Row("DELEGATE_CALL", 110, 190), Row("mm", 3, 7, delegated=True)]
+    trace = derive(recording_of(rows, {}, Path("x.etdp"), []))
+    assert trace.values("name") == ["Method::execute", "DELEGATE_CALL"]
+    assert trace.metadata["notes"][0].startswith("1 row of delegates outside every DELEGATE_CALL")
+
+
+def test_rows_that_cross_are_cut_and_counted():
+    rows = [Row("Method::execute", 0, 100_000), Row("a", 10_000, 50_000), Row("b", 40_000, 70_000)]
+    trace = derive(recording_of(rows, {}, Path("x.etdp"), []))
+    assert own_ns(trace).sum() == 100_000
+    assert trace.metadata["notes"] == [
+        "1 host row reached beyond the end of the row around it and was cut there."
+    ]
+
+
+def test_half_of_a_layer_is_half_of_its_own_time():
+    trace = imported("portable")
+    step = np.asarray(trace["step"])
+    steps = trace.metadata["steps"]
+    covered = np.array([one["covered"] for one in steps])
+    layer = np.array([each == "block.conv" for each in trace.values("layer")])
+    mine = own_ns(trace)[layer & (step >= 0) & covered[step]].sum() / covered.sum()
+    answer = daydream.whatif(trace, "scale", layer="block.conv", factor=0.5)
+    assert answer.replayed_ns - answer.predicted_ns == pytest.approx(
+        mine / 2, abs=5
+    )  # each of its tasks is rounded
+
+
+@pytest.mark.parametrize("name", BACK_ENDS)
+def test_a_program_is_not_told_to_be_compiled(name):
+    trace = imported(name)
+    assert daydream.replay(trace).error == 0
+    assert all(cost.best is None for cost in daydream.explain(trace).avoidable)
+    with pytest.raises(NotApplicableError, match="compiled code already"):
+        daydream.whatif(trace, "compile")
+
+
+def test_without_a_record_operators_have_the_runtimes_names_and_that_is_said():
+    trace = daydream.load(FILES / "portable.etdp")
+    assert "native_call_addmm.out" in trace.text("op")
+    assert trace.handles is None
+    assert any(note.startswith("No ETRecord was given") for note in trace.metadata["notes"])
+
+
+def test_the_record_of_another_program_is_said():
+    trace = daydream.load(FILES / "portable.etdp", etrecord=FILES / "xnnpack.etrecord")
+    said = "Only 2 of 9 kernels are among the operators of their debug handles in xnnpack.etrecord"
+    assert any(note.startswith(said) for note in trace.metadata["notes"])
+
+
+def test_steps_can_be_chosen_as_elsewhere():
+    trace = daydream.load(FILES / "portable.etdp", step_marker="load_method")
+    assert trace.metadata["step_source"] == "ranges that match 'load_method'"
+
+
+@pytest.mark.parametrize("cut", range(0, 8496, 89))
+def test_an_etdump_cut_anywhere_is_one_clear_line(tmp_path, cut):
+    path = tmp_path / "cut.etdp"
+    path.write_bytes((FILES / "portable.etdp").read_bytes()[:cut])
+    with pytest.raises(TraceError, match=r"cut off|no ETDump"):
+        daydream.load(path)
+
+
+def test_an_etdump_with_odd_bytes_is_a_trace_or_one_clear_line(tmp_path):
+    whole, path = (FILES / "xnnpack.etdp").read_bytes(), tmp_path / "odd.etdp"
+    random = np.random.default_rng(7)
+    usable = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for at in random.integers(12, len(data), 3).tolist():
+            data[at] = int(random.integers(0, 256))
+        path.write_bytes(data)
+        with contextlib.suppress(DaydreamError):  # anything else fails the test
+            usable += len(daydream.load(path)) > 0
+    assert usable
+
+
+def test_vectors_that_overlap_do_not_multiply_the_events(tmp_path):
+    count = 1_000  # of runs that are all one run, of events that are all one event
+
+    def number(value: int, size: int = 4) -> bytes:
+        return value.to_bytes(size, "little")
+
+    def vector(to: int) -> bytes:  # offsets from each place on to one that lies behind
+        return number(count) + b"".join(number(to + 4 * (count - 1 - index)) for index in range(count))
+
+    def table(field: int) -> bytes:  # its fields, itself, and the vector or table that one of them leads to
+        slots = [0] * field + [4]
+        return number(4 + 2 * len(slots), 2) + number(8, 2) + b"".join(number(each, 2) for each in slots)
+
+    root, run, event = table(1), table(3), table(0)
+    body = b"".join((
+        number(8 + len(root)), b"ED00", root, number(len(root)), number(4), vector(4 + len(run)),
+        run, number(len(run)), number(4), vector(4 + len(event)),
+        event, number(len(event)), number(4), event, number(len(event)), number(0),
+    ))  # fmt: skip
+    path = tmp_path / "many.etdp"
+    path.write_bytes(body)
+    with pytest.raises(TraceError, match=r"many\.etdp is cut off or damaged"):
+        daydream.load(path)
+
+
+def test_times_that_run_backwards_are_refused():
+    with pytest.raises(
+        TraceError, match=r"x\.etdp: 'a' ends before it starts \(3 after 5\); its clock wrapped"
+    ):
+        recording_of([Row("a", 5, 3)], {}, Path("x.etdp"), [])
+
+
+def test_times_of_two_clocks_are_refused():
+    with pytest.raises(TraceError, match="more than 13 days apart"):
+        recording_of([Row("a", 0, 3), Row("b", 2**63, 2**63 + 1)], {}, Path("x.etdp"), [])
+
+
+def test_an_etdump_without_events_says_how_to_get_them():
+    with pytest.raises(TraceError, match="holds no profiling event; run the program with enable_etdump=True"):
+        recording_of([], {}, Path("x.etdp"), [])
+
+
+def record(path: Path, **files: str) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "lacks the mark ETRECORD_V0"),
+        ({"ETRECORD_V0": "", "debug_handle_map": "{"}, "debug_handle_map is not as ExecuTorch writes it"),
+        ({"ETRECORD_V0": "", "debug_handle_map": '{"forward": {"0": "a"}}'}, "debug_handle_map is not as"),
+        (
+            {"ETRECORD_V0": "", "debug_handle_map": '{"a": {}, "b": {}}'},
+            "is of 2 methods, none of them 'forward'",
+        ),
+        (
+            {"ETRECORD_V0": "", "edge_dialect_exported_program": "[" * 100_000},
+            "is not as ExecuTorch writes it",
+        ),
+    ],
+)
+def test_a_damaged_record_is_one_clear_line(tmp_path, files, said):
+    with pytest.raises(TraceError, match=said):
+        read_etrecord(record(tmp_path / "x.etrecord", **files))
+
+
+def test_what_is_no_zip_file_is_no_record(tmp_path):
+    path = tmp_path / "x.etrecord"
+    path.write_bytes((FILES / "portable.etrecord").read_bytes()[:500])
+    with pytest.raises(TraceError, match="is no readable ETRecord"):
+        read_etrecord(path)
+    with pytest.raises(TraceError, match="no such file"):
+        read_etrecord(tmp_path / "none.etrecord")
+
+
+def test_a_record_that_unpacks_to_much_is_refused(tmp_path):
+    path = tmp_path / "x.etrecord"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("ETRECORD_V0", "")
+        file.writestr("debug_handle_map", " " * 100_000)
+    with pytest.raises(TraceError, match="unpacks to more than 1,000 bytes"):
+        read_etrecord(path, max_unpacked=1_000)
+
+
+def test_a_record_belongs_to_an_etdump():
+    with pytest.raises(TraceError, match="is no ETDump, and the ETRecord"):
+        daydream.load(FILES / "portable.json", etrecord=FILES / "portable.etrecord")
+    with pytest.raises(TraceError, match="is the whole recording of one program; give it alone"):
+        daydream.load(FILES / "portable.etdp", FILES / "xnnpack.etdp")
+
+
+def test_the_last_module_of_a_stack_may_have_commas_in_its_path():
+    stack = "L__self__,,Model;L__self__a,blocks[slice(None, 2, None)].fc,torch.nn.Linear"
+    assert innermost(stack) == "blocks[slice(None, 2, None)].fc"
+    assert innermost("") == innermost("odd") == ""
+
+
+def orders(rows: list[dict]) -> dict[str, bytes]:
+    columns = {name: {str(number): row[name] for number, row in enumerate(rows)} for name in rows[0]}
+    whole = json.dumps(rows).encode()
+    return {
+        "records": whole, "columns": json.dumps(columns).encode(), "packed": gzip.compress(whole),
+        "lines": b"\n".join(json.dumps(row).encode() for row in rows),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["records", "columns", "packed", "lines"])
+def test_a_table_is_read_in_the_orders_that_pandas_writes(tmp_path, order):
+    path = tmp_path / "table.json"
+    path.write_bytes(orders(table("portable"))[order])
+    trace = daydream.load(path)
+    assert trace.values("start_ns") == imported("portable").values("start_ns")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"start_time": ...}, "without the column 'start_time'"),
+        ({"raw": ...}, "without the column 'raw'"),
+        ({"avg (ms)": ...}, "does not say the unit of its times"),
+        (
+            {"avg (ms)": ..., "avg (cycles)": 1.0},
+            "its times are in 'cycles'; ns, us, ms, s were needed. Cycles are no",
+        ),
+        ({"raw": [-1.0], "start_time": [5]}, "row 0 has the time -1.0 from 5; numbers of 0 or more"),
+        ({"raw": [1.0], "start_time": [-5]}, "row 0 has the time 1.0 from -5"),
+        ({"raw": [float("nan")], "start_time": [5]}, "row 0 has the time nan from 5"),
+        ({"raw": ["a"], "start_time": [5]}, "row 0 has the time a from 5"),
+        ({"raw": [1.0, 2.0], "start_time": [5]}, "row 0 does not have one start_time for each time in raw"),
+        ({"raw": 1.0}, "row 0 does not have one start_time"),
+    ],
+)
+def test_a_table_with_odd_columns_is_one_clear_line(tmp_path, change, said):
+    row = {**table("portable")[2], **change}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps([{name: value for name, value in row.items() if value is not ...}]))
+    with pytest.raises(TraceError, match=said):
+        daydream.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '{"columns": ["event_block_name"], "data": []}',
+            "in an unknown order; save it with orient='records'",
+        ),
+        ('[{"event_block_name": "a"}, 3]', "in an unknown order"),
+        ('[{"event_block_name": "a"', "is no readable JSON"),
+        ('{"event_block_name": {}}', "without a row"),
+    ],
+)
+def test_a_table_in_an_odd_order_is_one_clear_line(tmp_path, text, said):
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=said):
+        daydream.load(path)
+
+
+def test_a_name_that_is_no_text_is_written_all_the_same(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps([{**table("portable")[2], "event_name": "a\ud800"}]))
+    daydream.load(path).save(tmp_path / "trace.parquet")
+    assert daydream.load(tmp_path / "trace.parquet").values("name", [0]) == ["a?"]
+
+
+def test_a_row_that_lacks_a_column_is_one_clear_line(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps([table("portable")[2], {"event_block_name": "Execute"}]))
+    with pytest.raises(TraceError, match="without the column 'event_name'"):
+        daydream.load(path)
+
+
+def test_odd_operators_and_modules_of_a_table_are_left_out(tmp_path):
+    row = {
+        **table("portable")[2],
+        "op_types": "['aten.convolution.default', 'aten.relu.default' ... 'aten.add.Tensor'] (9 total)",
+        "module_hierarchy": {"aten_relu_default_2_": {"a": 3}, "b_": None, "": {}}, "stack_traces": [],
+    }  # fmt: skip
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps([row]))
+    trace = daydream.load(path)
+    assert [handle.operator for handle in trace.handles["0"]] == ["aten_relu_default_2"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of what executorch imports
+def test_our_reader_and_executorchs_own_read_the_same_events():
+    pytest.importorskip("executorch.devtools.etdump.serialize", reason="executorch is not installed")
+    from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc
+
+    for name in BACK_ENDS:
+        path = FILES / f"{name}.etdp"
+        runs = deserialize_from_etdump_flatcc(path.read_bytes()).run_data
+        theirs = [
+            event.profile_event for run in runs for event in run.events if event.profile_event is not None
+        ]
+        ours = read_events(path)
+        assert [(each.name, each.instruction, each.start, each.end) for each in ours] == [
+            (each.name or "", each.instruction_id, each.start_time, each.end_time) for each in theirs
+        ]
+        assert [each.delegate for each in ours] == [
+            each.delegate_debug_id_str or ""
+            if each.delegate_debug_id_int == -1
+            else each.delegate_debug_id_int
+            for each in theirs
+        ]
