@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from daydream.cli.engine import engine_option
-from daydream.cli.source import force_option, json_option, read, step_options
+from daydream.cli.source import force_option, handle_options, json_option, read, step_options
 
 if TYPE_CHECKING:
     from daydream.parallel.engines import Engine
@@ -107,12 +107,8 @@ command = click.Command(
             metavar="FILE",
             help="The ETRecord of the program that an ETDump is of: layers and operators of its events.",
         ),
+        *handle_options(),
         engine_option(),
-        click.Option(
-            ["--handles"],
-            metavar="FILE",
-            help="A map of debug handles (JSON): which operators and layers compiled kernels came from.",
-        ),
         force_option(),
         json_option(),
     ],

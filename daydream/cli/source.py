@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_UNPACKED = "daydream.max_unpacked"
 NO_CACHE = "daydream.no_cache"
 AUTO = "auto"  # `--steps` then says how steps are found, else which are read
+HANDLES, CAPTURE = "daydream.handles", "daydream.capture"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -64,6 +65,32 @@ def cache_option() -> click.Option:
         expose_value=False,
         help="Read and replay the trace again, and keep nothing of it; DAYDREAM_CACHE says where that lies.",
     )
+
+
+def _keep_file(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Keep a file of debug handles for `read`."""
+    if value is not None:
+        ctx.meta[HANDLES if param.name == "handles" else CAPTURE] = value
+
+
+def handle_options() -> list[click.Option]:
+    """Return `--handles` and `--capture`, which `read` knows."""
+    return [
+        click.Option(
+            ["--handles"],
+            metavar="FILE",
+            callback=_keep_file,
+            expose_value=False,
+            help="What compiled kernels came from: a map of debug handles or Inductor's mapping (JSON).",
+        ),
+        click.Option(
+            ["--capture"],
+            metavar="FILE",
+            callback=_keep_file,
+            expose_value=False,
+            help="The recording of the capture of the CUDA or HIP graphs that the trace replays.",
+        ),
+    ]
 
 
 def step_options() -> list[click.Option]:
@@ -112,12 +139,12 @@ def trace_options() -> list[click.Parameter]:
         metavar="TRACE",
         help="A trace that `daydream import` wrote, or anything it accepts.",
     )
-    return [trace, *step_options(), cache_option()]
+    return [trace, *step_options(), *handle_options(), cache_option()]
 
 
 def trace_words(trace: str, step_marker: str | None, steps: str | None) -> list[str]:
     """Return the options that read the same trace again, as typed."""
-    given = {"--trace": trace, "--step-marker": step_marker, "--steps": steps}
+    given = {"--trace": trace, "--step-marker": step_marker, "--steps": steps, **_files()}
     return [word for flag, value in given.items() if value is not None for word in (flag, value)]
 
 
@@ -190,13 +217,44 @@ def read(
         max_unpacked=max_unpacked(), etrecord=etrecord,
     )  # fmt: skip
     trace.cache = entry
+    _attach(trace)
     return trace
+
+
+def _files() -> dict[str, str]:
+    """Return the files that `--handles` and `--capture` name, by option."""
+    context = click.get_current_context(silent=True)
+    found = {} if context is None else {"--handles": HANDLES, "--capture": CAPTURE}
+    return {flag: context.meta[key] for flag, key in found.items() if context and key in context.meta}
+
+
+def _attach(trace: Trace) -> None:
+    """Say of compiled and replayed kernels what they came from, where a file is given that knows."""
+    from pathlib import Path
+
+    files = {flag: Path(file) for flag, file in _files().items()}
+    if len(files) > 1:
+        raise click.UsageError("--handles and --capture exclude each other", click.get_current_context())
+    if "--handles" in files:
+        from daydream.collect.handle_files import attach_file
+
+        attach_file(trace, files["--handles"])
+    if "--capture" in files:
+        from daydream.collect.captures_beside import attach_capture
+        from daydream.collect.importers.kineto.launched import launched_kernels
+        from daydream.collect.load import load
+
+        file, most = files["--capture"], max_unpacked()
+        capture = load(file, max_unpacked=most)
+        attach_capture(trace, capture, launched_kernels(file, most) if file.suffix != ".parquet" else {})
 
 
 def _entry(sources: Sequence[str], step_marker: str | None, steps: str | None) -> CacheEntry | None:
     """Return where the replay is kept; None where a limit is to be tried, or the user wants none."""
     context = click.get_current_context(silent=True)
     if context is None or context.meta.get(NO_CACHE) or max_unpacked() is not None or len(sources) != 1:
+        return None
+    if _files():  # what is kept is the file's own content
         return None
     from daydream.cli.cached import cache_entry
 

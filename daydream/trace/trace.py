@@ -151,6 +151,9 @@ class Trace(NotebookTables):
         take_over(self, handles, places)
         self.handles, self.cache = handles, None
         notes = [*self.metadata.get("notes", []), f"{matched(self, handles, by)}."]
+        if any(len(handles[one]) > 1 for one in handles):
+            shared = {"flop": "by their FLOP", "bytes": "by their bytes"}.get(handles.rule, "equally")
+            notes.append(f"The time of a fused kernel is shared over the operators it came from {shared}.")
         self.metadata = {**self.metadata, "notes": notes}
         return self
 

@@ -53,7 +53,7 @@ def test_removing_a_layer_leaves_the_others_part():
 def test_an_identifier_selects_all_parts():
     graph = build(compiled())
     assert graph.select(handle="fused").total("duration_ns") == 200
-    with pytest.raises(GraphError, match="no debug handle has the identifier 'other'"):
+    with pytest.raises(GraphError, match="no compiled piece has the identifier 'other'"):
         graph.select(handle="other")
 
 

@@ -79,9 +79,13 @@ def _of_handles(graph: Graph, ids: np.ndarray, identifiers: list[Any]) -> np.nda
     """Return a mask of the tasks of these identifiers in the trace's map of debug handles."""
     handles = None if graph.trace is None else graph.trace.handles
     places = {} if handles is None else {each: place for place, each in enumerate(handles)}
+    if handles is None:
+        raise GraphError("this trace has no debug handles; give a map with --handles FILE")
     unknown = [each for each in identifiers if each not in places]
     if unknown:
-        raise GraphError(f"no debug handle has the identifier {unknown[0]!r:.60}; {len(places):,} are known")
+        near = difflib.get_close_matches(str(unknown[0]), map(str, places), 1)
+        hint = f"Did you mean {near[0]!r:.60}?" if near else f"{len(places):,} are known."
+        raise GraphError(f"no compiled piece has the identifier {unknown[0]!r:.60}. {hint}")
     return np.isin(read_column(graph, "handle", ids), [places[each] for each in identifiers])
 
 
