@@ -67,6 +67,7 @@ class Allocations:
         doubted: the cases differ.
         recorded_graph: the graph of the trace before any change, if there is one already.
         worked_out: figures of this table as it is, which `copy` leaves out.
+        doubted_cases: those of "least" and "most" that differ from what is expected.
     """
 
     trace: Trace
@@ -77,6 +78,7 @@ class Allocations:
     doubted: bool = False
     recorded_graph: Graph | None = None
     worked_out: dict[Any, Any] = field(default_factory=dict)
+    doubted_cases: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.columns.setdefault("recorded_bytes", self.columns["bytes"].copy())
@@ -91,7 +93,8 @@ class Allocations:
     def copy(self) -> Allocations:
         """Return an independent copy; the trace behind it is shared."""
         columns = {name: column.copy() for name, column in self.columns.items()}
-        return replace(self, columns=columns, notes=list(self.notes), worked_out={})
+        doubted = set(self.doubted_cases)
+        return replace(self, columns=columns, notes=list(self.notes), worked_out={}, doubted_cases=doubted)
 
     def note(self, sentence: str) -> None:
         """Add a sentence that a reader should know before trusting the result; once each."""
@@ -103,7 +106,10 @@ class Allocations:
 
         Memory is predicted for all three, and the answer's range reaches from the first to the last.
         """
-        self.doubted |= not (np.array_equal(least, expected) and np.array_equal(expected, most))
+        for case, end in (("least", least), ("most", most)):
+            if not np.array_equal(end, expected):
+                self.doubted = True
+                self.doubted_cases.add(case)
         return {"least": least, "expected": expected, "most": most}[self.case]
 
     def of_graph(self, graph: Graph) -> Allocations:

@@ -126,9 +126,10 @@ def memory_after(
     )  # it may be a new worker's
     before_bytes, after_bytes = peak_bytes(held, *now), peak_bytes(after, rank, device)
     low = high = after_bytes
-    if after.doubted and not stays:
-        ends = [peak_bytes(changed(held, changes, case), rank, device) for case in ("least", "most")]
-        low, high = min(*ends, after_bytes), max(*ends, after_bytes)
+    if not stays:  # a case that differs in nothing has the peak that is expected
+        cases: list[Case] = [case for case in ("least", "most") if case in after.doubted_cases]
+        ends = [after_bytes, *(peak_bytes(changed(held, changes, case), rank, device) for case in cases)]
+        low, high = min(ends), max(ends)
     if not stays and not _same(held, after):
         own = round(after_bytes * OWN_ERROR)
         low, high = max(low - own, 0), high + own

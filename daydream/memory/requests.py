@@ -110,14 +110,16 @@ def usage(
     restore(allocator, start)
     peak, requested, reserved = allocator.allocated, allocator.requested, allocator.reserved
     at, reserved_then, failed = -1, reserved, None
+    held = allocator.held
     for index, request in enumerate(requests):
-        if request.what != ALLOCATE:
+        what, name, size, stream, private, address = request
+        if what != ALLOCATE:
             _serve(allocator, request)
             continue
-        if request.id in allocator.held:
-            raise DaydreamError(f"request {index} allocates {request.id}, which is allocated already")
+        if name in held:
+            raise DaydreamError(f"request {index} allocates {name}, which is allocated already")
         try:
-            _serve(allocator, request)
+            allocator.allocate(name, size, stream, private, address)
         except OutOfMemoryError as error:
             failed = OutOfMemory(index, error.asked, error.size, allocator.allocated, allocator.reserved)
             break

@@ -59,8 +59,6 @@ def requests_of(
     places = np.concatenate([held["begin"][asked], held["end"][ended]])
     frees = np.arange(len(places)) >= len(asked)
     order = np.lexsort((frees, places))  # at one place what begins comes before what ends
-    which = np.concatenate([asked, ended])[order].tolist()
-    return [
-        Request(FREE, row) if free else Request(ALLOCATE, row, int(sizes[row]))
-        for row, free in zip(which, frees[order].tolist(), strict=True)
-    ]
+    which, free = np.concatenate([asked, ended])[order], frees[order]
+    whats, amounts = np.where(free, FREE, ALLOCATE), np.where(free, 0, sizes[which])
+    return list(map(Request, whats.tolist(), which.tolist(), amounts.tolist()))
