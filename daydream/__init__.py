@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from daydream.predict.whatif import whatif
     from daydream.simulate import simulate
     from daydream.simulate.timeline import Timeline
+    from daydream.tools.run import run_tool
+    from daydream.tools.tool import tool
     from daydream.trace.handle_map import DebugHandleMap, Handle
     from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
@@ -85,6 +87,8 @@ _HOMES = {
     "daydream.predict.whatif": ("whatif",),
     "daydream.simulate": ("simulate",),
     "daydream.simulate.timeline": ("Timeline",),
+    "daydream.tools.run": ("run_tool",),
+    "daydream.tools.tool": ("tool",),
     "daydream.trace.handle_map": ("DebugHandleMap", "Handle"),
     "daydream.trace.trace": ("Trace",),
     "daydream.transforms.registry": ("Optimization",),
@@ -128,9 +132,11 @@ __all__ = [
     "memory_of",
     "rank",
     "replay",
+    "run_tool",
     "scaling",
     "simulate",
     "sweep",
+    "tool",
     "whatif",
 ]
 

@@ -27,6 +27,7 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "sweep": "daydream.cli.sweep",
     "explain": "daydream.cli.explain",
     "memory": "daydream.cli.memory",
+    "tool": "daydream.cli.tool",
     "scaling": "daydream.cli.scaling",
     "compare": "daydream.cli.compare",
     "confirm": "daydream.cli.confirm",

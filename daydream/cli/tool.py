@@ -1,0 +1,80 @@
+"""`daydream tool`: small analyses over the events of a trace."""
+
+from __future__ import annotations
+
+import click
+
+from daydream.cli.source import (
+    cache_option,
+    json_option,
+    read,
+    stdout_for_the_result,
+    step_options,
+    verbose_option,
+)
+
+
+def _tool(
+    name: str | None,
+    trace: str | None,
+    range: str | None,  # noqa: A002 - the option's name
+    step_marker: str | None,
+    steps: str | None,
+    as_list: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Run a small analysis over the events of a trace.
+
+    NAME is one of `daydream tool --list`, or the path of a Python file with a class under
+    @daydream.tool. --range leaves a part of the trace: layer:GLOB, step:NUMBER,
+    annotation:REGEX or kernels:FIRST-LAST. What is launched there and its backward pass
+    belong to it.
+    """
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json, print_screen
+    from daydream.report.text.layout import Facts, Screen
+    from daydream.report.text.tool import tool_text
+    from daydream.tools.finding import find_tool, tools
+    from daydream.tools.run import run_tool
+
+    context = click.get_current_context()
+    if as_list:
+        if as_json:
+            print_json({"tools": [{"name": each, "summary": said} for each, said in tools().items()]})
+            return
+        print_screen(Screen([Facts(list(tools().items()))]))
+        return
+    if name is None:
+        raise click.UsageError("missing argument 'NAME'; `daydream tool --list` shows the tools", context)
+    if trace is None:
+        raise click.UsageError("missing option '--trace'", context)
+    with Progress() as progress, stdout_for_the_result():
+        cls = find_tool(name)
+        recording = read([trace], step_marker, steps, progress, keep=False)
+        progress("running the tool")
+        found = run_tool(cls, recording, range)
+    if as_json:
+        print_json(found)
+    else:
+        print_screen(tool_text(found, verbose=verbose))
+
+
+command = click.Command(
+    "tool",
+    callback=_tool,
+    help=_tool.__doc__,
+    short_help="Run a small analysis over the events of a trace, or your own by its path.",
+    params=[
+        click.Argument(["name"], required=False),
+        click.Option(
+            ["--trace"], metavar="TRACE", help="A trace that `daydream import` wrote, or anything it accepts."
+        ),
+        click.Option(["--range"], metavar="RANGE", help="The part of the trace that the tool sees."),
+        *step_options(),
+        cache_option(),
+        click.Option(["--list", "as_list"], is_flag=True, help="Show the tools that there are."),
+        verbose_option("every row"),
+        json_option(),
+    ],
+)

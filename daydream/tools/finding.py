@@ -1,0 +1,84 @@
+"""Tools by name, by the path of a file, or by another package's entry point."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from daydream.tools.tool import MARK, ToolError
+from daydream.transforms.own_code import own_code
+
+ENTRY_POINTS = "daydream.tools"
+
+
+def tools() -> dict[str, str]:
+    """Return the names of the tools that ship or that installed packages add, and what each gives."""
+    from daydream.tools import shipped
+
+    found = {name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in _in(shipped).items()}
+    others = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {**found, **{point.name: f"of {point.value}" for point in others if point.name not in found}}
+
+
+def find_tool(name: str) -> type:
+    """Return a tool's class by its name or by the path of a Python file.
+
+    Raises:
+        ToolError: there is none, or its file cannot be loaded.
+    """
+    if name.endswith(".py") or "/" in name:
+        return _from_file(Path(name))
+    from daydream.tools import shipped
+
+    own = _in(shipped)
+    if name in own:
+        return own[name]
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            loaded = point.load()
+        except Exception as error:  # another package's, which may raise anything
+            raise ToolError(f"{name}, which is {point.value}, cannot be loaded: {error}") from error
+        if isinstance(loaded, type) and hasattr(loaded, MARK):
+            return loaded
+        raise ToolError(f"{point.value} is no class under @daydream.tool")
+    near = difflib.get_close_matches(name.replace("_", "-"), tools(), 1)
+    hint = f"Did you mean {near[0]!r}?" if near else "`daydream tool --list` shows those there are."
+    raise ToolError(f"unknown tool {name!r}. {hint}")
+
+
+def _from_file(path: Path) -> type:
+    """Return the one tool that a Python file defines."""
+    if not path.is_file():
+        raise ToolError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(f"daydream_tool_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ToolError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        with own_code(str(path)):
+            spec.loader.exec_module(module)
+    except ToolError as error:
+        raise ToolError(f"{path}: {error}") from None
+    except Exception as error:  # a user's own code may raise anything
+        raise ToolError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    found = _in(module)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise ToolError(f"{path} has no class under @daydream.tool")
+    raise ToolError(f"{path} has {len(found)} tools ({', '.join(found)}); leave one of them in it")
+
+
+def _in(module: ModuleType) -> dict[str, type]:
+    """Return the tools that a module defines, by name."""
+    return {
+        vars(cls)[MARK]: cls
+        for cls in vars(module).values()
+        if isinstance(cls, type) and MARK in vars(cls) and cls.__module__ == module.__name__
+    }

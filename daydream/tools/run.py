@@ -1,0 +1,117 @@
+"""A tool run over a trace: which events it is given, in which order, and what it found."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.errors import DaydreamError
+from daydream.tools.events import (
+    Allocation,
+    Event,
+    Events,
+    Step,
+    allocation_table,
+    step_columns,
+    step_table,
+    trace_table,
+)
+from daydream.tools.finding import find_tool
+from daydream.tools.ranges import Range, in_range
+from daydream.tools.tool import CALLBACKS, MARK, ToolError
+from daydream.trace.memory_events import MemoryEvents
+from daydream.transforms.own_code import own_code
+
+if TYPE_CHECKING:
+    from daydream.trace.trace import Trace
+
+NO_MEMORY = {"time_ns": np.zeros(0, np.int64), "bytes": np.zeros(0, np.int64)}
+
+
+def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[str, Any]:  # noqa: A002
+    """Return what a tool finds in a trace.
+
+    Args:
+        which: a tool's class, its name (`kernel-frequency`), or the path of a Python file that holds one.
+        trace: the trace.
+        range: the part of it that the tool sees: `layer:blocks.1*`, `step:3`, `annotation:REGEX` or
+            `kernels:100-200` (the 101st to the 201st of the recording). Layers, steps and annotations have
+            what they launch, and the backward pass of what lies in them. All of the trace if None.
+
+    Returns:
+        What its `result` gives: figures and texts by name, and tables as lists of mappings; names end in
+        their unit.
+
+    Raises:
+        ToolError: there is no such tool, or it failed.
+        TraceError: the trace has nothing in this range.
+
+    """
+    cls = find_tool(which) if isinstance(which, str) else which
+    name = getattr(cls, MARK, None)
+    if name is None:
+        raise ToolError(f"{getattr(cls, '__name__', cls)} is no tool: write @daydream.tool above the class")
+    chosen = in_range(trace, range)
+    with _guarded(name, cls):
+        running = cls()
+        _give_columns(running, trace, chosen)
+        _give_events(running, trace, chosen)
+        found = running.result()
+    if not isinstance(found, Mapping):
+        raise ToolError(f"{name}: result() must return a mapping, not {type(found).__name__}")
+    return {str(key): value for key, value in found.items()}
+
+
+def _give_columns(running: Any, trace: Trace, chosen: Range) -> None:
+    for one, (several, _) in CALLBACKS.items():
+        callback = getattr(running, several, None)
+        if callback is not None:
+            callback(_events(trace, chosen, one))
+
+
+def _give_events(running: Any, trace: Trace, chosen: Range) -> None:
+    """Call the callbacks for single events, in the order of their starts."""
+    callbacks = [getattr(running, one) for one in CALLBACKS if hasattr(running, one)]
+    if not callbacks:
+        return
+    parts = [_events(trace, chosen, one) for one in CALLBACKS if hasattr(running, one)]
+    starts = np.concatenate([events[events.when] for events in parts])
+    which = np.repeat(np.arange(len(parts)), [len(events) for events in parts])
+    within = np.concatenate([np.arange(len(events)) for events in parts])
+    order = np.argsort(starts, kind="stable")
+    for part, at in zip(which[order].tolist(), within[order].tolist(), strict=True):
+        callbacks[part](parts[part].row(at))
+
+
+def _events(trace: Trace, chosen: Range, callback: str) -> Events:
+    """Return what a callback is given."""
+    if callback == "on_allocation":
+        memory = trace.memory if trace.memory is not None else MemoryEvents(NO_MEMORY)
+        table = allocation_table(trace, memory)
+        return Events(Allocation, table, chosen.memory(), lambda name: memory[name], "time_ns")
+    if callback == "on_step":
+        return Events(Step, step_table(trace), chosen.steps(), step_columns(trace))
+    rows = trace.is_kind(*CALLBACKS[callback][1])
+    if callback in ("on_kernel", "on_collective"):
+        rows &= np.asarray(trace["device"]) >= 0  # not those of CPU processes, which no kernel carries
+    return Events(Event, trace_table(trace), np.flatnonzero(rows & chosen.rows), lambda name: trace[name])
+
+
+@contextmanager
+def _guarded(name: str, cls: type) -> Iterator[None]:
+    """Say of what fails in a tool where that was."""
+    try:
+        with own_code(inspect.getsourcefile(cls) or name):
+            yield
+    except DaydreamError:
+        raise
+    except Exception as error:  # a user's own code may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        raise ToolError(f"{name} failed in {where}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,178 @@
+"""The tools that ship. Each is one class of at most 15 lines, and an example of how to write one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+
+from daydream.graph.rules.synchronization import DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
+from daydream.memory.argument_bytes import argument_bytes
+from daydream.tools.events import Event, Events
+from daydream.tools.tool import tool
+
+MOST = 20  # rows of a table
+
+
+def _largest(rows: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (-row[by], str(next(iter(row.values())))))[:MOST]
+
+
+@tool
+class KernelFrequency:
+    """How often each device kernel runs, collectives included."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self.total: Counter[str] = Counter()
+
+    def on_kernel(self, kernel: Event) -> None:
+        self.count[kernel.name] += 1
+        self.total[kernel.name] += kernel.duration_ns
+
+    def result(self) -> dict[str, Any]:
+        rows = [{"name": n, "count": c, "total_ns": self.total[n]} for n, c in self.count.most_common()]
+        return {"kernels": rows}
+
+
+@tool
+class TopKernels:
+    """The kernels that take the most time, and the calls that they come from, the innermost first."""
+
+    def __init__(self) -> None:
+        self.total: Counter[tuple[str, str]] = Counter()
+
+    def on_kernel(self, kernel: Event) -> None:
+        around = list(kernel.around)
+        source = next((f" at {event.stack}" for event in around if event.stack), "")
+        stack = " < ".join(event.name for event in around) + source
+        self.total[kernel.name, stack] += kernel.duration_ns
+
+    def result(self) -> dict[str, Any]:
+        most = self.total.most_common(MOST)
+        return {"kernels": [{"name": name, "total_ns": ns, "stack": stack} for (name, stack), ns in most]}
+
+
+@tool
+class OperatorFootprint:
+    """The most that one call of each operator is given, by its arguments' shapes: an upper bound."""
+
+    def __init__(self) -> None:
+        self.most: dict[str, int] = defaultdict(int)
+
+    def on_operators(self, operators: Events) -> None:
+        sizes = argument_bytes(operators.trace, operators.rows)
+        for name, given in zip(operators.values("name"), sizes, strict=True):
+            self.most[name] = max(self.most[name], sum(given))
+
+    def result(self) -> dict[str, Any]:
+        rows = [{"name": name, "bytes": most} for name, most in self.most.items() if most]
+        return {"operators": _largest(rows, "bytes")}
+
+
+@tool
+class LaunchDelays:
+    """How long kernels wait between the start of their launch and their own, a stream at a time."""
+
+    def __init__(self) -> None:
+        self.waits: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+
+    def on_kernel(self, kernel: Event) -> None:
+        if kernel.parent is not None:
+            stream = (kernel.rank or 0, kernel.device, kernel.stream)
+            self.waits[stream].append(kernel.start_ns - kernel.parent.start_ns)
+
+    def result(self) -> dict[str, Any]:
+        names = ("rank", "device", "stream", "kernels", "median_ns", "p95_ns", "longest_ns")
+        figures = {at: (len(w), *map(int, np.percentile(w, [50, 95, 100]))) for at, w in self.waits.items()}
+        return {"streams": [dict(zip(names, (*at, *figures[at]), strict=True)) for at in sorted(figures)]}
+
+
+@tool
+class Synchronization:
+    """What waits for a device or for other ranks: calls that synchronize, and barriers."""
+
+    def __init__(self) -> None:
+        self.total: Counter[tuple[str, str]] = Counter()
+        self.count: Counter[tuple[str, str]] = Counter()
+
+    def on_call(self, call: Event) -> None:
+        if any(rule.search(call.name) for rule in (DEVICE_SYNC, STREAM_SYNC, EVENT_SYNC, BARRIER)):
+            self.count[call.name, call.op or ""] += 1
+            self.total[call.name, call.op or ""] += call.duration_ns
+
+    on_operator = on_call
+
+    def result(self) -> dict[str, Any]:
+        rows = [
+            {"name": at[0], "operator": at[1], "count": n, "total_ns": self.total[at]}
+            for at, n in self.count.items()
+        ]
+        return {"calls": _largest(rows, "total_ns")}
+
+
+BARRIER = re.compile(r"\bbarrier\b", re.IGNORECASE)
+
+
+@tool
+class Copies:
+    """Copies and memsets of a device by direction and size."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+
+    def on_copy(self, copy: Event) -> None:
+        size = copy.bytes or 0
+        self.found[copy.name, 1 << size.bit_length()].append((size, copy.duration_ns))
+
+    def result(self) -> dict[str, Any]:
+        rows = [
+            {"name": name, "below_bytes": below, "count": len(each), "bytes": sum(size for size, _ in each),
+             "total_ns": sum(ns for _, ns in each)}
+            for (name, below), each in sorted(self.found.items())
+        ]  # fmt: skip
+        return {"copies": rows}
+
+
+@tool
+class MemoryCurves:
+    """Allocated memory of each rank and device over the recording, side by side: most of each of 20 parts."""
+
+    def on_allocations(self, allocations: Events) -> None:
+        time, rank, device = (allocations[name] for name in ("time_ns", "rank", "device"))
+        part = (time - min(time, default=0)) * MOST // (np.ptp(time) + 1 if len(time) else 1)
+        self.rows: dict[int, dict[str, Any]] = {n: {"part": n + 1} for n in np.unique(part).tolist()}
+        for at in sorted(set(zip(rank.tolist(), device.tolist(), strict=True))):
+            mine = (rank == at[0]) & (device == at[1])
+            name = f"rank {at[0]}, {'CPU' if at[1] < 0 else f'GPU {at[1]}'} bytes"
+            total = allocations["allocated_bytes"][mine]
+            held = np.where(total >= 0, total, np.cumsum(allocations["bytes"][mine]))
+            for n, most in zip(part[mine].tolist(), held.tolist(), strict=True):
+                self.rows[n][name] = max(most, self.rows[n].get(name, most))
+
+    def result(self) -> dict[str, Any]:
+        return {"parts": list(self.rows.values())}
+
+
+@tool
+class IdleGaps:
+    """The longest times in which a device had no work, and the kernel or copy that ended each."""
+
+    def __init__(self) -> None:
+        self.end: dict[tuple[int, int], int] = {}
+        self.gaps: list[tuple[Any, ...]] = []
+
+    def on_kernel(self, work: Event) -> None:
+        device = (work.rank or 0, work.device)
+        before = self.end.setdefault(device, work.start_ns)
+        self.gaps.append((work.name, *device, before, work.start_ns - before))
+        self.end[device] = max(before, work.end_ns)
+
+    on_copy = on_kernel
+
+    def result(self) -> dict[str, Any]:
+        names = ("until", "rank", "device", "start_ns", "gap_ns")
+        rows = [dict(zip(names, gap, strict=True)) for gap in self.gaps if gap[-1] > 0]
+        return {"gaps": _largest(rows, "gap_ns")}
