@@ -139,4 +139,7 @@ def _lane(*given: Any) -> Lane:
     kinds = (str, int, bool, int, bool, bool)
     if tuple(map(type, given)) != kinds:
         raise TypeError("a lane was needed")
-    return Lane(*given)
+    lane = Lane(*given)
+    if not (0 <= lane.rank < 2**31 and -1 <= lane.device < 2**31):
+        raise ValueError("a lane of no rank or device")
+    return lane
