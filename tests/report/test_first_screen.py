@@ -26,11 +26,13 @@ from daydream.report.text import answer
 from daydream.report.text.difference import difference_text
 from daydream.report.text.explain import explain_text
 from daydream.report.text.layout import height
+from daydream.report.text.notes import about_memory
 from daydream.report.text.numbers import step_change_text
 from daydream.report.text.overview import overview
 from daydream.report.text.overview_text import info_text
 from daydream.report.text.ranking import ranking_text
 from daydream.report.text.results import replay_text, whatif_text
+from daydream.report.text.sweep import sweep_text
 from daydream.transforms.registry import names
 
 COLUMNS, LINES = 80, 24
@@ -225,6 +227,16 @@ def test_notes_about_the_recording_are_counted_and_those_about_the_prediction_to
     assert all(f"note: {note}" in text for note in own)
     whole = " ".join(whatif_text(comparison, verbose=True).split())
     assert all(note in whole for note in comparison.notes)
+
+
+def test_a_sweep_counts_notes_about_recorded_memory():
+    replay = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
+    sweep = daydream.sweep(replay.graph.trace, "batch-size", {"factor": [1, 2]})
+    (of_memory,) = about_memory(each.memory for each in sweep.scenarios)
+    text = " ".join(str(sweep_text(sweep, top=10)).split())
+
+    assert of_memory not in text
+    assert "1 note about recorded memory: daydream memory -v" in text
 
 
 def test_a_prediction_that_says_nothing_leads_with_that_and_why():

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from daydream.report.text.layout import printable
 from daydream.report.text.numbers import count
+
+if TYPE_CHECKING:
+    from daydream.memory.prediction import MemoryPrediction
 
 
 def recording_notes(notes: Sequence[str], trace: Sequence[str]) -> list[str]:
@@ -21,6 +25,12 @@ def recording_notes(notes: Sequence[str], trace: Sequence[str]) -> list[str]:
 def memory_notes(notes: Sequence[str]) -> list[str]:
     """Return likewise how many notes there are about what is recorded of memory."""
     return _counted(notes, "recorded memory", "memory -v")
+
+
+def about_memory(predictions: Iterable[MemoryPrediction | None]) -> list[str]:
+    """Return the notes about recorded memory of several predictions, each once."""
+    known = (prediction for prediction in predictions if prediction is not None)
+    return list(dict.fromkeys(note for prediction in known for note in prediction.recording_notes))
 
 
 def _counted(notes: Sequence[str], about: str, command: str) -> list[str]:

@@ -20,7 +20,7 @@ from daydream.report.text.layout import (
     shortened,
     tail,
 )
-from daydream.report.text.notes import recording_notes
+from daydream.report.text.notes import about_memory, memory_notes, recording_notes
 from daydream.report.text.numbers import (
     count,
     far_mean,
@@ -180,7 +180,8 @@ def _more(ranking: Ranking, trace: Sequence[str]) -> list[Block]:
     blocks: list[Block] = [Words("   ".join(lines))] if lines else []
     if more:
         blocks.append(Words("; ".join(more), f"{MARGIN}-v adds: ", 2 * MARGIN))
-    return [*blocks, *map(Words, recording_notes(ranking.replay.notes, trace))]
+    counted = memory_notes(about_memory(each.memory for each in ranking.optimizations))
+    return [*blocks, *map(Words, [*counted, *recording_notes(ranking.replay.notes, trace)])]
 
 
 def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from daydream.report.text.layout import WIDTH, Screen, Table, Words, headed, notes
-from daydream.report.text.notes import recording_notes
+from daydream.report.text.notes import about_memory, memory_notes, recording_notes
 from daydream.report.text.numbers import UNITS, count, percent, time_text
 from daydream.report.text.peak_memory import memory_columns, too_large
 
@@ -40,10 +40,12 @@ def scaling_text(scaling: Scaling, *, trace: Sequence[str] = ()) -> Screen:
     spare = [place for place in range(STEP + 1, len(rows[0]) - 1) if place not in known]
     plain = WIDTH if known else None
     table = Table(rows, words=[LOSS], spare=spare, faded=faded, plain=plain)
-    own = [note for note in scaling.notes() if note not in scaling.replay.notes]
+    of_memory = about_memory(row.memory for row in scaling.rows)
+    own = [note for note in scaling.notes() if note not in {*scaling.replay.notes, *of_memory}]
+    counted = [*memory_notes(of_memory), *recording_notes(scaling.replay.notes, trace)]
     return Screen([
         *headed(scaling_headline(scaling)), "", table, Words(said), *notes(own),
-        *map(Words, recording_notes(scaling.replay.notes, trace)),
+        *map(Words, counted),
     ])  # fmt: skip
 
 

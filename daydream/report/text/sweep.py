@@ -18,6 +18,7 @@ from daydream.report.text.layout import (
     printable,
     shortened,
 )
+from daydream.report.text.notes import about_memory, memory_notes
 from daydream.report.text.numbers import (
     UNITS,
     count,
@@ -63,7 +64,9 @@ def sweep_text(sweep: Sweep, *, top: int) -> Screen:
     if sweep.refused:
         blocks += ["", Title(f"left out: {count(len(sweep.refused), 'scenario')}")]
         blocks += [Words(f"{names}: {reason}", MARGIN, 2 * MARGIN) for names, reason in left_out_rows(sweep)]
-    return Screen([*blocks, *notes([*sweep.notes(), *_common(sweep)])])
+    of_memory = about_memory(each.memory for each in sweep.scenarios)
+    told = notes([*sweep.notes(), *_common(sweep, of_memory)])
+    return Screen([*blocks, *told, *map(Words, memory_notes(of_memory))])
 
 
 def _answer(sweep: Sweep) -> list[Block]:
@@ -163,9 +166,9 @@ def _words(labels: Mapping[str, Any]) -> str:
     return " ".join(f"{name.replace('_', '-')}={value}" for name, value in shown.items())
 
 
-def _common(sweep: Sweep) -> list[str]:
-    """Return the notes that all scenarios share, and how many others there are."""
-    said = [each.notes for each in sweep.scenarios]
+def _common(sweep: Sweep, of_memory: Sequence[str]) -> list[str]:
+    """Return the notes that all scenarios share, and how many others there are; without those of memory."""
+    said = [[note for note in each.notes if note not in of_memory] for each in sweep.scenarios]
     common = [note for note in (said[0] if said else ()) if all(note in notes for notes in said)]
     other = {note for notes in said for note in notes} - set(common)
     if not other:
