@@ -4,6 +4,8 @@ import json
 from typing import ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from daydream import DebugHandleMap, DebugHandleMapBuilder, Handle, HandleError
 
@@ -120,3 +122,9 @@ def test_json_that_is_no_map_is_refused_in_one_line(text, said):
     with pytest.raises(HandleError, match=said) as caught:
         DebugHandleMap.from_json(text)
     assert "\n" not in str(caught.value)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_are_more_than_one_line(text):
+    with pytest.raises(HandleError):
+        DebugHandleMap.from_json(text)

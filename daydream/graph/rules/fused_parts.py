@@ -11,7 +11,7 @@ import numpy as np
 
 from daydream.graph.edit.place import place_next_to
 from daydream.graph.graph import Graph
-from daydream.graph.tables import CPU, phase_code
+from daydream.graph.tables import KERNEL, phase_code
 from daydream.trace.handle_map import DebugHandleMap, Identifier
 
 Owner = tuple[str, str, str]  # operator, layer, phase
@@ -34,8 +34,8 @@ def part_fused(graph: Graph) -> None:
     columns, handles = graph.columns, trace.handles
     row = columns["row"].astype(np.int64)
     code = np.where(row >= 0, np.asarray(trace["handle"], np.int64)[np.maximum(row, 0)], -1)
-    # The CPU time of launching belongs to the call, not to what it launched.
-    mine = (code >= 0) & graph.alive & ((columns["kind"] != CPU) | _is_work(graph))
+    # The CPU time of launching belongs to the call, not to what it launched; a copy or a collective is one.
+    mine = (code >= 0) & graph.alive & ((columns["kind"] == KERNEL) | _is_work(graph))
     for place, identifier in enumerate(handles):
         tasks = np.flatnonzero(mine & (code == place))
         if len(tasks):
