@@ -19,7 +19,7 @@ from daydream.trace.handle_map import Handle
 _kept: list[tuple[str, dict[str, Any]]] = []
 _lacking: list[bool] = []  # whether a torch was met that keeps nothing
 
-LACKING = "This torch does not tell what compiled kernels came from: they have no operators and layers."
+LACKING = "This torch keeps no provenance of compiled kernels: they have no operators and layers."
 
 
 def watch_provenance() -> None:
