@@ -13,7 +13,7 @@ OVERLOAD = re.compile(r"^(\w+)\.(\w+)(?:\.\w+)?$")  # aten.addmm.default, as str
 PARTS = re.compile(
     r"""\._modules\[['"]([^'"]+)['"]\]|\[['"]?([^'"\]]+)['"]?\]|getattr\(([^,]+), ['"]([^'"]+)['"]\)"""
 )
-ROOTS = re.compile(r"^(L\.self|self|L__self__|L)(\.|$)")
+ROOTS = re.compile(r"^([LG]\.\w+|self|L__self__|[LG])(\.|$)")
 WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+), in (\S+)')
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from daydream.collect.derive.build import derive
+from daydream.collect.derive.compiled_calls import attach_compiled
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.steps import Ranges
+from daydream.collect.live import provenance
 from daydream.collect.live.events import MARKER_NAME, Marker, read_events
 from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks
 from daydream.collect.live.loss import label_outside, set_loss_phase
@@ -60,6 +62,8 @@ class Captured:
         trace = derive(self.recording, ranges=ranges)
         set_loss_phase(trace)
         set_apart_unlike_steps(trace)
+        attach_compiled(trace, provenance.compiled_graphs())
+        trace.metadata["notes"] += provenance.notes()
         return trace
 
 

@@ -15,21 +15,26 @@ def watch_compilations(tell: Callable[[bool], object]) -> None:
 
     The compiler is not loaded for that: most scripts do without, and it takes a second.
     """
-    if COMPILATIONS in sys.modules:
-        on_compilations(tell)
+    when_imported(COMPILATIONS, lambda: on_compilations(tell))
+
+
+def when_imported(module: str, act: Callable[[], object]) -> None:
+    """Call a function once a module is imported: now, if it was, else behind its first import."""
+    if module in sys.modules:
+        act()
     else:
-        sys.meta_path.insert(0, _WhenImported(tell))
+        sys.meta_path.insert(0, _WhenImported(module, act))
 
 
 class _WhenImported:
-    """Finds the compiler's module where everybody finds it, and asks it once it is there."""
+    """Finds a module where everybody finds it, and calls a function once it is there."""
 
-    def __init__(self, tell: Callable[[bool], object]) -> None:
-        self._tell = tell
+    def __init__(self, module: str, act: Callable[[], object]) -> None:
+        self._module, self._act = module, act
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return that module's own spec, whose loader goes on to us; None for every other module."""
-        if name != COMPILATIONS:
+        if name != self._module:
             return None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -42,7 +47,7 @@ class _WhenImported:
         def exec_module(module: Any) -> None:
             del loader.exec_module  # the loader is the real one again
             execute(module)
-            on_compilations(self._tell)
+            self._act()
 
         loader.exec_module = exec_module
         return spec

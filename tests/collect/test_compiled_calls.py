@@ -1,0 +1,125 @@
+"""Recorded kernel calls of compiled graphs meet what the compiler kept of them, with made-up provenance."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from daydream.collect.derive.compiled_calls import CompiledGraph, attach_compiled, in_order, plain_name
+from daydream.collect.derive.kernel_names import operators_of_kernel
+from daydream.collect.live.provenance import bytes_of, graph_of
+from daydream.trace.handle_map import Handle
+from daydream.trace.trace import Trace
+
+CALL = "## Call CompiledFxGraph fkey ##"
+FUSED = "graph_0_cpp_fused_add_relu_0"
+
+
+def trace_of(names, parents, layer=""):
+    texts = list(dict.fromkeys(names))
+    number = len(names)
+    columns = {
+        "kind": np.array([0 if name == CALL else 1 for name in names], np.int32),
+        "name": np.array([texts.index(name) for name in names], np.int32),
+        "start_ns": np.arange(number, dtype=np.int64) * 10,
+        "duration_ns": np.array([10 * number if name == CALL else 5 for name in names], np.int64),
+        "parent": np.array(parents, np.int32),
+        "layer": np.full(number, 0 if layer else -1, np.int32),
+    }
+    known = {"notes": [], "parameters": [{"name": "blocks.1.fc.weight", "layer": "blocks.1.fc"}]}
+    codes = {"kind": ["annotation", "operator"], "name": texts, "layer": [layer] if layer else []}
+    return Trace(columns, codes, known)
+
+
+def graph(*pieces, key="fkey"):
+    names, handles = zip(*pieces, strict=True)
+    return CompiledGraph(key, names, handles)
+
+
+def test_names_as_recorded_and_as_compiled_are_made_the_same():
+    for compiled, recorded in (
+        ("extern_kernels.bias_addmm:3", "aten::addmm"),
+        ("torch.ops.aten._scaled_dot_product.default:2", "aten::_scaled_dot_product"),
+        ("cpp_fused_add_relu_0:1", FUSED),
+        ("triton_poi_fused_add_3:9", "triton_poi_fused_add_3"),
+    ):  # fmt: skip
+        assert plain_name(compiled) == plain_name(recorded)
+
+
+def test_one_kernel_called_twice_is_two_pieces_in_order():
+    pieces = ["cpp_fused_gelu_1:1", "extern_kernels.mm:2", "cpp_fused_gelu_1:3"]
+    recorded = ["as_strided", "cpp_fused_gelu_1", "mm", "copy_", "cpp_fused_gelu_1"]
+    assert in_order(pieces, recorded) == [(0, 1), (1, 2), (2, 4)]
+
+
+def test_a_call_without_a_row_leaves_the_others_matched():
+    pieces = ["extern_kernels.mm:1", "cpp_fused_a_0:2", "extern_kernels.mm:3"]
+    assert in_order(pieces, ["mm", "mm"]) == [(0, 0), (2, 1)]
+
+
+def test_rows_get_the_handles_of_their_calls():
+    one, two = Handle("aten::relu", "blocks.1.fc", weight=3), Handle("aten::add", "blocks.1", weight=1)
+    trace = trace_of([CALL, "aten::addmm", FUSED], [-1, 0, 0])
+    attach_compiled(
+        trace, [graph(("extern_kernels.addmm:1", (one,)), ("cpp_fused_add_relu_0:2", (one, two)))]
+    )
+    assert trace["handle"].tolist() == [-1, 0, 1]
+    assert trace.handles.identifiers == ["fkey/extern_kernels.addmm:1", "fkey/cpp_fused_add_relu_0:2"]
+    assert trace.handles.shares("fkey/cpp_fused_add_relu_0:2").tolist() == [0.75, 0.25]
+    assert trace.text("layer")[trace["layer"][2]] == "blocks.1.fc"
+
+
+def test_a_graph_compiled_below_the_model_begins_at_the_layer_around_its_call():
+    trace = trace_of([CALL, FUSED], [-1, 0], layer="blocks.1")
+    attach_compiled(trace, [graph(("cpp_fused_add_relu_0:1", (Handle("aten::relu", "fc"),)))])
+    assert trace.text("layer")[trace["layer"][1]] == "blocks.1.fc"
+
+
+def test_a_path_of_no_module_is_not_believed():
+    trace = trace_of([CALL, FUSED], [-1, 0], layer="Model")
+    attach_compiled(trace, [graph(("cpp_fused_add_relu_0:1", (Handle("aten::relu", "fc"),)))])
+    assert trace.text("layer")[trace["layer"][1]] == "Model"
+
+
+def test_what_is_not_matched_is_counted():
+    trace = trace_of([CALL, "cpp_fused_other_5", FUSED], [-1, 0, 0])
+    pieces = (
+        ("cpp_fused_add_relu_0:1", (Handle("aten::relu"),)),
+        ("extern_kernels.mm:2", (Handle("aten::mm"),)),
+    )
+    attach_compiled(trace, [graph(*pieces)])
+    assert trace["handle"].tolist() == [-1, -1, 0]
+    assert "1 kernel call of the compiler" in trace.metadata["notes"][-1]
+    assert "1 fused kernel row could" in trace.metadata["notes"][-1]
+
+
+def test_graphs_that_were_not_called_leave_the_trace_as_it_is():
+    trace = trace_of(["aten::mm"], [-1])
+    attach_compiled(trace, [graph(("extern_kernels.mm:1", (Handle("aten::mm"),)))])
+    assert trace.handles is None
+    assert trace.metadata["notes"] == []
+
+
+def test_what_was_kept_of_a_graph_becomes_its_handles_in_order():
+    document = {
+        "backward": True, "order": ["cpp_fused_add_0:1", "extern_kernels.mm:2"],
+        "nodes": {"cpp_fused_add_0:1": ["add", "gone"]},
+        "described": {"add": ["aten::add", "fc", "m.py(3): forward", 64]},
+    }  # fmt: skip
+    made = graph_of("fkey", document)
+    assert made.handles[0] == (Handle("aten::add", "fc", "m.py(3): forward", "backward", 64),)
+    assert made.handles[1] == (Handle("aten::mm", phase="backward"),)
+
+
+def test_names_alone_tell_operators():
+    assert operators_of_kernel("triton_poi_fused_add_relu_3:1") == ["add_relu"]
+    assert operators_of_kernel("extern_kernels.bias_addmm:4") == ["aten::addmm"]
+    assert operators_of_kernel("torch.ops.aten.convolution.default:4") == ["aten::convolution"]
+
+
+def test_bytes_of_values_without_sizes_are_zero():
+    tensor = SimpleNamespace(shape=(2, SimpleNamespace(node=SimpleNamespace(hint=3))), element_size=lambda: 4)
+    assert bytes_of([tensor, None]) == 24
+    unknown = SimpleNamespace(
+        shape=(SimpleNamespace(node=SimpleNamespace(hint=None)),), element_size=lambda: 4
+    )
+    assert bytes_of(unknown) == 0
