@@ -14,6 +14,7 @@ from daydream.costs import fused_chain_ns, fusible_chains, work
 from daydream.memory import Allocations, within
 from daydream.model import (
     compile_cpu_calls,
+    fused_parts,
     in_replays,
     mostly_replayed,
     remove_dispatch,
@@ -74,6 +75,7 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
             "fuse, and whether they are compiled already, cannot be told from a replay"
         )
     compiled = device.where(name=COMPILED) | device.where(within=COMPILED)
+    compiled = compiled | graph.tasks(device.ids[fused_parts(graph)[device.ids]])
     calls = graph.select(kind="cpu", phase=("forward", "backward"))
     in_compiled = calls.where(within=COMPILED_CALL).total("duration_ns")
     if len(compiled) > len(device) / 2 or 2 * in_compiled > calls.total("duration_ns") > 0:

@@ -14,6 +14,7 @@ from daydream.costs.workload.counters import counted_work
 from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.graph import Graph
 from daydream.graph.query.columns import read_column
+from daydream.graph.query.device import whole_duration_ns
 from daydream.graph.query.texts import for_each, is_among
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, kind_code
@@ -256,7 +257,7 @@ def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -
     both = np.fmax(np.nan_to_num(compute), np.nan_to_num(memory)) > 0
     kind[both & (np.nan_to_num(compute) >= np.nan_to_num(memory))] = "compute"
     kind[both & (np.nan_to_num(compute) < np.nan_to_num(memory))] = "memory"
-    kind[selection.duration_ns < LATENCY_SHARE * floor] = "latency"
+    kind[whole_duration_ns(selection) < LATENCY_SHARE * floor] = "latency"
     return Bound(
         kind,
         compute,

@@ -10,6 +10,7 @@ import numpy as np
 from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import KINDS, Graph
+from daydream.graph.query.device import whole_duration_ns
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KERNEL
 from daydream.simulate.causes import CAUSES, Bound, PathCause
@@ -153,6 +154,6 @@ def _bounds(graph: Graph, kernels: np.ndarray) -> np.ndarray:
     try:
         kind = bound(graph, chosen).kind
     except NotApplicableError:
-        small = chosen.duration_ns < LATENCY_SHARE * floor_ns(graph)
+        small = whole_duration_ns(chosen) < LATENCY_SHARE * floor_ns(graph)
         kind = np.where(small, "latency", "unknown")
     return np.array([OF_KERNELS[each].code for each in kind.tolist()])

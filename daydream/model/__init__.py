@@ -19,7 +19,7 @@ from daydream import lazy
 if TYPE_CHECKING:
     from daydream.graph.query.blocks import block_of_layers, repeated_blocks
     from daydream.graph.query.calls import call_rows
-    from daydream.graph.query.device import in_replays, mostly_replayed, unrecorded_launches
+    from daydream.graph.query.device import fused_parts, in_replays, mostly_replayed, unrecorded_launches
     from daydream.graph.query.gradients import ACCUMULATE
     from daydream.graph.query.shapes import shapes_in
     from daydream.model.attention import (
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "daydream.graph.query.blocks": ("block_of_layers", "repeated_blocks"),
     "daydream.graph.query.calls": ("call_rows",),
-    "daydream.graph.query.device": ("in_replays", "mostly_replayed", "unrecorded_launches"),
+    "daydream.graph.query.device": ("fused_parts", "in_replays", "mostly_replayed", "unrecorded_launches"),
     "daydream.graph.query.gradients": ("ACCUMULATE",),
     "daydream.graph.query.shapes": ("shapes_in",),
     "daydream.model.attention": (
@@ -127,7 +127,8 @@ __all__ = [
     "autograd_node_count", "backward_chains", "behind_last_saved", "block_of_layers", "border_kernel_ns",
     "call_rows", "capture", "capture_parts", "cast_ns", "changes_layout", "compile_cpu_calls",
     "compute_lane", "dispatch_ns", "doubt_of_products", "few_rows_ns", "find_chains",
-    "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_update_ns", "gradients_of",
+    "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_parts", "fused_update_ns",
+    "gradients_of",
     "in_16_bits", "in_replays", "input_bytes", "joint_update", "main_dtype", "makers_and_users",
     "mostly_replayed", "need_setting", "operand_elements", "recorded_waits", "refuse_narrow",
     "remove_dispatch", "remove_with_operators", "repeated_blocks", "saved_tensor_counts",

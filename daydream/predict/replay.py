@@ -17,6 +17,7 @@ from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
+from daydream.graph.query.device import fused_parts
 from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.graph.unprofiled import can_be_corrected, without_profiler
 from daydream.predict.notes import replay_notes
@@ -195,7 +196,9 @@ class Replay(NotebookFigure):
     def to_json(self) -> dict[str, Any]:
         """Return the object `replay --json` prints, without the trace's name."""
         graph, facts = self.graph, self.graph.facts
-        kernels = int((graph.columns["kind"][graph.alive] == KERNEL).sum())
+        kernel = graph.alive & (graph.columns["kind"] == KERNEL)
+        parts = kernel & fused_parts(graph)
+        kernels = int((kernel & ~parts).sum()) + len(np.unique(graph.columns["row"][parts]))
         figures = (
             "measured_ns replayed_ns typical_measured_ns typical_replayed_ns error max_error "
             "unprofiled_measured_ns unprofiled_replayed_ns unprofiled_error start_error_ns"

@@ -54,3 +54,23 @@ def test_what_is_no_identifier_gets_the_nearest_one() -> None:
     known = next(iter(graph.trace.handles))
     with pytest.raises(daydream.GraphError, match="Did you mean"):
         graph.select(handle=known + "x")
+
+
+@pytest.fixture
+def example() -> Path:
+    return Path(daydream.__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+
+
+def test_parts_of_a_kernel_are_one_kernel_and_not_fused_again(example: Path) -> None:
+    whole, parted = daydream.replay(example), daydream.replay(fused(daydream.load(example)))
+    assert parted.to_json()["kernels"] == whole.to_json()["kernels"]
+    assert parted.to_json()["kernels_linked"] == whole.to_json()["kernels_linked"]
+    assert daydream.whatif(whole, "compile").predicted_ns is not None
+    with pytest.raises(daydream.NotApplicableError, match="compiled kernels already"):
+        daydream.whatif(parted, "compile")
+
+
+def test_a_part_is_as_small_as_its_kernel(example: Path) -> None:
+    whole, parted = daydream.explain(example), daydream.explain(fused(daydream.load(example)))
+    shares = [each.share("small kernels") for each in (whole, parted)]
+    assert shares[0] == pytest.approx(shares[1], abs=0.01)

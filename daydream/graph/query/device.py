@@ -35,6 +35,35 @@ def device_work(graph: Graph) -> np.ndarray:
     return np.asarray(mask)
 
 
+def fused_parts(graph: Graph) -> np.ndarray:
+    """Return a mask of the parts of fused work: what a map of debug handles gives several owners.
+
+    Returns:
+        A mask of the tasks: bool, shape (tasks of the graph,).
+    """
+    handles = None if graph.trace is None else graph.trace.handles
+    if graph.trace is None or handles is None:
+        return np.zeros(graph.size, bool)
+    several = np.array([*(len(handles[each]) > 1 for each in handles), False])
+    row = graph.columns["row"]
+    return np.asarray(several[graph.trace["handle"][row]] & (row >= 0))
+
+
+def whole_duration_ns(tasks: Selection) -> np.ndarray:
+    """Return how long the kernel of each task runs: of a part of fused work that of all parts together.
+
+    int64, shape (tasks,), in ns.
+    """
+    graph, duration = tasks.graph, tasks.duration_ns
+    parts = fused_parts(graph)[tasks.ids]
+    if not parts.any():
+        return duration
+    mine = np.flatnonzero(graph.alive & fused_parts(graph) & (graph.columns["repeat"] == 0))
+    of_row = np.zeros(int(graph.columns["row"].max()) + 1, np.int64)
+    np.add.at(of_row, graph.columns["row"][mine], graph.columns["duration_ns"][mine])
+    return np.where(parts, of_row[graph.columns["row"][tasks.ids]], duration)
+
+
 def in_replays(tasks: Selection) -> Selection:
     """Return those of some device tasks that a replayed CUDA (or HIP) graph runs: its call launched them.
 
