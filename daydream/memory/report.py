@@ -15,7 +15,8 @@ from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
 from daydream.memory.settings import Settings
-from daydream.text import bytes_text
+from daydream.memory.start import contradictory
+from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
@@ -103,7 +104,15 @@ def _device(
         recorded_reserved_bytes=None if needed is None or (reserved < 0).all() else int(reserved.max()),
         reserved_at_peak_bytes=None if needed is None else needed.reserved_at_peak_bytes,
     )
-    return found, _said_of_reserved(found, reserved)
+    said = _said_of_reserved(found, reserved)
+    if odd := contradictory(held, rank, device):
+        how = "contradicts itself or another" if odd == 1 else "contradict themselves or others"
+        said.append(
+            f"{counted(odd, 'segment', 'segments')} that the allocator of {found.device} held before the "
+            f"recording {how}: "
+            "none of its segments is used, and what was held is assumed to be asked for anew."
+        )
+    return found, said
 
 
 def at_peak(held: Allocations, rank: int, device: int) -> DeviceMemory:

@@ -29,8 +29,14 @@ def add_buckets(held: Allocations, *, as_views: bool) -> None:
         held: the allocations.
         as_views: gradients are views of the buckets, which then is all that holds them
             (`gradient_as_bucket_view`; torch's documentation of DistributedDataParallel).
+
+    Returns:
+        None; `held` is changed. Where no memory is known to be a gradient there is no size for the buckets,
+        and a note says that they are not counted.
     """
     gradient = held.where(kind="gradient")
+    if not held["bytes"][gradient].any():
+        held.note("Buckets are not counted in the peak: no memory of this trace is known to be gradients.")
     for rank, device in held.devices():
         total = gradient_bytes(held, rank, device)
         like = np.flatnonzero((held["rank"] == rank) & (held["device"] == device))[:1]

@@ -44,7 +44,7 @@ def start_of(held: Allocations, rank: int, device: int, *, cached: bool) -> Star
         cached: segments that hold nothing are there, too: what steps before the recording needed.
     """
     told = _told(held, rank, device)
-    if not told or not all(_is_sound(each) for each in told) or _overlap(told):
+    if not told or contradictory(held, rank, device):
         return None
     blocks = _in_use(told)
     ids, inside = _placed(held, rank, device, dict(blocks))
@@ -69,8 +69,21 @@ def _is_sound(segment: dict[str, Any]) -> bool:
     return bool(blocks) and fits and sum(size for size, _ in blocks) == segment["total_size"]
 
 
-def _overlap(told: list[dict[str, Any]]) -> bool:
-    return any(one["address"] + one["total_size"] > other["address"] for one, other in pairwise(told))
+def contradictory(held: Allocations, rank: int, device: int) -> int:
+    """Return how many listed segments of a GPU cannot be as they are told: then none of them is used.
+
+    Blocks do not fill theirs, or hold more than they have; or it begins inside the one before it.
+
+    Args:
+        held: the allocations.
+        rank: of the process.
+        device: index of the GPU.
+    """
+    told = _told(held, rank, device)
+    odd = [not _is_sound(each) for each in told]
+    for number, (one, other) in enumerate(pairwise(told), 1):
+        odd[number] = odd[number] or one["address"] + one["total_size"] > other["address"]
+    return sum(odd)
 
 
 def _in_use(told: list[dict[str, Any]]) -> list[tuple[int, int]]:

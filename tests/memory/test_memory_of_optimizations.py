@@ -252,6 +252,18 @@ def test_buckets_are_as_large_as_all_gradients(trace):
     assert held["bytes"][held.where(kind="bucket")].tolist() == [2 * WEIGHT]
 
 
+@pytest.mark.parametrize("as_views", [False, True])
+def test_buckets_of_gradients_that_nothing_tells_are_said_not_to_count(trace, as_views):
+    held = held_by(trace)
+    held.become(held.where(kind="gradient"), "unknown")
+    (change,) = memory_changes(parse("ddp"), {"gradient_as_bucket_view": as_views})
+    change.edit(held, **change.options)
+
+    assert not held.where(kind="bucket").any()
+    assert [note for note in held.notes if "Buckets are not counted in the peak" in note]
+    assert not [note for note in edited(trace, "ddp").notes if "Buckets" in note]
+
+
 @pytest.mark.parametrize("workers", [2, 4])
 def test_sharded_states_are_a_share(trace, workers):
     held = edited(trace, "fsdp", stage=1, workers=workers)

@@ -113,6 +113,13 @@ def test_other_settings_place_all_of_it_anew(tmp_path):
 )
 def test_segments_that_cannot_be_are_not_used(tmp_path, wrong):
     assert reserved(recorded(tmp_path, *wrong)) == reserved(recorded(tmp_path))
+    said = " ".join(memory_of(recorded(tmp_path, *wrong)).notes)
+    assert "1 segment that the allocator of cuda:0 held before the recording contradicts itself" in said
+    assert "none of its segments is used" in said
+
+
+def test_sound_segments_are_no_contradiction(tmp_path):
+    assert "contradict" not in " ".join(memory_of(recorded(tmp_path, APART)).notes)
 
 
 def test_segments_that_grow_go_on_growing(tmp_path):
