@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import daydream
 from daydream.collect.derive.build import derive
 from daydream.collect.importers.executorch.etdump import read_events
 from daydream.collect.importers.executorch.etrecord import innermost, read_etrecord
+from daydream.collect.importers.executorch.marks import is_inspector_parquet
 from daydream.collect.importers.executorch.rows import Row, recording_of
 from daydream.errors import DaydreamError, NotApplicableError, TraceError
 from daydream.handles import Handle
@@ -435,3 +437,14 @@ def test_our_reader_and_executorchs_own_read_the_same_events():
             else each.delegate_debug_id_int
             for each in theirs
         ]
+
+
+def test_a_damaged_footer_is_not_read_as_long_as_it_says(tmp_path):
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1" + b"\0" * 20 + (0xFFFFFFFF).to_bytes(4, "little") + b"PAR0")
+    with pytest.raises(daydream.TraceError, match="not a readable parquet file"):
+        daydream.load(path)
+    tracemalloc.start()
+    assert not is_inspector_parquet(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

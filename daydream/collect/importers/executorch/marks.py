@@ -31,7 +31,7 @@ def is_inspector_parquet(path: Path) -> bool:
         file.seek(0, 2)
         size = file.tell()
         file.seek(max(0, size - FOOTER))
-        length = int.from_bytes(file.read(4), "little")
+        length = min(int.from_bytes(file.read(4), "little"), size)  # a damaged file may say anything
         file.seek(max(0, size - FOOTER - length))
         if COLUMN.encode() not in file.read(length):  # in a thousandth of the time that parquet needs
             return False
