@@ -29,6 +29,7 @@ EXPONENTIAL, LARGEST = r"exp_kernel|aten::exp\b", r"MaxOps|aten::a?max\b"
 BATCHED = r"aten::(bmm|baddbmm|matmul)$"
 BETWEEN = ("element-wise", "softmax", "copy", "reduction")
 BETWEEN_KERNEL = r"(?i)elementwise|soft_?max|dropout|reduce_kernel|masked|copy"
+BETWEEN_COPY = r"(?i)dtod|device\s*->\s*device"  # a contiguous tensor is copied before a mask is filled in
 
 
 def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
@@ -54,7 +55,9 @@ def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
     back = soft.where(name=BACKWARD) | soft.where(op=BACKWARD)
     family = work(graph, rest).family.astype(str)
     known = graph.tasks(rest.ids[np.isin(family, BETWEEN)])
-    fits = known | rest.where(name=BETWEEN_KERNEL, kind="kernel")
+    fits = (
+        known | rest.where(name=BETWEEN_KERNEL, kind="kernel") | rest.where(name=BETWEEN_COPY, kind="memcpy")
+    )
     whole = _all(parts, fits)
     written_out = _any(parts, _either(rest, EXPONENTIAL)) & _any(parts, _either(rest, LARGEST))
     forward = whole & (_any(parts, soft - back) | written_out)

@@ -35,6 +35,44 @@ def test_a_recorded_wait_names_its_record():
     assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
 
 
+def side_rows(*, named: bool) -> list:
+    #  a library forks to streams 8 and 9 and joins them; its events are not recorded, the waiting streams are
+    #  stream 7  |a: 10 to 110|                               |d: 232 to 242|
+    #  stream 8                |b: 112 to 142|
+    #  stream 9                |c: 112 to 230.................|
+    rows = [*launched("a", 0, 10, 110, 1)]
+    for place, (stream, at) in enumerate([(8, 6), (9, 16), (7, 30), (7, 34)]):
+        rows.append(call("cudaEventRecord", at, at + 1, 20 + place))
+        rows.append(call("cudaStreamWaitEvent", at + 2, at + 3, 30 + place))
+        if named:
+            rows.append(sync_row("Stream Wait Event", at + 2, 30 + place, stream=stream))
+    rows += [
+        *launched("b", 10, 112, 142, 2, stream=8),
+        *launched("c", 20, 112, 230, 3, stream=9),
+        *launched("d", 40, 232, 242, 4),
+    ]
+    return rows
+
+
+def test_waits_of_known_streams_for_unknown_events_follow_the_open_work():
+    graph = build(trace(side_rows(named=True)))
+    assert graph.facts.event_waits == {"recorded": 0, "inferred": 4, "unresolved": 0}
+
+    graph.select(name="^a$").scale(0.5)
+    began = starts(graph)
+    assert (began["b"], began["c"], began["d"]) == (62, 62, 182)
+
+    graph.select(name="^c$").scale(0.1)  # 11.8: b is now the later of the two
+    assert starts(graph)["d"] == 62 + 30 + 2
+
+
+def test_where_collectives_run_a_known_stream_does_not_tell_what_is_waited_for():
+    reduce = launched("reduce", 1_000, 1_010, 1_020, 9, stream=40, kind="collective")
+    named = build(trace(side_rows(named=True), reduce))
+    plain = build(trace(side_rows(named=False), reduce))
+    assert named.facts.event_waits == plain.facts.event_waits
+
+
 def test_a_wait_that_the_times_contradict_is_not_drawn():
     #  b starts while a still runs, every time
     rows = []

@@ -553,6 +553,23 @@ def test_without_shapes_a_chain_takes_as_long_as_its_products():
     assert graph.select(name="flash attention").duration_ns.tolist() == [8_000, 20_000]
 
 
+@pytest.mark.parametrize(
+    ("copy", "found"), [("Memcpy DtoD (Device -> Device)", 1), ("Memcpy HtoD (Pageable -> Device)", 0)]
+)
+def test_a_copy_within_the_device_may_stand_between_the_products(copy, found):
+    #  scores that are copied before a mask is filled in; what comes from the host is no part of attention
+    graph = thread_and_stream(
+        (SGEMM, 50, "forward"), (copy, 9, "forward"), ("masked_fill elementwise", 9, "forward"),
+        ("softmax_warp_forward", 9, "forward"), (SGEMM, 40, "forward"),
+    )  # fmt: skip
+    if found:
+        flash_attention(graph)
+        assert simulate(graph).makespan_ns == 4 + 50 + 40
+    else:
+        with pytest.raises(NotApplicableError, match="no attention found"):
+            flash_attention(graph)
+
+
 def test_a_softmax_that_is_written_out_is_found_by_its_exponential_and_maximum():
     #  stream 7  4|gemm 50|max 9|sub 9|exp 9|sum 9|div 9|gemm 40|  ->  4|90|
     parts = (

@@ -3,7 +3,8 @@
 `cudaStreamWaitEvent` rows say neither the event nor the streams, unless the
 profiler recorded the device's own rows. So the source is found, in this order:
 
-1. *recorded*: the device's sync row names the stream and the record call;
+1. *recorded*: the device's sync row names the stream and the record call, or at least the
+   stream that waits (`event_targets`);
 2. *program order*: a wait right before a collective's launch holds the collective
    until the work launched before it on the current stream is done; a later wait on
    the current stream is for collectives not waited for yet, oldest first; a wait
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.graph.builder import GraphBuilder, stream_runs
+from daydream.graph.rules.event_targets import wait_on_known_streams
 from daydream.graph.tables import COLLECTIVE, CPU
 
 WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
@@ -39,7 +41,7 @@ LEAST_SEEN = 2
 
 
 @dataclass
-class _Wait:
+class Wait:
     """A stream-wait call between two launches of its thread (tasks, -1 for none)."""
 
     call: int
@@ -56,14 +58,15 @@ def wait_for_events(builder: GraphBuilder) -> None:
     waits = list(_waits(builder))
     left = _recorded(builder, waits)
     counts["recorded"] = len(waits) - len(left)
-    found = _by_program_order(builder, left)
+    found = wait_on_known_streams(builder, left, _allowed)
+    found |= _by_program_order(builder, [wait for wait in left if wait.call not in found])
     builder.settle_events()
     found |= _by_coincidence(builder, [wait for wait in left if wait.call not in found])
     counts["inferred"] = len(found)
     counts["unresolved"] = len(left) - len(found)
 
 
-def _waits(builder: GraphBuilder) -> Iterator[_Wait]:
+def _waits(builder: GraphBuilder) -> Iterator[Wait]:
     columns = builder.graph.columns
     order = columns["order"]
     calls = np.flatnonzero(builder.named(WAIT.search) & builder.is_call())
@@ -78,7 +81,7 @@ def _waits(builder: GraphBuilder) -> Iterator[_Wait]:
         for call, at in zip(mine.tolist(), place.tolist(), strict=True):
             turn = turn + 1 if at == last else 0
             last = at
-            yield _Wait(
+            yield Wait(
                 call,
                 int(launched[at - 1]) if at else -1,
                 int(launched[at]) if at < len(launched) else -1,
@@ -86,7 +89,7 @@ def _waits(builder: GraphBuilder) -> Iterator[_Wait]:
             )
 
 
-def _recorded(builder: GraphBuilder, waits: list[_Wait]) -> list[_Wait]:
+def _recorded(builder: GraphBuilder, waits: list[Wait]) -> list[Wait]:
     """Draw the waits that the device recorded; return the others."""
     rows = builder.sync_rows("Stream Wait Event")
     if not rows:
@@ -107,14 +110,14 @@ def _recorded(builder: GraphBuilder, waits: list[_Wait]) -> list[_Wait]:
     return left
 
 
-def _by_program_order(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
+def _by_program_order(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
     columns = builder.graph.columns
     kind, lane = columns["kind"], columns["lane"]
     own = _library_waits(builder, waits)
     found = set(own)
     consumed: dict[int, int] = defaultdict(lambda: -(2**62))  # communication lane -> order waited up to
     joined: dict[tuple[int, int], int] = {}  # (stream, stream that waited for it) -> order waited up to
-    classes: dict[tuple[str, int, int], list[tuple[_Wait, bool]]] = defaultdict(list)
+    classes: dict[tuple[str, int, int], list[tuple[Wait, bool]]] = defaultdict(list)
     for wait in sorted(waits, key=lambda w: int(columns["order"][w.call])):
         if wait.call in own or wait.after < 0:
             continue
@@ -146,11 +149,11 @@ def _by_program_order(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
     return found | _forks(builder, [wait for wait in waits if wait.call not in found])
 
 
-def _forks(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
+def _forks(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
     """Draw the waits of a stream that gets its next work later: the one other stream with more to come."""
     columns = builder.graph.columns
     order, lane = columns["order"], columns["lane"]
-    classes: dict[tuple[int, int], list[tuple[_Wait, bool]]] = defaultdict(list)
+    classes: dict[tuple[int, int], list[tuple[Wait, bool]]] = defaultdict(list)
     for wait in waits:
         if wait.before < 0 or wait.after < 0 or lane[wait.before] != lane[wait.after]:
             continue
@@ -173,7 +176,7 @@ def _forks(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
     return found
 
 
-def _open_side_work(builder: GraphBuilder, wait: _Wait, joined: dict[tuple[int, int], int]) -> int:
+def _open_side_work(builder: GraphBuilder, wait: Wait, joined: dict[tuple[int, int], int]) -> int:
     """Return the last task launched on the one other stream with work not waited for yet, or -1.
 
     Of several such streams, the one whose work ended just before the waiting work started.
@@ -195,7 +198,7 @@ def _open_side_work(builder: GraphBuilder, wait: _Wait, joined: dict[tuple[int, 
     return near[0] if len(near) == 1 else -1
 
 
-def _library_waits(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
+def _library_waits(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
     """Return the waits right behind a collective's launch, if nearly every collective has one.
 
     Not if the next work, on another stream, mostly started just as the collective ended:
@@ -218,7 +221,7 @@ def _library_waits(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
     return {wait.call for wait in behind.values()}
 
 
-def _last_elsewhere(builder: GraphBuilder, wait: _Wait) -> int:
+def _last_elsewhere(builder: GraphBuilder, wait: Wait) -> int:
     """Return the last task launched before a wait on another stream than the one that waits, or -1."""
     columns = builder.graph.columns
     lane, order = columns["lane"], columns["order"]
@@ -229,7 +232,7 @@ def _last_elsewhere(builder: GraphBuilder, wait: _Wait) -> int:
     return int(mine[-1]) if len(mine) else -1
 
 
-def _open_collective(builder: GraphBuilder, wait: _Wait, consumed: dict[int, int]) -> int:
+def _open_collective(builder: GraphBuilder, wait: Wait, consumed: dict[int, int]) -> int:
     """Return the collective that a compute stream's wait is for, or -1.
 
     Of those launched and not waited for yet: the one that ended just before the
@@ -259,13 +262,13 @@ def _allowed(builder: GraphBuilder, source: int, target: int) -> bool:
     return bool(builder.start_ns[target] >= builder.end_ns[source] - CLOCK_NS)
 
 
-def _by_coincidence(builder: GraphBuilder, waits: list[_Wait]) -> set[int]:
+def _by_coincidence(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
     """Draw the waits whose work started late, each time as work of one name ended on another stream."""
     columns = builder.graph.columns
     late = builder.late_starts()
     runs = dict(stream_runs(builder))
     ends = {lane: builder.end_ns[tasks] for lane, tasks in runs.items()}
-    seen: dict[tuple[int, int, int, int], list[tuple[_Wait, int]]] = defaultdict(list)
+    seen: dict[tuple[int, int, int, int], list[tuple[Wait, int]]] = defaultdict(list)
     tried: dict[tuple[int, int], int] = defaultdict(int)
     for wait in waits:
         if wait.after < 0 or late[wait.after] < LATE_NS:

@@ -5,7 +5,8 @@ before it has ended; its recorded duration is its own cost plus that wait. Keepi
 the wait as work replays perfectly and then answers "a faster GPU gains nothing".
 The depth is learned from the trace: the smallest number of launches that no call
 ever ran ahead of. About 1,022 on NVIDIA (measured on V100, A100, RTX 3070 Ti);
-AMD queues are deeper than any seen filled.
+AMD queues are deeper than any seen filled. Event records and waits take places too, so
+a call may find the queue full a few launches below the depth (1,015 to 1,020 seen on an H200).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.tables import MEMCPY
 
 NVIDIA_DEPTH = 1022  # assumed where the trace never fills a queue
+ROOM = 0.01  # of the depth: places that other commands than launches hold
 LEAST_BLOCKED = 2  # calls that must have stood blocked to believe that the queue was full
 BLOCKED_SHARE = 0.5  # of the calls that met a full queue
 CHANCE = 0.1  # of any moment to lie so close behind the end of some device task
@@ -44,7 +46,30 @@ def bound_queues(builder: GraphBuilder) -> None:
             late = calls[depth:]
             met_full = (late >= 0) & (free > builder.start_ns[late])
             blocked = met_full & (ends[depth:] > builder.end_ns[late])
-            _take_out_waits(builder, late[blocked], free[blocked], late[(late >= 0) & ~met_full])
+            early, freed = _full_before(builder, calls, ends, depth)
+            stood = np.append(late[blocked], early)
+            unblocked = np.setdiff1d(late[(late >= 0) & ~met_full], early)
+            _take_out_waits(builder, stood, np.append(free[blocked], freed), unblocked)
+
+
+def _full_before(
+    builder: GraphBuilder, calls: np.ndarray, ends: np.ndarray, depth: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the calls that stood blocked with almost `depth` launches in flight, and until when.
+
+    They took more than twice what their kind takes, and returned just as a launch ended.
+    """
+    place = np.flatnonzero(calls >= 0)
+    mine = calls[place]
+    started, returned = builder.start_ns[mine], builder.end_ns[mine]
+    in_flight = place - np.searchsorted(ends, started, side="right")
+    usual = usual_costs(builder, mine[in_flight < (1 - ROOM) * depth])
+    names = builder.graph.columns["name"][mine].tolist()
+    cost = np.array([usual.get(name, LONG_NS // 2) for name in names], np.int64)
+    freed = ends[np.maximum(np.searchsorted(ends, returned, side="right") - 1, 0)]
+    stood = (in_flight >= (1 - ROOM) * depth) & (in_flight < depth) & (returned - started > 2 * cost)
+    stood &= (freed > started) & (returned - freed <= 2 * cost)
+    return mine[stood], freed[stood]
 
 
 def _launches(builder: GraphBuilder, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
