@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Loss = Callable[[], Tensor]
+Loss = Callable[..., Tensor]  # of the model, or of what runs in its place: its compiled self
 Setup = tuple[nn.Module, Loss]
 WORDS = 64
 
@@ -103,21 +103,20 @@ def lstm() -> Setup:
     return _of_tokens(Recurrent(), batch=4, tokens=16)
 
 
-def mlp() -> Setup:
-    """Return six linear layers of width 64."""
-    model = nn.Sequential(
-        *(part for _ in range(5) for part in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 10)
-    )
-    x, y = torch.randn(16, 64), torch.randint(10, (16,))
-    return model, lambda: functional.cross_entropy(model(x), y)
+def mlp(width: int = 64, batch: int = 16) -> Setup:
+    """Return six linear layers."""
+    body = [part for _ in range(5) for part in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*body, nn.Linear(width, 10))
+    x, y = torch.randn(batch, width), torch.randint(10, (batch,))
+    return model, lambda run=model: functional.cross_entropy(run(x), y)
 
 
-def cnn() -> Setup:
-    """Return three residual blocks of width 16 on images of 16 x 16."""
-    body = [nn.Conv2d(3, 16, 3, padding=1), *(Residual(16) for _ in range(3))]
-    model = nn.Sequential(*body, Pooled(), nn.Linear(16, 10))
-    x, y = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
-    return model, lambda: functional.cross_entropy(model(x), y)
+def cnn(width: int = 16, image: int = 16) -> Setup:
+    """Return three residual blocks, on four square images."""
+    body = [nn.Conv2d(3, width, 3, padding=1), *(Residual(width) for _ in range(3))]
+    model = nn.Sequential(*body, Pooled(), nn.Linear(width, 10))
+    x, y = torch.randn(4, 3, image, image), torch.randint(10, (4,))
+    return model, lambda run=model: functional.cross_entropy(run(x), y)
 
 
 def encoder() -> Setup:
@@ -126,12 +125,12 @@ def encoder() -> Setup:
     inner = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     model = nn.Sequential(inner, nn.Linear(64, 10))
     x, y = torch.randn(4, 16, 64), torch.randint(10, (4 * 16,))
-    return model, lambda: functional.cross_entropy(model(x).flatten(0, 1), y)
+    return model, lambda run=model: functional.cross_entropy(run(x).flatten(0, 1), y)
 
 
 def _of_tokens(model: nn.Module, *, batch: int, tokens: int) -> Setup:
     x, y = torch.randint(WORDS, (batch, tokens)), torch.randint(WORDS, (batch * tokens,))
-    return model, lambda: functional.cross_entropy(model(x).flatten(0, 1), y)
+    return model, lambda run=model: functional.cross_entropy(run(x).flatten(0, 1), y)
 
 
 MODELS: dict[str, Callable[[], Setup]] = {

@@ -21,28 +21,31 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 FUSED = re.compile(r"(graph_\d+_)?cpp_fused")
 STEPS = 16
-MODELS = ("MLP", "GPT", "CNN", "TransformerEncoder", "MLP, breaks")
+MODELS = ("MLP", "MLP, wide", "GPT", "CNN", "CNN, wide", "TransformerEncoder", "GPT, breaks", "MLP, breaks")
+WIDE: dict[str, dict[str, int]] = {"MLP": {"width": 512, "batch": 256}, "CNN": {"width": 32, "image": 64}}
 
 
 def train(name: str, *, compiled: bool) -> None:
     """Train a model for some steps, as a script would."""
     import torch
     from small_models import MODELS as SMALL
+    from small_models import Block
     from torch import nn
 
+    short, _, variant = name.partition(", ")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model, loss = SMALL["MLP" if name == "MLP, breaks" else name]()
-    if name == "MLP, breaks":
+    make: Any = SMALL[short]
+    model, loss = make(**WIDE[short]) if variant == "wide" else make()
+    if variant == "breaks":  # behind each activation, or where there is none, behind each block
         for module in model.modules():
-            if isinstance(module, nn.ReLU | nn.GELU | nn.Tanh):
+            if isinstance(module, nn.ReLU | Block):
                 module.register_forward_hook(lambda *_: torch._dynamo.graph_break())  # noqa: SLF001
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    if compiled:
-        model.compile()
+    run = torch.compile(model) if compiled else model
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss().backward()
+        loss(run).backward()
         optimizer.step()
 
 
@@ -58,18 +61,32 @@ def collected(name: str, folder: Path, *, compiled: bool) -> Any:
 
 
 def sums(trace: Any) -> dict[str, float]:
-    """Return the share of each layer, two parts of its path, of the time of both passes that has a layer."""
+    """Return the share of each layer, two parts of its path, of the time of both passes that has a layer.
+
+    The model itself is left out, whose own time is what calls the compiled graphs and guards them, and
+    the loss, which is not compiled.
+    """
     import daydream
 
     graph = daydream.build(trace)
+    roots = roots_of(trace)
     tasks = graph.select(phase=("forward", "backward"))
     found: dict[str, float] = {}
     for layer, ns in zip(tasks.layer.tolist(), tasks.duration_ns.tolist(), strict=True):
         top = ".".join((layer or "").split(".")[:2])
-        if top:
+        if top not in roots:
             found[top] = found.get(top, 0) + ns
     whole = sum(found.values())
     return {layer: ns / whole for layer, ns in found.items()}
+
+
+def roots_of(trace: Any) -> set[str]:
+    """Return the names of what is no layer: nothing, and the model's own class."""
+    return {
+        "",
+        "loss",
+        *(module for module in trace.text("layer") if "." not in module and module[:1].isupper()),
+    }
 
 
 def row(name: str, folder: Path) -> str:
@@ -82,7 +99,7 @@ def row(name: str, folder: Path) -> str:
         return f"| {name} | it ran uncompiled while it was recorded | | | |"
     ns = compiled["duration_ns"][fused]
     has = compiled["handle"][fused] >= 0
-    roots = {"", *(module for module in eager.text("layer") if "." not in module and module[:1].isupper())}
+    roots = roots_of(eager)
     layered = 0.0
     for code, spent in zip(compiled["handle"][fused].tolist(), ns.tolist(), strict=True):
         if code < 0:

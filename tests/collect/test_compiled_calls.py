@@ -6,7 +6,7 @@ import numpy as np
 
 from daydream.collect.derive.compiled_calls import CompiledGraph, attach_compiled, in_order, plain_name
 from daydream.collect.derive.kernel_names import operators_of_kernel
-from daydream.collect.live.provenance import bytes_of, graph_of
+from daydream.collect.live.provenance import bytes_of, describe, graph_of
 from daydream.trace.handle_map import Handle
 from daydream.trace.trace import Trace
 
@@ -80,6 +80,14 @@ def test_a_path_of_no_module_is_not_believed():
     assert trace.text("layer")[trace["layer"][1]] == "Model"
 
 
+def test_a_module_without_a_range_or_parameter_is_believed_where_it_is_named():
+    for modules, layer in (((), "Model"), (("Model", "act"), "act")):
+        trace = trace_of([CALL, FUSED], [-1, 0], layer="Model")
+        pieces = graph(("cpp_fused_add_relu_0:1", (Handle("aten::relu", "act"),)))
+        attach_compiled(trace, [pieces], modules)
+        assert trace.text("layer")[trace["layer"][1]] == layer
+
+
 def test_what_is_not_matched_is_counted():
     trace = trace_of([CALL, "cpp_fused_other_5", FUSED], [-1, 0, 0])
     pieces = (
@@ -108,6 +116,40 @@ def test_what_was_kept_of_a_graph_becomes_its_handles_in_order():
     made = graph_of("fkey", document)
     assert made.handles[0] == (Handle("aten::add", "fc", "m.py(3): forward", "backward", 64),)
     assert made.handles[1] == (Handle("aten::mm", phase="backward"),)
+
+
+def test_a_call_of_a_library_does_its_own_operator_and_nothing_else_does():
+    described = {
+        "conv": ["aten::convolution_backward", "conv", "", 8], "mul": ["aten::mul", "norm", "", 8],
+        "view": ["aten::view", "other", "", -1],
+    }  # fmt: skip
+    names = ["torch.ops.aten.convolution_backward.default:1", "cpp_fused_mul_convolution_backward_0:2"]
+    made = graph_of("fkey", {"order": names, "nodes": {name: [*described] for name in names},
+                             "described": described})  # fmt: skip
+    assert made.handles[0] == (Handle("aten::convolution_backward", "conv", weight=8),)
+    assert made.handles[1] == (Handle("aten::mul", "norm", weight=8),)
+
+
+def test_a_kernel_of_views_alone_keeps_them():
+    document = {
+        "order": ["cpp_fused_view_0:1"], "nodes": {"cpp_fused_view_0:1": ["view"]},
+        "described": {"view": ["aten::view", "fc", "", -1]},
+    }  # fmt: skip
+    assert graph_of("fkey", document).handles == ((Handle("aten::view", "fc"),),)
+
+
+def test_views_are_no_work_and_a_copy_back_belongs_to_what_it_copies():
+    def node(target, layer, *inputs):
+        stack = {"key": (f"L['self'].{layer}", "type")} if layer else {}
+        meta = {"nn_module_stack": stack, "val": SimpleNamespace(shape=(2,), element_size=lambda: 4)}
+        return SimpleNamespace(target=target, meta=meta, all_input_nodes=list(inputs))
+
+    view = SimpleNamespace(is_view=True, __str__=lambda _: "aten.view.default")
+    assert describe(node(view, "fc"))[3] == -1
+    assert describe(node("aten._unsafe_view.default", "fc"))[3] == -1
+    running, made = node("primals_1", ""), node("aten.add.Tensor", "norm")
+    assert describe(node("aten.copy_.default", "", running, made)) == ["aten::copy_", "norm", "", 24]
+    assert describe(node("aten.copy_.default", "", running)) == ["aten::copy_", "", "", 16]
 
 
 def test_names_alone_tell_operators():

@@ -51,6 +51,12 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
+def fused_rows(trace):
+    names = trace.text("name")
+    fused = [bool(re.match(r"(graph_\d+_)?cpp_fused", name)) for name in names]
+    return np.flatnonzero(np.array([*fused, False])[trace["name"]])
+
+
 def test_every_fused_kernel_has_operators_and_layers_and_the_run_is_the_same(folder):
     (folder.path / "train.py").write_text(SCRIPT)
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder.path / "cache")}
@@ -60,9 +66,7 @@ def test_every_fused_kernel_has_operators_and_layers_and_the_run_is_the_same(fol
     )  # the second from the cache
     assert plain.out == first.out == again.out
     trace = again.trace()
-    names = trace.text("name")
-    fused = [bool(re.match(r"(graph_\d+_)?cpp_fused", name)) for name in names]
-    rows = np.flatnonzero(np.array([*fused, False])[trace["name"]])
+    rows = fused_rows(trace)
     assert len(rows) >= 3 * 6
     assert (trace["handle"][rows] >= 0).all()
     layers = set(trace.values("layer", rows))
@@ -71,3 +75,26 @@ def test_every_fused_kernel_has_operators_and_layers_and_the_run_is_the_same(fol
     assert {layer.split(".")[1] for layer in layers if layer != "head"} == {"0", "1"}
     assert not any("_orig_mod" in layer for layer in trace.text("layer"))
     assert not any("could not be matched" in note for note in trace.metadata["notes"])
+
+
+def test_layers_are_known_where_the_program_breaks_the_graph_at_each_block(folder):
+    broken = SCRIPT.replace(
+        "compiled = ",
+        "for block in model.blocks: block.register_forward_hook(lambda *_: torch._dynamo.graph_break())\n"
+        "compiled = ",
+    )
+    (folder.path / "train.py").write_text(broken)
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder.path / "cache")}
+    plain = folder.finish(folder.start("train.py", **cache))
+    collected = folder.collect("--force", "train.py", **cache)
+    assert plain.out == collected.out
+    trace = collected.trace()
+    rows = fused_rows(trace)
+    # Both blocks call one graph: only the modules' ranges around its calls tell which is which.
+    shares = dict.fromkeys(("blocks.0", "blocks.1"), 0)
+    for code, ns in zip(trace["handle"][rows].tolist(), trace["duration_ns"][rows].tolist(), strict=True):
+        layers = {handle.layer for handle in trace.handles[trace.handles.identifiers[code]]}
+        assert layers == {""} or len({layer[:8] for layer in layers}) == 1
+        for layer in {layer[:8] for layer in layers} & {*shares}:
+            shares[layer] += ns
+    assert 0.2 < shares["blocks.0"] / sum(shares.values()) < 0.8

@@ -9,7 +9,7 @@ begin at the layer around the call.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
@@ -35,12 +35,13 @@ class CompiledGraph:
     handles: tuple[tuple[Handle, ...], ...]
 
 
-def attach_compiled(trace: Trace, graphs: Sequence[CompiledGraph]) -> None:
+def attach_compiled(trace: Trace, graphs: Sequence[CompiledGraph], modules: Iterable[str] = ()) -> None:
     """Give the kernel calls of compiled graphs their handles, and note how many calls were matched.
 
-    Does nothing where no graph of these was called.
+    `modules` are paths of modules that are known besides those of the trace: a compiled module leaves no
+    range of its own. Does nothing where no graph of these was called.
     """
-    matching = _Matching(trace, graphs)
+    matching = _Matching(trace, graphs, frozenset(modules))
     for row, key in _calls(trace):
         matching.add(row, key)
     if not matching.entries:
@@ -66,7 +67,7 @@ def _calls(trace: Trace) -> list[tuple[int, str]]:
 class _Matching:
     """The entries of the map that is made, and each row's place among them."""
 
-    def __init__(self, trace: Trace, graphs: Sequence[CompiledGraph]) -> None:
+    def __init__(self, trace: Trace, graphs: Sequence[CompiledGraph], modules: frozenset[str]) -> None:
         self.entries: dict[int | str, tuple[Handle, ...]] = {}
         self.places = np.full(len(trace), UNKNOWN, np.int64)
         self.missing = self.unmatched = 0
@@ -75,7 +76,7 @@ class _Matching:
         for graph in graphs:
             self._graphs.setdefault(graph.key, []).append(graph)
         self._place_of: dict[int | str, int] = {}
-        self._modules = _modules(trace)
+        self._modules = _modules(trace) | modules
         parent = np.asarray(trace["parent"], np.int64)
         self._by_parent = np.argsort(parent, kind="stable")
         self._parents = parent[self._by_parent]

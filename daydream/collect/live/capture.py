@@ -49,12 +49,14 @@ def prepared_profiler(*, with_stack: bool = False, memory: bool = False) -> Any:
 class Captured:
     """What a window holds: the recording with the run's metadata, and its step markers.
 
-    `unseen` layers ran on threads that the profiler does not record while it records memory.
+    `unseen` layers ran on threads that the profiler does not record while it records memory. `modules` are
+    the paths of all modules, also of those that no recorded range is of.
     """
 
     recording: Recording
     markers: list[Marker]
     unseen: int = 0
+    modules: frozenset[str] = frozenset()
 
     def trace(self, ranges: tuple[Ranges, str]) -> Trace:
         """Return the trace, with layers, phases and these steps; the recording is used up."""
@@ -62,7 +64,7 @@ class Captured:
         trace = derive(self.recording, ranges=ranges)
         set_loss_phase(trace)
         set_apart_unlike_steps(trace)
-        attach_compiled(trace, provenance.compiled_graphs())
+        attach_compiled(trace, provenance.compiled_graphs(), self.modules)
         trace.metadata["notes"] += provenance.notes()
         return trace
 
@@ -119,8 +121,9 @@ class Capture:
         recording.metadata.update(metadata)
         if self._with_stack:
             recording.metadata["notes"].append(STACKS)
+        modules = frozenset(paths.of_module.values())
         if not self._with_memory:
-            return Captured(recording, markers)
+            return Captured(recording, markers, modules=modules)
         memory = read_memory(self._profiler, events, recording.metadata["origin_ns"])
         recording.memory = None if memory is None else until_the_last_row(memory, recording)
         if self._held:
@@ -129,7 +132,7 @@ class Capture:
         unseen = max(len(self._hooks.modules) - len(ranges), 0)
         if unseen:
             recording.metadata["notes"].append(UNSEEN.format(counted(unseen, "layer", "layers")))
-        return Captured(recording, markers, unseen)
+        return Captured(recording, markers, unseen, modules)
 
 
 def _on_gpu() -> bool:

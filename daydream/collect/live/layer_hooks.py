@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from daydream.collect.live.torch_private import range_type
+from daydream.collect.live.torch_private import leave_uncompiled, range_type
 
 LAYER_RANGE = re.compile(r"^daydream::layer (\d+)$")
 RANGE_NAME = "daydream::layer {}"
@@ -79,6 +79,8 @@ class LayerHooks:
                 if entered is module:
                     return
 
+        # Behind a graph break the hooks are frames of their own; compiled, they would always see one.
+        leave_uncompiled(before, after, self._add)
         self._handles = [
             register_module_forward_pre_hook(before),
             register_module_forward_hook(after, always_call=True),

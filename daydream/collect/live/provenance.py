@@ -7,9 +7,10 @@ that another program compiled with provenance has none: its operators are read f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from daydream.collect.derive.compiled_calls import CompiledGraph
+from daydream.collect.derive.compiled_calls import FUSED, CompiledGraph, plain_name
 from daydream.collect.derive.kernel_names import operators_of_kernel
 from daydream.collect.live.compilation import when_imported
 from daydream.collect.live.torch_private import INDUCTOR, keep_provenance
@@ -19,6 +20,9 @@ from daydream.trace.handle_map import Handle
 _kept: list[tuple[str, dict[str, Any]]] = []
 _lacking: list[bool] = []  # whether a torch was met that keeps nothing
 
+NO_WORK = -1
+COPY = "aten::copy_"
+UNSAFE_VIEW = "aten::_unsafe_view"  # a view, though its operator does not say so
 LACKING = "This torch keeps no provenance of compiled kernels: they have no operators and layers."
 
 
@@ -43,8 +47,17 @@ def compiled_graphs() -> list[CompiledGraph]:
 
 
 def describe(node: Any) -> list[Any]:
-    """Return operator, layer, source line and bytes of a node of a compiled graph, as JSON has them."""
+    """Return operator, layer, source line and bytes of a node of a compiled graph, as JSON has them.
+
+    A view is no work: it only says how the others find their elements, and has NO_WORK for bytes. A copy that
+    writes back what a layer made, as batch norm's running statistics, belongs to that layer.
+    """
     handle = handle_of(node)
+    if handle.operator == UNSAFE_VIEW or getattr(node.target, "is_view", False):
+        return [handle.operator, handle.layer, handle.source, NO_WORK]
+    if handle.operator == COPY and not handle.layer:
+        copied = [made for one in node.all_input_nodes if (made := handle_of(one)).layer]
+        handle = replace(handle, layer=copied[-1].layer, source=copied[-1].source) if copied else handle
     nbytes = bytes_of(getattr(node, "meta", {}).get("val"))
     nbytes += sum(bytes_of(getattr(one, "meta", {}).get("val")) for one in node.all_input_nodes)
     return [handle.operator, handle.layer, handle.source, nbytes]
@@ -75,10 +88,21 @@ def graph_of(key: str, document: dict[str, Any]) -> CompiledGraph:
     """Return a graph from what was kept of it, its kernel calls in order."""
     phase = "backward" if document.get("backward") else ""
     described, nodes = document["described"], document["nodes"]
+    order = document["order"]
+    known = {name: [one for one in nodes.get(name, []) if one in described] for name in order}
+    calls = {
+        name: [one for one in known[name] if plain_name(described[one][0]) == plain_name(name)]
+        for name in order
+        if not FUSED.match(name)
+    }
+    called = {one for mine in calls.values() for one in mine}
     names, handles = [], []
-    for name in document["order"]:
-        found = [described[one] for one in nodes.get(name, []) if one in described]
-        mine = [Handle(op, layer, source, phase, nbytes) for op, layer, source, nbytes in found]
+    for name in order:
+        # A call of a library does its own operator alone, and nothing else does that one.
+        own = calls.get(name) or [one for one in known[name] if one not in called] or known[name]
+        found = [described[one] for one in own]
+        work = [one for one in found if one[3] != NO_WORK] or found
+        mine = [Handle(op, layer, source, phase, max(nbytes, 0)) for op, layer, source, nbytes in work]
         names.append(name)
         handles.append(tuple(mine) or tuple(Handle(op, phase=phase) for op in operators_of_kernel(name)))
     return CompiledGraph(key, tuple(names), tuple(handles))

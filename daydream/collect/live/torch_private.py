@@ -237,6 +237,23 @@ def ddp_buckets(module: Any) -> dict[str, Any]:
     return data
 
 
+def leave_uncompiled(*functions: Any) -> None:
+    """Have the compiler run these functions as they are where it meets them as frames of their own.
+
+    Within what it compiles they are inlined as before: no graph is broken. Does nothing where this torch
+    does not know how.
+    """
+    try:
+        from torch._C._dynamo import eval_frame
+    except ImportError:
+        return
+    frames: Any = eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP  # noqa: SLF001 - the frame, and what it calls
+        for function in functions:
+            frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # noqa: SLF001
+
+
 def keep_provenance(
     describe: Callable[[Any], Any], keep: Callable[[str | None, dict[str, Any]], None]
 ) -> bool:
@@ -284,7 +301,11 @@ def keep_provenance(
                 "backward": bool(handler.is_backward),
                 "order": list(own),
                 "nodes": own,
-                "described": {node.name: describe(node) for node in handler.module.graph.nodes},
+                "described": {
+                    node.name: describe(node)
+                    for node in handler.module.graph.nodes
+                    if node.op not in ("placeholder", "output")
+                },
             }
         return mapping
 
