@@ -121,6 +121,25 @@ class DebugHandleMap:
     def __repr__(self) -> str:
         return f"<DebugHandleMap of {len(self):,} identifiers, shared by {self.rule}>"
 
+    @classmethod
+    def join(cls, maps: Mapping[int, DebugHandleMap | None]) -> tuple[DebugHandleMap | None, dict[int, int]]:
+        """Return one map of several ranks' maps, and the place in it of each rank's first identifier.
+
+        Ranks that compiled the same share one map. Else identifiers become texts, `RANK/IDENTIFIER`, and
+        maps of different rules share equally. None where no rank has a map.
+        """
+        given = {rank: handles for rank, handles in maps.items() if handles is not None}
+        each = list(given.values())
+        if all(one == each[0] for one in each):
+            return (each[0] if each else None), dict.fromkeys(maps, 0)
+        entries: dict[Identifier, Sequence[Handle]] = {}
+        first: dict[int, int] = dict.fromkeys(maps, 0)
+        for rank, handles in given.items():
+            first[rank] = len(entries)
+            entries.update({f"{rank}/{identifier}": handles[identifier] for identifier in handles})
+        rules = {one.rule for one in each}
+        return cls(entries, rule=rules.pop() if len(rules) == 1 else "equal"), first
+
     @property
     def identifiers(self) -> list[Identifier]:
         """The identifiers in the order of insertion: what the column `handle` of a trace points into."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from daydream import DebugHandleMap, Handle, HandleError, Trace
+from daydream.collect.importers import join_ranks
 
 MAP = DebugHandleMap(
     {
@@ -87,3 +88,35 @@ def test_a_map_is_saved_with_its_trace(tmp_path):
     read = Trace.load(tmp_path / "t.parquet")
     assert read.handles == MAP
     assert read["handle"].tolist() == [0, 1]
+
+
+def ranks(*maps):
+    """Two kernels on each rank, with the map of each."""
+    traces = []
+    for rank, handles in enumerate(maps):
+        trace = kernels(["x", "y"])
+        trace.metadata.update(
+            rank=rank, steps=[], step_source="none", phases_assumed=0.0, origin_ns=0, vendor="cuda"
+        )
+        traces.append(trace if handles is None else trace.attach_handles(handles, "order"))
+    return join_ranks(traces)
+
+
+def test_ranks_that_compiled_the_same_share_one_map():
+    joined = ranks(MAP, None, MAP)
+    assert joined.handles == MAP
+    assert joined["handle"].tolist() == [0, 1, -1, -1, 0, 1]
+
+
+def test_identifiers_of_ranks_that_compiled_differently_tell_the_rank():
+    other = DebugHandleMap({4: [Handle("aten::mm", "head")], 7: [Handle("aten::mm", "tail")]})
+    joined = ranks(MAP, other)
+    assert joined.handles.identifiers == ["0/fused_a:1", "0/fused_a:2", "1/4", "1/7"]
+    assert joined["handle"].tolist() == [0, 1, 2, 3]
+    assert joined.handles["1/7"] == other[7]
+    assert joined.handles.rule == "equal"  # of "bytes" and "equal"
+    assert joined.values("layer") == ["blocks.1", "head", "head", "tail"]
+
+
+def test_ranks_without_maps_have_none():
+    assert ranks(None, None).handles is None

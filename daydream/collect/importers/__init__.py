@@ -26,6 +26,7 @@ from daydream.errors import TraceError
 from daydream.files.input_files import check_regular
 from daydream.parallel.engines import Engine, engine_of
 from daydream.parallel.map_on import map_on
+from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 from daydream.trace.trace import Trace
@@ -291,6 +292,10 @@ def join_ranks(traces: list[Trace]) -> Trace:
     names = [name for name in FIELDS if any(name in trace.columns for trace in traces)]
     rows = np.cumsum([0] + [len(trace) for trace in traces])
     first_step = np.cumsum([0] + [len(trace.metadata["steps"]) for trace in traces])
+    ranks = [int(trace.metadata.get("rank", 0)) for trace in traces]
+    handles, places = DebugHandleMap.join(
+        {rank: trace.handles for rank, trace in zip(ranks, traces, strict=True)}
+    )
     columns: dict[str, np.ndarray] = {}
     texts: dict[str, list[str]] = {}
     for name in names:
@@ -305,12 +310,15 @@ def join_ranks(traces: list[Trace]) -> Trace:
                 column = np.where(column >= 0, column + rows[index], UNKNOWN).astype(np.int32)
             elif name == "step":
                 column = np.where(column >= 0, column + first_step[index], UNKNOWN).astype(np.int32)
+            elif name == "handle":
+                column = np.where(column >= 0, column + places[ranks[index]], UNKNOWN).astype(np.int32)
             parts.append(column)
         columns[name] = np.concatenate(parts)
         if FIELDS[name].type == "text":
             texts[name] = list(codes)
     memory = [trace.memory for trace in traces if trace.memory is not None]
     joined = Trace(columns, texts, _join_metadata(traces), MemoryEvents.join(memory) if memory else None)
+    joined.handles = handles
     align_ranks(joined)
     return joined
 
