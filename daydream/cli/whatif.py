@@ -27,8 +27,10 @@ from daydream.cli.written import check_files, tell, timeline_option, write_files
 if TYPE_CHECKING:
     from daydream.cli.progress import Progress
     from daydream.explanation.suggestion import Suggestion
+    from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
     from daydream.predict.replay import Replay
+    from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
 
 TYPED = "daydream.arguments"  # where a context keeps the arguments as they were typed
@@ -171,7 +173,8 @@ def _whatif(
         again = trace_words(trace, step_marker, steps)
         comparison = _predict(ctx, replay, ctx.meta[CHOSEN], options, contention, capacity, again)
         written = write_files(
-            output, html, replay, comparison, force=force, ranked=not no_ranking, progress=progress
+            output, html, replay, comparison, force=force, ranked=not no_ranking, progress=progress,
+            memory=_recorded_memory(recording, capacity) if html else None,
         )  # fmt: skip
         then = None if as_json else _suggestion(ctx, comparison, options, progress)
     if as_json:
@@ -200,6 +203,17 @@ def _suggestion(
         return None
     progress("looking for what to try next")
     return suggestion(comparison, chosen, option_values(chosen, given))
+
+
+def _recorded_memory(recording: Trace, capacity: int | None) -> MemoryReport | None:
+    """Return who holds the memory of a trace; None where its events do not tell."""
+    from daydream.errors import DaydreamError
+    from daydream.memory.report import memory_of
+
+    try:
+        return memory_of(recording, capacity=capacity)
+    except DaydreamError:
+        return None
 
 
 def _predict(

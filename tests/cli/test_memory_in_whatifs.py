@@ -244,3 +244,33 @@ def test_the_ranked_what_ifs_of_a_report_tell_memory(folder):
     told = whatifs(daydream_module.rank(replay, pairs=0, with_curves=False, by="memory", capacity=1900))
     assert "memory, KiB" in told
     assert 'class="faded"' in told
+
+
+def test_explain_says_when_parameters_alone_do_not_fit(folder):
+    assert "parameters alone take 512 bytes: only sharding" in explained(folder, "--capacity", "500")
+    assert "alone" not in explained(folder, "--capacity", "513")
+
+
+def test_the_report_of_a_whatif_tells_the_peak_then_and_who_holds_it(folder):
+    done = asked(folder, "whatif", "fused-adam", "--html", "w.html", "--no-ranking", "--capacity", "2KiB")
+    assert done.code == 0, done.err
+    page = (folder / "w.html").read_text("utf-8")
+    assert "<span>peak memory</span><strong>2.1 KiB</strong>" in page
+    assert "2.6 -&gt; 2.1 KiB (2.1 to 2.2); does not fit in 2.00 KiB" in page
+    assert "After fused-adam: peak 2.6 -&gt; 2.1 KiB" in page
+    recorded, then = page.split("After fused-adam: peak", 1)
+    assert "As recorded: " in recorded
+    assert "optimizer state" in then.partition("</table>")[0]
+
+
+def test_the_report_of_a_whatif_says_why_its_peak_is_not_known(folder):
+    words = ("metaflow", "--layers", "blocks.*", "--factor", "0.5")
+    assert asked(folder, "whatif", *words, "--html", "u.html", "--no-ranking").code == 0
+    page = (folder / "u.html").read_text("utf-8")
+    assert "After metaflow: metaflow cannot say what that does to memory" in page
+    assert "<span>peak memory</span>" not in page
+    assert (
+        asked(folder, "whatif", "fused-adam", "--html", "n.html", "--no-ranking", trace="none.parquet").code
+        == 0
+    )
+    assert 'id="memory"' not in (folder / "n.html").read_text("utf-8")

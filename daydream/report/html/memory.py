@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.memory.over_time import HeldOverTime, held_over_time
+from daydream.memory.prediction import changed, worst_device
+from daydream.memory.report import at_peak
+from daydream.predict.memory import held_now
 from daydream.report.html.elements import Cell, Html, Number, element, joined, sortable
 from daydream.report.text.memory import amount_in, memory_headline, share_of
+from daydream.report.text.peak_memory import memory_change, verdict
 from daydream.text import memory_unit
 
 if TYPE_CHECKING:
     from daydream.memory.result import DeviceMemory, MemoryReport
+    from daydream.predict.prediction import Prediction
     from daydream.report.html.spans import Window
     from daydream.trace.trace import Trace
 
@@ -23,14 +28,47 @@ HELP = (
 )
 
 
-def memory(report: MemoryReport) -> Html:
-    """Return the place of the chart, and for each device its peak and a table of who holds it."""
+def memory(report: MemoryReport, comparison: Prediction | None = None) -> Html:
+    """Return the place of the chart, and for each device its peak and a table of who holds it.
+
+    With a what-if also the predicted peak, on the device that comes out worst, and who holds it then; or
+    why that is not known.
+    """
     parts: list[str] = [element("div", id="memory-chart")]
     devices = sorted(report.devices, key=lambda each: each.device == "cpu")
     for place, device in enumerate(devices):
-        parts.append(element("h3", memory_headline(device, named=True)))
+        recorded = memory_headline(device, named=True)
+        parts.append(element("h3", recorded if comparison is None else f"As recorded: {recorded}"))
         parts.append(_holders(device, place))
-    return joined(*parts)
+    after = _after(comparison, len(devices)) if comparison is not None else ()
+    return joined(*parts, *after)
+
+
+def memory_card(comparison: Prediction) -> tuple[str, str, str] | None:
+    """Return what the card of the peak says: its name, the peak then, and the change with whether it fits.
+
+    None where the peak is not known.
+    """
+    told = comparison.memory
+    if told is None:
+        return None
+    fits = verdict(told).removeprefix(", ")
+    change = memory_change(told)
+    figure = change.partition(" -> ")[2].partition(" (")[0] or change.partition(" (")[0]
+    return "peak memory", figure, f"{change}{f'; {fits}' if fits else ''}"
+
+
+def _after(comparison: Prediction, place: int) -> list[str]:
+    """Return the predicted peak and who holds it, or why neither is known."""
+    answer, trace = comparison.memory_answer, comparison.replay.graph.trace
+    title = f"After {comparison.optimization}: "
+    if answer.unsaid is not None:
+        return [element("h3", f"{title}{answer.unsaid}")]
+    if answer.memory is None or trace is None or comparison.memory_changes is None:
+        return []
+    held = changed(held_now(trace, comparison.replay.graph), comparison.memory_changes())
+    said = f"{title}peak {memory_change(answer.memory)}{verdict(answer.memory)}"
+    return [element("h3", said), _holders(at_peak(held, *worst_device(held)), place)]
 
 
 def chart(trace: Trace, window: Window) -> dict[str, Any]:

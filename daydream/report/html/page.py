@@ -104,7 +104,8 @@ def page(
             element("p", WITH_FINGERS, class_="help with-fingers"),
             element("div", id="timelines"),
         ),
-        _section("memory", "Memory", memory_section.HELP, memory_section.memory(memory)) if memory else "",
+        _section("memory", "Memory", memory_section.HELP, memory_section.memory(memory, comparison))
+        if memory else "",
         _section(
             "breakdown", "Where a step's time goes", f"The mean of the steps. {ON_PATH_HELP}",
             _breakdowns(replay, comparison),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from daydream.report.html.bounds import legend, variable_of
 from daydream.report.html.elements import Cell, Html, Number, element, facts, joined, sortable, table
+from daydream.report.html.memory import memory_card
 from daydream.report.html.path import StepPath, Total
 from daydream.report.text.breakdown import MEANWHILE, meanwhile
 from daydream.report.text.breakdown import sections as step_sections
@@ -76,6 +77,7 @@ def cards(replay: Replay, comparison: Prediction | None) -> Html:
             ("predicted", time_or_unknown(comparison.predicted_ns), likely),
             ("speed-up", speedup(comparison.replayed_ns, comparison.predicted_ns), _speedups(comparison)),
             *_unprofiled_prediction(comparison),
+            *([peak] if (peak := memory_card(comparison)) is not None else []),
         ]
     return element(
         "div",

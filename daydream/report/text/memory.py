@@ -76,7 +76,7 @@ def verdict(device: DeviceMemory) -> str:
         return ""
     if device.out_of_memory is not None or left < 0:
         return f": does not fit in {capacity_text(capacity)}"
-    if left < CLOSE:
+    if left < CLOSE and device.device != "cpu":
         return f": too close to tell in {capacity_text(capacity)} ({bytes_text(left)} left)"
     return f": fits in {capacity_text(capacity)} ({bytes_text(left)} left)"
 

@@ -10,7 +10,7 @@ from daydream.report.text.explain_costs import command
 from daydream.report.text.layout import MARGIN, Block, Headline, Screen, Words, notes, printable, tail
 from daydream.report.text.memory import capacity_text
 from daydream.report.text.numbers import percent, time_text
-from daydream.text import memory_unit
+from daydream.text import bytes_text, memory_unit
 
 if TYPE_CHECKING:
     from daydream.explanation import Explanation
@@ -41,6 +41,12 @@ def explained_memory(explanation: Explanation) -> list[Block]:
     ]
     if told.capacity_bytes is None or told.fits:
         return blocks
+    alone = found.device.by_kind.get("parameter", 0)
+    if alone > told.capacity_bytes:
+        said = (
+            f"its parameters alone take {bytes_text(alone)}: only sharding them or fewer bits for them helps"
+        )
+        blocks.append(Words(said, 2 * MARGIN, 3 * MARGIN))
     if not found.smaller:
         return [*blocks, Words("no what-if for its largest holders makes it smaller", 2 * MARGIN, 3 * MARGIN)]
     best = found.smaller[0]
