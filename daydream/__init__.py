@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from daydream.tools.tool import tool
     from daydream.trace.handle_map import DebugHandleMap, Handle
     from daydream.trace.trace import Trace
+    from daydream.trainers.handler import handler
     from daydream.transforms.registry import Optimization
 
 __version__ = "0.1.0"
@@ -91,6 +92,7 @@ _HOMES = {
     "daydream.tools.tool": ("tool",),
     "daydream.trace.handle_map": ("DebugHandleMap", "Handle"),
     "daydream.trace.trace": ("Trace",),
+    "daydream.trainers.handler": ("handler",),
     "daydream.transforms.registry": ("Optimization",),
 }
 
@@ -128,6 +130,7 @@ __all__ = [
     "compare",
     "curves",
     "explain",
+    "handler",
     "load",
     "memory_of",
     "rank",

@@ -3,7 +3,7 @@
 In the pages under docs/ every `console` block is run, in the order of the page and in one folder that has
 the examples. A comment before a block says what is special about it:
 
-    <!-- exits with 1 -->      it fails, and what it says on stderr is shown
+    <!-- exits with 1 -->      it fails (or with 3), and what it says on stderr is shown
     <!-- needs: torch -->      it trains: run by the slow tests, its figures vary and are not compared
     <!-- needs: traces -->     it reads a public trace, and is skipped where there are none
     <!-- run -->               this Python block is run, and prints the `text` block behind it
@@ -123,9 +123,10 @@ def check(page: str, block: Block, *, inside: bool, same: Callable[[list[str], l
     """Run a console block and compare what it prints with what is shown."""
     first, *lines = block.text.splitlines()
     assert first.startswith("$ "), first
-    failing = block.mark == "exits with 1"
+    wanted = {"exits with 1": 1, "exits with 3": 3}.get(block.mark, 0)
+    failing = wanted > 0
     code, printed, said = run(first.removeprefix("$ "), inside=inside)
-    assert code == int(failing), said
+    assert code == wanted, said
     full = (printed + said if failing else printed).splitlines()
     cut = [*full[: len(lines) - 1], "..."] if lines[-1:] == ["..."] else full
     if WRITE and not same(lines, full):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
 
+GATE = 3  # the exit code of a step that a gate does not let pass
 TYPED = "daydream.arguments"  # where a context keeps the arguments as they were typed
 
 
@@ -134,6 +135,7 @@ def _whatif(
     table: str | None,
     contention: str,
     capacity: int | None,
+    fail_above: float | None,
     output: str | None,
     html: str | None,
     no_ranking: bool,
@@ -182,6 +184,9 @@ def _whatif(
     else:
         print_screen(whatif_text(comparison, verbose=verbose, suggestion=then, trace=again))
     tell(written)
+    if (above := above_gate(comparison, fail_above)) is not None:
+        click.echo(above, err=True)
+        ctx.exit(GATE)
     if not written and not as_json:
         typed = list(ctx.meta[TYPED])
         if then is None or verbose:
@@ -203,6 +208,24 @@ def _suggestion(
         return None
     progress("looking for what to try next")
     return suggestion(comparison, chosen, option_values(chosen, given))
+
+
+def _number(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    if value is not None and value != value:  # noqa: PLR0124 - not a number is all that differs from itself
+        raise click.BadParameter("'nan' is not a time in ms")
+    return value
+
+
+def above_gate(comparison: Prediction, limit_ms: float | None) -> str | None:
+    """Return what is said of a step that a gate does not let pass; None where it does, or is none."""
+    if limit_ms is None:
+        return None
+    if comparison.predicted_ns is None:
+        return f"above the gate: the step is not known, and {limit_ms:.2f} ms allowed"
+    predicted_ms = comparison.predicted_ns / 1e6
+    if predicted_ms <= limit_ms:
+        return None
+    return f"above the gate: {predicted_ms:.2f} ms are predicted, and {limit_ms:.2f} ms allowed"
 
 
 def _recorded_memory(recording: Trace, capacity: int | None) -> MemoryReport | None:
@@ -246,6 +269,13 @@ def _parameters() -> list[click.Parameter]:
         table_option(),
         contention_option(),
         capacity_option(),
+        click.Option(
+            ["--fail-above"],
+            type=click.FloatRange(min=0),
+            callback=_number,
+            metavar="MS",
+            help="Exit with 3 if the predicted step takes longer, or is not known: a gate for CI.",
+        ),
         timeline_option("measured, replayed and predicted"),
         html_option(),
         ranking_option(),

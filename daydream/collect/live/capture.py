@@ -58,8 +58,11 @@ class Captured:
     unseen: int = 0
     modules: frozenset[str] = frozenset()
 
-    def trace(self, ranges: tuple[Ranges, str]) -> Trace:
-        """Return the trace, with layers, phases and these steps; the recording is used up."""
+    def trace(self, ranges: tuple[Ranges, str] | None = None) -> Trace:
+        """Return the trace, with layers, phases and these steps; the recording is used up.
+
+        Without `ranges` the steps are those of the profiler's own marks, as in an imported file.
+        """
         label_outside(self.recording)
         trace = derive(self.recording, ranges=ranges)
         set_loss_phase(trace)
@@ -110,29 +113,35 @@ class Capture:
         self._hooks.remove()
         self._profiler.stop_trace()
         self._warm = None
-        metadata, paths = describe_run(self._hooks.roots, optimizers)
-        layers = {
-            number: path
-            for number, module in enumerate(self._hooks.modules)
-            if (path := paths.of_module.get(id(module))) is not None
-        }
-        events = events_of(self._profiler)
-        recording, markers = read_events(events, layers)
-        recording.metadata.update(metadata)
+        found = captured(self._profiler, self._hooks, optimizers, memory=self._with_memory)
         if self._with_stack:
-            recording.metadata["notes"].append(STACKS)
-        modules = frozenset(paths.of_module.values())
-        if not self._with_memory:
-            return Captured(recording, markers, modules=modules)
-        memory = read_memory(self._profiler, events, recording.metadata["origin_ns"])
-        recording.memory = None if memory is None else until_the_last_row(memory, recording)
+            found.recording.metadata["notes"].append(STACKS)
         if self._held:
-            recording.metadata["held_before"] = self._held
-        ranges = {name for event in events if LAYER_RANGE.match(name := event.name())}
-        unseen = max(len(self._hooks.modules) - len(ranges), 0)
-        if unseen:
-            recording.metadata["notes"].append(UNSEEN.format(counted(unseen, "layer", "layers")))
-        return Captured(recording, markers, unseen, modules)
+            found.recording.metadata["held_before"] = self._held
+        return found
+
+
+def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory: bool) -> Captured:
+    """Return what a stopped `torch.profiler.profile` recorded while the layer hooks were on."""
+    metadata, paths = describe_run(hooks.roots, optimizers)
+    layers = {
+        number: path
+        for number, module in enumerate(hooks.modules)
+        if (path := paths.of_module.get(id(module))) is not None
+    }
+    events = events_of(profiler)
+    recording, markers = read_events(events, layers)
+    recording.metadata.update(metadata)
+    modules = frozenset(paths.of_module.values())
+    if not memory:
+        return Captured(recording, markers, modules=modules)
+    found = read_memory(profiler, events, recording.metadata["origin_ns"])
+    recording.memory = None if found is None else until_the_last_row(found, recording)
+    ranges = {name for event in events if LAYER_RANGE.match(name := event.name())}
+    unseen = max(len(hooks.modules) - len(ranges), 0)
+    if unseen:
+        recording.metadata["notes"].append(UNSEEN.format(counted(unseen, "layer", "layers")))
+    return Captured(recording, markers, unseen, modules)
 
 
 def _on_gpu() -> bool:

@@ -1,0 +1,127 @@
+"""Callbacks in the trainers of others: real processes, tiny random models, nothing downloaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import daydream
+
+pytest.importorskip("torch", reason="records real training")
+pytestmark = pytest.mark.slow
+
+HUGGING_FACE = textwrap.dedent("""
+    import sys
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+    set_seed(0)
+    sizes = dict(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2)
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    words = torch.randint(64, (300, 16))
+    callbacks = []
+    if len(sys.argv) > 1:
+        from daydream.trainers.huggingface import DaydreamCallback
+        callbacks.append(DaydreamCallback(sys.argv[1]))
+    settings = TrainingArguments(
+        "out", max_steps=50, per_device_train_batch_size=4, gradient_accumulation_steps=2, report_to=[],
+        save_strategy="no", use_cpu=True, disable_tqdm=True,
+    )
+    data = [{"input_ids": one, "labels": one} for one in words]
+    done = Trainer(model, settings, train_dataset=data, callbacks=callbacks).train()
+    print("loss", done.training_loss)
+""")
+LIGHTNING = textwrap.dedent("""
+    import sys
+    import lightning
+    import torch
+    from torch import nn
+
+    lightning.seed_everything(0)
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+
+        def training_step(self, batch, _):
+            self.loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            return self.loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters())
+
+    callbacks = []
+    if len(sys.argv) > 1:
+        from daydream.trainers.lightning import DaydreamCallback
+        callbacks.append(DaydreamCallback(sys.argv[1]))
+    data = torch.utils.data.TensorDataset(torch.randn(400, 32), torch.randint(10, (400,)))
+    model = Model()
+    lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=callbacks,
+    ).fit(model, torch.utils.data.DataLoader(data, batch_size=8))
+    print("loss", model.loss.item())
+""")
+ACCELERATE = textwrap.dedent("""
+    import sys
+    import torch
+    from accelerate import Accelerator
+    from torch import nn
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+    data, labels = torch.randn(16, 32), torch.randint(10, (16,))
+
+    def train():
+        for _ in range(50):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(data), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+        print("loss", loss.item())
+
+    if len(sys.argv) > 1:
+        import daydream
+        with daydream.collect(sys.argv[1]):
+            train()
+    else:
+        train()
+""")
+
+
+@pytest.mark.parametrize(
+    ("package", "script", "layer"),
+    [
+        ("transformers", HUGGING_FACE, "transformer.h.0.mlp.c_fc"),
+        ("lightning", LIGHTNING, "0"),
+        ("accelerate", ACCELERATE, "0"),
+    ],
+)
+def test_the_trace_is_as_good_as_that_of_collect_and_the_run_the_same(package, script, layer, tmp_path):
+    pytest.importorskip(package, reason=f"an extra: pip install 'daydream[{package}]'")
+    (tmp_path / "train.py").write_text(script)
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "train.py", *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stdout.splitlines() if line.startswith("loss")], done.stderr
+
+    (plain, _), (recorded, said) = run(), run("t.parquet")
+    assert plain == recorded
+    assert package == "accelerate" or "daydream: wrote t.parquet" in said
+    trace = daydream.load(tmp_path / "t.parquet")
+    replay = daydream.replay(trace)
+    assert abs(replay.error) < 0.01
+    assert replay.steps
+    assert any(name.endswith(layer) for name in trace.text("layer"))
+    assert {"forward", "backward", "optimizer"} <= {*trace.text("phase")}
