@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from daydream.collect import collect
     from daydream.collect.event_log import EventLog
     from daydream.collect.load import load
+    from daydream.costs.counters.attaching import attach_counters
     from daydream.errors import (
         DaydreamError,
         FileError,
@@ -60,6 +61,7 @@ _HOMES = {
     "daydream.collect": ("collect",),
     "daydream.collect.event_log": ("EventLog",),
     "daydream.collect.load": ("load",),
+    "daydream.costs.counters.attaching": ("attach_counters",),
     "daydream.errors": (
         "DaydreamError",
         "FileError",
@@ -125,6 +127,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "UnknownOptimizationError",
+    "attach_counters",
     "build",
     "collect",
     "compare",

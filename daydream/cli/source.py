@@ -22,6 +22,7 @@ MAX_UNPACKED = "daydream.max_unpacked"
 NO_CACHE = "daydream.no_cache"
 AUTO = "auto"  # `--steps` then says how steps are found, else which are read
 HANDLES, CAPTURE = "daydream.handles", "daydream.capture"
+COUNTERS = "daydream.counters"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -73,8 +74,14 @@ def _keep_file(ctx: click.Context, param: click.Parameter, value: str | None) ->
         ctx.meta[HANDLES if param.name == "handles" else CAPTURE] = value
 
 
+def _keep_counters(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:  # noqa: ARG001
+    """Keep files of counters for `read`."""
+    if value:
+        ctx.meta[COUNTERS] = value
+
+
 def handle_options() -> list[click.Option]:
-    """Return `--handles` and `--capture`, which `read` knows."""
+    """Return `--handles`, `--capture` and `--counters`, which `read` knows."""
     return [
         click.Option(
             ["--handles"],
@@ -89,6 +96,15 @@ def handle_options() -> list[click.Option]:
             callback=_keep_file,
             expose_value=False,
             help="The recording of the capture of the CUDA or HIP graphs that the trace replays.",
+        ),
+        click.Option(
+            ["--counters"],
+            metavar="FILE",
+            multiple=True,
+            callback=_keep_counters,
+            expose_value=False,
+            help="What a profiler counted of the same program's kernels: CSV of Nsight Compute or rocprofv3, "
+            "or Kineto's ranges; several times for several passes.",
         ),
     ]
 
@@ -145,7 +161,8 @@ def trace_options() -> list[click.Parameter]:
 def trace_words(trace: str, step_marker: str | None, steps: str | None) -> list[str]:
     """Return the options that read the same trace again, as typed."""
     given = {"--trace": trace, "--step-marker": step_marker, "--steps": steps, **_files()}
-    return [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    words = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    return [*words, *(word for file in _counters() for word in ("--counters", file))]
 
 
 def table_option() -> click.Option:
@@ -221,6 +238,12 @@ def read(
     return trace
 
 
+def _counters() -> tuple[str, ...]:
+    """Return the files that `--counters` names."""
+    context = click.get_current_context(silent=True)
+    return () if context is None else context.meta.get(COUNTERS, ())
+
+
 def _files() -> dict[str, str]:
     """Return the files that `--handles` and `--capture` name, by option."""
     context = click.get_current_context(silent=True)
@@ -247,6 +270,10 @@ def _attach(trace: Trace) -> None:
         file, most = files["--capture"], max_unpacked()
         capture = load(file, max_unpacked=most)
         attach_capture(trace, capture, launched_kernels(file, most) if file.suffix != ".parquet" else {})
+    if _counters():
+        from daydream.costs.counters.attaching import attach_counters
+
+        attach_counters(trace, _counters())
 
 
 def _entry(sources: Sequence[str], step_marker: str | None, steps: str | None) -> CacheEntry | None:
@@ -254,7 +281,7 @@ def _entry(sources: Sequence[str], step_marker: str | None, steps: str | None) -
     context = click.get_current_context(silent=True)
     if context is None or context.meta.get(NO_CACHE) or max_unpacked() is not None or len(sources) != 1:
         return None
-    if _files():  # what is kept is the file's own content
+    if _files() or _counters():  # what is kept is the file's own content
         return None
     from daydream.cli.cached import cache_entry
 

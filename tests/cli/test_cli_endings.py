@@ -59,6 +59,7 @@ def test_a_signal_ends_a_command_that_cleans_up(number, folder):
 WRITING = """
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import daydream.trace.trace
 from daydream.cli import main
 real = daydream.trace.trace.write_whole

@@ -1,0 +1,148 @@
+"""Counted launches meet the kernels of a trace: by kernel, grid and order, else by their mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from daydream.costs.counters.amounts import CountedKernel
+from daydream.errors import FileError
+from daydream.text import counted
+from daydream.trace.trace import Trace
+
+QUALIFIED = re.compile(r"(?:[\w~]+::)+(?=[\w~])")
+
+
+@dataclass
+class Joined:
+    """How much of the device's work has counters: shares of kernels' time, and how they were joined."""
+
+    counters: list[dict[str, Any]]
+    notes: list[str]
+
+
+def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
+    """Return counters for the kernels of a trace, as its metadata has them, and what is to be said of them.
+
+    The n-th launch of a kernel with a grid has the n-th that was counted, where there are as many of both;
+    else each has the mean of those that were counted, which is said. What was counted and is not in the
+    trace is said, too. Raises `FileError` where nothing meets.
+    """
+    rows = np.flatnonzero(trace.is_kind("kernel"))
+    rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
+    names, grids = trace.text("name"), trace.text("grid")
+    base = [base_name(name) for name in names]
+    blocks = [_blocks(grid) for grid in grids]
+    keys = [
+        (base[name], blocks[grid] if grid >= 0 else None)
+        for name, grid in zip(trace["name"][rows].tolist(), trace["grid"][rows].tolist(), strict=True)
+    ]
+    counts = _grouped([(base_name(one.name), one.blocks) for one in kernels])
+    launches = _grouped(keys)
+    found: list[CountedKernel | None] = [None] * len(rows)
+    aggregated = met = 0
+    for (name, grid), places in launches.items():
+        mine = counts.get((name, grid)) or (
+            _any_grid(counts, name) if grid is None else counts.get((name, None))
+        )
+        if not mine:
+            continue
+        met += len(mine)
+        one_by_one = len(mine) == len(places) and all(kernels[each].launches == 1 for each in mine)
+        whole = (
+            [kernels[each] for each in mine]
+            if one_by_one
+            else [_mean([kernels[each] for each in mine])] * len(places)
+        )
+        aggregated += 0 if one_by_one else len(places)
+        for place, one in zip(places, whole, strict=True):
+            found[place] = one
+    if not met:
+        raise FileError(
+            f"{file}: none of its {counted(len(kernels), 'launch', 'launches')} is a kernel of this trace; "
+            f"the first is {kernels[0].name!r:.60}. Count the program that was recorded"
+        )
+    time = trace["duration_ns"][rows]
+    has = np.array([one is not None and not (one.flop is None and one.bytes is None) for one in found])
+    if not has.any():
+        raise FileError(
+            f"{file}: its counters tell neither FLOP nor bytes of memory; count dram__bytes.sum and "
+            "smsp__sass_thread_inst_executed_op_*_pred_on.sum, or FETCH_SIZE and WRITE_SIZE"
+        )
+    share = time[has].sum() / max(int(time.sum()), 1)
+    said = f"{counted(int(has.sum()), 'kernel')} of {len(rows):,}, {share:.1%} of their time"
+    notes = [f"{said}, have counters of {file}; their FLOP and bytes are taken from them."]
+    if aggregated:
+        notes.append(
+            f"{counted(aggregated, 'kernel')} could not be told apart from others of the same name and grid: "
+            "each has the mean of those that were counted."
+        )
+    left = len(kernels) - len({each for key in launches for each in _met(counts, key)})
+    if left > 0:
+        notes.append(
+            f"{counted(left, 'counted launch', 'counted launches')} of {file} met no kernel of the trace."
+        )
+    counters = [
+        {
+            "name": names[trace["name"][row]],
+            "flop": one.flop if one else None,
+            "bytes": one.bytes if one else None,
+        }
+        for row, one in zip(rows.tolist(), found, strict=True)
+    ]
+    return Joined(counters, notes)
+
+
+def base_name(name: str) -> str:
+    """Return a kernel's own name: without its return type, namespaces, template arguments and parameters.
+
+    `void at::native::elementwise_kernel<128, 2>(int, T3)` is `elementwise_kernel`.
+    """
+    plain, depth = [], 0
+    for letter in name.replace("(anonymous namespace)::", ""):
+        if letter in "<(":
+            if letter == "(" and depth == 0:
+                break
+            depth += 1
+        elif letter in ">)" and depth:
+            depth -= 1
+        elif depth == 0:
+            plain.append(letter)
+    words = QUALIFIED.sub("", "".join(plain)).replace("::", " ").split()
+    return words[-1].removesuffix(".kd") if words else name
+
+
+def _grouped(keys: Sequence[Hashable]) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(key, []).append(place)
+    return found
+
+
+def _any_grid(counts: dict[Any, list[int]], name: str) -> list[int]:
+    return sorted(each for (known, _), places in counts.items() if known == name for each in places)
+
+
+def _met(counts: dict[Any, list[int]], key: tuple[str, int | None]) -> list[int]:
+    name, grid = key
+    return counts.get(key) or (_any_grid(counts, name) if grid is None else counts.get((name, None), []))
+
+
+def _mean(kernels: Sequence[CountedKernel]) -> CountedKernel:
+    """Return one that has the mean of each counter that all of them have."""
+    weights = np.array([one.launches for one in kernels], np.float64)
+    shared = set.intersection(*(set(one.metrics) for one in kernels))
+    metrics = {
+        name: float(np.average([one.metrics[name] for one in kernels], weights=weights)) for name in shared
+    }
+    return CountedKernel(kernels[0].name, kernels[0].blocks, metrics, int(weights.sum()))
+
+
+def _blocks(grid: str) -> int | None:
+    numbers = [int(one) for one in re.findall(r"\d+", grid)]
+    return prod(numbers) if numbers else None

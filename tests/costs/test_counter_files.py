@@ -1,0 +1,276 @@
+"""Files of counters, a format each: small samples of the documented shape, the public samples, and damage."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+from shared import shared_trace
+
+import daydream
+from daydream import Trace
+from daydream.costs.counters.amounts import CountedKernel
+from daydream.costs.counters.attaching import attach_counters, read_kernels
+from daydream.costs.counters.joining import base_name
+from daydream.costs.workload.counters import counted_work
+from daydream.errors import FileError
+
+LONG = (
+    '==PROF== Profiling "axpy" - 0: 0%....100% - 9 passes\n'
+    '"ID","Process ID","Kernel Name","Block Size","Grid Size","Section Name","Metric Name","Metric Unit",'
+    '"Metric Value"\n'
+)
+OPS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
+
+
+def long_table(*launches):
+    """A table of (kernel, grid, {metric: (unit, value)})."""
+    rows = [
+        f'"{number}","7","{name}","(128, 1, 1)","({grid}, 1, 1)","Command line","{metric}","{unit}","{value}"'
+        for number, (name, grid, metrics) in enumerate(launches)
+        for metric, (unit, value) in metrics.items()
+    ]
+    return LONG + "\n".join(rows) + "\n"
+
+
+def axpy(fma="1,048,576", read="2.00"):
+    nothing = ("inst", "0")
+    return {
+        OPS.format("fadd"): nothing, OPS.format("fmul"): nothing, OPS.format("ffma"): ("inst", fma),
+        "dram__bytes_read.sum": ("Mbyte", read), "dram__bytes_write.sum": ("Kbyte", "500"),
+    }  # fmt: skip
+
+
+def read(tmp_path, text, name="c.csv"):
+    (tmp_path / name).write_text(text)
+    return read_kernels(tmp_path / name)
+
+
+def kernels(*names, grid="16,1,1"):
+    count = len(names)
+    texts = list(dict.fromkeys(names))
+    columns = {
+        "kind": np.zeros(count, np.int32), "name": np.array([texts.index(one) for one in names], np.int32),
+        "start_ns": np.arange(count) * 10, "duration_ns": np.full(count, 10), "stream": np.full(count, 7),
+        "correlation": np.arange(count), "grid": np.zeros(count, np.int32),
+    }  # fmt: skip
+    return Trace(columns, {"kind": ["kernel"], "name": texts, "grid": [grid]}, {"notes": []})
+
+
+def test_the_long_layout_with_separators_and_scaled_units(tmp_path):
+    (one,) = read(tmp_path, long_table(("axpy(float *)", 16, axpy())))
+    assert (one.name, one.blocks) == ("axpy(float *)", 16)
+    assert (one.flop, one.bytes) == (2 * 1_048_576, 2_500_000)
+
+
+def test_rules_are_no_metrics_and_what_was_not_counted_is_unknown(tmp_path):
+    text = long_table(
+        ("axpy", 16, {"dram__bytes.sum": ("", "n/a"), "sm__cycles_elapsed.avg": ("cycle", "1,362.20")})
+    )
+    (one,) = read(tmp_path, text + '"0","7","axpy","","","Occupancy","","",""\n')
+    assert one.metrics == {"sm__cycles_elapsed.avg": 1362.2}
+    assert (one.flop, one.bytes) == (None, None)
+
+
+def test_the_wide_layout_has_a_row_of_units(tmp_path):
+    header = [
+        "ID",
+        "Kernel Name",
+        "launch__grid_size",
+        "dram__bytes.sum",
+        *map(OPS.format, ("fadd", "fmul", "ffma")),
+    ]
+    rows = [
+        header,
+        ["", "", "", "Kbyte", "inst", "inst", "inst"],
+        ["0", "axpy", "16", "1,024", "1", "2", "3"],
+    ]
+    (one,) = read(tmp_path, "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows))
+    assert (one.blocks, one.bytes, one.flop) == (16, 1_024_000, 1 + 2 + 2 * 3)
+
+
+def test_a_summary_has_means_and_how_many_launches(tmp_path):
+    text = (
+        '"Process ID","Kernel Name","Grid Size","Metric Name","Metric Unit","Invocations","Minimum",'
+        '"Maximum","Average"\n"7","axpy","(16, 1, 1)","dram__bytes.sum","byte","4","1","9","5"\n'
+    )
+    (one,) = read(tmp_path, text)
+    assert (one.launches, one.bytes) == (4, 5)
+
+
+def test_rocprofv3_counts_work_items_and_kib(tmp_path):
+    header = "Dispatch_Id,Process_Id,Grid_Size,Kernel_Name,Workgroup_Size,Counter_Name,Counter_Value"
+    rows = [
+        f'1,9,1024,"axpy(float*) [clone .kd]",64,{name},{value}'
+        for name, value in (
+            ("FETCH_SIZE", 10.5), ("WRITE_SIZE", 2), ("SQ_INSTS_VALU_ADD_F32", 3),
+            ("SQ_INSTS_VALU_MUL_F32", 4), ("SQ_INSTS_VALU_FMA_F32", 5), ("SQ_INSTS_VALU_MFMA_MOPS_F16", 6),
+        )
+    ]  # fmt: skip
+    (one,) = read(tmp_path, "\n".join([header, *rows]))
+    assert (one.blocks, one.bytes) == (16, 12_800)
+    assert one.flop == 64 * (3 + 4 + 2 * 5) + 512 * 6
+
+
+def test_matrix_units_and_16_bits_are_no_answer_unless_operations_were_counted():
+    half = {OPS.format(kind): 8.0 for kind in ("fadd", "fmul", "ffma")}
+    assert CountedKernel("sgemm", None, half).flop == 32
+    assert CountedKernel("sgemm", None, {**half, "sm__inst_executed_pipe_tensor.sum": 4.0}).flop is None
+    assert CountedKernel("void gemm<__nv_bfloat16>", None, half).flop is None
+    counted = {**half, "sm__ops_path_tensor_src_fp16.sum": 1000.0, "sm__inst_executed_pipe_tensor.sum": 4.0}
+    assert CountedKernel("sgemm", None, counted).flop == 1032
+    assert CountedKernel("sgemm", None, {OPS.format("fadd"): 8.0}).flop is None  # a part
+
+
+@pytest.mark.parametrize(
+    ("full", "base"),
+    [
+        ("void at::native::elementwise_kernel<128, 2>(int, T3)", "elementwise_kernel"),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
+        ("void (anonymous namespace)::softmax<float, (int)3>(float*)", "softmax"),
+        ("Cijk_Ailk.kd", "Cijk_Ailk"),
+    ],
+)
+def test_a_kernels_own_name(full, base):
+    assert base_name(full) == base
+
+
+def test_launches_meet_kernels_by_name_grid_and_order(tmp_path):
+    (tmp_path / "c.csv").write_text(
+        long_table(
+            ("axpy(float *)", 16, axpy("10")), ("dot", 8, axpy("30")), ("axpy(float *)", 16, axpy("20"))
+        )
+    )
+    trace = attach_counters(
+        kernels("void ns::axpy<int>(float *)", "other", "void ns::axpy<int>(float *)"), [tmp_path / "c.csv"]
+    )
+    flop, nbytes = counted_work(trace)
+    assert flop.tolist() == [20, -1, 40]
+    assert nbytes.tolist() == [2_500_000, -1, 2_500_000]
+    first, last = trace.metadata["notes"]
+    assert first.startswith("2 kernels of 3, 66.7% of their time, have counters of c.csv")
+    assert last == "1 counted launch of c.csv met no kernel of the trace."
+
+
+def test_where_numbers_differ_each_has_the_mean_and_it_is_said(tmp_path):
+    (tmp_path / "c.csv").write_text(long_table(("axpy", 16, axpy("10")), ("axpy", 16, axpy("30"))))
+    trace = attach_counters(kernels("axpy", "axpy", "axpy"), [tmp_path / "c.csv"])
+    assert counted_work(trace)[0].tolist() == [40, 40, 40]
+    assert "3 kernels could not be told apart" in trace.metadata["notes"][1]
+
+
+def test_passes_of_one_program_add_their_counters(tmp_path):
+    flop = {name: value for name, value in axpy("10").items() if "op_" in name}
+    (tmp_path / "1.csv").write_text(long_table(("axpy", 16, flop)))
+    (tmp_path / "2.csv.gz").write_bytes(
+        gzip.compress(long_table(("axpy", 16, {"dram__bytes.sum": ("byte", "7")})).encode())
+    )
+    trace = daydream.attach_counters(kernels("axpy"), [tmp_path / "1.csv", tmp_path / "2.csv.gz"])
+    assert [column.tolist() for column in counted_work(trace)] == [[20], [7]]
+    (tmp_path / "3.csv").write_text(long_table(("dot", 16, flop)))
+    with pytest.raises(FileError, match="other launches"):
+        attach_counters(kernels("axpy"), [tmp_path / "1.csv", tmp_path / "3.csv"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no counters that are known"),
+        ("a,b\n1,2\n", "no counters that are known"),
+        (LONG, "no launches"),
+        (
+            "kernel 0 - k - #thread-blocks 1,  kernel instructions 28, total instructions 28\n",
+            "counts instructions",
+        ),
+        (LONG + '"0","7","k","","(1, 1, 1)","s","dram__bytes.sum","byte",1,048,576\n', "11 fields under 9"),
+        (LONG + '"0","7","k","","(1, 1, 1)","s","dram__bytes.sum","byte","12,5"\n', "decimal comma"),
+        (
+            long_table(("axpy", 16, axpy())) + '"0","7","dot","","","s","dram__bytes.sum","byte","1"\n',
+            "two kernels",
+        ),
+        (long_table(("axpy", 16, {"sm__cycles_elapsed.avg": ("cycle", "1")})), "neither FLOP nor bytes"),
+        (long_table(("dot", 16, axpy())), "is a kernel of this trace"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(tmp_path, text, said):
+    (tmp_path / "c.csv").write_text(text)
+    with pytest.raises(FileError, match=said) as error:
+        attach_counters(kernels("axpy"), [tmp_path / "c.csv"])
+    assert "\n" not in str(error.value)
+
+
+def test_no_cut_of_a_table_is_more_than_one_line(tmp_path):
+    whole = long_table(("axpy(float *)", 16, axpy()), ("axpy(float *)", 16, axpy("3")))
+    for end in range(0, len(whole), 7):
+        (tmp_path / "c.csv").write_text(whole[:end])
+        try:
+            attach_counters(kernels("axpy", "axpy"), [tmp_path / "c.csv"])
+        except FileError as error:
+            assert "\n" not in str(error)  # noqa: PT017 - most cuts are refused, some are whole tables
+
+
+@pytest.mark.parametrize(
+    ("file", "launches", "flop", "nbytes"),
+    [
+        ("ncu/ncu_2020_v100_picongpu_long.csv", 7, 42_506_040, 139_101_952),
+        ("ncu/ncu_long_t4_thousands_separators.csv", 1, None, 2_816),
+        (
+            "ncu/ncu_page_details_long_cc120_kernel_0019.csv",
+            1,
+            0,
+            4_930_000,
+        ),  # a copy: 16 fields under 20 names
+        ("ncu/ncu_page_raw_2021_forum_post.csv", 1, None, None),
+        ("rocprofv3/llamacpp_decode_fetch_counter_collection.csv", 34, None, None),  # writes were not counted
+        ("rocprofv3/docs_newer_counter_collection.csv", 4, None, None),
+        ("rocprof_v1/mi100_counters_rewritten_in_ncu_layout.csv", 1, None, None),
+    ],
+)
+def test_public_samples(file, launches, flop, nbytes):
+    found = read_kernels(shared_trace(f"formats/{file}"))
+    assert len(found) == launches
+    if "mi100" not in file:
+        assert (found[0].flop, found[0].bytes) == (flop, nbytes)
+    else:
+        assert found[0].bytes == 1_124_711_000 + 408_483_000  # AMD's counters, in bytes as the table says
+
+
+def test_kinetos_ranges_are_counters_too(tmp_path):
+    found = read_kernels(shared_trace("kineto/a100_range_profiler_counters.json.gz"))
+    assert len(found) == 77
+    assert sum(one.flop is not None for one in found) > 60
+
+
+def made(trace, bytes_of_ns, flop_of_ns):
+    """A table of counters, made: each kernel moves and calculates so much for each ns that it took."""
+    names, grids = trace.text("name"), trace.text("grid")
+    rows = np.flatnonzero(trace.is_kind("kernel"))
+    rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
+    launches = [
+        (
+            names[trace["name"][row]].replace('"', ""),
+            grids[trace["grid"][row]],
+            int(trace["duration_ns"][row]),
+        )
+        for row in rows.tolist()
+    ]
+    return long_table(
+        *(
+            (name, grid.replace(",", ", "), {
+                **axpy(f"{flop_of_ns * ns // 2}"), "dram__bytes.sum": ("byte", f"{bytes_of_ns * ns}")
+            })
+            for name, grid, ns in launches
+        )
+    ).replace(", 1, 1, 1)", ")")  # fmt: skip
+
+
+def test_counters_decide_what_bounds_a_kernel_and_what_16_bits_give(tmp_path):
+    #  an A10 reaches 600 B and 31,000 FLOP a ns; its products are in matrix units by name
+    path = shared_trace("pairs/a10_gpt_small/small_1024.sqlite.gz")
+    found = {}
+    for what, nbytes, flop in (("memory", 500, 100), ("compute", 5, 15_000)):
+        trace = daydream.load(path)
+        (tmp_path / "c.csv").write_text(made(trace, nbytes, flop))
+        found[what] = daydream.whatif(attach_counters(trace, [tmp_path / "c.csv"]), "amp")
+    assert found["memory"].predicted_ns > 1.03 * found["compute"].predicted_ns
