@@ -160,6 +160,15 @@ def test_where_numbers_differ_each_has_the_mean_and_it_is_said(tmp_path):
     assert "3 kernels could not be told apart" in trace.metadata["notes"][1]
 
 
+def test_a_file_without_grids_is_joined_by_order_over_all_grids(tmp_path):
+    trace = kernels("axpy", "axpy", "axpy", grid="16,1,1")
+    trace.texts["grid"] = ["16,1,1", "4,1,1"]
+    trace.columns["grid"] = np.array([0, 1, 0], np.int32)
+    table = long_table(*(("axpy", 16, axpy(fma)) for fma in ("10", "20", "30"))).replace("(16, 1, 1)", "")
+    (tmp_path / "c.csv").write_text(table)
+    assert counted_work(attach_counters(trace, [tmp_path / "c.csv"]))[0].tolist() == [20, 40, 60]
+
+
 def test_passes_of_one_program_add_their_counters(tmp_path):
     flop = {name: value for name, value in axpy("10").items() if "op_" in name}
     (tmp_path / "1.csv").write_text(long_table(("axpy", 16, flop)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,6 +15,7 @@ from daydream.errors import FileError
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
+Key = tuple[str, int | None]  # a kernel and the blocks of its grid
 QUALIFIED = re.compile(r"(?:[\w~]+::)+(?=[\w~])")
 
 
@@ -38,18 +39,18 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
     names, grids = trace.text("name"), trace.text("grid")
     base = [base_name(name) for name in names]
     blocks = [_blocks(grid) for grid in grids]
-    keys = [
+    recorded = [
         (base[name], blocks[grid] if grid >= 0 else None)
         for name, grid in zip(trace["name"][rows].tolist(), trace["grid"][rows].tolist(), strict=True)
     ]
-    counts = _grouped([(base_name(one.name), one.blocks) for one in kernels])
-    launches = _grouped(keys)
+    wanted = [(base_name(one.name), one.blocks) for one in kernels]
+    # Where one of the two does not know a kernel's grids, its launches are told apart by order alone.
+    without = {name for name, grid in (*recorded, *wanted) if grid is None}
+    counts, launches = (_grouped(each, without) for each in (wanted, recorded))
     found: list[CountedKernel | None] = [None] * len(rows)
     aggregated = met = 0
-    for (name, grid), places in launches.items():
-        mine = counts.get((name, grid)) or (
-            _any_grid(counts, name) if grid is None else counts.get((name, None))
-        )
+    for key, places in launches.items():
+        mine = counts.get(key)
         if not mine:
             continue
         met += len(mine)
@@ -82,7 +83,7 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
             f"{counted(aggregated, 'kernel')} could not be told apart from others of the same name and grid: "
             "each has the mean of those that were counted."
         )
-    left = len(kernels) - len({each for key in launches for each in _met(counts, key)})
+    left = len(kernels) - met
     if left > 0:
         notes.append(
             f"{counted(left, 'counted launch', 'counted launches')} of {file} met no kernel of the trace."
@@ -117,20 +118,12 @@ def base_name(name: str) -> str:
     return words[-1].removesuffix(".kd") if words else name
 
 
-def _grouped(keys: Sequence[Hashable]) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
-    for place, key in enumerate(keys):
-        found.setdefault(key, []).append(place)
+def _grouped(keys: Sequence[Key], without: Collection[str]) -> dict[Key, list[int]]:
+    """Return the places of each kernel and grid; of kernels `without` known grids, of the kernel alone."""
+    found: dict[Key, list[int]] = {}
+    for place, (name, grid) in enumerate(keys):
+        found.setdefault((name, None if name in without else grid), []).append(place)
     return found
-
-
-def _any_grid(counts: dict[Any, list[int]], name: str) -> list[int]:
-    return sorted(each for (known, _), places in counts.items() if known == name for each in places)
-
-
-def _met(counts: dict[Any, list[int]], key: tuple[str, int | None]) -> list[int]:
-    name, grid = key
-    return counts.get(key) or (_any_grid(counts, name) if grid is None else counts.get((name, None), []))
 
 
 def _mean(kernels: Sequence[CountedKernel]) -> CountedKernel:
