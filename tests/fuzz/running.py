@@ -218,7 +218,13 @@ def prepare() -> None:
 
     for module in pkgutil.walk_packages(daydream.__path__, "daydream."):
         if not module.name.startswith(
-            ("daydream.collect", "daydream.calibration", "daydream.__main__", "daydream.dask")
+            (
+                "daydream.collect",
+                "daydream.calibration",
+                "daydream.trainers",
+                "daydream.__main__",
+                "daydream.dask",
+            )
         ):
             importlib.import_module(module.name)
     import daydream.collect.importers.kineto.reader
