@@ -207,6 +207,7 @@ class Metadata(Struct):
     source: str = ""
     notes: list[str] = []
     vendor: Annotated[str, Meta(pattern=r"^[\w -]{0,40}\Z")] | None = None
+    profiler: str | None = None  # what recorded it, where that was not torch
     world_size: Annotated[int, Meta(ge=1, le=LARGEST_RANK)] | None = None
     rank: Rank | None = None
     ranks: list[Rank] = []

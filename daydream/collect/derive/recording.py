@@ -2,7 +2,8 @@
 
 An importer reads one file into a `Recording`; `derive` turns it into a `Trace`. The
 columns are those of a trace without `parent`, `op`, `phase` and `step`. `layer` may be
-there where the file itself names the layer; `dtype` where it names the element type.
+there where the file itself names the layer; `dtype` where it names the element type; `phase` where it
+tells the phase of a host row.
 """
 
 from __future__ import annotations

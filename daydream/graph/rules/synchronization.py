@@ -21,6 +21,7 @@ from daydream.text import counted
 
 DEVICE_SYNC = re.compile(
     r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize|^aclrtSynchronizeDevice"
+    r"|^(block_until_ready|_value)$"  # JAX: until arrays are computed, which is the last work launched
 )
 STREAM_SYNC = re.compile(r"^(cuda|cu|hip|aclrt)StreamSynchronize|^aclrtSynchronizeStream|^synchronizeStream$")
 EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize")

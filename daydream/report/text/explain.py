@@ -124,6 +124,11 @@ def verdict(explanation: Explanation) -> str:
     floor = f"without any CPU cost the step would {still}take {without_cpu} of {time_text(step)}"
     if explanation.bound is Bound.UNRECORDED:
         missing = sum(explanation.share(cause) for cause in NOT_RECORDED)
+        if pauses := explanation.share(PathCause.PAUSES):
+            return (
+                f"What bounds the step cannot be told: no CPU work was recorded, and the device pauses for "
+                f"{percent(pauses)} of the critical path."
+            )
         return f"What bounds the step cannot be told: {percent(missing)} of it is work that was not recorded."
     said = {
         Bound.GPU: _bound_by_gpu, Bound.COMMUNICATION: _bound_by_transfers, Bound.COPIES: _bound_by_transfers,

@@ -17,6 +17,7 @@ from daydream.graph.query.device import device_work
 from daydream.graph.tables import KERNEL
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.recorded_time import recorded_time
+from daydream.simulate.path_causes import has_cpu
 from daydream.trace.schema import DEVICE_KINDS, PHASES
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ class Overview:
         for name, why in MISSING.items():
             share = known[name]
             answer = "yes" if share >= ENOUGH_KNOWN else "partly" if share >= SOME_KNOWN else "no"
+            if self.trace.metadata.get("profiler"):  # the advice is about torch's
+                why = why.partition(":")[0]
             said = f"known for {100 * share:.0f} % of the {self.time_of}" if share >= SOME_KNOWN else why
             verdicts[f"by {name}"] = (answer, said)
         return verdicts
@@ -187,6 +190,8 @@ class Overview:
             doubts.append(f"{unresolved:,} of {waits:,} stream waits are unresolved")
         if len(self.replay.steps) == 1:
             doubts.append("only one step is covered, so how steps vary is not known")
+        if not has_cpu(self.graph):
+            doubts.append("no CPU work was recorded, so pauses of the device stay as they were")
         if not doubts:
             return answer, "the causes of waits are known"
         return ("partly" if answer == "yes" else answer), "; ".join(doubts)
