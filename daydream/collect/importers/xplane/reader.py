@@ -192,8 +192,8 @@ class _Reader:
                 kind, name = "runtime", GRAPH_NUMBER.sub("", DESCRIPTOR.sub("", name))
             elif "hlo_op" in stats or name in self.operators:
                 kind = "operator"
-            elif end[row] <= start[row]:
-                continue  # a mark, no range
+            elif end[row] <= start[row] or end[row] <= until:
+                continue  # a mark, no range; or what a wait does while it lasts
             elif "step_num" in stats:
                 name = f"{name} step {stats['step_num']}"
             kept.append(row)
