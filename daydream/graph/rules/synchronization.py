@@ -23,8 +23,11 @@ from daydream.text import counted
 DEVICE_SYNC = re.compile(
     r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize|^aclrtSynchronizeDevice"
 )
-STREAM_SYNC = re.compile(r"^(cuda|cu|hip|aclrt)StreamSynchronize|^aclrtSynchronizeStream|^synchronizeStream$")
-EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize")
+STREAM_SYNC = re.compile(
+    r"^(cuda|cu|hip|aclrt)StreamSynchronize|^aclrtSynchronizeStream|^synchronizeStream$"
+    r"|^urQueueFinish|^zeCommand(Queue|List(Host)?)Synchronize"
+)
+EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize|^urEventWait$|^ze(Event|Fence)HostSynchronize")
 # Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
 MAY_SYNC = re.compile(
     r"^(cuda|cu|hip)(Free|Malloc|Mem(Alloc|Free|Unmap|Release|Create|Map)|Host(Alloc|Free|Register|Unregister)|ModuleLoad|ModuleUnload|FreeHost)"

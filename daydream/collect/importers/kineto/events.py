@@ -49,6 +49,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     level: Id = ""
     npu_stream: Id = msgspec.field(default=-1, name="Stream Id")
     npu_thread: Id = msgspec.field(default=-1, name="Thread Id")
+    sycl_queue: Id = msgspec.field(default=-1, name="sycl queue")
     wait_correlation: Id = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
     memory_bytes: Id = msgspec.field(default=None, name="Bytes")
     address: Id = msgspec.field(default=-1, name="Addr")

@@ -10,7 +10,7 @@ CATEGORIES = {
     "cpu_op": "operator", "Operator": "operator",
     "user_annotation": "annotation",
     "cuda_runtime": "runtime", "cuda_driver": "runtime", "Runtime": "runtime", "hip_runtime": "runtime",
-    "hip_driver": "runtime", "xpu_runtime": "runtime", "privateuse1_runtime": "runtime",
+    "hip_driver": "runtime", "xpu_runtime": "runtime", "xpu_driver": "runtime", "privateuse1_runtime": "runtime",
     "privateuse1_driver": "runtime",
     "kernel": "kernel", "Kernel": "kernel",
     "gpu_memcpy": "memcpy", "Memcpy": "memcpy",

@@ -20,6 +20,7 @@ from daydream.collect.importers.kineto.devices import (
     call_of_flow,
     is_flow_of_npu,
     launch_with_neighbours,
+    name_xpu_copies,
     other_row,
     small_ids,
     vendor_of,
@@ -150,6 +151,7 @@ class _Importer:
         frames = [event for event in groups["module"] if type(event.name) is str]
         groups["module"] = [event for event in frames if str(event.name).startswith(MODULE)]
         self._add_lines([event for event in frames if own_frame(str(event.name)) is not None])
+        name_xpu_copies(groups["memcpy"])
         for kind in KINDS:
             if groups[kind]:
                 self._add(kind, groups.pop(kind))
@@ -234,6 +236,10 @@ class _Importer:
         ids = self.ids.of
         chunk["device"] = ids([a.device for a in args])
         chunk["stream"] = ids([a.stream for a in args])
+        queue = ids([a.sycl_queue for a in args])
+        if (queue >= 0).any():  # Intel's XPUs have no streams
+            chunk["stream"] = np.where(chunk["stream"] < 0, queue, chunk["stream"])
+            self.vendor = "xpu"
         for name, value in (("device", "pid"), ("stream", "tid")):
             if (chunk[name] < 0).any():
                 place = ids([getattr(event, value) for event in events])
