@@ -181,7 +181,7 @@ def _recording(path: Path, process: _Process) -> Recording:
         if agent.get("type") == GPU and isinstance(agent.get("id"), dict) and is_amount(agent["id"].get("handle"))
     }  # fmt: skip
     numbers = {handle: number for number, handle in enumerate(devices)}
-    pid = process.metadata.pid
+    pid = int(whole([process.metadata.pid])[0])
     notes: list[str] = []
     records = process.buffer_records
     _add_kernels(builder, process, numbers)
@@ -191,7 +191,7 @@ def _recording(path: Path, process: _Process) -> Recording:
         _add_calls(builder, process, getattr(records, name), pid)
     recording = builder.recording(path, NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True)
     used = set(np.unique(np.asarray(recording["device"])).tolist())
-    described = [_described(number, devices[handle]) for handle, number in numbers.items() if number in used]
+    described = [_described(number, devices.get(handle, {})) for handle, number in numbers.items() if number in used]
     recording.metadata["devices"] = described or [{"id": number} for number in sorted(used) if number >= 0]
     return finish(recording, notes)
 

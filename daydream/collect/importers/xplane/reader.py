@@ -86,7 +86,7 @@ class _Reader:
         self.path, self.data, self._progress = path, data, progress
         self.builder = RowBuilder()
         self.devices: list[dict[str, Any]] = []
-        self.operators: set[str] = set()
+        self.operators: dict[str, str] = {}  # of compiled programs, and the path of each
         self.vendor = ""
         self.sums = 0
         self.begun_ns = 0
@@ -148,7 +148,7 @@ class _Reader:
 
     def _stream(self, device: int, stream: int, plane: Plane, line: Line) -> None:
         builder, stats = self.builder, line.stats
-        self.operators |= {str(one["hlo_op"]) for one in stats if "hlo_op" in one}
+        self.operators |= {str(one["hlo_op"]): str(one.get("name", "")) for one in stats if "hlo_op" in one}
         names = [plane.event_names.get(key, "") for key in line.which.tolist()]
         kinds = [_kind_on_device(one) for one in stats]
         shown = [_name_on_device(name, kind, one) for name, kind, one in zip(names, kinds, stats, strict=True)]
@@ -199,7 +199,7 @@ class _Reader:
             kept.append(row)
             kinds.append(kind)
             shown.append(name or "unnamed")
-        paths = [str(line.stats[row].get("name", "")) for row in kept]
+        paths = [str(line.stats[row].get("name", "")) or self.operators.get(names[row], "") for row in kept]
         rows = np.array(kept, np.int64)
         builder.add(
             builder.coded("kind", kinds), line.start_ns[rows], line.end_ns[rows],
