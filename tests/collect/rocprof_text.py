@@ -30,7 +30,12 @@ def dispatch(kernel: int, start: int, end: int, correlation: int, **changes: Any
         "agent_id": {"handle": GPU}, "queue_id": {"handle": 3}, "kernel_id": kernel, "dispatch_id": correlation,
         "workgroup_size": {"x": 256, "y": 1, "z": 1}, "grid_size": {"x": 1000, "y": 2, "z": 1},
     }  # fmt: skip
-    return {**api(3, 2, start, end, correlation), "dispatch_info": info, "stream_id": {"handle": 5}, **changes}
+    return {
+        **api(3, 2, start, end, correlation),
+        "dispatch_info": info,
+        "stream_id": {"handle": 5},
+        **changes,
+    }
 
 
 def process(steps: int = 4) -> dict[str, Any]:
@@ -49,7 +54,10 @@ def process(steps: int = 4) -> dict[str, Any]:
         rccl.append(api(4, 0, at + 10_000, at + 14_000, ids + 5))
         ends = {"src_agent_id": {"handle": CPU}, "dst_agent_id": {"handle": GPU}, "bytes": 4096}
         copies.append({**api(2, 1, at + 5_000, at + 9_000, ids + 1), **ends, "stream_id": {"handle": 5}})
-        kernels += [dispatch(1, at + 10_000, at + 40_000, ids + 2), dispatch(2, at + 41_000, at + 78_000, ids + 3)]
+        kernels += [
+            dispatch(1, at + 10_000, at + 40_000, ids + 2),
+            dispatch(2, at + 41_000, at + 78_000, ids + 3),
+        ]
     return {
         "metadata": {"pid": 42, "environment": {"TOKEN": "secret"}},
         "agents": [

@@ -47,7 +47,11 @@ def test_kernels_copies_calls_and_ranges_of_json_become_a_trace(tmp_path):
 
     kernel, copy = row_of(trace, "gemm<float>(int)"), row_of(trace, "Memcpy HtoD (Host -> Device)")
     reduced = row_of(trace, "ncclDevKernel_Generic_1(ncclDevKernelArgs)")
-    assert [trace.values("kind")[row] for row in (kernel, copy, reduced)] == ["kernel", "memcpy", "collective"]
+    assert [trace.values("kind")[row] for row in (kernel, copy, reduced)] == [
+        "kernel",
+        "memcpy",
+        "collective",
+    ]
     assert (trace["device"][kernel], trace["stream"][kernel]) == (0, 5)  # a handle became a number
     assert (trace.values("grid")[kernel], trace.values("block")[kernel]) == ("4,2,1", "256,1,1")
     assert (int(trace["start_ns"][kernel]), int(trace["duration_ns"][kernel])) == (10_000, 30_000)

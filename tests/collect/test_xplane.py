@@ -38,9 +38,13 @@ def refused(path: Path) -> str:
 
 
 def test_streams_are_lanes_and_threads_hold_calls_operators_and_ranges(trace):
-    kernel, copy = row_of(trace, "gemm_fusion_0"), row_of(trace, "Memcpy HtoD (Pinned -> Device)")
+    kernel, copy = row_of(trace, "ampere_bf16_s16816gemm_0"), row_of(trace, "Memcpy HtoD (Pinned -> Device)")
     reduced = row_of(trace, "ncclDevKernel_AllReduce_Sum_f32(x)")
-    assert [trace.values("kind")[row] for row in (kernel, copy, reduced)] == ["kernel", "memcpy", "collective"]
+    assert [trace.values("kind")[row] for row in (kernel, copy, reduced)] == [
+        "kernel",
+        "memcpy",
+        "collective",
+    ]
     assert [int(trace["stream"][row]) for row in (kernel, copy, reduced)] == [13, 13, 20]
     assert (trace.values("grid")[kernel], trace.values("block")[kernel]) == ("800,20,1", "128,1,1")
     assert trace["bytes"][copy] == 4096
@@ -59,7 +63,7 @@ def test_streams_are_lanes_and_threads_hold_calls_operators_and_ranges(trace):
 
 
 def test_transformations_tell_phases_and_scopes_tell_layers(trace):
-    first, second = row_of(trace, "gemm_fusion_0"), row_of(trace, "gemm_fusion_1")
+    first, second = row_of(trace, "ampere_bf16_s16816gemm_0"), row_of(trace, "ampere_bf16_s16816gemm_1")
     assert [trace.values("phase")[row] for row in (first, second)] == ["forward", "backward"]
     assert [trace.values("layer")[row] for row in (first, second)] == ["MLP.Dense_0"] * 2
 
@@ -116,7 +120,7 @@ def test_calls_on_a_line_of_their_own_belong_to_the_thread_of_their_operators(tm
     trace = import_trace([write(tmp_path / "t.xplane.pb", content)])
 
     assert set(trace["tid"][trace.is_kind("runtime", "operator")].tolist()) == {77}
-    assert trace.values("op")[row_of(trace, "gemm_fusion_0")] == "dot.1"
+    assert trace.values("op")[row_of(trace, "ampere_bf16_s16816gemm_0")] == "dot.1"
     assert trace.metadata["vendor"] == "rocm"
 
 

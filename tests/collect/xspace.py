@@ -46,7 +46,9 @@ class PlaneWriter:
         for what, start, end, stats in events:
             ident = self.names.setdefault(what, len(self.names) + 1)
             event = field(1, ident) + field(2, (start - begin_ns) * 1000) + field(3, (end - start) * 1000)
-            inner += field(4, event + b"".join(field(4, self.stat(key, value)) for key, value in stats.items()))
+            inner += field(
+                4, event + b"".join(field(4, self.stat(key, value)) for key, value in stats.items())
+            )
         self.lines += field(3, inner)
 
     def done(self) -> bytes:
@@ -62,9 +64,18 @@ def training(steps: int = 4, *, vendor: str = "Nvidia", calls_apart: bool = Fals
 
     From the documented schema and the names in public profiles: no recording.
     """
-    gpu = PlaneWriter("/device:GPU:0", device_vendor=vendor, gpu_device_name="NVIDIA A100-SXM4-80GB", core_count=108, memory_bandwidth=2_000_000_000_000)
+    gpu = PlaneWriter(
+        "/device:GPU:0",
+        device_vendor=vendor,
+        gpu_device_name="NVIDIA A100-SXM4-80GB",
+        core_count=108,
+        memory_bandwidth=2_000_000_000_000,
+    )
     host = PlaneWriter("/host:CPU")
-    forward, backward = "jit(step)/jvp(MLP)/Dense_0/dot_general", "jit(step)/transpose(jvp(MLP))/Dense_0/dot_general"
+    forward, backward = (
+        "jit(step)/jvp(MLP)/Dense_0/dot_general",
+        "jit(step)/transpose(jvp(MLP))/Dense_0/dot_general",
+    )
     work, copies, comms, ranges, calls = [], [], [], [], []
     for step in range(steps):
         at, ids = 10_000 + step * 100_000, 10 * step
@@ -85,13 +96,17 @@ def training(steps: int = 4, *, vendor: str = "Nvidia", calls_apart: bool = Fals
             stats = {"correlation_id": ids + number + 1, "hlo_op": op, "name": path}
             calls.append(("cuLaunchKernel", at + 6_000 + 5_000 * number, at + 8_000 + 5_000 * number, stats))
             details = {"kernel_details": "regs:32 grid:800,20,1 block:128,1,1 occ_pct:50", **stats}
-            name = "ncclDevKernel_AllReduce_Sum_f32(x)" if number == 2 else f"gemm_fusion_{number}.kd"
+            name = (
+                "ncclDevKernel_AllReduce_Sum_f32(x)" if number == 2 else f"ampere_bf16_s16816gemm_{number}.kd"
+            )
             (comms if number == 2 else work).append((name, start, end, details))
         for number, call in enumerate(("cuEventRecord", "cuStreamWaitEvent")):  # the other stream waits
             start = at + 14_200 + 400 * number
             calls.append((call, start, start + 300, {"correlation_id": ids + 7 + number}))
         size = "kind_src:pinned kind_dst:device size:4096 dest:0 async:1"
-        copies.append(("MemcpyH2D", at + 3_000, at + 4_000, {"correlation_id": ids + 9, "memcpy_details": size}))
+        copies.append(
+            ("MemcpyH2D", at + 3_000, at + 4_000, {"correlation_id": ids + 9, "memcpy_details": size})
+        )
         calls.append(("cuMemcpyHtoDAsync", at + 1_000, at + 2_000, {"correlation_id": ids + 9}))
     gpu.line("Stream #13(Compute,MemcpyH2D)", 13, sorted(work + copies, key=lambda event: event[1]))
     gpu.line("Stream #20(Compute)", 20, comms)

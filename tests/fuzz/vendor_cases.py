@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import random
@@ -19,13 +20,13 @@ CELLS = ("", "x", "-1", "1e9", "1,2", '"', "99999999999999999999", "nan", "0", "
 
 def rocprof(chance: random.Random) -> Case:
     """JSON of rocprofv3 with something wrong, or nothing."""
-    given: Any = {"rocprofiler-sdk-tool": [process(chance.choice((0, 1, 3)))]}
+    given: Any = {"rocprofiler-sdk-tool": [copy.deepcopy(process(chance.choice((0, 1, 3))))]}
     for _ in range(chance.choice((0, 1, 2, 5))):
         node, key = given, "rocprofiler-sdk-tool"
         while isinstance(node[key], (dict, list)) and node[key] and chance.random() < 0.8:
             node = node[key]
             key = chance.choice(list(node)) if isinstance(node, dict) else chance.randrange(len(node))
-        node[key] = chance.choice(STRANGE)
+        node[key] = copy.deepcopy(chance.choice(STRANGE))
     text = json.dumps(given).encode()
     return _case(chance, "rocprof", "t.json", text)
 
@@ -47,7 +48,9 @@ def tables(chance: random.Random) -> Case:
 
 def xplane(chance: random.Random) -> Case:
     """A profile of JAX with changed bytes."""
-    text = training(chance.choice((1, 2, 4)), vendor=chance.choice(("AMD", "Nvidia")), calls_apart=chance.random() < 0.5)
+    text = training(
+        chance.choice((1, 2, 4)), vendor=chance.choice(("AMD", "Nvidia")), calls_apart=chance.random() < 0.5
+    )
     return _case(chance, "xplane", "t.xplane.pb", text)
 
 

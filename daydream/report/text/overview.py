@@ -154,11 +154,11 @@ class Overview:
         """Return for replay, what-ifs and selections by phase, layer and type: yes, partly or no, and why."""
         known = self.known()
         verdicts = {"replay": self._replay_verdict(), "what-if": self._whatif_verdict()}
-        for name, why in MISSING.items():
+        torch = not self.trace.metadata.get("profiler")  # the advice is about torch's
+        for name, advice in MISSING.items():
+            why = advice if torch else advice.partition(":")[0]
             share = known[name]
             answer = "yes" if share >= ENOUGH_KNOWN else "partly" if share >= SOME_KNOWN else "no"
-            if self.trace.metadata.get("profiler"):  # the advice is about torch's
-                why = why.partition(":")[0]
             said = f"known for {100 * share:.0f} % of the {self.time_of}" if share >= SOME_KNOWN else why
             verdicts[f"by {name}"] = (answer, said)
         return verdicts

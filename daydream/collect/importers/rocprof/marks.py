@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 JSON_KEY = b'"rocprofiler-sdk-tool"'
-ROCPD = b"rocpd_"
 KERNELS, CALLS, COPIES, AGENTS, COUNTERS, OTHER = "kernels", "calls", "copies", "agents", "counters", "other"
 """Sorts of tables; the last one has times of something that is no row of a trace (memory, scratch)."""
 TIMES = frozenset({"start_timestamp", "end_timestamp"})

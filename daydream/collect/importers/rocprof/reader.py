@@ -17,7 +17,6 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.kineto.blocks import opened
-from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.collect.importers.rocprof.portions import portions
 from daydream.collect.importers.rocprof.rows import (
     COPY_LANES,
@@ -29,6 +28,7 @@ from daydream.collect.importers.rocprof.rows import (
     finish,
     kernel_name,
 )
+from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.valid import is_amount
@@ -191,7 +191,9 @@ def _recording(path: Path, process: _Process) -> Recording:
         _add_calls(builder, process, getattr(records, name), pid)
     recording = builder.recording(path, NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True)
     used = set(np.unique(np.asarray(recording["device"])).tolist())
-    described = [_described(number, devices.get(handle, {})) for handle, number in numbers.items() if number in used]
+    described = [
+        _described(number, devices.get(handle, {})) for handle, number in numbers.items() if number in used
+    ]
     recording.metadata["devices"] = described or [{"id": number} for number in sorted(used) if number >= 0]
     return finish(recording, notes)
 

@@ -31,10 +31,6 @@ NO_LAUNCHES = (
 UNLINKED = (
     "{} of {} rows of the device have no call with their correlation id; they stay where they were recorded."
 )
-NO_STREAMS = (
-    "This file says of {} which queue they ran on, but of no stream: lanes are queues there, which can hold "
-    "the work of several streams."
-)
 COPY_LANES = "Copies have no stream in this file: they stand on a lane for each direction."
 FIRST_COPY_LANE = 1_000_000  # above the numbers of streams and queues
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.kineto.blocks import opened
-from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.collect.importers.rocprof.marks import (
     AGENTS,
     CALLS,
@@ -41,6 +40,7 @@ from daydream.collect.importers.rocprof.rows import (
     finish,
     kernel_name,
 )
+from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
 from daydream.trace.schema import NO_ID, UNKNOWN
 
@@ -130,7 +130,9 @@ class _Reader:
 
     def recording(self, paths: Sequence[Path]) -> Recording:
         self.builder.left_out["had more or fewer fields than the header"] += self.cut
-        recording = self.builder.recording(paths[0], NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True)
+        recording = self.builder.recording(
+            paths[0], NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True
+        )
         if len(paths) > 1:
             recording.metadata["source"] += f" and {len(paths) - 1} more"
         if self.others:

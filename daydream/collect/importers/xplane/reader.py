@@ -151,7 +151,9 @@ class _Reader:
         self.operators |= {str(one["hlo_op"]): str(one.get("name", "")) for one in stats if "hlo_op" in one}
         names = [plane.event_names.get(key, "") for key in line.which.tolist()]
         kinds = [_kind_on_device(one) for one in stats]
-        shown = [_name_on_device(name, kind, one) for name, kind, one in zip(names, kinds, stats, strict=True)]
+        shown = [
+            _name_on_device(name, kind, one) for name, kind, one in zip(names, kinds, stats, strict=True)
+        ]
         details = [_details(one) for one in stats]
         extents = [EXTENTS.search(text) for text in details]
         sizes = [SIZE.search(text) for text in details]
