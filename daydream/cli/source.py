@@ -292,7 +292,7 @@ def _refuse_parquet(sources: Sequence[str]) -> None:
     """Steps are found at import; in a parquet trace they are settled."""
     from pathlib import Path
 
-    from daydream.collect.importers import format_of
+    from daydream.collect.importers.formats import format_of
     from daydream.errors import TraceError
 
     for source in map(Path, sources):

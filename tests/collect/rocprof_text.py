@@ -9,7 +9,8 @@ from typing import Any
 GPU, CPU = 37946, 37944
 KINDS = [
     {"kind": "NONE", "operations": []},
-    {"kind": "HIP_RUNTIME_API", "operations": ["none", "hipLaunchKernel", "hipMemcpyAsync", "hipStreamSynchronize"]},
+    {"kind": "HIP_RUNTIME_API",
+     "operations": ["none", "hipLaunchKernel", "hipMemcpyAsync", "hipStreamSynchronize"]},
     {"kind": "MEMORY_COPY", "operations": ["MEMORY_COPY_NONE", "MEMORY_COPY_HOST_TO_DEVICE"]},
     {"kind": "KERNEL_DISPATCH", "operations": []},
     {"kind": "RCCL_API", "operations": ["ncclAllReduce"]},
@@ -27,8 +28,9 @@ def api(kind: int, operation: int, start: int, end: int, correlation: int, threa
 
 def dispatch(kernel: int, start: int, end: int, correlation: int, **changes: Any) -> dict[str, Any]:
     info = {
-        "agent_id": {"handle": GPU}, "queue_id": {"handle": 3}, "kernel_id": kernel, "dispatch_id": correlation,
-        "workgroup_size": {"x": 256, "y": 1, "z": 1}, "grid_size": {"x": 1000, "y": 2, "z": 1},
+        "agent_id": {"handle": GPU}, "queue_id": {"handle": 3}, "kernel_id": kernel,
+        "dispatch_id": correlation, "workgroup_size": {"x": 256, "y": 1, "z": 1},
+        "grid_size": {"x": 1000, "y": 2, "z": 1},
     }  # fmt: skip
     return {
         **api(3, 2, start, end, correlation),
@@ -66,7 +68,7 @@ def process(steps: int = 4) -> dict[str, Any]:
         ],
         "strings": {"buffer_records": KINDS, "marker_api": texts},
         "kernel_symbols": [
-            {"kernel_id": 1, "formatted_kernel_name": "", "demangled_kernel_name": "gemm<float>(int) [clone .kd]"},
+            {"kernel_id": 1, "demangled_kernel_name": "gemm<float>(int) [clone .kd]"},
             {"kernel_id": 2, "formatted_kernel_name": "ncclDevKernel_Generic_1(ncclDevKernelArgs)"},
         ],
         "callback_records": {"counter_collection": []},

@@ -121,7 +121,7 @@ def test_public_traces_of_other_devices_hold_device_work(name: str, device_rows:
 
 
 def xpu() -> list[dict[str, Any]]:
-    """Rows as Kineto's plugin for Intel's GPUs writes them (by its source): queues in the place of streams."""
+    """Rows as Kineto's plugin for Intel's GPUs writes them (by its source): queues instead of streams."""
 
     def on_device(cat: str, name: str, ts: int, dur: int, correlation: int, **args: Any) -> dict[str, Any]:
         given = {"correlation": correlation, "device": 0, "l0 queue": "0x000055d08b8fc138", "sycl queue": 64}

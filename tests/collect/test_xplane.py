@@ -1,4 +1,4 @@
-"""JAX's xplane.pb: from XSpaces written by hand (GPU), a recording of a small model (CPU), and public ones."""
+"""JAX's xplane.pb: XSpaces written by hand (GPU), a recording of a small model (CPU), and public ones."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_host_waits_for_the_device_where_it_waits_for_arrays(trace):
     replay = daydream.replay(trace)
     assert replay.max_error == 0
     faster = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    # 30 + 29 + 15 us of kernels, one behind the other, take half: 37 less of 100; the collective is on the GPU.
+    # 30 + 29 + 15 us of kernels, one behind the other, take half: 37 less of 100.
     assert 62_000 <= faster.predicted_ns <= 71_000
     assert daydream.explain(trace).bound.value == "turns"  # 74 of 100 us on the GPU, and the CPU before it
 
@@ -156,7 +156,7 @@ def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
 def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
     chance = random.Random(2)
     sound = training(2)
-    refusals = 0
+    refusals: list[str] = []
     for number in range(300):
         damaged = bytearray(sound)
         if number % 3:
@@ -169,9 +169,9 @@ def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
         try:
             import_trace([path])
         except TraceError as error:
-            refusals += 1
-            assert "\n" not in str(error)
-    assert refusals > 100
+            refusals.append(str(error))
+    assert len(refusals) > 100
+    assert not any("\n" in said for said in refusals)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def linked_calls(recording: Recording, *kinds: str) -> tuple[np.ndarray, np.ndar
 
 
 def is_device_alone(recording: Recording) -> bool:
-    """Return whether a recording holds device work, and neither an operator nor a call that could launch it."""
+    """Return whether a recording holds device work, but no operator and no call that could launch it."""
     return bool(recording.is_kind(*DEVICE_KINDS).any()) and not bool(
         recording.is_kind("operator", "runtime").any()
     )

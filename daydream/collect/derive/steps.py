@@ -1,9 +1,9 @@
 """Steps: the training iterations of a recording, by CPU time, and their step times.
 
 A row of the host belongs to a step by when it begins; device work belongs to the
-step that launched it, or by when it begins where no call was recorded at all. A step completes when the last of its work ends, and its step
-time runs from the completion of the step before: the CPU's own range says little
-where the CPU runs ahead of the device.
+step that launched it, or by when it begins where no call was recorded at all. A step
+completes when the last of its work ends, and its step time runs from the completion of
+the step before: the CPU's own range says little where the CPU runs ahead of the device.
 """
 
 from __future__ import annotations

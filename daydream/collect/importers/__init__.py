@@ -71,11 +71,7 @@ def import_trace(
     engine = engine_of(engine if len(files) > 1 else "local")
     recordings: list[Recording] = []
     names: list[str] = []
-    if "rocprof-csv" in formats:
-        files, read = _of_tables(files, formats, progress, max_unpacked)
-    else:
-        read = _read_all(files, formats, engine, progress, max_unpacked)
-    for path, found in zip(files, read, strict=True):
+    for path, found in _read_all(files, formats, engine, progress, max_unpacked):
         recordings += found
         names += [path.name] * len(found)
     if ranks is None:
@@ -125,20 +121,25 @@ def _read_all(
     engine: Engine,
     progress: Progress | None,
     max_unpacked: int | None,
-) -> list[list[Recording]]:
-    """Return the recordings of each file."""
+) -> list[tuple[Path, list[Recording]]]:
+    """Return the recordings of each file; of tables that are one run, with a file of each run."""
+    if "rocprof-csv" in formats:
+        return _of_tables(files, formats, progress, max_unpacked)
     if engine.local:
-        return [_read(path, kind, progress, max_unpacked) for path, kind in zip(files, formats, strict=True)]
+        return [
+            (path, _read(path, kind, progress, max_unpacked))
+            for path, kind in zip(files, formats, strict=True)
+        ]
     seen = [path.resolve() if engine.elsewhere else path for path in files]
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
     items, how = list(zip(seen, formats, strict=True)), (engine.elsewhere, max_unpacked)
-    return map_on(engine, _reading, how, items, batch=1, progress=say)
+    return list(zip(files, map_on(engine, _reading, how, items, batch=1, progress=say), strict=True))
 
 
 def _of_tables(
     files: Sequence[Path], formats: Sequence[str], progress: Progress | None, max_unpacked: int | None
-) -> tuple[list[Path], list[list[Recording]]]:
-    """Return the recordings of runs whose rows stand in several CSV tables, and a file of each run."""
+) -> list[tuple[Path, list[Recording]]]:
+    """Return the recordings of runs whose rows stand in several CSV tables, with a file of each run."""
     from daydream.collect.importers.rocprof.tables import read_rocprof_tables, runs_of_tables
 
     odd = next((path for path, kind in zip(files, formats, strict=True) if kind != "rocprof-csv"), None)
@@ -146,8 +147,7 @@ def _of_tables(
         raise TraceError(f"{odd} is no table of rocprofv3 as the others are; give the files of one profiler.")
     runs = runs_of_tables(files)
     say = None if progress is None else (lambda share: progress(f"{len(files)} tables", share))
-    read = [[read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)] for run in runs]
-    return [run[0] for run in runs], read
+    return [(run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)]) for run in runs]
 
 
 def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:

@@ -57,15 +57,12 @@ def format_of(path: Path) -> str:
         raise TraceError(
             f"{path} is an ETRecord; import the ETDump of its program with --etrecord {path.name}"
         )
-    if is_inspector_json(head):
-        return "inspector"
-    if is_rocprof_json(head):
-        return "rocprof"
-    if head[:16] == SQLITE_MAGIC:
-        return "nsys"
-    if is_rocprof_table(head):
-        return "rocprof-csv"
-    return "xplane" if is_xspace(head) or path.name.endswith(SPACES) else "kineto"
+    found = {
+        "inspector": is_inspector_json(head), "rocprof": is_rocprof_json(head),
+        "nsys": head[:16] == SQLITE_MAGIC, "rocprof-csv": is_rocprof_table(head),
+        "xplane": is_xspace(head) or path.name.endswith(SPACES),
+    }  # fmt: skip
+    return next((name for name, so in found.items() if so), "kineto")
 
 
 def head_of(path: Path) -> bytes:

@@ -6,6 +6,14 @@ JSON_KEY = b'"rocprofiler-sdk-tool"'
 KERNELS, CALLS, COPIES, AGENTS, COUNTERS, OTHER = "kernels", "calls", "copies", "agents", "counters", "other"
 """Sorts of tables; the last one has times of something that is no row of a trace (memory, scratch)."""
 TIMES = frozenset({"start_timestamp", "end_timestamp"})
+NEEDED = {  # in this order: the first of which a table has all columns
+    COUNTERS: frozenset({"counter_name", "counter_value", "kernel_name"}),
+    AGENTS: frozenset({"node_id", "agent_type"}),
+    KERNELS: TIMES | {"kernel_name", "correlation_id"},
+    CALLS: TIMES | {"domain", "function"},
+    COPIES: TIMES | {"direction"},
+    OTHER: TIMES | {"kind"},
+}
 
 
 def is_rocprof_json(head: bytes) -> bool:
@@ -21,19 +29,7 @@ def columns_of(line: str) -> list[str]:
 def table_of(columns: list[str]) -> str | None:
     """Return what sort of rocprofv3's tables has such columns; None if none has."""
     names = set(columns)
-    if {"counter_name", "counter_value"} <= names and "kernel_name" in names:
-        return COUNTERS
-    if {"node_id", "agent_type"} <= names:
-        return AGENTS
-    if not names >= TIMES:
-        return None
-    if {"kernel_name", "correlation_id"} <= names:
-        return KERNELS
-    if {"domain", "function"} <= names:
-        return CALLS
-    if "direction" in names:
-        return COPIES
-    return OTHER if "kind" in names else None
+    return next((sort for sort, needed in NEEDED.items() if needed <= names), None)
 
 
 def is_rocprof_table(head: bytes) -> bool:

@@ -29,7 +29,7 @@ def portions(
     begin, size, first = 0, portion_bytes, True
     while len(text) - begin > size:
         window = bytes(text[begin : begin + size])
-        cuts = [cut for cut in BETWEEN.finditer(window, max(0, len(window) - (1 << 15)))][-CUTS_TRIED:]
+        cuts = list(BETWEEN.finditer(window, max(0, len(window) - (1 << 15))))[-CUTS_TRIED:]
         for cut in reversed(cuts):
             part = window[: cut.start() + 1] + b"]"
             try:

@@ -178,7 +178,8 @@ def _recording(path: Path, process: _Process) -> Recording:
         )
     devices = {
         agent["id"]["handle"]: agent for agent in process.agents
-        if agent.get("type") == GPU and isinstance(agent.get("id"), dict) and is_amount(agent["id"].get("handle"))
+        if agent.get("type") == GPU and isinstance(agent.get("id"), dict)
+        and is_amount(agent["id"].get("handle"))
     }  # fmt: skip
     numbers = {handle: number for number, handle in enumerate(devices)}
     pid = int(whole([process.metadata.pid])[0])

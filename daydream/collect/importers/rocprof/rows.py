@@ -63,9 +63,10 @@ def blocks(
 
     """
     grid, block = (np.stack([whole(axis) for axis in triple], axis=1) for triple in (items, threads))
-    known = (grid > 0).all(axis=1) & (block > 0).all(axis=1) & (grid < 2**32).all(axis=1)
-    known &= (block < 2**16).all(axis=1)
-    both = np.where(known[:, None], np.concatenate([-(-grid // np.maximum(block, 1)), block], axis=1), 0)
+    good = (grid > 0) & (grid < 2**32) & (block > 0) & (block < 2**16)
+    both = np.where(
+        good.all(axis=1, keepdims=True), np.concatenate([-(-grid // np.maximum(block, 1)), block], axis=1), 0
+    )
     used, which = np.unique(both, axis=0, return_inverse=True)
     codes = np.array([
         (builder.code("grid", _extents(row[:3])), builder.code("block", _extents(row[3:])))
@@ -96,7 +97,7 @@ def add_calls(
     of_rccl = np.array([RCCL in domain.upper() for domain in domains], bool)
     texts = [f"rccl:{name}" if rccl else name for name, rccl in zip(names, of_rccl.tolist(), strict=True)]
     name = builder.coded("name", [text or "unnamed call" for text in texts])
-    moment = of_marker & (end == start)
+    moment = of_marker & np.equal(end, start)
     for kind, mine in (("runtime", ~of_marker & ~of_rccl), ("annotation", (of_marker | of_rccl) & ~moment)):
         if mine.any():
             part = {key: column[mine] for key, column in columns.items()}

@@ -85,7 +85,7 @@ def read_rocprof_tables(
     for number, path in enumerate(paths):
         try:
             with opened(path, max_unpacked) as (file, _, _):
-                reader.read(path, cast("IO[bytes]", file))
+                reader.read(path, file)
         except (EOFError, zlib.error, gzip.BadGzipFile):
             raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
         except OSError as error:

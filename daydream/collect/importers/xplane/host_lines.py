@@ -1,8 +1,8 @@
 """Which lines of a profile's host are one thread.
 
-On AMD's GPUs the calls that launch stand on lines of their own (`Host Threads/7`), while the ranges of the same
-thread have a line with its name. A call into HIP is made for an operator, whose range is around it: that
-range tells the thread.
+On AMD's GPUs the calls that launch stand on lines of their own (`Host Threads/7`), while the ranges of the
+same thread have a line with its name. A call into HIP is made for an operator, whose range is around
+it: that range tells the thread.
 """
 
 from __future__ import annotations

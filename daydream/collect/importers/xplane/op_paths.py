@@ -1,7 +1,7 @@
 """Layers and phases from what JAX calls an operator: `jit(step)/transpose(jvp(MLP))/Dense_0/dot_general`.
 
-JAX writes the transformations and named scopes that an operation was traced in. A backward pass is the transpose
-of a derivative (`transpose(jvp(...))`), a forward pass that is differentiated has `jvp(...)` alone.
+JAX writes the transformations and named scopes that an operation was traced in. A backward pass is the
+transpose of a derivative (`transpose(jvp(...))`), a forward pass that is differentiated has `jvp(...)` alone.
 """
 
 from __future__ import annotations

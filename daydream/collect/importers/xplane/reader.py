@@ -1,8 +1,8 @@
 """JAX's `xplane.pb` as a `Recording`. This file and its neighbours are the only ones that know its names.
 
-Streams of `/device:GPU:n` are lanes, what runs on them kernels, copies and memsets; threads of `/host:CPU` hold
-calls that launch (with the correlation id of what they launched), the operators of a compiled program, and
-ranges. What XLA says of an operator (the path of JAX's transformations and scopes) gives layers and
+Streams of `/device:GPU:n` are lanes, what runs on them kernels, copies and memsets; threads of `/host:CPU`
+hold calls that launch (with the correlation id of what they launched), the operators of a compiled program,
+and ranges. What XLA says of an operator (the path of JAX's transformations and scopes) gives layers and
 phases. Host names, and the programs that the file holds, are not read.
 """
 
@@ -42,13 +42,13 @@ DESCRIPTOR = re.compile(r"( \[clone \.kd\]|\.kd)$")  # ROCm's name of a kernel's
 FRAME = re.compile(r"^\$\S* ?")  # of Python: `$api.py:3105 block_until_ready`
 WAITS = ("block_until_ready", "_value")  # frames in which a thread stands until its arrays are computed
 STATS = frozenset({
-    "correlation_id", "kernel_details", "memcpy_details", "memset_details", "Memset_details", "hlo_op", "name",
-    "step_num", "tf_op", "cuda_graph_id",
+    "correlation_id", "kernel_details", "memcpy_details", "memset_details", "Memset_details", "hlo_op",
+    "name", "step_num",
 })  # fmt: skip
 DEVICE_STATS = {
-    "clock_rate": ("clock_hz", 1_000), "core_count": ("multiprocessors", 1), "memory_size": ("memory_bytes", 1),
-    "memory_bandwidth": ("memory_bytes_per_second", 1), "compute_cap_major": ("compute_major", 1),
-    "compute_cap_minor": ("compute_minor", 1),
+    "clock_rate": ("clock_hz", 1_000), "core_count": ("multiprocessors", 1),
+    "memory_size": ("memory_bytes", 1), "memory_bandwidth": ("memory_bytes_per_second", 1),
+    "compute_cap_major": ("compute_major", 1), "compute_cap_minor": ("compute_minor", 1),
 }  # fmt: skip
 NAMES = ("gpu_device_name", "device_type_string")
 EPOCH_NS = 10**18  # times above it are of the wall clock
@@ -123,7 +123,7 @@ class _Reader:
 
     def _device(self, number: int, plane: Plane) -> None:
         """Add the streams of a GPU."""
-        wanted = {key: name for key, name in plane.stat_names.items()}
+        wanted = dict(plane.stat_names)
         told = stats_of(self.data, plane, plane.stats, wanted)
         used = False
         for line, sums in lines(self.data, plane, STATS):

@@ -30,7 +30,7 @@ WHICH, OFFSET_PS, DURATION_PS, EVENT_STATS, OCCURRENCES = 1, 2, 3, 4, 5
 STAT_DOUBLE, STAT_UNSIGNED, STAT_SIGNED, STAT_TEXT, STAT_BYTES, STAT_TEXT_ID = 2, 3, 4, 5, 6, 7
 KEY, VALUE = 1, 2  # of an entry of a map
 META_NAME, META_STATS = 2, 5
-LARGEST_PS = 10**18 * 100  # three years
+LARGEST_NS = 2**62 - 2**54  # with an offset of 63 bits of ps it fits 63 bits
 Value = int | str
 
 
@@ -44,6 +44,15 @@ class Plane:
     event_stats: dict[int, list[Place]] = field(default_factory=dict)
     stat_names: dict[int, str] = field(default_factory=dict)
     stats: list[Place] = field(default_factory=list)
+
+
+@dataclass
+class Head:
+    """What a line says of itself."""
+
+    name: str = ""
+    id: int = 0
+    begin_ns: int = 0
 
 
 @dataclass
@@ -108,7 +117,8 @@ def stats_of(data: bytes, plane: Plane, places: list[Place], wanted: Mapping[int
             ident, at = varint(data, at)
             if ident not in wanted:
                 continue
-        ident, told = 0, None
+        ident = 0
+        told: Value | None = None
         for which, sort, value in fields(data, begin, end):
             if which == WHICH and sort == VARINT:
                 ident = number(value)
@@ -135,46 +145,48 @@ def lines(data: bytes, plane: Plane, names: frozenset[str]) -> Iterator[tuple[Li
     wanted = {key: name for key, name in plane.stat_names.items() if name in names}
     shared = {key: stats_of(data, plane, places, wanted) for key, places in plane.event_stats.items()}
     for where in plane.lines:
-        name = shown = ""
-        ident = begin_ns = sums = 0
+        head = Head()
         events: list[Place] = []
         for which, sort, value in fields(data, *where):
             if which == EVENTS and sort == BYTES:
                 events.append(place(value))
-            elif which == LINE_NAME and sort == BYTES:
-                name = text(data, value)
-            elif which == DISPLAY_NAME and sort == BYTES:
-                shown = text(data, value)
-            elif which == LINE_ID and sort == VARINT:
-                ident = number(value)
-            elif which == BEGIN_NS and sort == VARINT:
-                begin_ns = number(value)
+            elif sort == BYTES and which in (LINE_NAME, DISPLAY_NAME):
+                head.name = head.name or text(data, value)
+            elif sort == VARINT and which == LINE_ID:
+                head.id = number(value)
+            elif sort == VARINT and which == BEGIN_NS:
+                head.begin_ns = number(value)
         rows: list[tuple[int, int, int]] = []
         stats: list[dict[str, Value]] = []
         for event in events:
-            of = offset = duration = 0
-            inner: list[Place] = []
-            summed = False
-            for which, sort, value in fields(data, *event):
-                if sort == VARINT:
-                    if which == WHICH:
-                        of = number(value)
-                    elif which == OFFSET_PS:
-                        offset = number(value)
-                    elif which == DURATION_PS:
-                        duration = number(value)
-                    elif which == OCCURRENCES:
-                        summed = True
-                elif which == EVENT_STATS and sort == BYTES:
-                    inner.append(place(value))
-            if summed:
-                sums += 1
+            times, inner = _event(data, event, head.begin_ns)
+            if times is None:
                 continue
-            if max(abs(offset), abs(duration), abs(begin_ns)) > LARGEST_PS // 1000 * 1000:
-                offset, duration = -LARGEST_PS, 0
-            start = begin_ns + offset // 1000
-            rows.append((of, start, begin_ns + (offset + duration) // 1000))
+            rows.append(times)
             found = stats_of(data, plane, inner, wanted) if wanted else {}
-            stats.append({**shared[of], **found} if shared.get(of) else found)
+            of = shared.get(times[0])
+            stats.append({**of, **found} if of else found)
         table = np.array(rows, np.int64).reshape(-1, 3)
-        yield Line(name or shown, ident, table[:, 0], table[:, 1], table[:, 2], stats), sums
+        line = Line(head.name, head.id, table[:, 0], table[:, 1], table[:, 2], stats)
+        yield line, len(events) - len(rows)
+
+
+def _event(data: bytes, where: Place, begin_ns: int) -> tuple[tuple[int, int, int] | None, list[Place]]:
+    """Return the id of an event's name, its begin and end in ns (None for a sum), and where its stats lie."""
+    of = offset = duration = 0
+    inner: list[Place] = []
+    summed = False
+    for which, sort, value in fields(data, *where):
+        if which == EVENT_STATS and sort == BYTES:
+            inner.append(place(value))
+        elif sort == VARINT:
+            told = number(value)
+            of = told if which == WHICH else of
+            offset = told if which == OFFSET_PS else offset
+            duration = told if which == DURATION_PS else duration
+            summed |= which == OCCURRENCES
+    if summed:
+        return None, inner
+    if abs(begin_ns) > LARGEST_NS:
+        return (of, -1, -1), inner  # a time that is none
+    return (of, begin_ns + offset // 1000, begin_ns + (offset + duration) // 1000), inner
