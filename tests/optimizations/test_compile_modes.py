@@ -1,4 +1,4 @@
-"""Modes of `compile`, graph breaks, single modules, and graphs of parts of a step, each worked out by hand."""
+"""Modes of `compile`, graph breaks, single modules, graphs of parts of a step: each worked out by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GEMM = [("ampere_sgemm", 20)]
 
 
 def on_device(optimizer: bool = True) -> Graph:
-    """Each layer's forward pass launches a product and two element-wise kernels, then each one's backward pass."""
+    """A product and two element-wise kernels of each layer, forward and then backward."""
     program = Program()
     for phase, layers in (("forward", LAYERS), ("backward", LAYERS[::-1])):
         for layer in layers:
@@ -185,15 +185,15 @@ BREAKS = [{"region": "0/0", "source": "train.py(12): forward", "reason": "Call t
 def broken(*, step: int = 0, program: Program | None = None, pieces: int = 2, **metadata) -> Graph:
     """A compiled call of some graphs, 3 of Python before each, and the backward node of each."""
     program = program or Program()
-    region = dict(kind="operator", phase="forward", layer="Model")
+    region: dict[str, str] = {"kind": "operator", "phase": "forward", "layer": "Model"}
 
     def piece(number: int) -> None:
         program.now += 3_000
         with program.range("CompiledFunction", **region):
             program.now += 4_000
-            with program.range("## Call CompiledFxGraph f ##", "annotation", phase="forward"):
-                with program.range(f"cpp_fused_relu_{number}", **region):
-                    program.now += 10_000
+            call = program.range("## Call CompiledFxGraph f ##", "annotation", phase="forward")
+            with call, program.range(f"cpp_fused_relu_{number}", **region):
+                program.now += 10_000
 
     with program.range("Torch-Compiled Region: 0/0", **region):
         piece(0)
@@ -203,9 +203,9 @@ def broken(*, step: int = 0, program: Program | None = None, pieces: int = 2, **
     for _ in range(pieces):
         with program.range("CompiledFunctionBackward", "operator", phase="backward", layer="Model"):
             program.now += 6_000
-            with program.range("## Call CompiledFxGraph b ##", "annotation", phase="backward"):
-                with program.range("cpp_fused_relu_backward", "operator", phase="backward"):
-                    program.now += 10_000
+            call = program.range("## Call CompiledFxGraph b ##", "annotation", phase="backward")
+            with call, program.range("cpp_fused_relu_backward", "operator", phase="backward"):
+                program.now += 10_000
     return program.graph(vendor="cpu", **metadata)
 
 
