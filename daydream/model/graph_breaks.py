@@ -143,6 +143,7 @@ def _calls(graph: Graph) -> _Calls | None:
     codes = trace["name"]
     broken = _reasons(trace)
     starts = np.asarray(trace["start_ns"], np.int64)
+    ends = starts + np.asarray(trace["duration_ns"], np.int64)
     keys: dict[str, int] = {}
     counts: dict[str, int] = {}
     key = np.full(len(tasks), -1)
@@ -156,6 +157,10 @@ def _calls(graph: Graph) -> _Calls | None:
         before = np.searchsorted(starts[mine], when[here], side="right")
         for place in range(1, len(mine)):
             earlier = nested[starts[nested] < starts[mine[place]]]
+            around = earlier[ends[earlier] > starts[mine[place]]]
+            earlier = earlier[
+                earlier != around[-1]
+            ]  # the frame of the next graph itself broke later, if at all
             named = [name for at in earlier.tolist() if (name := ids[codes[at]]) in broken]
             last = named[-1] if named else ""
             keys.setdefault(last, len(keys))

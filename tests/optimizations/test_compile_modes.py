@@ -215,6 +215,15 @@ def test_breaks_are_named_with_their_line_and_their_cost():
     assert found.ns == 7_000  # the wrapper of the first graph, and Python up to the second
 
 
+def test_each_break_is_told_by_the_frame_that_broke():
+    second = {"region": "1/0", "source": "train.py(15): forward", "reason": "data-dependent branch"}
+    found = breaks_of(broken(pieces=3, graph_breaks=[*BREAKS, second]))
+    assert [(one.source, one.count, one.ns) for one in found] == [
+        ("train.py(12): forward", 1, 7_000),
+        ("train.py(15): forward", 1, 7_000),
+    ]
+
+
 def test_a_break_whose_line_was_not_recorded_is_counted_all_the_same():
     (found,) = breaks_of(broken())
     assert (found.source, found.count) == (None, 1)

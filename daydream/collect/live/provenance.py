@@ -22,6 +22,7 @@ _kept: list[tuple[str, dict[str, Any]]] = []
 _lacking: list[bool] = []  # whether a torch was met that keeps nothing
 
 _breaks: list[dict[str, Any]] = []
+RESUMED = re.compile(r"^(?:torch_dynamo_resume_in_)+(\w+?)(?:_at_\d+)+$")
 MOST_BREAKS, LONGEST = 1_000, 200
 NO_WORK = -1
 COPY = "aten::copy_"
@@ -45,7 +46,8 @@ def _keep_break(region: str, reason: str, frame: Any) -> None:
     place = None
     if frame is not None:
         name = re.split(r"[/\\]", str(frame.filename))[-1]
-        place = f"{name}({int(frame.lineno)}): {frame.name}"[:LONGEST]
+        function = RESUMED.sub(r"\1", str(frame.name))
+        place = f"{name}({int(frame.lineno)}): {function}"[:LONGEST]
     first = reason.strip().partition("\n")[0]
     _breaks.append({"region": region, "reason": first[:LONGEST], "source": place})
 
