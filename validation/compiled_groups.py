@@ -10,7 +10,7 @@ import numpy as np
 
 import daydream
 from daydream.costs import work
-from daydream.model import fused_loops
+from daydream.model.compiled_calls import fused_loops
 
 Pair = tuple[str, str, str]  # the pass and two layers; of one layer alone both are the same
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         remove_with_operators,
         work_tasks,
     )
-    from daydream.model.compiled_calls import compile_cpu_calls, fused_loops
+    from daydream.model.compiled_calls import compile_cpu_calls
     from daydream.model.compiled_dispatch import remove_dispatch
     from daydream.model.compiled_modules import CompiledPart, compiled_parts
     from daydream.model.feature_maps import input_bytes, makers_and_users
@@ -99,7 +99,7 @@ _HOMES = {
     "daydream.model.chains": (
         "backward_chains", "find_chains", "fuse_passes", "remove_with_operators", "work_tasks",
     ),
-    "daydream.model.compiled_calls": ("compile_cpu_calls", "fused_loops"),
+    "daydream.model.compiled_calls": ("compile_cpu_calls",),
     "daydream.model.compiled_dispatch": ("remove_dispatch",),
     "daydream.model.compiled_modules": ("CompiledPart", "compiled_parts"),
     "daydream.model.graph_breaks": ("breaks_of", "remove_breaks"),
@@ -133,7 +133,7 @@ __all__ = [
     "breaks_of",
     "call_rows", "capture", "capture_parts", "cast_ns", "changes_layout", "compile_cpu_calls",
     "compiled_parts", "compute_lane", "dispatch_ns", "doubt_of_products", "few_rows_ns", "find_chains",
-    "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_loops", "fused_parts",
+    "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_parts",
     "fused_update_ns", "gradients_of",
     "in_16_bits", "in_replays", "input_bytes", "joint_update", "main_dtype", "makers_and_users",
     "mostly_replayed", "need_setting", "operand_elements", "recorded_waits", "refuse_narrow",
