@@ -66,10 +66,6 @@ MODES = {
     "reduce-overhead": ("run = torch.compile(model, mode='reduce-overhead')", "16"),
     "dynamic": ("run = torch.compile(model, dynamic=True)", "16 + step"),
     "recompiles": ("run = torch.compile(model, dynamic=False)", "(16, 24)[step % 2]"),
-    "recompiles while it is recorded": (
-        "run = torch.compile(model, dynamic=False)",
-        "16 if step < 8 else 24",
-    ),
     "the module itself": ("model.compile(); run = model", "16"),
     "its blocks": ("[block.compile() for block in model.blocks]; run = model", "16"),
 }
@@ -110,7 +106,7 @@ def test_a_sequential_root_that_torch_itself_skips_is_compiled_neither_with_nor_
     assert not any("CompiledFxGraph" in name for name in trace.text("name"))
 
 
-def test_where_and_why_the_graph_breaks_is_recorded_and_costs_are_told(folder):
+def test_where_and_why_the_graph_breaks_is_recorded_and_told(folder):
     import daydream
 
     text = script("run = torch.compile(model)", breaks="print('', end='')")
@@ -118,8 +114,4 @@ def test_where_and_why_the_graph_breaks_is_recorded_and_costs_are_told(folder):
     trace = both(folder, text)
     sources = {one["source"] for one in trace.metadata["graph_breaks"]}
     assert f"train.py({line}): forward" in sources
-    explanation = daydream.explain(trace)
-    assert any(f"train.py({line})" in note for note in explanation.notes())
-    (cost,) = [one for one in explanation.avoidable if one.sort == "graph breaks"]
-    assert cost.best is not None
-    assert cost.best.name == "compile"
+    assert any(f"train.py({line})" in note for note in daydream.explain(trace).notes())

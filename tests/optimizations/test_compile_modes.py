@@ -7,6 +7,7 @@ from daydream.optimizations.compile import compile as compile_
 from daydream.optimizations.cuda_graphs import cuda_graphs
 from recorded import Program
 
+import daydream
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.model import breaks_of
 from daydream.model.compiled_calls import BACKWARD, FORWARD, LIBRARY_CALL_NS
@@ -222,6 +223,14 @@ def test_each_break_is_told_by_the_frame_that_broke():
         ("train.py(12): forward", 1, 7_000),
         ("train.py(15): forward", 1, 7_000),
     ]
+
+
+def test_explain_names_the_breaks_and_what_their_absence_would_save():
+    explanation = daydream.explain(broken(graph_breaks=BREAKS))
+    assert any("train.py(12): forward: Call to print; 1 per step" in note for note in explanation.notes())
+    (cost,) = [one for one in explanation.avoidable if one.sort == "graph breaks"]
+    assert (cost.place.source, cost.best.name) == ("train.py(12): forward", "compile")
+    assert cost.saving_ns == 7_000 + 6_000
 
 
 def test_a_break_whose_line_was_not_recorded_is_counted_all_the_same():
