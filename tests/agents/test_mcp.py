@@ -128,7 +128,8 @@ def test_what_cannot_be_asked_is_a_line_and_the_server_goes_on(root):
     assert info["steps_covered"] == 3
     parts = [
         "Did you mean 'amp'", "no such file", "no such option '--amp.html'", "exclude",
-        "no name of an option", "no memory events", "range of steps", "valid string", "required", "nknown tool",
+        "no name of an option", "no memory events", "range of steps", "valid string", "required",
+        "nknown tool",
     ]  # fmt: skip
     for text, part in zip(said, parts, strict=True):
         assert part in text
