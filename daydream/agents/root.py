@@ -46,7 +46,7 @@ class Root:
             DaydreamError: there is none.
         """
         path = self._inside(given)
-        if not path.exists():
+        if not os.path.exists(path):  # noqa: PTH110 - of a name that is too long, too, it is no error
             raise DaydreamError(f"{given}: there is no such file below the root {self.folder}")
         if path.is_dir():
             self._check_folder(path)
