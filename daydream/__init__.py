@@ -79,6 +79,7 @@ _HOMES = {
     "daydream.graph.groups": ("Groups",),
     "daydream.graph.selection": ("Selection",),
     "daydream.handles.builder": ("DebugHandleMapBuilder",),
+    "daydream.integrations.magic": ("load_ipython_extension",),  # for `%load_ext daydream`
     "daydream.memory.report": ("memory_of",),
     "daydream.predict.difference": ("Difference", "compare"),
     "daydream.predict.prediction": ("Prediction",),
@@ -150,6 +151,7 @@ __all__ = [
 hooks.give(
     {
         "html": ("daydream.report.notebook", "html"),
+        "interactive": ("daydream.report.html.frame", "timeline_frame"),
         "figure": ("daydream.report.figures", "plot"),
         "fixed_order": ("daydream.simulate.policy", "fix_order"),
         "real_change": ("daydream.transforms.real_change", "real_change"),
