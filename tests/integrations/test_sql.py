@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -170,3 +171,16 @@ def test_the_schema_is_shown_without_a_trace():
     tables = json.loads(run("--schema", "--json").stdout)["tables"]
     assert [each["name"] for each in tables] == list(TABLES)
     assert "launched_ns" in run("--schema").stdout
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "sql.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("statement", re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+def test_a_query_of_the_page_finds_something(statement, gpu):
+    assert query(gpu, statement).rows
+
+
+def test_the_page_names_every_table_and_column():
+    for name, table in TABLES.items():
+        assert [one for one in (name, *table.columns) if f"`{one}`" not in PAGE] == []

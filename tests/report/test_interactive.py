@@ -52,7 +52,7 @@ def test_its_size_is_bounded_and_less_can_be_asked_for(prediction):
 
 
 def test_without_a_prediction_there_is_no_timeline_after(prediction, monkeypatch):
-    monkeypatch.setattr(type(prediction), "reason", "its causes were not recorded")
+    monkeypatch.setitem(vars(prediction), "reason", "its causes were not recorded")
     with pytest.raises(GraphError, match=r"amp cannot be predicted from this trace, because its causes"):
         prediction.interactive()
 
@@ -71,12 +71,11 @@ def test_a_browser_draws_both_timelines_and_asks_for_nothing(prediction, tmp_pat
         assert chromium.run("document.querySelectorAll('iframe').length") == 1
         assert chromium.messages == []
         assert chromium.requests == [page.as_uri()]
-        chromium.open(inside)
+        height = int(re.findall(r"height:(\d+)px", text)[-1])
+        chromium.open(inside, height=height)
         chromium.wait_for("document.getElementById('timelines').dataset.ready")
         titles = chromium.run("[...document.querySelectorAll('h3')].map(one => one.textContent)")
         assert [title.partition(":")[0] for title in titles] == ["replayed", "predicted"]
         assert chromium.run("document.querySelectorAll('canvas').length") == 2
-        fits = "document.documentElement.scrollHeight <= {0}"
-        height = int(re.search(r"height:(\d+)px", text)[1])
-        assert chromium.run(fits.format(height)), chromium.run("document.documentElement.scrollHeight")
+        assert chromium.run("document.documentElement.scrollHeight") <= height
         assert chromium.messages == []
