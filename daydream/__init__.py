@@ -11,7 +11,7 @@ Names are loaded when they are first used, so that importing daydream costs noth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daydream import hooks, lazy
 
@@ -79,7 +79,6 @@ _HOMES = {
     "daydream.graph.groups": ("Groups",),
     "daydream.graph.selection": ("Selection",),
     "daydream.handles.builder": ("DebugHandleMapBuilder",),
-    "daydream.integrations.magic": ("load_ipython_extension",),  # for `%load_ext daydream`
     "daydream.memory.report": ("memory_of",),
     "daydream.predict.difference": ("Difference", "compare"),
     "daydream.predict.prediction": ("Prediction",),
@@ -157,5 +156,13 @@ hooks.give(
         "real_change": ("daydream.transforms.real_change", "real_change"),
     }
 )
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook the magic `%%daydream`: what `%load_ext daydream` calls."""
+    from daydream.integrations import magic
+
+    magic.load_ipython_extension(shell)
+
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED)
