@@ -11,6 +11,7 @@ Names are loaded when they are first used, so that importing daydream costs noth
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from daydream import hooks, lazy
@@ -160,9 +161,7 @@ hooks.give(
 
 def load_ipython_extension(shell: Any) -> None:
     """Give a notebook the magic `%%daydream`: what `%load_ext daydream` calls."""
-    from daydream.integrations import magic
-
-    magic.load_ipython_extension(shell)
+    importlib.import_module("daydream.integrations.magic").load_ipython_extension(shell)
 
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED)
