@@ -60,8 +60,9 @@ def parts_of_plain(path: Path, file: IO[bytes], size: int, block_bytes: int) -> 
     begin, prefix = _begin(file.read(at))
     head = at - begin
     while (stop := at + PART_BLOCKS * block_bytes) < size:
-        file.seek(stop - WINDOW)
-        left = _left(file.read(WINDOW))
+        first = max(begin, stop - WINDOW)
+        file.seek(first)
+        left = _left(file.read(stop - first))
         yield Part(path, begin, stop, head, begin / size, left=left)
         begin, at = stop - left, stop
         head = at + block_bytes - begin
@@ -100,12 +101,10 @@ def _begin(block: bytes) -> tuple[int, bytes]:
 
 def _left(text: bytes) -> int:
     """Return how many bytes stand behind the last boundary between two events."""
-    found = None
-    for found in BETWEEN_EVENTS.finditer(text, max(0, len(text) - WINDOW)):
-        pass
-    if found is None:
+    ends = [found.end() for found in BETWEEN_EVENTS.finditer(text, max(0, len(text) - WINDOW))]
+    if not ends:
         raise NotCutError
-    return len(text) - found.end()
+    return len(text) - ends[-1]
 
 
 def is_packed(path: Path) -> bool:

@@ -7,6 +7,7 @@ of them is killed, the file is read again by this process alone, which then says
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -82,7 +83,7 @@ class Readers:
     def expect(
         self, paths: Sequence[Path], max_unpacked: int | None = None, block_bytes: int = BLOCK_BYTES
     ) -> None:
-        """Begin to read files as wholes, of which each is too small to be cut; they are asked for in order."""
+        """Read ahead the files that are too small to be cut, each as a whole; they are asked for in order."""
         small = [path for path in paths if json_bytes(path) < self._least_bytes]
         if self._count < 2 or len(small) < 2 or sum(map(json_bytes, small)) < self._least_bytes:
             return
@@ -132,7 +133,7 @@ class Readers:
 
     def _start(self) -> None:
         """Start a process, which is no part of this one's group: Ctrl-C is for this one alone."""
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - Python itself
             [sys.executable, "-c", START, *sys.path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
@@ -185,6 +186,7 @@ def serve() -> None:
             task = _received(requests)
         except EOFError:
             return
+        found: tuple[str | None, Answer | None]
         try:
             found = None, _read(*task)
         except Exception as error:  # noqa: BLE001 - the other side reads the file itself then
@@ -192,7 +194,14 @@ def serve() -> None:
         _send(answers, found)
 
 
-def _read(path: Path, part: Part | None, exact: bool, block_bytes: int, max_unpacked: int | None) -> Answer:  # noqa: FBT001
+def _read(
+    path: Path,
+    part: Part | None,
+    exact: bool,  # noqa: FBT001 - as it stands in a task
+    block_bytes: int,
+    max_unpacked: int | None,
+) -> Answer:
+    """Return what a part of a file holds, or a whole one."""
     reader = EventReader(path, exact_times=exact, block_bytes=block_bytes, max_unpacked=max_unpacked)
     rows = Rows(exact=exact)
     try:
@@ -227,7 +236,5 @@ def _received(pipe: IO[bytes]) -> Any:
 
 
 def _close(pipe: IO[bytes]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # what was not yet written has no reader
         pipe.close()
-    except OSError:  # what was not yet written has no reader
-        pass

@@ -7,6 +7,7 @@ is then what one reader of the whole file would have gathered.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,7 @@ class Gathered:
 
 
 class Rows:
-    """Columns of one file, gathered in chunks: one a block and kind. `exact`: starts are read by their digits."""
+    """Columns of one file, gathered in chunks, one a block and kind; `exact` reads starts by their digits."""
 
     def __init__(self, *, exact: bool = False) -> None:
         self._exact = exact
@@ -93,15 +94,17 @@ class Rows:
     def add(self, events: list[Event]) -> None:
         """Append the rows of some events, which are used up."""
         groups: dict[str, list[Event]] = {kind: [] for kind in KINDS}
-        append = {category: groups[kind].append for category, kind in CATEGORIES.items()}
+        append: dict[str | None, Callable[[Event], None]] = {
+            category: groups[kind].append for category, kind in CATEGORIES.items()
+        }
         memory: list[Event] = []
         for event in events:
             if event.ph == "X":
-                add = append.get(event.cat)  # type: ignore[arg-type]
-                if add is not None:
-                    add(event)
-                elif event.cat is None or event.cat not in SILENT:
-                    self._add_other(event, groups)
+                try:
+                    append[event.cat](event)
+                except KeyError:
+                    if event.cat is None or event.cat not in SILENT:
+                        self._add_other(event, groups)
             elif event.name == MEMORY_ROW:
                 memory.append(event)
             elif event.cat == NPU_FLOW and event.ph == "s":
