@@ -7,6 +7,8 @@ as they differ by a factor of two. Profiling is switched for the calling thread 
 recording of memory cannot be switched: what an allocation or a free costs is told by the
 same steps on a thread that is not recorded.
 
+Times are the thread's own, which other programs on the machine do not make longer.
+
 It runs on a thread of its own: gradient mode, autocast, default device, dispatch modes
 and anomaly checks of the script's thread are not ours to see or to restore there. That
 thread computes alone, as waiting for other threads would only blur the times.
@@ -246,10 +248,10 @@ class _Calibration:
                 call()
             else:
                 _run(work)
-            begin = time.perf_counter_ns()
+            begin = time.thread_time_ns()
             for _ in range(repeats):
                 call()
-            taken[recording] = time.perf_counter_ns() - begin
+            taken[recording] = time.thread_time_ns() - begin
         return (taken[True] - taken[False]) // repeats
 
     def _read(self, events: list[Any]) -> tuple[Trace, dict[int, int]]:
@@ -340,11 +342,11 @@ def _no_times() -> Times:
 def _run(step: Program) -> dict[str, int]:
     """Run a step and return the time of its parts."""
     step.optimizer.zero_grad()
-    times = [time.perf_counter_ns()]
+    times = [time.thread_time_ns()]
     loss = step.forward()
-    times.append(time.perf_counter_ns())
+    times.append(time.thread_time_ns())
     loss.backward()
-    times.append(time.perf_counter_ns())
+    times.append(time.thread_time_ns())
     step.optimizer.step()
-    times.append(time.perf_counter_ns())
+    times.append(time.thread_time_ns())
     return dict(zip(CLASSES, np.diff(times).tolist(), strict=True))
