@@ -113,7 +113,8 @@ def _job(*, profiled: bool) -> None:
         path = str(Path(tempfile.gettempdir(), "profile.json"))
         profiler = profile(
             activities=[ProfilerActivity.CPU], schedule=schedule(wait=4, warmup=1, active=4, repeat=1),
-            record_shapes=True, profile_memory=True, on_trace_ready=lambda done: done.export_chrome_trace(path),
+            record_shapes=True, profile_memory=True,
+            on_trace_ready=lambda done: done.export_chrome_trace(path),
         )  # fmt: skip
         profiler.start()
     for _ in range(STEPS):
