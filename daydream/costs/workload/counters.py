@@ -1,8 +1,8 @@
 """Work that a GPU counted: instruction counters of a profiler, where a trace has them.
 
 They stand in `trace.metadata["counters"]`: a list of `{"name": kernel, "flop": int or None, "bytes": int or
-None}` in launch order; `amounts` has all else that was counted (`counters/quantities.py`). An entry with `rank`
-and `correlation` is of that launch, whatever was cut from the trace since. Else the n-th kernel of a name has
+None}` in launch order; `amounts` has all else that was counted (`counters/quantities.py`). An entry with rank
+and correlation is of that launch, whatever was cut from the trace since. Else the n-th kernel of a name has
 the n-th entry of that name, if there are as many of both. `attach_counters` writes such a list.
 """
 
