@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 from daydream.optimizations.autocast import apply, autocast
 
-from daydream import Graph, GraphError, costs
-from daydream.costs import PAPER_SPEEDUPS, device_or_none, measured_first, runs_in_tf32, sped_up
+from daydream import Graph, GraphError
+from daydream.costs import PAPER_SPEEDUPS, by_counters, device_or_none, measured_first, runs_in_tf32, sped_up
 from daydream.memory import hold_16_bits
 from daydream.model import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
@@ -51,7 +51,7 @@ def amp(
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
     old = kernels.duration_ns.astype(np.float64)
     by_name = np.where(tasks_in_matrix_units(graph, kernels), math, memory)
-    by_paper = sped_up(old, costs.counters_first(graph, kernels, by_name, math, memory), "paper")
+    by_paper = sped_up(old, by_counters(graph, kernels, by_name, math, memory), "paper")
     kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")
     kernels.doubt(0.0 if named else 0.4)

@@ -10,7 +10,7 @@ from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.HARDWARE
-CODE = "# a better kernel: torch.compile with max-autotune, another library, or one's own"
+CODE = "# a better kernel: torch.compile with max-autotune, another library, or your own"
 memory = unchanged
 
 

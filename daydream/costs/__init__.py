@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from daydream.costs.device.call_scaling import scaled_time
     from daydream.costs.device.evidence import (
         at_peak_ns,
+        by_counters,
         counted_conflicts,
         counted_kind,
-        counters_first,
         say_evidence,
     )
     from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
@@ -69,7 +69,7 @@ _HOMES = {
     ),
     "daydream.costs.device.call_scaling": ("scaled_time",),
     "daydream.costs.device.evidence": (
-        "at_peak_ns", "counted_conflicts", "counted_kind", "counters_first", "say_evidence",
+        "at_peak_ns", "counted_conflicts", "counted_kind", "by_counters", "say_evidence",
     ),
     "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
     "daydream.costs.device.input_sizes": (
@@ -100,15 +100,14 @@ __all__ = [
     "DEVICES", "PAPER_SPEEDUPS", "PROTOCOLS", "Argument", "Bound", "Calls", "Cluster", "Device",
     "GridGrowth", "Growth", "KernelTable", "Link", "Network", "NewShapes", "Protocol", "Resizing",
     "Retimed", "Shape", "Shares", "Work", "arguments_now", "at_peak_ns", "bare_name", "bound",
-    "bytes_of_message",
-    "calls_of", "copies_into_new_ns", "copies_ns", "counted_conflicts", "counted_kind", "counters_first",
-    "device_of", "device_or_none", "elements",
-    "find_cluster", "find_device", "floor_ns", "fused_chain_ns", "fusible_chains", "grow_copies",
-    "grown_time", "growth_by_grids", "growth_of", "is_channel_size", "is_feature_size", "itemsize",
-    "leave_grown", "link_bandwidth", "machine_of", "measured_first", "memory_bandwidth", "names_fit",
-    "need_shapes", "need_size", "network_of", "only_grids_tell", "parameter_shapes", "parse_shapes",
-    "recorded_batch", "recorded_length", "resized_time", "resized_work", "retime", "runs_in_tf32",
-    "say_evidence", "scaled_time", "shares_of_growth", "sped_up", "work", "workers_of",
+    "by_counters", "bytes_of_message", "calls_of", "copies_into_new_ns", "copies_ns", "counted_conflicts",
+    "counted_kind", "device_of", "device_or_none", "elements", "find_cluster", "find_device", "floor_ns",
+    "fused_chain_ns", "fusible_chains", "grow_copies", "grown_time", "growth_by_grids", "growth_of",
+    "is_channel_size", "is_feature_size", "itemsize", "leave_grown", "link_bandwidth", "machine_of",
+    "measured_first", "memory_bandwidth", "names_fit", "need_shapes", "need_size", "network_of",
+    "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch", "recorded_length",
+    "resized_time", "resized_work", "retime", "runs_in_tf32", "say_evidence", "scaled_time",
+    "shares_of_growth", "sped_up", "work", "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

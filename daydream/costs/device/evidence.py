@@ -46,7 +46,14 @@ def held_up(graph: Graph, kernels: Selection) -> np.ndarray:
 def counted_kind(graph: Graph, kernels: Selection) -> np.ndarray:
     """Return what bounds each kernel by its counters: compute, memory or latency, None where not counted.
 
-    Counters alone, or with shapes for what they leave out; texts (object), shape (kernels,).
+    Counters alone, or with shapes for what they leave out.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: as they run today.
+
+    Returns:
+        texts (object), shape (kernels,).
     """
     found = np.full(len(kernels), None, dtype=object)
     counted = counted_tasks(graph, kernels).any(axis=0)
@@ -68,7 +75,7 @@ def named_kind(kernels: Selection) -> np.ndarray:
     return found
 
 
-def counters_first(
+def by_counters(
     graph: Graph, kernels: Selection, by_name: np.ndarray, compute: float, memory: float
 ) -> np.ndarray:
     """Return a factor for each kernel: by what counters say bounds it, else by its name. Notes the evidence.
@@ -118,12 +125,12 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     rule = rule_of(graph, kernels)
     parts = [f"{name} for {time[rule == name].sum() / total:.1%}" for name in RULES if (rule == name).any()]
     said = [f"What bounds the kernels is known by {', '.join(parts)} of their time."]
-    by_counters, by_name = counted_kind(graph, kernels), named_kind(kernels)
-    differs = (by_counters != by_name) & (by_counters != None) & (by_name != None)  # noqa: E711
+    told, by_name = counted_kind(graph, kernels), named_kind(kernels)
+    differs = (told != by_name) & (told != None) & (by_name != None)  # noqa: E711
     if differs.any():
-        pairs = sorted(set(zip(by_name[differs].tolist(), by_counters[differs].tolist(), strict=True)))
+        pairs = sorted(set(zip(by_name[differs].tolist(), told[differs].tolist(), strict=True)))
         each = [
-            _pair(differs & (by_name == name) & (by_counters == counters), time, total, name, counters)
+            _pair(differs & (by_name == name) & (told == counters), time, total, name, counters)
             for name, counters in pairs
         ]
         said.append(

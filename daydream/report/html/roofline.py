@@ -26,7 +26,7 @@ HELP = (
     "Each circle is a kernel in a layer, its area the time that it takes; hover for its name. Lines "
     "are what the device can do at best: memory bounds below the slope, arithmetic below a flat line."
 )
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 400, 64, 44, 14, 92
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 410, 64, 44, 26, 92
 MOST = 400  # circles: those that take longest
 LARGEST, SMALLEST = 22.0, 2.0  # radii
 COLORS = {"compute": "#b5651d", "memory": "#2b7bba", "latency": "#8a8a8a"}
@@ -160,7 +160,7 @@ def _axes(scale: _Scale) -> Html:
             _text(LEFT - 6, y + 4, f"{10.0 ** (power - 3):g}", "end"),
         ]
     parts.append(_text((LEFT + right) / 2, HEIGHT - 8, "FLOP a byte", "middle"))
-    parts.append(_text(4, TOP + 8, "TFLOP/s", "start"))
+    parts.append(_text(LEFT, TOP - 10, "TFLOP/s", "middle"))
     return element("g", *parts)
 
 
