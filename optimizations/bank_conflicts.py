@@ -9,7 +9,7 @@ from daydream.costs import counted_conflicts
 from daydream.memory import unchanged
 from daydream.transforms import stages
 
-STAGE = stages.HARDWARE
+STAGE = stages.KERNELS
 CODE = "# pad or swizzle the tiles that the kernel keeps in shared memory (LDS)"
 memory = unchanged
 
