@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +23,9 @@ from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 from daydream.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from daydream.collect.importers.kineto.readers import Readers
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
@@ -126,10 +131,11 @@ def _read_all(
     if "rocprof-csv" in formats:
         return _of_tables(files, formats, progress, max_unpacked)
     if engine.local:
-        return [
-            (path, _read(path, kind, progress, max_unpacked))
-            for path, kind in zip(files, formats, strict=True)
-        ]
+        with _readers(files, formats, max_unpacked) as readers:
+            return [
+                (path, _read(path, kind, progress, max_unpacked, readers))
+                for path, kind in zip(files, formats, strict=True)
+            ]
     seen = [path.resolve() if engine.elsewhere else path for path in files]
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
     items, how = list(zip(seen, formats, strict=True)), (engine.elsewhere, max_unpacked)
@@ -150,6 +156,24 @@ def _of_tables(
     return [(run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)]) for run in runs]
 
 
+@contextmanager
+def _readers(
+    files: Sequence[Path], formats: Sequence[str], max_unpacked: int | None
+) -> Iterator[Readers | None]:
+    """Give processes that read large Kineto files side by side, None where there is none."""
+    from daydream.collect.importers.kineto.parts import LEAST_BYTES, json_bytes
+
+    kineto = [path for path, kind in zip(files, formats, strict=True) if kind == "kineto"]
+    if sum(json_bytes(path) for path in kineto) < LEAST_BYTES:
+        yield None
+        return
+    from daydream.collect.importers.kineto.readers import Readers
+
+    with Readers() as readers:
+        readers.expect(kineto, max_unpacked)
+        yield readers
+
+
 def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:
     """Return what a worker does with a file."""
     elsewhere, max_unpacked = how
@@ -166,7 +190,9 @@ def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[
     return read
 
 
-def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | None) -> list[Recording]:
+def _read(
+    path: Path, kind: str, progress: Progress | None, max_unpacked: int | None, readers: Readers | None = None
+) -> list[Recording]:
     """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
         from daydream.collect.importers.nsys.processes import split_ranks
@@ -184,7 +210,7 @@ def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | 
         return [read_xplane(path, progress=say, max_unpacked=max_unpacked)]
     from daydream.collect.importers.kineto.reader import read_kineto
 
-    return [read_kineto(path, progress=say, max_unpacked=max_unpacked)]
+    return [read_kineto(path, progress=say, max_unpacked=max_unpacked, readers=readers)]
 
 
 def _need_etdump(
