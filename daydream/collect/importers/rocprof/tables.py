@@ -91,7 +91,7 @@ def read_rocprof_tables(
         except OSError as error:
             raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
         except csv.Error as error:
-            raise TraceError(f"{path} is no readable CSV table ({error}).") from None
+            raise TraceError(f"{path} is not a readable CSV table ({error}).") from None
         if progress is not None:
             progress((number + 1) / len(paths))
     return reader.recording(paths)
@@ -114,7 +114,7 @@ class _Reader:
         sort = table_of(names)
         if sort == COUNTERS:
             raise TraceError(
-                f"{path} is a table of counters, whose run they made longer: give it with --counters, beside "
+                f"{path} is a table of counters, whose run they made longer: give it with --counters, next to "
                 "a trace that was recorded without."
             )
         if sort is None:
@@ -208,7 +208,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[str]:
     first = True
     while line := buffered.readline(LONGEST_LINE):
         if len(line) >= LONGEST_LINE:
-            raise TraceError(f"{path} is no table: it has a line of more than {LONGEST_LINE:,} bytes.")
+            raise TraceError(f"{path} is not a table: it has a line of more than {LONGEST_LINE:,} bytes.")
         text = line.removeprefix(b"\xef\xbb\xbf") if first else line
         first = False
         if text.strip():
