@@ -47,11 +47,11 @@ def _found(ctx: click.Context, name: str) -> list[Optimization]:
 
     chosen = optimizations_named(ctx, name)
     for each in chosen:
-        if each.apply is None:
-            able = [known.name for known in loadable()[0] if known.apply is not None]
+        if not each.can_be_made:
+            able = [known.name for known in loadable()[0] if known.can_be_made]
             raise click.UsageError(
                 f"{each.name} can be predicted, not confirmed: daydream cannot make that change in a "
-                f"running script. It can make {', '.join(able)}, and what your own file defines as `apply`.",
+                f"running script. It can make {', '.join(able)}, and what your own file defines as `apply` or `tool`.",
                 ctx,
             )
     return chosen
