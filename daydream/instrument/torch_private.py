@@ -1,0 +1,202 @@
+"""Everything of torch that is not public and that instrumentation needs.
+
+No other module of `daydream.instrument` touches a private name of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from daydream.instrument.errors import InstrumentError
+
+NEEDED = "2.9"  # the first torch with `torch.library.get_kernel`
+NOT_OPERATORS = ("profiler::", "prim::", "prims::", "debugprims::", "rngprims::")  # ranges, and stand-ins
+# Torch makes a Parameter or another subclass of what these return; it must have no Python object until then.
+NO_PYTHON = ("aten::detach", "aten::alias")
+AUTOGRAD = {"cpu": "AutogradCPU", "cuda": "AutogradCUDA"}
+
+
+def check_version() -> None:
+    """Raise where this torch lacks what instrumentation stands on.
+
+    Raises:
+        InstrumentError: torch is absent or too old; says which version is needed.
+    """
+    try:
+        import torch
+        import torch.library
+    except ImportError:
+        raise InstrumentError(
+            "instrumentation needs torch, which is not installed; pip install torch"
+        ) from None
+    core = vars(torch)["_C"]
+    names = ("_dispatch_get_all_op_names", "_current_autograd_node")
+    if not hasattr(torch.library, "get_kernel") or not all(hasattr(core, name) for name in names):
+        raise InstrumentError(
+            f"torch {torch.__version__} cannot call an operator's own kernel; instrumentation needs "
+            f"torch {NEEDED} or newer"
+        )
+
+
+def dispatch_keys() -> list[str]:
+    """Return the dispatch keys at which autograd is entered on this machine's devices."""
+    import torch
+
+    return [AUTOGRAD["cpu"], *([AUTOGRAD["cuda"]] if torch.cuda.is_available() else [])]
+
+
+def registered(*, with_composites: bool = True) -> list[tuple[Any, bool]]:
+    """Return all operators that pass the autograd layer, and whether each is made of others.
+
+    Left out are variants that write to an `out=` argument, which autograd does not have, and what takes or
+    returns no tensor.
+    """
+    import torch
+
+    core: Any = vars(torch)["_C"]
+    has = core._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    computed = core._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
+    found = []
+    for name in core._dispatch_get_all_op_names():  # noqa: SLF001
+        if name in NO_PYTHON or name.startswith(NOT_OPERATORS) or not computed(name, AUTOGRAD["cpu"]):
+            continue
+        composite = bool(has(name, "CompositeImplicitAutograd"))
+        if composite and not with_composites:
+            continue
+        op = overload(name)
+        if op is not None and _takes_and_returns_tensors(op):
+            found.append((op, composite))
+    return found
+
+
+def overload(name: str) -> Any:
+    """Return the operator of a name as the dispatcher has it, `aten::add.Tensor`; None if Python has not."""
+    import torch
+
+    namespace, _, rest = name.partition("::")
+    base, _, variant = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), base), variant or "default")
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def schema_of(op: Any) -> Any:
+    """Return an operator's schema."""
+    return op._schema  # noqa: SLF001
+
+
+def _takes_and_returns_tensors(op: Any) -> bool:
+    schema = schema_of(op)
+    if any(argument.is_out for argument in schema.arguments):
+        return False
+    takes = any("Tensor" in str(one.type) for one in schema.arguments)
+    return takes and (schema.is_mutable or any("Tensor" in str(one.type) for one in schema.returns))
+
+
+def kernel_of(op: Any, key: str) -> Callable[..., Any] | None:
+    """Return what calls an operator's kernel at a dispatch key, with a key set first; None if it has none.
+
+    Torch hands the number of `x * 0.5`, a tensor of a special kind within the dispatcher, to Python as a
+    number, and takes back no number where the kernel wants a tensor. The same autograd kernel lies at the
+    key for devices without one of their own, and is reached there in a way that does take it.
+    """
+    import torch
+
+    try:
+        kernel = torch.library.get_kernel(op, key)
+    except RuntimeError:
+        return None
+    boxed: Callable[..., Any] = kernel.call_boxed
+    places = [place for place, one in enumerate(schema_of(op).arguments) if str(one.type) == "Tensor"][1:]
+    if not places:
+        return boxed
+    core: Any = vars(torch)["_C"]
+    other, entered = core.DispatchKey.AutogradOther, op._op_dk  # noqa: SLF001
+
+    def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        for place in places:
+            if place < len(args) and isinstance(args[place], (int, float, complex)):
+                return entered(other, *args, **kwargs)
+        return boxed(keys, *args, **kwargs)
+
+    return call
+
+
+class Overrides:
+    """Kernels of operators replaced in torch's dispatcher, until `remove`."""
+
+    def __init__(self) -> None:
+        self._libraries: dict[str, Any] = {}
+        self._kept: list[Any] = []
+
+    def add(self, op: Any, key: str, run: Callable[..., Any]) -> None:
+        """Have the dispatcher call `run(key_set, *args, **kwargs)` for an operator."""
+        import torch
+
+        library = self._libraries.get(op.namespace)
+        if library is None:
+            library = self._libraries[op.namespace] = torch.library.Library(op.namespace, "IMPL")
+        name = schema_of(op).name.partition("::")[2]
+        variant = schema_of(op).overload_name
+        library.impl(f"{name}.{variant}" if variant else name, run, key, with_keyset=True)
+        if threads_run():
+            self._kept.append(torch.library.get_kernel(op, key))
+
+    def remove(self) -> None:
+        """Put back what was there.
+
+        With several threads the replaced kernels are kept in memory: one of them may be on its way in.
+        """
+        for library in self._libraries.values():
+            library._destroy()  # noqa: SLF001
+        self._libraries = {}
+        _ON_THEIR_WAY.extend(self._kept)
+        self._kept = []
+
+
+_ON_THEIR_WAY: list[Any] = []
+
+
+def threads_run() -> bool:
+    """Return whether this process has other threads of Python."""
+    import threading
+
+    return threading.active_count() > 1
+
+
+def current_node() -> Any:
+    """Return what tells the autograd node that this thread runs at present, or None."""
+    import torch
+
+    core: Any = vars(torch)["_C"]
+    return core._current_autograd_node  # noqa: SLF001
+
+
+def is_tracing(values: Any) -> bool:
+    """Return whether any of the values is a stand-in without data, as a compiler traces with."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return any(isinstance(each, (FakeTensor, FunctionalTensor)) for each in values)
+
+
+def mode_on_top() -> Any:
+    """Return the innermost dispatch mode of this thread, or None."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    stack = _get_current_dispatch_mode_stack()
+    return stack[-1] if stack else None
+
+
+def dispatch_mode(handle: Callable[..., Any]) -> Any:
+    """Return a dispatch mode that has a function called with each operator, its arguments and keywords."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            del types
+            return handle(func, args, kwargs or {})
+
+    return Mode()
