@@ -26,12 +26,13 @@ from daydream.trace.trace import Trace
 
 SCHEMA = 1
 PASSES = ("forward", "backward")
+QUARTILE = 25
 Key = tuple[str, str, str]  # operator, shapes, element type
 
 
 @dataclass(frozen=True)
 class ChangedCall:
-    """A distinct call of an operator that a change acts on: median ns of one, before and after.
+    """A distinct call of an operator that a change acts on: what one takes, before and after, ns.
 
     `phase` is `forward`, or `backward` for the work of its autograd node. `calls` is how many were recorded
     with the change.
@@ -110,7 +111,7 @@ def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
     if not operators:
         raise NotApplicableError("the tool acts on no operator of this script: it ordered no actions")
     times = [_Times(trace, operators) for trace in (before, after)]
-    drift = times[1].others_ns / times[0].others_ns if times[0].others_ns and times[1].others_ns else 1.0
+    drift = _drift(*times)
     device = next((one["name"] for one in after.metadata.get("devices") or [] if one.get("name")), CPU)
     if not after.is_kind("kernel").any():
         device = CPU
@@ -121,7 +122,7 @@ def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
             result.left_out.append(f"{' '.join(key)}: only {'before' if new is None else 'with'} the change")
             continue
         for number, phase in enumerate(PASSES):
-            was, now = float(np.median(old[:, number])), float(np.median(new[:, number])) / drift
+            was, now = _usual(old[:, number]), _usual(new[:, number]) / drift
             if phase == PASSES[0] or was or now:
                 result.measured.append(ChangedCall(*key, phase, was, now, len(new)))
     if not result.measured:
@@ -132,39 +133,56 @@ def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
 
 
 class _Times:
-    """Times of a trace by distinct call, (forward, backward) ns each, and what all other work took a step."""
+    """Times of a trace by distinct call: (forward, backward) ns of each changed one, ns of each other."""
 
     def __init__(self, trace: Trace, operators: Sequence[str]) -> None:
-        graph = build(trace)
         on_gpu = bool(trace.is_kind("kernel").any())
-        inclusive = _device_ns(graph) if on_gpu else np.asarray(trace["duration_ns"], np.float64)
+        inclusive = recorded_ns(build(trace)) if on_gpu else np.asarray(trace["duration_ns"], np.float64)
         parent = np.append(np.asarray(trace["parent"], np.int64), -1)
         names = {bare_name(op) for op in operators}
         wanted = np.array([*(bare_name(text) in names for text in trace.text("name")), False])[trace["name"]]
         wanted &= trace.is_kind("operator")
-        step = _step_of(trace)
+        covered = np.array([*(bool(one.get("covered")) for one in trace.metadata["steps"]), False])
+        counts = covered[np.asarray(trace["step"], np.int64)]
+        every = np.arange(len(trace))
         around, node = _outermost(parent, wanted), _outermost(parent, nodes(trace))
-        rows = np.flatnonzero(wanted & (around == np.arange(len(trace))) & (node < 0) & (step >= 0))
-        back = np.flatnonzero((node == np.arange(len(trace))) & (step >= 0))
-        owner = _forward_call(trace, back, around, parent)
-        place = np.full(len(trace), -1)
+        rows = np.flatnonzero(wanted & (around == every) & (node < 0) & counts)
+        back = np.flatnonzero((node == every) & counts)
+        maker = forward_rows(trace, back)
+        owner = np.where(maker >= 0, np.append(around, -1)[maker], -1)
+        place = np.full(len(trace) + 1, -1)
         place[rows] = np.arange(len(rows))
+        mine = np.flatnonzero(place[owner] >= 0)
         spent = np.zeros((len(rows), 2))
         spent[:, 0] = inclusive[rows]
-        mine = np.flatnonzero(owner >= 0)
-        mine = mine[place[owner[mine]] >= 0]
         np.add.at(spent[:, 1], place[owner[mine]], inclusive[back[mine]])
-        self.calls: dict[Key, np.ndarray] = {}
-        grouped: dict[Key, list[int]] = {}
-        for number, row in enumerate(rows.tolist()):
-            grouped.setdefault(_key(trace, row), []).append(number)
-        for key, numbers in grouped.items():
-            self.calls[key] = spent[numbers]
-        steps = max(len(np.unique(step[rows])), 1)
-        top = np.flatnonzero((parent[:-1] < 0) & trace.is_kind("operator") & (step >= 0))
-        self.others_ns = float(inclusive[top].sum() - spent.sum()) / steps
-        unchanged = np.setdiff1d(top, np.concatenate([rows, back[mine]]))
-        self.others_ns = float(inclusive[unchanged].sum()) / steps
+        self.calls = {key: spent[numbers] for key, numbers in _by_key(trace, rows).items()}
+        top = np.flatnonzero((_outermost(parent, trace.is_kind("operator")) == every) & counts)
+        other = np.setdiff1d(top, np.concatenate([rows, back]))
+        other = other[np.isin(around[other], [-1])]
+        self.others = {key: inclusive[other[numbers]] for key, numbers in _by_key(trace, other).items()}
+
+
+def _drift(before: _Times, after: _Times) -> float:
+    """Return how many times as long the work took that the change does not touch; 1 where there is none."""
+    both = [key for key in before.others if key in after.others]
+    was, now = (
+        sum(len(before.others[key]) * _usual(each.others[key]) for key in both) for each in (before, after)
+    )
+    return float(now / was) if was > 0 and now > 0 else 1.0
+
+
+def _usual(times: np.ndarray) -> float:
+    """Return the lower quartile: other programs only ever add, and the fastest alone may be luck."""
+    return float(np.percentile(times, QUARTILE))
+
+
+def _by_key(trace: Trace, rows: np.ndarray) -> dict[Key, list[int]]:
+    """Return the places of rows by operator, shapes and element type."""
+    found: dict[Key, list[int]] = {}
+    for number, row in enumerate(rows.tolist()):
+        found.setdefault(_key(trace, row), []).append(number)
+    return found
 
 
 def _key(trace: Trace, row: int) -> Key:
@@ -173,17 +191,6 @@ def _key(trace: Trace, row: int) -> Key:
         code = int(trace[name][row])
         found.append(trace.text(name)[code] if code >= 0 else "")
     return found[0], found[1], found[2]
-
-
-def _step_of(trace: Trace) -> np.ndarray:
-    """Return the covered step that each row is of, -1 for none."""
-    step = np.asarray(trace["step"], np.int64)
-    covered = np.array([*(bool(one.get("covered")) for one in trace.metadata["steps"]), False])
-    return np.where(covered[step], step, -1)
-
-
-def _device_ns(graph: Any) -> np.ndarray:
-    return recorded_ns(graph)
 
 
 def _outermost(parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -195,13 +202,3 @@ def _outermost(parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         found = np.where((up >= 0) & fits[up], up, found)
         up = np.where(up >= 0, parent[up], -1)
     return found
-
-
-def _forward_call(trace: Trace, rows: np.ndarray, around: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """Return the changed forward call behind each node's row, -1 for none.
-
-    The node is told by its number, which its outer row or one within it has.
-    """
-    del parent
-    maker = forward_rows(trace, rows)
-    return np.where(maker >= 0, np.append(around, -1)[maker], -1)

@@ -155,6 +155,14 @@ def find(name: str) -> Optimization:
     raise UnknownOptimizationError(f"unknown optimization {name!r}. {_meant(name)}")
 
 
+def path_or_name(optimization: Optimization) -> str:
+    """Return what `find` finds an optimization by in another process: its name, of a user's file its path."""
+    module = str(getattr(optimization.function, "__module__", ""))
+    if optimization.name in names() and not module.startswith(OWN_FILE):
+        return optimization.name
+    return str(Path(str(inspect.getsourcefile(optimization.function))).resolve())
+
+
 def code_of(name: str) -> str | None:
     """Return the lines of a training script that make a change, `amp` or `amp+compile`; None if none does."""
     lines = []

@@ -40,7 +40,9 @@ class ChangedWindow:
         self._settling = SETTLING
         self._marks = 0
         self._made: AbstractContextManager[Any] | None = change()
-        self._operators = self._made.__enter__()  # which the change acts on; None from a change that is no tool
+        self._operators = (
+            self._made.__enter__()
+        )  # which the change acts on; None from a change that is no tool
         self._capture: Capture | None = as_ours(lambda: Capture(memory=memory))
 
     @property
