@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from daydream.optimizations._weight_gradients import gradient_parts
 from daydream.optimizations._weighted_products import (
@@ -79,6 +81,13 @@ def pruning(
     if not trains or not masks:
         graph.does_not_apply(f"{reason}, and zeros that are stored once need no mask")
     _mask(graph, products, reason)
+
+
+def tool(*, sparsity: str = TWO_OF_FOUR, layer: str | None = None) -> Any:
+    """Return what masks the weights of a running model; its kernels stay dense."""
+    from daydream.optimizations._operator_tools import Masked
+
+    return Masked(_share(sparsity), layer)
 
 
 def _share(sparsity: str) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._weighted_products import (
@@ -64,6 +64,15 @@ def quantize(
         )
     else:
         _for_inference(graph, products, dtype, operands, scaling)
+
+
+def tool(
+    *, dtype: str = "int8", operands: str = "both", scaling: str = "dynamic", layer: str | None = None
+) -> Any:
+    """Return what rounds the operands of a running model's linear layers."""
+    from daydream.optimizations._operator_tools import FakeQuantized
+
+    return FakeQuantized(dtype, operands, scaling, layer)
 
 
 def _fake(graph: Graph, products: Products, operands: str, scaling: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from daydream import Graph, Groups, NotApplicableError, Selection
@@ -58,6 +60,13 @@ def rematerialize(graph: Graph, *, op: str = CHEAP, layer: str | None = None) ->
     time = again.total("duration_ns").sum()
     again.repeat(before=before)
     graph.note(f"Run again: {len(again):,} calls of {time / 1e6:,.3f} ms (CPU and device time together).")
+
+
+def tool(*, op: str = CHEAP, layer: str | None = None) -> Any:
+    """Return what runs a running model's operators again in its backward pass."""
+    from daydream.optimizations._operator_tools import Rematerialized
+
+    return Rematerialized(op, layer)
 
 
 def _with_nodes(graph: Graph, calls: Groups) -> tuple[Groups, Selection]:

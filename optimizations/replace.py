@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from daydream import Graph, GraphError
 from daydream.costs import in_place, replace_cost
 from daydream.model import backward_chains
@@ -9,9 +11,16 @@ from daydream.transforms import stages
 
 STAGE = stages.WORK
 
+By = Literal["identity", "relu", "silu", "tanh", "sigmoid", "rms_norm"]
+
 
 def replace(
-    graph: Graph, *, op: str | None = None, layer: str | None = None, factor: float | None = None
+    graph: Graph,
+    *,
+    op: str | None = None,
+    layer: str | None = None,
+    factor: float | None = None,
+    by: By | None = None,
 ) -> None:
     """Predict operators that are replaced by others, such as GELU by ReLU or a layer norm by an RMS norm.
 
@@ -21,6 +30,10 @@ def replace(
     calibrate --tool` it is what was measured in place, call by call; for calls that were not
     measured `factor` times the old, and without a factor there is no prediction. Without `op` and
     `layer` all calls that the table holds are replaced.
+
+    `by` says what `daydream confirm` and `calibrate --tool` put there in a running model: a function of
+    torch.nn.functional of the operator's first input (rms_norm also takes shape and weight of a
+    layer norm), or identity. It changes nothing in a prediction.
 
     Not modelled: what another operator saves for the backward pass, and another course of training.
     """
@@ -40,3 +53,12 @@ def replace(
     called.need(f"work of operators {op or '*'!r} in layers {layer or '*'!r}")
     nodes = backward_chains(called.group_by("step")).tasks if graph.trace is not None else called
     replace_cost(graph, called | nodes, factor)
+
+
+def tool(*, op: str | None = None, layer: str | None = None, by: str | None = None) -> Any:
+    """Return what replaces operators of a running model."""
+    from daydream.optimizations._operator_tools import Replaced
+
+    if op is None or by is None:
+        raise GraphError("to replace operators for real, name them and what comes there: --op ... --by relu")
+    return Replaced(op, layer, by)

@@ -73,6 +73,7 @@ def _confirm(
     warmup: int,
     rounds: int,
     block_steps: int,
+    cpu_time: bool,
     stop_after: bool,
     nproc_per_node: int | None,
     module: bool,
@@ -116,7 +117,9 @@ def _confirm(
             check(path, force=force)
     names = [path_or_name(each) for each in chosen]
     measured = None if table is None else KernelTable.load(table)
-    change = {"names": names, "options": values, "rounds": rounds, "steps": block_steps}
+    change = {
+        "names": names, "options": values, "rounds": rounds, "steps": block_steps, "cpu_time": cpu_time,
+    }  # fmt: skip
     with own_folder("daydream") as folder:
         path = Path(output) if output is not None else folder / "confirm.parquet"
         done = collect(
@@ -188,6 +191,10 @@ def _parameters() -> list[click.Parameter]:
         click.Option(
             ["--block-steps"], type=click.IntRange(min=1), default=5,
             help="Steps of a block that count, after one that does not; 5 by default.",
+        ),
+        click.Option(
+            ["--cpu-time"], is_flag=True,
+            help="Time the blocks by the CPU time of the process: for training on a CPU that does other work.",
         ),
         *(shared[name] for name in kept[:5]),
         table_option(),

@@ -34,16 +34,18 @@ class InPlace:
     Attributes:
         tasks: all work of the calls, forward and backward, whose times were measured.
         duration_ns: their new durations, float64.
+        before_ns: what they took when this was worked out, float64.
         calls: how many forward calls these are.
     """
 
     tasks: Selection
     duration_ns: np.ndarray
+    before_ns: np.ndarray
     calls: int
 
     def words(self) -> str:
         """Return a sentence on what was taken from measurements."""
-        before = float(self.tasks.duration_ns.sum())
+        before = float(self.before_ns.sum())
         return (
             f"Measured in place: {counted(self.calls, 'call')}, whose {before / 1e6:,.3f} ms become "
             f"{float(self.duration_ns.sum()) / 1e6:,.3f} ms."
@@ -63,7 +65,7 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
     nothing = graph.tasks(np.empty(0, np.int64))
     table, trace = graph.times, graph.trace
     if table is None or trace is None or not table.in_place:
-        return InPlace(nothing, np.zeros(0), 0)
+        return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
     entry = _entries(graph, table)
     work = _work(graph)
     call, backward = _calls(graph, work, entry)
@@ -75,7 +77,7 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
     pair = times[entry[call[found]], backward[found].astype(np.int64)]
     found, pair = found[np.isfinite(pair).all(axis=1)], pair[np.isfinite(pair).all(axis=1)]
     if not len(found):
-        return InPlace(nothing, np.zeros(0), 0)
+        return InPlace(nothing, np.zeros(0), np.zeros(0), 0)
     mine = work.of(work.ids[found], "work of calls measured in place", ordered=True)
     old = mine.duration_ns.astype(np.float64)
     repeat = graph.columns["repeat"][mine.ids].astype(np.int64)
@@ -86,7 +88,7 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
     new_total = np.where(after <= before, total * after / np.maximum(before, 1.0), total + after - before)
     share = np.where(total > 0, old / np.maximum(total, 1.0), 1 / np.bincount(which)[which])
     table.answers += 1
-    return InPlace(mine, new_total * share, len(np.unique(call[found])))
+    return InPlace(mine, new_total * share, old, len(np.unique(call[found])))
 
 
 def replace_cost(graph: Graph, tasks: Selection, factor: float | None = None) -> None:
