@@ -35,7 +35,7 @@ class OnOperators(Tool):
 
 
 class Masked(OnOperators):
-    """Multiplies weights of linear layers by masks, made once: of the largest values, or two of every four."""
+    """Multiplies weights of linear layers by masks, made once: the largest values, or two of every four."""
 
     def __init__(self, zeros: float | None, layer: str | None) -> None:
         super().__init__(r"^aten::linear$", layer)

@@ -42,8 +42,8 @@ def quantize(
 
     A trace without is taken as inference. With `both` each product runs on int8 tensor cores at the share of
     the peak that it reaches today, reads 1 B an element and writes its result as before, and its
-    input is quantized first (dynamic: two kernels, static: one); scaling the result back is taken to
-    be part of the product, as compiled code has it. With `weights` arithmetic stays as it is, and only
+    input is quantized first (dynamic: two kernels, static: one); scaling the result back is assumed
+    to be part of the product, as compiled code has it. With `weights` arithmetic stays as it is, and only
     products bound by reading their weights gain. GPUs without int8 tensor cores gain nothing, and what
     int8 gives on a CPU depends on its instructions, which no trace tells: both are refused.
 

@@ -71,7 +71,8 @@ def _calibrate_tool(
     for each in chosen:
         if each.tool is None:
             raise click.UsageError(
-                f"{each.name} has no tool: its file defines `tool`, a daydream.instrument.Tool or what returns one",
+                f"{each.name} has no tool: its file should define `tool`, a daydream.instrument.Tool "
+                "or what returns one",
                 ctx,
             )
     values = option_values(chosen, options)
@@ -114,10 +115,11 @@ def _calibrate_tool(
 def _text(result: InPlaceCalibration) -> str:
     """Return a line for each distinct call and pass, and what was left out."""
     where = "the CPU" if result.device == "cpu" else result.device
-    lines = [
+    head = (
         f"{len(result.measured)} times of changed operators on {where}; the machine took "
         f"{result.drift:.2f} times as long for what does not change, which is taken out"
-    ]
+    )
+    lines = [head]
     width = max(len(each.op) for each in result.measured)
     lines += [
         f"  {each.op:{width}} {each.phase:8} {each.before_ns / 1e3:10,.1f} -> "

@@ -58,7 +58,8 @@ def _found(ctx: click.Context, name: str) -> list[Optimization]:
             able = [known.name for known in loadable()[0] if known.can_be_made]
             raise click.UsageError(
                 f"{each.name} can be predicted, not confirmed: daydream cannot make that change in a "
-                f"running script. It can make {', '.join(able)}, and what your own file defines as `apply` or `tool`.",
+                f"running script. It can make {', '.join(able)}, and what your own file defines "
+                "as `apply` or `tool`.",
                 ctx,
             )
     return chosen
@@ -194,7 +195,7 @@ def _parameters() -> list[click.Parameter]:
         ),
         click.Option(
             ["--cpu-time"], is_flag=True,
-            help="Time the blocks by the CPU time of the process: for training on a CPU that does other work.",
+            help="Time the blocks by the process's CPU time: for training on a CPU that does other work.",
         ),
         *(shared[name] for name in kept[:5]),
         table_option(),

@@ -1,4 +1,4 @@
-"""Values that autograd takes in without seeing how they are made: straight through, or by another backward."""
+"""Values that autograd takes in without seeing how they are made: straight through, or by another node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools behind pruning, quantize, rematerialize and replace: a running model beside one written by hand."""
+"""Tools of pruning, quantize, rematerialize and replace: a running model beside one written by hand."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_pruned_weights_are_those_of_a_masked_model(model):
     def forward(x):
         up, down = (
             StraightThrough.apply(each.weight, each.weight.detach() * mask)
-            for each, mask in zip((twin.up, twin.down), masks)
+            for each, mask in zip((twin.up, twin.down), masks, strict=True)
         )
         x = functional.gelu(functional.linear(x, up, twin.up.bias))
         return functional.linear(twin.norm(x), down, twin.down.bias)

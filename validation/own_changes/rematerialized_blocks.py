@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from daydream import Graph
 from daydream.optimizations.checkpointing import checkpointing
+
+from daydream import Graph
 
 
 def rematerialized_blocks(graph: Graph) -> None:
@@ -15,7 +16,7 @@ def rematerialized_blocks(graph: Graph) -> None:
 
 
 @contextmanager
-def apply(model: Any, optimizer: Any, **options: Any) -> Iterator[None]:
+def apply(model: Any, optimizer: Any, **options: Any) -> Iterator[None]:  # noqa: ARG001 - what `apply` gets
     """Checkpoint the blocks."""
     from torch.utils.checkpoint import checkpoint
 

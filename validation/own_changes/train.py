@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from small_models import GPT, WORDS  # noqa: E402 - benchmarks are no package
+from small_models import GPT, WORDS
 
 BATCH, CONTEXT, WIDTH = 8, 32, 192
 
