@@ -1,4 +1,4 @@
-"""Values that autograd takes in without seeing how they are made: straight through, or by another node."""
+"""Values that autograd takes in without seeing them made: straight through, or with a backward of their own."""
 
 from __future__ import annotations
 

@@ -46,6 +46,9 @@ class Local(threading.local):
         self.quiet = 0  # inserted code runs
         self.off = 0  # within `disabled()`
         self.running: Any = None  # the operator whose own kernel runs
+        self.entered: set[Any] = set()  # models and optimizers, in this iteration
+        self.roots = 0  # models among them
+        self.of_nodes: dict[str, dict[str, int]] = {}  # counts in nodes that belong to no operator
 
 
 class Places:
@@ -61,9 +64,7 @@ class Places:
         self.parameters: dict[int, str] = {}
         self._held: list[Any] = []  # so that an id stays one module's
         self._on_begin, self._on_iteration = on_begin, on_iteration
-        self._entered: set[Any] = set()  # in this iteration
-        self._roots = 0
-        self._of_nodes: dict[str, dict[str, int]] = {}
+        self._met: set[int] = set()  # modules that were called
         self._handles: list[Any] = []
         self._optimizers: OptimizerHooks | None = None
         self._adding = threading.Lock()
@@ -77,7 +78,7 @@ class Places:
         self._node = current_node
         compiling = torch.compiler.is_compiling
         grads = torch.is_grad_enabled
-        local, paths, enter = self.local, self.paths, self._enter
+        local, paths, met, enter = self.local, self.paths, self._met, self._enter
 
         def before(module: Any, _args: Any) -> None:
             if compiling():
@@ -86,7 +87,7 @@ class Places:
             if not local.modules and self._optimizers is not None:
                 self._optimizers.catch_up()
             layer = paths.get(id(module))
-            if layer is None or not local.modules:
+            if layer is None or not local.modules or id(module) not in met:
                 layer = enter(module, outermost=not local.modules, again=within, grads=grads())
             local.frames.append(Frame(layer, module))
             local.within_backward.append(within)
@@ -126,7 +127,7 @@ class Places:
             if not compiling() and local.frames[-1].module is optimizer:
                 local.frames.pop()
                 local.within_backward.pop()
-                if not self._roots:
+                if not local.roots:
                     self._forget_counts()
 
         hooks = OptimizerHooks(before_step, after_step)
@@ -152,7 +153,7 @@ class Places:
 
     def counts_of(self, node: str) -> dict[str, int]:
         """Return the counts of operators in nodes of a name that belong to no operator, in this iteration."""
-        counts: dict[str, int] = self._of_nodes.setdefault(node, {})
+        counts: dict[str, int] = self.local.of_nodes.setdefault(node, {})
         return counts
 
     def _pop(self) -> None:
@@ -166,27 +167,28 @@ class Places:
         with self._adding:
             if id(module) not in self.paths:
                 self._name(module)
-                if not outermost:
-                    self._on_begin(("layer", id(module)))
+            self._met.add(id(module))
+        self._on_begin(("layer", id(module)))
         if outermost and not again:
             self._begin(("root", id(module)), module, grads=grads)
         return self.paths[id(module)]
 
     def _begin(self, key: Any, held: Any, *, grads: bool = True) -> None:
-        if key in self._entered:
-            self._entered.clear()
+        local = self.local
+        if key in local.entered:
+            local.entered.clear()
             self._forget_counts()
-            self._roots = 0
+            local.roots = 0
             self._on_iteration()
-        self._entered.add(key)
-        self._roots += key[0] == "root"
+        local.entered.add(key)
+        local.roots += key[0] == "root"
         self._held.append(held) if not any(held is each for each in self._held) else None
         self._on_begin((*key, grads))
 
     def _forget_counts(self) -> None:
         """Count from 0 again outside all modules."""
         self.local.frames[0].counts.clear()
-        self._of_nodes.clear()
+        self.local.of_nodes.clear()
 
     def _name(self, module: Any) -> None:
         """Give paths to a module and all below it; those of a second model begin with its class."""

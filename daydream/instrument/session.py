@@ -35,10 +35,9 @@ class Session:
         self.nodes = Nodes(self.records, self.places)
         self.analysing = False
         self.iterations = 0  # that have ended
-        self._overrides = torch_private.Overrides()
-        self._kernels: dict[tuple[Kind, str], Call] = {}
-        self._installed: set[Kind] = set()
+        self._overrides: dict[Kind, list[torch_private.Override]] = {}
         self._known: set[Any] = set()  # layers, models and optimizers that were analysed
+        self._unfinished: set[int] = set()  # threads that have met something new and not ended the iteration
         self._mode: Any = None
         self._lock = threading.RLock()
 
@@ -62,7 +61,7 @@ class Session:
     def remove(self) -> None:
         """End: put back all that was there."""
         self.nodes.active = False
-        self._overrides.remove()
+        self._override([])
         self._leave_mode()
         self.places.remove()
         self.analysing = False
@@ -84,22 +83,25 @@ class Session:
             self.analysing = self.nodes.analysing = False
             self.nodes.settle()
             needed = self.records.kinds_with_actions()
-            self._override([kind for kind in self._installed if kind in needed])
+            self._override([kind for kind in self._overrides if kind in needed])
             if not self.records.at_mode():
                 self._leave_mode()
 
     def _override(self, kinds: list[Kind]) -> None:
-        self._overrides.remove()
-        self._installed = set()
+        """Override some kinds and no others; those that stay are overridden throughout, for other threads."""
+        wanted = set(kinds)
+        for kind in [each for each in self._overrides if each not in wanted]:
+            for override in self._overrides.pop(kind):
+                override.remove()
+        keys = torch_private.dispatch_keys()
         for kind in kinds:
-            for key in torch_private.dispatch_keys():
-                if (kind, key) not in self._kernels:
-                    kernel = torch_private.kernel_of(kind.op, key)
-                    if kernel is None:
-                        continue
-                    self._kernels[kind, key] = kernel
-                self._overrides.add(kind.op, key, self._override_of(kind, self._kernels[kind, key]))
-                self._installed.add(kind)
+            if kind in self._overrides:
+                continue
+            found = [(key, torch_private.kernel_of(kind.op, key)) for key in keys]
+            self._overrides[kind] = [
+                torch_private.Override(kind.op, key, self._override_of(kind, kernel))
+                for key, kernel in found if kernel is not None
+            ]  # fmt: skip
 
     def _leave_mode(self) -> None:
         """Leave the dispatch mode; if another was entered since, it stays until that one has ended."""
@@ -111,15 +113,21 @@ class Session:
 
     def _begin(self, key: Any) -> None:
         if key not in self._known:
-            self._known.add(key)
-            self._analyse()
+            with self._lock:
+                self._known.add(key)
+                self._unfinished.add(threading.get_ident())
+                self._analyse()
 
     def _iteration(self) -> None:
         self.iterations += 1
         if not self.cache:
             self.records.clear()
-        elif self.analysing:
-            self._settle()
+            return
+        with self._lock:
+            self._unfinished.discard(threading.get_ident())
+            others = self._unfinished & {each.ident for each in threading.enumerate()}
+            if self.analysing and not others:
+                self._settle()
 
     # Operators -------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def kernel_of(op: Any, key: str) -> Callable[..., Any] | None:
 
     Torch hands the number of `x * 0.5`, a tensor of a special kind within the dispatcher, to Python as a
     number, and takes back no number where the kernel wants a tensor. The same autograd kernel lies at the
-    key for devices without one of their own, and is reached there in a way that does take it.
+    key that stands for all devices, and is reached there in a way that does take it.
     """
     import torch
 
@@ -113,7 +113,10 @@ def kernel_of(op: Any, key: str) -> Callable[..., Any] | None:
     if not places:
         return boxed
     core: Any = vars(torch)["_C"]
-    other, entered = core.DispatchKey.AutogradOther, op._op_dk  # noqa: SLF001
+    has, name = core._dispatch_has_kernel_for_dispatch_key, op.name()  # noqa: SLF001
+    keys_for_all = ("Autograd", "CompositeImplicitAutograd")
+    other = getattr(core.DispatchKey, next((one for one in keys_for_all if has(name, one)), "AutogradOther"))
+    entered = op._op_dk  # noqa: SLF001
 
     def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
         for place in places:
@@ -124,36 +127,29 @@ def kernel_of(op: Any, key: str) -> Callable[..., Any] | None:
     return call
 
 
-class Overrides:
-    """Kernels of operators replaced in torch's dispatcher, until `remove`."""
+class Override:
+    """An operator's kernel replaced in torch's dispatcher, until `remove`."""
 
-    def __init__(self) -> None:
-        self._libraries: dict[str, Any] = {}
-        self._kept: list[Any] = []
-
-    def add(self, op: Any, key: str, run: Callable[..., Any]) -> None:
+    def __init__(self, op: Any, key: str, run: Callable[..., Any]) -> None:
         """Have the dispatcher call `run(key_set, *args, **kwargs)` for an operator."""
         import torch
 
-        library = self._libraries.get(op.namespace)
-        if library is None:
-            library = self._libraries[op.namespace] = torch.library.Library(op.namespace, "IMPL")
+        self._library = torch.library.Library(op.namespace, "IMPL")
+        self._which = (op, key)
         name = schema_of(op).name.partition("::")[2]
         variant = schema_of(op).overload_name
-        library.impl(f"{name}.{variant}" if variant else name, run, key, with_keyset=True)
-        if threads_run():
-            self._kept.append(torch.library.get_kernel(op, key))
+        self._library.impl(f"{name}.{variant}" if variant else name, run, key, with_keyset=True)
 
     def remove(self) -> None:
         """Put back what was there.
 
-        With several threads the replaced kernels are kept in memory: one of them may be on its way in.
+        With several threads the replaced kernel is kept in memory: one of them may be on its way in.
         """
-        for library in self._libraries.values():
-            library._destroy()  # noqa: SLF001
-        self._libraries = {}
-        _ON_THEIR_WAY.extend(self._kept)
-        self._kept = []
+        import torch
+
+        if threads_run():
+            _ON_THEIR_WAY.append(torch.library.get_kernel(*self._which))
+        self._library._destroy()  # noqa: SLF001
 
 
 _ON_THEIR_WAY: list[Any] = []
