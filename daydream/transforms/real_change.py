@@ -21,14 +21,15 @@ TARGETS = ("model", "optimizer")  # what `apply` is called with; options of thes
 @contextmanager
 def real_change(
     names: Sequence[str], options: Mapping[str, Any], optimizers: Sequence[Any]
-) -> Iterator[Callable[[], list[str]]]:
+) -> Iterator[Callable[[], list[str]] | None]:
     """Make the changes of these optimizations to the models that these `torch.optim` optimizers update.
 
     A file's `apply` is entered once for each optimizer; tools, which see all operators of the process, are
     applied together.
 
     Yields:
-        A function that returns the names of the forward operators which tools act on, `aten::gelu`, so far.
+        A function that returns the names of the forward operators which tools act on, `aten::gelu`, so far;
+        None where there are no tools.
 
     Raises:
         DaydreamError: one of them cannot be made for real.
@@ -50,7 +51,7 @@ def real_change(
             else:
                 tools += tools_of(optimization, chosen)
         if not tools:
-            yield list
+            yield None
             return
         from daydream.instrument import apply
 
