@@ -133,6 +133,10 @@ command = Calibrate(
             [FLAG], metavar="NAME[+NAME...]", help="Measure what this change asks for, before and after it."
         ),
         click.Option(
+            ["--tool"], metavar="FILE", expose_value=False,
+            help="Time what this tool changes, in the script that follows, instead of a trace's operators.",
+        ),
+        click.Option(
             ["-o", "--output"], default="table.parquet", show_default=True, metavar="FILE",
             help="Where the times are written.",
         ),
