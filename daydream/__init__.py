@@ -11,7 +11,8 @@ Names are loaded when they are first used, so that importing daydream costs noth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from daydream import hooks, lazy
 
@@ -150,10 +151,17 @@ __all__ = [
 hooks.give(
     {
         "html": ("daydream.report.notebook", "html"),
+        "interactive": ("daydream.report.html.frame", "timeline_frame"),
         "figure": ("daydream.report.figures", "plot"),
         "fixed_order": ("daydream.simulate.policy", "fix_order"),
         "real_change": ("daydream.transforms.real_change", "real_change"),
     }
 )
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook the magic `%%daydream`: what `%load_ext daydream` calls."""
+    importlib.import_module("daydream.integrations.magic").load_ipython_extension(shell)
+
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED)

@@ -213,7 +213,9 @@ def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
             script = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
             words = words[:script]
         if words[0] == "calibrate" and "--tool" in words:  # likewise, behind the tool's own file
-            script = max((place for place, word in enumerate(words) if word.endswith(".py")), default=len(words))
+            script = max(
+                (place for place, word in enumerate(words) if word.endswith(".py")), default=len(words)
+            )
             words = words[:script]
         known = known_options(words)
         wrong += [f"{command}: {word}" for word in words if word.startswith("--") and word not in known]

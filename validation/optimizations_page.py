@@ -25,6 +25,7 @@ from daydream.transforms.registry import Optimization, find, names
 LIST, TABLE = "the list of optimizations", "the table of optimizations"  # what is between marks
 EXAMPLES: dict[str, dict[str, Any]] = {  # what has to be said, or says nothing by default
     "batch-size": {"factor": 2.0},
+    "collective-times": {"collective_times": "times.csv"},  # of a network simulator
     "cpu": {"speedup": 2.0},
     "freeze": {"layers": "*Conv2d*"},
     "gpu": {"to": "h100"},

@@ -166,6 +166,7 @@ def _show(
     from daydream.cli.results import print_json, print_screen
     from daydream.predict.confirmation import confirmation
     from daydream.report.text.confirmation import confirmation_text
+    from daydream.transforms.registry import code_of
 
     changed = None if done.changed is None else daydream.Trace.load(done.changed)
     replay = daydream.replay(trace, table=table)
@@ -173,7 +174,7 @@ def _show(
         predicted = daydream.whatif(replay, chosen, **values)
     found = confirmation(predicted, trace, changed)
     if as_json:
-        print_json(found.to_json())
+        print_json(found.to_json() | {"code": code_of(predicted.optimization)})
     else:
         print_screen(confirmation_text(found, verbose=verbose))
 

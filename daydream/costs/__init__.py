@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from daydream.costs.network.collectives import Link, bytes_of_message
     from daydream.costs.network.members import workers_of
     from daydream.costs.network.networks import Network, machine_of, network_of
+    from daydream.costs.network.simulated_times import simulated_times
     from daydream.costs.resize.growth import Growth, growth_of, resized_work
     from daydream.costs.resize.operands import parameter_shapes
     from daydream.costs.resize.prior_resizes import Resizing, arguments_now, grow_copies, leave_grown
@@ -81,6 +82,7 @@ _HOMES = {
     "daydream.costs.network.collectives": ("Link", "bytes_of_message"),
     "daydream.costs.network.members": ("workers_of",),
     "daydream.costs.network.networks": ("Network", "machine_of", "network_of"),
+    "daydream.costs.network.simulated_times": ("simulated_times",),
     "daydream.costs.resize.growth": ("Growth", "growth_of", "resized_work"),
     "daydream.costs.resize.operands": ("parameter_shapes",),
     "daydream.costs.resize.prior_resizes": ("Resizing", "arguments_now", "grow_copies", "leave_grown"),
@@ -102,7 +104,7 @@ __all__ = [
     "need_shapes", "need_size", "network_of", "only_grids_tell", "parameter_shapes", "parse_shapes",
     "recorded_batch", "recorded_length", "replace_cost", "resized_time", "resized_work", "retime",
     "runs_in_tf32",
-    "scaled_time", "shares_of_growth", "sped_up", "work", "workers_of",
+    "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "work", "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

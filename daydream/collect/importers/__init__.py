@@ -7,8 +7,10 @@ import os
 import platform
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +32,9 @@ from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 from daydream.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from daydream.collect.importers.kineto.readers import Readers
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
@@ -197,11 +202,33 @@ def _read_all(
 ) -> list[list[Recording]]:
     """Return the recordings of each file."""
     if engine.local:
-        return [_read(path, kind, progress, max_unpacked) for path, kind in zip(files, formats, strict=True)]
+        with _readers(files, formats, max_unpacked) as readers:
+            return [
+                _read(path, kind, progress, max_unpacked, readers)
+                for path, kind in zip(files, formats, strict=True)
+            ]
     seen = [path.resolve() if engine.elsewhere else path for path in files]
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
     items, how = list(zip(seen, formats, strict=True)), (engine.elsewhere, max_unpacked)
     return map_on(engine, _reading, how, items, batch=1, progress=say)
+
+
+@contextmanager
+def _readers(
+    files: Sequence[Path], formats: Sequence[str], max_unpacked: int | None
+) -> Iterator[Readers | None]:
+    """Give processes that read large Kineto files side by side, None where there is none."""
+    from daydream.collect.importers.kineto.parts import LEAST_BYTES, json_bytes
+
+    kineto = [path for path, kind in zip(files, formats, strict=True) if kind == "kineto"]
+    if sum(json_bytes(path) for path in kineto) < LEAST_BYTES:
+        yield None
+        return
+    from daydream.collect.importers.kineto.readers import Readers
+
+    with Readers() as readers:
+        readers.expect(kineto, max_unpacked)
+        yield readers
 
 
 def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:
@@ -220,7 +247,9 @@ def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[
     return read
 
 
-def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | None) -> list[Recording]:
+def _read(
+    path: Path, kind: str, progress: Progress | None, max_unpacked: int | None, readers: Readers | None = None
+) -> list[Recording]:
     """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
         from daydream.collect.importers.nsys.processes import split_ranks
@@ -230,7 +259,7 @@ def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | 
     from daydream.collect.importers.kineto.reader import read_kineto
 
     say = None if progress is None else (lambda share: progress(path.name, share))
-    return [read_kineto(path, progress=say, max_unpacked=max_unpacked)]
+    return [read_kineto(path, progress=say, max_unpacked=max_unpacked, readers=readers)]
 
 
 def _need_etdump(
