@@ -5,8 +5,8 @@
 
 A machine's speed drifts by more than many changes give, so blocks of few steps take turns, and
 only blocks of one round are compared. The first step of a block runs on what the other one left
-behind and does not count; nor does the second one with a tool, which looks at all operators in the first
-and puts itself in place for the rest in the second. Blocks end after a number of steps, not after a time, so that
+behind and does not count; nor does the second one with a tool, which looks at all operators in the
+first and only then settles. Blocks end after a number of steps, not after a time, so that
 ranks which meet in collectives make the change at the same step.
 """
 
