@@ -38,6 +38,13 @@ RECORDED = "4"  # steps: on a busy machine few tell little
 BLOCKS = ("--rounds", "5", "--block-steps", "2")
 RESTLESS = 0.05  # an A/A control further from 1: the machine did not hold still
 KEPT = ("predicted_speedup", "confirmed_speedup", "error", "control", "replay_error", "baseline_ns")
+INTRODUCTION = f"""## Changes of one's own
+
+Files of `validation/own_changes`, each a prediction and the change itself, by tool or by hand. What new code costs was timed by
+`calibrate --tool` in a run of {CALIBRATED} blocks; predicted and measured is a run of {CONFIRMED}, by `confirm --cpu-time`, on one
+thread of an x86 machine of two cores that did much other work (load 10 to 15): the unchanged step against itself says how far a
+row can be believed. Rows that were not measured are absent, misses stay. Blocks computed again are predicted from the trace alone.
+"""
 HEADER = """| model | change | predicted | measured | error of the step | step against itself |
 |---|---|---|---|---|---|"""
 
@@ -54,11 +61,15 @@ def main() -> None:
         for model in [options.model] if options.model else MODELS:
             for change in [options.only] if options.only else CHANGES:
                 keep(model, change, measure(MODELS[model], change))
-    text = table(json.loads(MEASURED.read_text()))
     if options.write:
-        put(options.write, f"{BEGIN}\n{text}\n{END}", BEGIN, END)
+        put(options.write, part(), BEGIN, END)
     else:
-        print(text)
+        print(part())
+
+
+def part() -> str:
+    """Return the part of the page, its marks included."""
+    return "\n".join([BEGIN, INTRODUCTION, table(json.loads(MEASURED.read_text())), "", END])
 
 
 def measure(script: Path, change: str) -> dict[str, Any]:
