@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from daydream.collect.event_log import EventLog
     from daydream.collect.load import load
     from daydream.costs.counters.attaching import attach_counters
+    from daydream.costs.counters.listing import counters_table
     from daydream.errors import (
         DaydreamError,
         FileError,
@@ -63,6 +64,7 @@ _HOMES = {
     "daydream.collect.event_log": ("EventLog",),
     "daydream.collect.load": ("load",),
     "daydream.costs.counters.attaching": ("attach_counters",),
+    "daydream.costs.counters.listing": ("counters_table",),
     "daydream.errors": (
         "DaydreamError",
         "FileError",
@@ -132,6 +134,7 @@ __all__ = [
     "build",
     "collect",
     "compare",
+    "counters_table",
     "curves",
     "explain",
     "handler",

@@ -103,8 +103,9 @@ def handle_options() -> list[click.Option]:
             multiple=True,
             callback=_keep_counters,
             expose_value=False,
-            help="What a profiler counted of the same program's kernels: CSV of Nsight Compute or rocprofv3, "
-            "or Kineto's ranges; several times for several passes.",
+            help="What a profiler counted of the same program's kernels: files of Nsight Compute, rocprof, "
+            "NVBit, AccelProf, Kineto or Luthier (sums; FILE@100-200 of these kernels); several times for "
+            "several passes.",
         ),
     ]
 

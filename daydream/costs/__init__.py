@@ -25,6 +25,13 @@ if TYPE_CHECKING:
         memory_bandwidth,
     )
     from daydream.costs.device.call_scaling import scaled_time
+    from daydream.costs.device.evidence import (
+        at_peak_ns,
+        by_counters,
+        counted_conflicts,
+        counted_kind,
+        say_evidence,
+    )
     from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
     from daydream.costs.device.in_place import InPlace, in_place, replace_cost
     from daydream.costs.device.input_sizes import (
@@ -64,6 +71,9 @@ _HOMES = {
         "copies_into_new_ns", "copies_ns", "link_bandwidth", "memory_bandwidth",
     ),
     "daydream.costs.device.call_scaling": ("scaled_time",),
+    "daydream.costs.device.evidence": (
+        "at_peak_ns", "counted_conflicts", "counted_kind", "by_counters", "say_evidence",
+    ),
     "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
     "daydream.costs.device.in_place": ("InPlace", "in_place", "replace_cost"),
     "daydream.costs.device.input_sizes": (
@@ -94,17 +104,15 @@ _HOMES = {
 __all__ = [
     "DEVICES", "PAPER_SPEEDUPS", "PROTOCOLS", "Argument", "Bound", "Calls", "Cluster", "Device",
     "GridGrowth", "Growth", "InPlace", "KernelTable", "Link", "Network", "NewShapes", "Protocol",
-    "Resizing", "Retimed", "Shape", "Shares", "Work", "arguments_now", "bare_name", "bound",
-    "bytes_of_message", "calls_of", "copies_into_new_ns", "copies_ns", "device_of", "device_or_none",
-    "elements",
-    "find_cluster", "find_device", "floor_ns", "fused_chain_ns", "fusible_chains", "grow_copies",
-    "grown_time", "growth_by_grids", "growth_of", "in_place", "is_channel_size", "is_feature_size",
-    "itemsize",
-    "leave_grown", "link_bandwidth", "machine_of", "measured_first", "memory_bandwidth", "names_fit",
-    "need_shapes", "need_size", "network_of", "only_grids_tell", "parameter_shapes", "parse_shapes",
-    "recorded_batch", "recorded_length", "replace_cost", "resized_time", "resized_work", "retime",
-    "runs_in_tf32",
-    "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "work", "workers_of",
+    "Resizing", "Retimed", "Shape", "Shares", "Work", "arguments_now", "at_peak_ns", "bare_name", "bound",
+    "by_counters", "bytes_of_message", "calls_of", "copies_into_new_ns", "copies_ns", "counted_conflicts",
+    "counted_kind", "device_of", "device_or_none", "elements", "find_cluster", "find_device", "floor_ns",
+    "fused_chain_ns", "fusible_chains", "grow_copies", "grown_time", "growth_by_grids", "growth_of",
+    "in_place", "is_channel_size", "is_feature_size", "itemsize", "leave_grown", "link_bandwidth", "machine_of",
+    "measured_first", "memory_bandwidth", "names_fit", "need_shapes", "need_size", "network_of",
+    "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch", "recorded_length",
+    "replace_cost", "resized_time", "resized_work", "retime", "runs_in_tf32", "say_evidence", "scaled_time",
+    "shares_of_growth", "simulated_times", "sped_up", "work", "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

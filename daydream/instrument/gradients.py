@@ -1,4 +1,4 @@
-"""Values that autograd takes in without seeing them made: straight through, or with their own backward."""
+"""Values that autograd takes in without seeing them made: straight through, or by another backward."""
 
 from __future__ import annotations
 

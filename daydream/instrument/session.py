@@ -24,6 +24,10 @@ Call = Callable[..., Any]
 OTHERS = {name.rstrip(":") for name in torch_private.NOT_OPERATORS}
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class Session:
     """Tools while they are applied: `contexts` by id, and whether operators are being analysed."""
 
@@ -38,7 +42,9 @@ class Session:
         self._overrides: dict[Kind, list[torch_private.Override]] = {}
         self._known: set[Any] = set()  # layers, models and optimizers that were analysed
         self._unfinished: set[int] = set()  # threads that have met something new and not ended the iteration
+        self._owner = threading.get_ident()
         self._mode: Any = None
+        self._stance: Callable[[], None] = _nothing
         self._lock = threading.RLock()
 
     @property
@@ -51,6 +57,7 @@ class Session:
     def install(self) -> None:
         """Begin: hooks on modules and optimizers, and analysis."""
         try:
+            self._stance = torch_private.run_uncompiled()
             self.places.install(torch_private.current_node())
             self.nodes.active = True
             self._analyse()
@@ -63,6 +70,8 @@ class Session:
         self.nodes.active = False
         self._override([])
         self._leave_mode()
+        self._stance()
+        self._stance = _nothing
         self.places.remove()
         self.analysing = False
 
@@ -73,7 +82,7 @@ class Session:
                 return
             self.analysing = self.nodes.analysing = True
             self._override(all_kinds())
-            if self._mode is None:
+            if self._mode is None and threading.get_ident() == self._owner:
                 self._mode = torch_private.dispatch_mode(self._at_mode)
                 self._mode.__enter__()
 
@@ -105,6 +114,8 @@ class Session:
 
     def _leave_mode(self) -> None:
         """Leave the dispatch mode; if another was entered since, it stays until that one has ended."""
+        if threading.get_ident() != self._owner:
+            return  # a mode belongs to a thread; that one leaves it when its next iteration begins
         if self._mode is not None and torch_private.mode_on_top() is self._mode:
             self._mode.__exit__(None, None, None)
             self._mode = None
@@ -128,6 +139,8 @@ class Session:
             others = self._unfinished & {each.ident for each in threading.enumerate()}
             if self.analysing and not others:
                 self._settle()
+            elif not self.analysing and not self.records.at_mode():
+                self._leave_mode()
 
     # Operators -------------------------------------------------------------------------------------
 

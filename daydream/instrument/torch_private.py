@@ -134,11 +134,14 @@ class Override:
         """Have the dispatcher call `run(key_set, *args, **kwargs)` for an operator."""
         import torch
 
-        self._library = torch.library.Library(op.namespace, "IMPL")
+        core: Any = vars(torch)["_C"]
         self._which = (op, key)
-        name = schema_of(op).name.partition("::")[2]
-        variant = schema_of(op).overload_name
-        self._library.impl(f"{name}.{variant}" if variant else name, run, key, with_keyset=True)
+        # What torch.library.Library does, without a look at the stack for each of two thousand operators.
+        self._library = core._dispatch_library("IMPL", op.namespace, "", __file__, 0)  # noqa: SLF001
+        schema = schema_of(op)
+        name = schema.name.partition("::")[2]
+        full = f"{name}.{schema.overload_name}" if schema.overload_name else name
+        self._library.impl(full, key, run, True)
 
     def remove(self) -> None:
         """Put back what was there.
@@ -149,7 +152,7 @@ class Override:
 
         if threads_run():
             _ON_THEIR_WAY.append(torch.library.get_kernel(*self._which))
-        self._library._destroy()  # noqa: SLF001
+        self._library.reset()
 
 
 _ON_THEIR_WAY: list[Any] = []
@@ -196,3 +199,17 @@ def dispatch_mode(handle: Callable[..., Any]) -> Any:
             return handle(func, args, kwargs or {})
 
     return Mode()
+
+
+def run_uncompiled() -> Callable[[], None]:
+    """Have compiled functions run their Python code, so that their operators pass the dispatcher one by one.
+
+    Returns what has them run compiled again.
+    """
+    import torch
+
+    stance: Any = getattr(torch.compiler, "set_stance", None)
+    if stance is None:
+        return lambda: None
+    held = stance("force_eager")
+    return lambda: held.__exit__(None, None, None)

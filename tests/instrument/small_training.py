@@ -1,7 +1,7 @@
 """A small model, its training, and tools of one callback, for the tests of instrumentation."""
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import nn
 
 from daydream.instrument import Tool

@@ -69,6 +69,8 @@ class Captured:
         set_apart_unlike_steps(trace)
         attach_compiled(trace, provenance.compiled_graphs(), self.modules)
         trace.metadata["notes"] += provenance.notes()
+        if breaks := provenance.graph_breaks():
+            trace.metadata["graph_breaks"] = breaks
         return trace
 
 

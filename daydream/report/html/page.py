@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.explanation.parts import parts_of_change, parts_of_replay
 from daydream.files.atomic import write_whole
-from daydream.report.html import bounds, sections
+from daydream.report.html import bounds, roofline, sections
 from daydream.report.html import memory as memory_section
 from daydream.report.html.elements import Html, data, element, joined
 from daydream.report.html.path import StepPath, step_path
@@ -106,6 +106,8 @@ def page(
             "breakdown", "Where a step's time goes", f"The mean of the steps. {ON_PATH_HELP}",
             _breakdowns(replay, comparison),
         ),
+        _section("roofline", "Roofline", roofline.HELP, drawn)
+        if (drawn := roofline.picture(replay.graph)) else "",
         _section("whatifs", "Ranked what-ifs", RANKING_HELP, whatifs(ranking)) if ranking is not None else "",
         _section(
             "by-layer", f"By {one}",

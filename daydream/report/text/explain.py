@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daydream.explanation.bound import NOT_RECORDED
+from daydream.report.text.counted import counted_sentences
 from daydream.report.text.explain_costs import avoidable_costs, idle_costs, sentence
 from daydream.report.text.layout import (
     Block,
@@ -70,6 +71,7 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
             *section(OFF_PATH, beside(explanation)),
             *avoidable_costs(explanation),
             *idle_costs(explanation),
+            *section("what counters say of kernels", counted_sentences(explanation.replay.graph.trace)),
             *notes(explanation.notes()),
         ])  # fmt: skip
     bottom = [Words(note) for note in recording_notes(explanation.replay.notes, trace)]
