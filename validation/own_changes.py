@@ -48,7 +48,7 @@ row can be believed. Rows that were not measured are absent, misses stay. Blocks
 The table is one series of one setting, a run a row. Runs before it, with other settings: `relu_for_gelu` on the written-out GPT, 5
 blocks, predicted 1.01x, measured 1.12x (error +10.8 %, step against itself -10.2 %). On train_gpt, with which the rules were made,
 `relu_for_gelu` -10.8 and -11.0 % before the second step with a tool was left out (it is slow, and was counted), and
-`rematerialized_blocks` -11.7 %. The two misses of the table are both dearer than predicted; why is not known.
+`rematerialized_blocks` -11.7 %. The misses of the written-out GPT are both dearer than predicted; why is not known.
 """
 HEADER = """| model | change | predicted | measured | error of the step | step against itself |
 |---|---|---|---|---|---|"""
