@@ -33,6 +33,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # what has to be said, or says nothing 
     "network": {"bandwidth_factor": 2.0},
     "pcie": {"bandwidth": 24.0},
     "remove-layers": {"layers": "*BatchNorm2d*"},
+    "replace": {"op": r"^aten::(gelu|relu)_?$", "factor": 0.5},
     "scale": {"on": "gpu", "factor": 0.5},
     "sequence-length": {"length": 512},
 }

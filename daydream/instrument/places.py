@@ -13,6 +13,7 @@ from typing import Any
 
 from daydream.collect.live.layer_hooks import named_modules, unwrap
 from daydream.collect.live.torch_private import leave_uncompiled
+from daydream.instrument.optimizers import OptimizerHooks
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
@@ -65,6 +66,7 @@ class Places:
         self._on_begin, self._on_iteration = on_begin, on_iteration
         self._met: set[int] = set()  # modules that were called
         self._handles: list[Any] = []
+        self._optimizers: OptimizerHooks | None = None
         self._adding = threading.Lock()
         self._node: Callable[[], Any] = lambda: None
 
@@ -82,6 +84,8 @@ class Places:
             if compiling():
                 return
             within = current_node() is not None
+            if not local.modules and self._optimizers is not None:
+                self._optimizers.catch_up()
             layer = paths.get(id(module))
             if layer is None or not local.modules or id(module) not in met:
                 layer = enter(module, outermost=not local.modules, again=within, grads=grads())
@@ -103,13 +107,13 @@ class Places:
         self._handles = [
             register_module_forward_pre_hook(before),
             register_module_forward_hook(after, always_call=True),
-            *self._on_optimizers(),
         ]
+        self._optimizers = self._on_optimizers()
+        self._optimizers.install()
 
-    def _on_optimizers(self) -> list[Any]:
-        """Put the hooks on all optimizers."""
+    def _on_optimizers(self) -> OptimizerHooks:
+        """Return hooks for all optimizers."""
         import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         compiling, local = torch.compiler.is_compiling, self.local
 
@@ -126,14 +130,17 @@ class Places:
                 if not local.roots:
                     self._forget_counts()
 
-        leave_uncompiled(before_step, after_step)
-        return [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
+        hooks = OptimizerHooks(before_step, after_step)
+        leave_uncompiled(before_step, after_step, *hooks.functions)
+        return hooks
 
     def remove(self) -> None:
         """Take the hooks off, and let go of the modules."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._held = [], []
+        if self._optimizers is not None:
+            self._optimizers.remove()
 
     def phase(self) -> tuple[str, Frame, Any]:
         """Return the phase, the call of a module that is running, and the backward node if it is one's."""

@@ -243,6 +243,7 @@ class Metadata(Struct):
     unprofiled_step_ns: list[Span] = []
     confirmed: Confirmed | None = None
     changed_not_recorded: str | None = None
+    changed_operators: list[str] = []  # that tools of a change act on: `aten::gelu`
     profiler_cost: ProfilerCost | None = None
     counters: list[Counter] = []
     counted_windows: list[CountedWindow] = []

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +171,7 @@ def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | No
         return Alternating(
             lambda: hooks.ask("real_change", change["names"], change["options"], optimizers),
             rounds=change["rounds"], steps=change["steps"],
+            clock=time.process_time_ns if change.get("cpu_time") else time.perf_counter_ns,
         )  # fmt: skip
 
     return alternate
