@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
 import click
 
@@ -18,6 +17,8 @@ def bytes_of(text: str) -> int:
         ValueError: it is no amount, or none of at least one byte.
 
     """
+    from decimal import Decimal  # for those who type one
+
     found = SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a size such as 24GB or 79.6GiB")

@@ -11,6 +11,7 @@ from daydream.explanation.causes import Chain
 from daydream.graph.plan import Cause
 from daydream.graph.query.coverage import Coverage
 from daydream.graph.query.device import device_work
+from daydream.graph.query.program_order import among
 from daydream.graph.selection import Selection
 from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.simulate.causes import CAUSES, PathCause
@@ -68,14 +69,14 @@ def waits(chain: Chain, cause: Cause) -> Waits:
     plan, start = timeline.plan, timeline.start_ns
     edges = np.flatnonzero(plan.edge_cause == cause)
     src, dst = plan.edge_src[edges], plan.edge_dst[edges]
-    held = np.zeros(len(plan), bool)
-    held[dst[start[src] + plan.edge_delay_ns[edges] == start[dst]]] = True
-    held &= (graph.columns["kind"][timeline.task] == CPU) & (timeline.wait_ns > 0)
+    delay = np.where(plan.edge_from_start[edges], 0, plan.duration_ns[src]) + plan.edge_latency_ns[edges]
+    held = np.unique(dst[start[src] + delay == start[dst]])
+    held = held[(graph.columns["kind"][timeline.task[held]] == CPU) & (timeline.wait_ns[held] > 0)]
     on_device = graph.alive & device_work(graph)
     last_launch = graph.columns["order"][on_device].max(initial=0)
-    at_end = graph.columns["order"][timeline.task] > last_launch
-    names = graph.columns["name"][timeline.task]
-    held &= ~at_end | np.isin(names, names[held & ~at_end])
+    at_end = graph.columns["order"][timeline.task[held]] > last_launch
+    names = graph.columns["name"][timeline.task[held]]
+    held = held[~at_end | np.isin(names, names[~at_end])]
     found = list(_within(chain, held, waiting=True))
     task = timeline.task[np.concatenate([entries for entries, _ in found])]
     return Waits(task, np.concatenate([inside for _, inside in found]), len(chain.steps))
@@ -87,8 +88,9 @@ def launching(chain: Chain) -> Launching | None:
     calls = np.zeros(graph.size, bool)
     launch = graph.columns["launch"][graph.alive & device_work(graph)]
     calls[launch[launch >= 0]] = True
-    found = list(_within(chain, calls[timeline.task]))
-    tasks = np.unique(timeline.task[np.concatenate([entries for entries, _ in found])])
+    found = list(_within(chain, np.flatnonzero(calls[timeline.task])))
+    inside_steps = among(graph, timeline.task[np.concatenate([entries for entries, _ in found])])
+    tasks = np.flatnonzero(inside_steps)
     if not len(tasks):
         return None
     queue = waits(chain, Cause.QUEUE)
@@ -109,9 +111,10 @@ def busy_share(chain: Chain) -> float | None:
 def busy_ns(chain: Chain) -> float | None:
     """Return how long the device runs recorded work, per step; None without a device."""
     timeline = chain.timeline
-    on_device = device_work(timeline.graph)[timeline.task]
-    on_device &= ~untraced_device_work(timeline.graph, timeline.task)
-    if not on_device.any():
+    on_device = np.flatnonzero(device_work(timeline.graph)[timeline.task])
+    untraced = untraced_device_work(timeline.graph, timeline.task[on_device])
+    on_device = on_device[~untraced]
+    if not len(on_device):
         return None
     busy = 0.0
     for (entries, _), (begin, end, _) in zip(_within(chain, on_device), chain.windows, strict=True):
@@ -122,7 +125,8 @@ def busy_ns(chain: Chain) -> float | None:
 def communication(chain: Chain) -> Communication | None:
     """Return what collectives take and what hides them; None if the steps have none."""
     graph, timeline = chain.graph, chain.timeline
-    transfers, exposed = graph.columns["kind"][timeline.task] == COLLECTIVE, chain.of(PathCause.COMMUNICATION)
+    transfers = np.flatnonzero(graph.columns["kind"][timeline.task] == COLLECTIVE)
+    exposed = chain.of(PathCause.COMMUNICATION)
     total, tasks, behind = 0.0, [], np.zeros(len(CAUSES))
     for number, (entries, _) in enumerate(_within(chain, transfers)):
         begin, end, _ = chain.windows[number]
@@ -153,13 +157,12 @@ def communication(chain: Chain) -> Communication | None:
 
 
 def _within(
-    chain: Chain, chosen: np.ndarray, *, waiting: bool = False
+    chain: Chain, entries: np.ndarray, *, waiting: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for each step, its rank's chosen entries that run (or stand waiting) in it, and for how long."""
+    """Yield, for each step, its rank's entries that run (or stand waiting) in it, and for how long."""
     timeline = chain.timeline
     lanes = timeline.graph.lanes
     ranks = np.array([-1 if lane.background else lane.rank for lane in lanes], np.int64)
-    entries = np.flatnonzero(chosen)
     rank = ranks[timeline.graph.columns["lane"][timeline.task[entries]]]
     start = timeline.start_ns[entries]
     begin = start - timeline.wait_ns[entries] if waiting else start

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from daydream.graph.graph import Graph
+from daydream.graph.query.numbering import distinct, first_of
 from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
@@ -273,5 +274,6 @@ def distinct_rows(columns: list[np.ndarray]) -> tuple[np.ndarray, list[tuple[int
         if len(column) and (column != column[0]).any():
             values, code = np.unique(column, return_inverse=True)
             number = number * len(values) + code.reshape(-1)
-    _, first, number = np.unique(number, return_index=True, return_inverse=True)
-    return number.reshape(-1), [tuple(int(column[row]) for column in columns) for row in first.tolist()]
+    values, number = distinct(number)
+    first = first_of(number, len(values))
+    return number, [tuple(int(column[row]) for column in columns) for row in first.tolist()]

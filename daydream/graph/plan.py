@@ -187,11 +187,15 @@ class Plan:
     def next_on_lane(self) -> np.ndarray:
         """Return the task after each one on its lane in id order, -1 for the last, int64."""
         order = self.by_lane()
-        lane = self.lane[order]
-        same = lane[1:] == lane[:-1]
-        following = np.full(len(self), -1, np.int64)
-        following[order[:-1][same]] = order[1:][same]
+        following = np.empty(len(self), np.int64)
+        following[order[:-1]] = order[1:]
+        following[order[self.lane_bounds()[1:] - 1]] = -1
         return following
+
+    def lane_bounds(self) -> np.ndarray:
+        """Return where each lane that has tasks begins in `by_lane`, and where the last one ends, int64."""
+        ends = np.cumsum(np.bincount(self.lane))
+        return np.unique(np.append(0, ends))
 
     def with_costs(self, duration_ns: npt.ArrayLike, gap_ns: npt.ArrayLike | None = None) -> Plan:
         """Return the same plan with other durations (and gaps); everything else is shared, not copied."""

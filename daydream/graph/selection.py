@@ -23,6 +23,7 @@ from daydream.graph.query.calls import operators
 from daydream.graph.query.columns import read_column
 from daydream.graph.query.expression import SHOWN, passes
 from daydream.graph.query.matching import matching, no_match
+from daydream.graph.query.program_order import among, in_program_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,15 +79,19 @@ class Selection(NotebookTables):
 
     def __or__(self, other: Selection) -> Selection:
         self._same_graph(other)
-        return self.of(np.union1d(self.ids, other.ids), f"({self.words} or {other.words})")
+        either = among(self.graph, self.ids)
+        either[other.ids] = True
+        return self.of(np.flatnonzero(either), f"({self.words} or {other.words})")
 
     def __and__(self, other: Selection) -> Selection:
         self._same_graph(other)
-        return self.of(self.ids[np.isin(self.ids, other.ids)], f"{self.words}, {other.words}")
+        both = among(self.graph, other.ids)[self.ids]
+        return self.of(self.ids[both], f"{self.words}, {other.words}")
 
     def __sub__(self, other: Selection) -> Selection:
         self._same_graph(other)
-        return self.of(self.ids[~np.isin(self.ids, other.ids)], f"{self.words} without ({other.words})")
+        left = ~among(self.graph, other.ids)[self.ids]
+        return self.of(self.ids[left], f"{self.words} without ({other.words})")
 
     def _same_graph(self, other: Selection) -> None:
         if other.graph is not self.graph:
@@ -95,7 +100,7 @@ class Selection(NotebookTables):
     def of(self, ids: np.ndarray, words: str, *, ordered: bool = False) -> Selection:
         """Return other tasks of this graph as a selection, put in program order unless they are `ordered`."""
         if not ordered:
-            ids = ids[np.lexsort((ids, self.graph.columns["order"][ids]))]
+            ids = in_program_order(self.graph, ids)
         return Selection(self.graph, ids, words)
 
     # choosing
@@ -136,12 +141,14 @@ class Selection(NotebookTables):
     def launches(self) -> Selection:
         """Return the calls that launched these device tasks."""
         launch = self.graph.columns["launch"][self.ids]
-        return self.of(np.unique(launch[launch >= 0]), f"launches of {self.words}")
+        calls = np.flatnonzero(among(self.graph, launch[launch >= 0]))
+        return self.of(calls, f"launches of {self.words}")
 
     def launched(self) -> Selection:
         """Return the device work that these calls launched."""
-        ids = np.flatnonzero(self.graph.alive & np.isin(self.graph.columns["launch"], self.ids))
-        return self.of(ids, f"launched by {self.words}")
+        launch = self.graph.columns["launch"]
+        chosen = np.append(among(self.graph, self.ids), False)  # the last: of no launch, -1
+        return self.of(np.flatnonzero(self.graph.alive & chosen[launch]), f"launched by {self.words}")
 
     def operators(self) -> Selection:
         """Return the CPU tasks of the operator calls that did this work and no other.
@@ -157,7 +164,7 @@ class Selection(NotebookTables):
     def waited_for(self) -> Selection:
         """Return the points of the program that these calls wait for: records of events, or the calls."""
         table = self.graph.syncs
-        points = np.unique(table["point"][np.isin(table["task"], self.ids)])
+        points = np.flatnonzero(among(self.graph, table["point"][among(self.graph, self.ids)[table["task"]]]))
         return self.of(points[self.graph.alive[points]], f"what {self.words} wait for")
 
     def on_lanes_of(self, others: Selection) -> Selection:

@@ -41,7 +41,18 @@ class Pieces:
 
 
 def pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
-    """Return the critical path of some covered steps of one copy of a timeline's window."""
+    """Return the critical path of some covered steps of one copy of a timeline's window.
+
+    Kept with the timeline, since causes are asked for by several: arrays are to be read only.
+    """
+    wanted = copy, tuple(steps)
+    if wanted not in timeline.pieces:
+        timeline.pieces[wanted] = _pieces_of(timeline, copy, steps)
+    found: Pieces = timeline.pieces[wanted]
+    return found
+
+
+def _pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
     parts: list[tuple[np.ndarray, ...]] = []
     windows = []
     # A trace of one rank may say which it is; its rows, and so its lanes, do not.

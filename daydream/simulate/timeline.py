@@ -70,6 +70,7 @@ class Timeline(NotebookFigure):
         self.repeats = repeats or {}
         self.overlaps_settled = overlaps_settled
         self._behind: dict[tuple[int, tuple[int, ...]], list[Stretch]] = {}
+        self.pieces: dict[tuple[int, tuple[int, ...]], Any] = {}  # of those chains, for who makes them
 
     def __repr__(self) -> str:
         return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"
@@ -82,11 +83,11 @@ class Timeline(NotebookFigure):
     @cached_property
     def wait_ns(self) -> np.ndarray:
         """How long each task's lane waited for the task to proceed: ns, int64, shape (tasks,)."""
-        ready = np.zeros(len(self.task), np.int64)
-        following = self.plan.next_on_lane()
-        earlier = np.flatnonzero(following >= 0)
-        ready[following[earlier]] = (self.end_ns + self.plan.gap_ns)[earlier]
-        return self.start_ns - ready
+        order = self.plan.by_lane()
+        ready = np.empty(len(self.task), np.int64)
+        ready[order[1:]] = (self.end_ns + self.plan.gap_ns)[order[:-1]]
+        ready[order[self.plan.lane_bounds()[:-1]]] = 0
+        return np.subtract(self.start_ns, ready, out=ready)
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of the graph for the timeline's tasks: the column's dtype, shape (tasks,)."""

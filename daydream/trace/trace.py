@@ -103,8 +103,11 @@ class Trace(NotebookTables):
 
     def is_kind(self, *kinds: str) -> np.ndarray:
         """Return a mask of the rows of any of these kinds: bool, shape (rows,)."""
-        wanted = np.array([*(text in kinds for text in self.text("kind")), False])  # the last: unknown, -1
-        mask: np.ndarray = wanted[self["kind"]]
+        column = self["kind"]
+        mask = np.zeros(len(column), bool)
+        for code, text in enumerate(self.text("kind")):
+            if text in kinds:
+                mask |= column == code
         return mask
 
     def values(self, name: str, rows: Iterable[int] | slice | None = None) -> list[Any]:

@@ -188,34 +188,48 @@ class Calls:
         return share
 
     @cached_property
+    def on_device(self) -> np.ndarray:
+        """Mask of rows of device work, collectives too."""
+        return self.trace.is_kind("kernel", "memcpy", "memset", "collective")
+
+    @cached_property
+    def kernels(self) -> np.ndarray:
+        """Mask of kernels' rows."""
+        return self.trace.is_kind("kernel")
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Bytes of an element of each type that the trace names, -1 for unknown; the last is of none."""
+        known = [itemsize(text) or UNKNOWN for text in self.trace.text("dtype")]
+        return np.array([*known, UNKNOWN])
+
+    @cached_property
     def launches_work(self) -> np.ndarray:
         """Mask of host rows under which device work was launched: their own work is done there."""
         trace = self.trace
         parent = np.asarray(trace["parent"], np.int64)
-        return _above(parent, np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset", "collective")))
+        return _above(parent, np.flatnonzero(self.on_device))
 
     def work_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return FLOP, bytes (-1 for unknown), family and owner of rows, device or operator."""
-        trace = self.trace
-        is_device = trace.is_kind("kernel", "memcpy", "memset", "collective")[rows]
+        is_device = self.on_device[rows]
         cpu_call = ~is_device & ~self.wraps[rows] & ~self.launches_work[rows] & (self.which[rows] >= 0)
         owner = np.where(is_device, self.owner[rows], np.where(cpu_call, rows, UNKNOWN))
         share = np.where(is_device, self.share[rows], 1.0)
         which = np.where((owner >= 0) & (share > 0), self.which[np.maximum(owner, 0)], UNKNOWN)
         flop, nbytes = self._scaled(which, share, rows, owner)
-        orphan = np.flatnonzero(is_device & (owner < 0) & trace.is_kind("kernel")[rows])
+        orphan = np.flatnonzero(is_device & (owner < 0) & self.kernels[rows])
         if len(orphan):
             flop[orphan], nbytes[orphan], which[orphan] = self._like_twins(rows[orphan])
         return flop, nbytes, self.families[which], owner
 
     def which_of_tasks(self, rows: np.ndarray) -> np.ndarray:
         """Return the distinct work that each row is part of, helpers included; -1 for none."""
-        trace = self.trace
-        is_device = trace.is_kind("kernel", "memcpy", "memset", "collective")[rows]
+        is_device = self.on_device[rows]
         owner = np.where(is_device, self.owner[rows], rows)
         own = np.where(owner >= 0, self.which[np.maximum(owner, 0)], UNKNOWN)
         own[~is_device & (self.launches_work[rows] | self.wraps[rows])] = UNKNOWN
-        orphan = np.flatnonzero(is_device & (owner < 0) & trace.is_kind("kernel")[rows])
+        orphan = np.flatnonzero(is_device & (owner < 0) & self.kernels[rows])
         if len(orphan):
             own[orphan] = self._like_twins(rows[orphan])[2]
         return own
@@ -229,7 +243,7 @@ class Calls:
         trace = self.trace
         at = np.maximum(which, 0)
         known = which >= 0
-        sizes = np.array([itemsize(text) or UNKNOWN for text in trace.text("dtype")] + [UNKNOWN])
+        sizes = self.sizes
         size = sizes[trace["dtype"][np.maximum(owner, 0)]]
         size = np.where((owner >= 0) & (size > 0), size, sizes[trace["dtype"][rows]])
         flop = np.where(known & (self.flop[at] >= 0), np.rint(self.flop[at] * share), UNKNOWN)

@@ -14,6 +14,7 @@ import numpy as np
 from daydream.collect.derive.host_collectives import inside_collectives
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ORDER_STEP, Lane
+from daydream.graph.plan import stable_order
 from daydream.trace.schema import HOST_KINDS
 
 ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its return come in between
@@ -68,20 +69,21 @@ def _pieces(
     trace = builder.trace
     start = trace["start_ns"][rows].astype(np.int64)
     duration = trace["duration_ns"][rows].astype(np.int64)
-    parent = trace["parent"][rows].astype(np.int64)
+    parent = trace["parent"][rows].astype(np.int32)
     depth = builder.depth(rows)
+    rows, thread = rows.astype(np.int32), thread.astype(np.int32)
     point = duration == 0
     long = ~point
 
     # One event where a range begins, one where it ends; at one time ends come first,
     # inner before outer, then instants, then beginnings, outer before inner.
     time = np.concatenate([start[long], (start + duration)[long], start[point]])
-    what = np.repeat([2, 0, 1], [long.sum(), long.sum(), point.sum()])
-    tie = np.concatenate([depth[long], -depth[long], np.zeros(point.sum(), np.int64)])
+    what = np.repeat(np.array([2, 0, 1], np.int8), [long.sum(), long.sum(), point.sum()])
+    tie = np.concatenate([depth[long], -depth[long], np.zeros(point.sum(), depth.dtype)])
     lane = np.concatenate([thread[long], thread[long], thread[point]])
-    inner = np.concatenate([rows[long], parent[long], np.full(point.sum(), -1)])
+    inner = np.concatenate([rows[long], parent[long], np.full(point.sum(), -1, np.int32)])
     self_row = np.concatenate([rows[long], rows[long], rows[point]])
-    order = np.lexsort((tie, what, time, lane))
+    order = _in_order(lane, time, what, tie)
     time, what, lane, inner, self_row = (a[order] for a in (time, what, lane, inner, self_row))
 
     # The innermost range after each event; an instant changes nothing.
@@ -94,11 +96,21 @@ def _pieces(
     last = np.append(lane[1:] != lane[:-1], True)
     piece = (ends > time) & ~last
 
-    instant = what == 1
-    owner = np.concatenate([self_row[instant], inside[piece]])
-    begin = np.concatenate([time[instant], time[piece]])
-    finish = np.concatenate([time[instant], ends[piece]])
-    where = np.concatenate([lane[instant], lane[piece]])
-    place = np.concatenate([2 * index[instant], 2 * index[piece] + 1])
-    order = np.argsort(place, kind="stable")
-    return owner[order], begin[order], finish[order], where[order]
+    # An instant comes before the piece behind it.
+    kept = np.flatnonzero(np.stack([what == 1, piece], axis=1).reshape(-1))
+    at, behind = kept >> 1, (kept & 1).astype(bool)
+    owner = np.where(behind, inside[at], self_row[at])
+    return owner, time[at], np.where(behind, ends[at], time[at]), lane[at]
+
+
+def _in_order(lane: np.ndarray, time: np.ndarray, what: np.ndarray, tie: np.ndarray) -> np.ndarray:
+    """Return the order by lane, time, what and tie, equal ones as given; what is from 0 to 2."""
+    least, most = int(tie.min(initial=0)), int(tie.max(initial=0))
+    width = 3 * (most - least + 1)
+    first = int(time.min(initial=0))
+    if (int(time.max(initial=0)) - first + 1) * width >= 1 << 63:
+        return np.lexsort((tie, what, time, lane))
+    # All but the lane in one number: beginnings stand in order as they are, so there is little to sort.
+    key = (time - first) * width + what * (most - least + 1) + (tie - least)
+    order = np.argsort(key, kind="stable")
+    return order[stable_order(lane[order], int(lane.max(initial=0)) + 1)]
