@@ -18,6 +18,7 @@ import numpy as np
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.query.calls import call_rows
+from daydream.graph.query.program_order import among
 from daydream.graph.rules.latencies import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.graph.rules.synchronization import MAY_SYNC
 from daydream.graph.selection import Selection
@@ -205,7 +206,8 @@ def capture(
     region = regions(graph, parts)
     launches = parts.tasks.launches()
     cpu = graph.select(kind="cpu", phase=phases)
-    tasks = cpu.of(np.union1d(cpu.ids[region[cpu.ids] >= 0], launches.ids), "captured regions")
+    chosen = among(graph, cpu.ids[region[cpu.ids] >= 0]) | among(graph, launches.ids)
+    tasks = cpu.of(np.flatnonzero(chosen), "captured regions")
     pausing = pauses_that_stay(graph, region, tasks.ids)
     gaps = np.where(pausing, tasks.gap_ns, 0)
     long = no_dispatch(tasks)

@@ -213,12 +213,19 @@ def _passes(
 
 def _lane_ends(timeline: Timeline) -> np.ndarray:
     """Return when each lane ends with each pass, in ns: a row a pass."""
-    ends = np.zeros((int(timeline.copy.max(initial=0)) + 1, len(timeline.graph.lanes)), np.int64)
-    if timeline.plan.scheduled:
-        np.maximum.at(ends, (timeline.copy, timeline.plan.lane), timeline.end_ns)
-    else:  # a lane ends with its last task: of what is assigned to one place, the last stays
-        ends[timeline.copy, timeline.plan.lane] = timeline.end_ns
-    return ends
+    plan, lanes = timeline.plan, len(timeline.graph.lanes)
+    if plan.scheduled:
+        ends = np.zeros((int(timeline.copy.max(initial=0)) + 1, lanes), np.int64)
+        np.maximum.at(ends, (timeline.copy, plan.lane), timeline.end_ns)
+        return ends
+    # A lane ends with its last task. What shares a plan's structure (a variant) shares this.
+    if "last_on_lanes" not in plan.cache:
+        last = np.full((int(timeline.copy.max(initial=0)) + 1) * lanes, -1)
+        place = timeline.copy.astype(np.int64) * lanes + plan.lane
+        last[place] = np.arange(len(plan))  # of what is assigned to one place, the last stays
+        plan.cache["last_on_lanes"] = last.reshape(-1, lanes)
+    last = plan.cache["last_on_lanes"]
+    return np.where(last >= 0, timeline.end_ns[last], 0)
 
 
 def _slowest_lane(
