@@ -150,7 +150,9 @@ def _of_tables(
 
     odd = next((path for path, kind in zip(files, formats, strict=True) if kind != "rocprof-csv"), None)
     if odd is not None:
-        raise TraceError(f"{odd} is not a table of rocprofv3 as the others are; give the files of one profiler.")
+        raise TraceError(
+            f"{odd} is not a table of rocprofv3 as the others are; give the files of one profiler."
+        )
     runs = runs_of_tables(files)
     say = None if progress is None else (lambda share: progress(f"{len(files)} tables", share))
     return [(run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)]) for run in runs]

@@ -1,6 +1,6 @@
 """Record `cpu_training.xplane.pb`: a few steps of a small model on the CPU, as jax.profiler writes them.
 
-Run it with jax (0.10.2 made the file here) in an environment of its own: `python record_jax.py OUT.xplane.pb`.
+Run it with jax (0.10.2 made the file here) in its own environment: `python record_jax.py OUT.xplane.pb`.
 The host's name and the compiled programs, which the profiler writes, are left out of the file.
 `tests/collect/test_xplane.py` reads it.
 """

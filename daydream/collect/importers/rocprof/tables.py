@@ -114,8 +114,8 @@ class _Reader:
         sort = table_of(names)
         if sort == COUNTERS:
             raise TraceError(
-                f"{path} is a table of counters, whose run they made longer: give it with --counters, next to "
-                "a trace that was recorded without."
+                f"{path} is a table of counters, whose run they made longer: give it with --counters, next "
+                "to a trace that was recorded without."
             )
         if sort is None:
             raise TraceError(f"{path} is none of rocprofv3's tables: its columns are {header[:100]!r}.")

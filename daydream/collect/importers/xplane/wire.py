@@ -88,4 +88,6 @@ def number(value: int | Place) -> int:
 
 def damaged(path: object) -> TraceError:
     """Return the error of a file whose fields do not fit together."""
-    return TraceError(f"{path} is cut off or damaged: it is not a whole XSpace. Copy it again, or record again.")
+    return TraceError(
+        f"{path} is cut off or damaged: it is not a whole XSpace. Copy it again, or record again."
+    )
