@@ -167,4 +167,4 @@ def load_ipython_extension(shell: Any) -> None:
     importlib.import_module("daydream.integrations.magic").load_ipython_extension(shell)
 
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED)
+__getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED, rooms=("instrument",))
