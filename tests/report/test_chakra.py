@@ -89,6 +89,7 @@ def test_a_prediction_comes_back_with_what_it_inserted(tmp_path):
     assert all(node["comm_size"] > 0 and node["name"] == "all-reduce" for node in reduced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trace",
     [
@@ -155,6 +156,7 @@ def test_the_times_of_a_network_simulator_come_back(tmp_path):
     assert predicted == [answer.predicted_ns, slower.predicted_ns]
 
 
+@pytest.mark.slow
 def test_ranks_that_met_come_back_from_a_log(tmp_path):
     replay = daydream.replay(shared_trace("formats/kineto_distributed/mi300_ddp_4ranks_unfused"))
     nodes = written_of(replay.timeline, tmp_path)
