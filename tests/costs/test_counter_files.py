@@ -274,6 +274,7 @@ def made(trace, bytes_of_ns, flop_of_ns):
     ).replace(", 1, 1, 1)", ")")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_counters_decide_what_bounds_a_kernel_and_what_16_bits_give(tmp_path):
     #  an A10 reaches 600 B and 31,000 FLOP a ns; its products are in matrix units by name
     path = shared_trace("pairs/a10_gpt_small/small_1024.sqlite.gz")
