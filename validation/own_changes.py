@@ -7,7 +7,7 @@
 What new code costs is taken from `daydream calibrate --tool`, in a run of its own of a model of
 `CALIBRATED` layers; the prediction is for the run of a deeper one, from its steps before the change.
 Blocks of steps are told by the CPU time of the process, so that other programs count less.
-`measured.json` beside the changes keeps what was found, a row for each run.
+`found.json` beside the changes keeps what was found, a row for each run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parts_of_pages import put
 
 HERE = Path(__file__).parent / "own_changes"
 ROOT = HERE.parents[1]
-MEASURED = HERE / "measured.json"
+MEASURED = HERE / "found.json"
 BEGIN, END = "<!-- begin: own changes -->", "<!-- end: own changes -->"
 CHANGES = (
     "relu_for_gelu", "pruned_linear", "fake_quantized", "rematerialized_blocks", "activation_statistic",

@@ -186,10 +186,7 @@ def _reasons(trace: Trace | None) -> dict[str, tuple[str | None, str]]:
     """Return source line and reason of each region that breaks, as `collect` recorded them."""
     known: dict[str, tuple[str | None, str]] = {}
     for one in [] if trace is None else trace.metadata.get("graph_breaks") or []:
-        if isinstance(one, dict) and isinstance(one.get("region"), str):
-            known.setdefault(
-                one["region"], (one.get("source") or None, str(one.get("reason") or UNKNOWN_BREAK))
-            )
+        known.setdefault(one["region"], (one.get("source"), one.get("reason") or UNKNOWN_BREAK))
     return known
 
 

@@ -202,6 +202,14 @@ class Counter(Struct):
     correlation: int | None = None
 
 
+class GraphBreak(Struct):
+    """Where a compiler gave up a graph, and why."""
+
+    region: str
+    reason: str = ""
+    source: str | None = None  # file, line and function
+
+
 class CountedWindow(Struct):
     """Sums that were counted over kernels, from `first` to `last` in the order of their launches."""
 
@@ -245,6 +253,7 @@ class Metadata(Struct):
     changed_not_recorded: str | None = None
     changed_operators: list[str] = []  # that tools of a change act on: `aten::gelu`
     profiler_cost: ProfilerCost | None = None
+    graph_breaks: list[GraphBreak] = []
     counters: list[Counter] = []
     counted_windows: list[CountedWindow] = []
     unprofiled_step_ns_by_rank: dict[str, list[Span]] = {}

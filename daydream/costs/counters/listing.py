@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 
+from daydream.collect.load import load
 from daydream.costs.counters.quantities import QUANTITIES
 from daydream.costs.workload.counters import entry_of_rows
 from daydream.trace.trace import Trace
 
 
-def counters_table(trace: Trace) -> list[dict[str, Any]]:
+def counters_table(trace: Trace | str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return what was counted of each kernel, those first that take longest; and sums over windows.
 
     Args:
-        trace: with counters (`attach_counters`, `import --counters`).
+        trace: with counters (`attach_counters`, `import --counters`), or the path of one.
 
     Returns:
         A row a kernel name: `kernel`, `launches`, `counted` (launches with counters), `total_ns`, and the
         mean a launch of each quantity that was counted, by the names of `daydream.costs.counters.quantities`.
-        Sums over kernels 100 to 200 are rows named `(kernels 100 to 200, Luthier)`, not means.
+        Sums over kernels 100 to 200 are rows named `(kernels 100 to 200, Luthier)`, not means. Without
+        counters there are no rows.
+
+    Raises:
+        TraceError: a path leads to no usable trace.
 
     """
+    if not isinstance(trace, Trace):
+        trace = load(trace)
     entries = trace.metadata.get("counters") or []
     rows = np.flatnonzero(trace.is_kind("kernel"))
     place, names = entry_of_rows(trace)[rows], trace["name"][rows]
