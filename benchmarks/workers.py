@@ -38,6 +38,11 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
         )  # fmt: skip
 
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
     def ask(self, job: str, **arguments: Any) -> Any:
         """Return a job's answer. Raises `WorkError` with the job's own message if it failed."""
         assert self._process.stdin is not None

@@ -11,7 +11,8 @@ Names are loaded when they are first used, so that importing daydream costs noth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from daydream import hooks, lazy
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from daydream.collect.event_log import EventLog
     from daydream.collect.load import load
     from daydream.costs.counters.attaching import attach_counters
+    from daydream.costs.counters.listing import counters_table
     from daydream.errors import (
         DaydreamError,
         FileError,
@@ -62,6 +64,7 @@ _HOMES = {
     "daydream.collect.event_log": ("EventLog",),
     "daydream.collect.load": ("load",),
     "daydream.costs.counters.attaching": ("attach_counters",),
+    "daydream.costs.counters.listing": ("counters_table",),
     "daydream.errors": (
         "DaydreamError",
         "FileError",
@@ -131,6 +134,7 @@ __all__ = [
     "build",
     "collect",
     "compare",
+    "counters_table",
     "curves",
     "explain",
     "handler",
@@ -150,10 +154,17 @@ __all__ = [
 hooks.give(
     {
         "html": ("daydream.report.notebook", "html"),
+        "interactive": ("daydream.report.html.frame", "timeline_frame"),
         "figure": ("daydream.report.figures", "plot"),
         "fixed_order": ("daydream.simulate.policy", "fix_order"),
         "real_change": ("daydream.transforms.real_change", "real_change"),
     }
 )
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED)
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook the magic `%%daydream`: what `%load_ext daydream` calls."""
+    importlib.import_module("daydream.integrations.magic").load_ipython_extension(shell)
+
+
+__getattr__, __dir__ = lazy.names(__name__, _HOMES, _RETIRED, rooms=("instrument",))

@@ -3,6 +3,7 @@
 | hook | who asks | what answers |
 |---|---|---|
 | `html` | nouns in a notebook (`_repr_html_`) | `daydream.report.notebook` |
+| `interactive` | a what-if (`interactive`) | `daydream.report.html.frame` |
 | `figure` | nouns (`plot`) | `daydream.report.figures` |
 | `fixed_order` | `Graph.to_networkx`, for lanes with a schedule | `daydream.simulate.policy` |
 | `real_change` | the training process of `daydream confirm` | `daydream.transforms.real_change` |

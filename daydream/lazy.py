@@ -16,7 +16,10 @@ from typing import Any
 
 
 def names(
-    package: str, homes: Mapping[str, tuple[str, ...]], retired: Mapping[str, str] | None = None
+    package: str,
+    homes: Mapping[str, tuple[str, ...]],
+    retired: Mapping[str, str] | None = None,
+    rooms: tuple[str, ...] = (),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package, for Python to find there (PEP 562).
 
@@ -24,6 +27,7 @@ def names(
         package: its `__name__`.
         homes: for each module the names that it defines and the package promises.
         retired: old name -> new name; the old one still works, with a `DeprecationWarning`.
+        rooms: packages inside it that are attributes of it without an import of their own.
 
     """
     home = {name: module for module, its_names in homes.items() for name in its_names}
@@ -37,6 +41,8 @@ def names(
                 stacklevel=2,
             )
             return load(old[name])
+        if name in rooms:
+            return importlib.import_module(f"{package}.{name}")
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(home[name]), name)

@@ -8,7 +8,7 @@ import numpy as np
 from daydream.optimizations.autocast import apply, autocast
 
 from daydream import Graph, GraphError
-from daydream.costs import PAPER_SPEEDUPS, device_or_none, measured_first, runs_in_tf32, sped_up
+from daydream.costs import PAPER_SPEEDUPS, by_counters, device_or_none, measured_first, runs_in_tf32, sped_up
 from daydream.memory import hold_16_bits
 from daydream.model import refuse_narrow, tasks_in_matrix_units
 from daydream.transforms import stages
@@ -32,8 +32,8 @@ def amp(
     GPU is unknown, products, convolutions and attention gain `math_speedup` and all others
     `memory_speedup` (Daydream, section 5.1); another factor than the paper's asks for that model. Only
     32-bit kernels of the forward and backward pass change: copies, collectives and the optimizer with its
-    32-bit weights stay, by `paper` kernels in TF32, too. A `--table` comes first. Not modelled:
-    convergence, the scaler of float16 (`amp+grad-scaler`). Memory is that of `autocast` by either model.
+    32-bit weights stay, by `paper` kernels in TF32, too. A `--table` goes before counters,
+    these before names. Not modelled: convergence, the scaler of float16. Memory is that of `autocast`.
     """
     math, memory = math_speedup, memory_speedup
     if min(math, memory) <= 0:
@@ -50,10 +50,10 @@ def amp(
     kernels = passes.where(dtype="float32").where(lambda tasks: ~runs_in_tf32(graph, tasks))
     kernels.need("32-bit kernels in the forward or backward pass; it may run in 16 bits or TF32 already")
     old = kernels.duration_ns.astype(np.float64)
-    by_paper = sped_up(old, np.where(tasks_in_matrix_units(graph, kernels), math, memory), "paper")
+    by_name = np.where(tasks_in_matrix_units(graph, kernels), math, memory)
+    by_paper = sped_up(old, by_counters(graph, kernels, by_name, math, memory), "paper")
     kernels.set(duration_ns=measured_first(graph, kernels, by_paper, dtype="float16").duration_ns)
     kernels.set(dtype="float16")
     kernels.doubt(0.0 if named else 0.4)
-    untyped = len(passes) - int(passes.group_by("dtype").sizes.sum())
-    if untyped:
+    if untyped := len(passes) - int(passes.group_by("dtype").sizes.sum()):
         graph.note(f"Kernels of unknown element type, left as they are: {untyped:,}.")

@@ -10,6 +10,7 @@ import numpy as np
 from daydream.optimizations._autocast_types import flow
 
 from daydream import Graph
+from daydream.costs import say_evidence
 from daydream.memory import hold_16_bits
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
@@ -69,6 +70,7 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     activations_ns = cast_ns(graph, operand_elements(cast)[0], beside, types.to_32[border])
     weights_ns = cast_ns(graph, sizes, np.zeros(len(weights)), weights.phase == "backward")
     dispatch = dispatch_ns(graph)
+    say_evidence(graph, narrow)
     turned, moved = changes_layout(graph, matrix)
     turned_ns = streaming_ns(graph, moved) if len(turned) else np.zeros(0)
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from daydream.optimizations._captured_graphs import LAUNCH_US, NODE_US, OVER_LINK, launch_as_graphs
 
-from daydream import Graph, Groups
+from daydream import Graph, GraphError, Groups
 from daydream.costs import fused_chain_ns, fusible_chains, work
 from daydream.memory import Allocations, within
 from daydream.model import (
+    CompiledPart,
+    breaks_of,
     compile_cpu_calls,
+    compiled_parts,
     fused_parts,
     in_replays,
     mostly_replayed,
+    remove_breaks,
     remove_dispatch,
     unrecorded_launches,
 )
@@ -37,7 +42,18 @@ TORCH = r"^aten::"
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
 
 
-def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
+PRODUCTS = ("matmul", "convolution")
+Mode = Literal["default", "reduce-overhead", "max-autotune"]
+
+
+def compile(  # noqa: A001 - the command is `compile`
+    graph: Graph,
+    *,
+    mode: Mode = "default",
+    layers: str | None = None,
+    graph_breaks: int = 0,
+    product_speedup: float = 1.03,
+) -> None:
     """Predict torch.compile-like fusion of forward, loss and backward.
 
     Element-wise work, casts, normalizations, softmax, losses and reductions that follow each
@@ -48,13 +64,25 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     it is that of its longest part. The fixed cost of the other kernels, their launches and
     the CPU time of their operators go. The optimizer is not compiled.
 
+    With `layers`, a shell pattern as `blocks.*`, each outermost module that matches is compiled by itself,
+    with fixed costs of its own; the loss and all else stay as they are. `graph_breaks` is how many breaks
+    each compiled forward call has: each costs guards and Python once more, and a node in the backward
+    pass; what would fuse across a break is fused all the same. Of a trace that runs compiled code with
+    graph breaks in it, the breaks are taken away.
+
+    `mode` is torch's. `reduce-overhead` launches the compiled passes as CUDA graphs too, forward and backward
+    apart, at the costs of `cuda-graphs`; on a CPU it is `default`. `max-autotune` does so as well, and
+    products and convolutions become `product_speedup` times as fast: an assumption, for the middle of what is
+    reported, from 1.00 (of 50 products the library's was the best each time, pytorch#180811) to 1.06
+    (a product of triton-windows#169).
+
     Memory: what one call of the forward pass that is no product hands to the next is not stored. At the least
     nothing is kept for the backward pass but what products make and read, as where the partitioner computes
     all else again; at the most what is kept now.
 
     Not modelled: matrix
     products with fused ends, chains that cannot fuse (two reductions along other
-    dimensions), compile time, CUDA graphs (see cuda-graphs).
+    dimensions), compile time, what the pools of graphs hold.
 
     On a CPU the calls of matrix libraries stay and what lies between two of them becomes one
     loop, without operator dispatch, autograd's nodes and the traffic between its parts; the model's
@@ -62,8 +90,14 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     (daydream/model/compiled_calls.py): a small model may take longer. The loss is outside, as `apply`
     compiles the model. Modules that call torch's LSTM, GRU or RNN stay uncompiled, as Dynamo leaves them.
     """
+    if graph_breaks < 0 or product_speedup <= 0:
+        raise GraphError(
+            "graph_breaks must be 0 or more and product_speedup above 0, not "
+            f"{graph_breaks} and {product_speedup:g}"
+        )
+    faster = product_speedup if mode == "max-autotune" else 1.0
     if not len(graph.select(on="gpu")):
-        _compile_on_cpu(graph)
+        _compile_on_cpu(graph, mode, layers, graph_breaks, faster)
         return
     device = graph.select(on="gpu", phase=("forward", "loss", "backward"))
     device.need("device work in the forward or backward pass", lacks="device")
@@ -79,25 +113,67 @@ def compile(graph: Graph) -> None:  # noqa: A001 - the command is `compile`
     calls = graph.select(kind="cpu", phase=("forward", "backward"))
     in_compiled = calls.where(within=COMPILED_CALL).total("duration_ns")
     if len(compiled) > len(device) / 2 or 2 * in_compiled > calls.total("duration_ns") > 0:
-        graph.does_not_apply("forward and backward run compiled kernels already")
-    kernels = device.where(kind="kernel") - compiled - replayed
-    family = work(graph, kernels).family.astype(str)
-    by_name = graph.tasks(kernels.ids[family == "None"]).where(name=FUSIBLE_KERNEL)
-    fusible = graph.tasks(kernels.ids[np.isin(family, FUSIBLE)]) | by_name
-    chains = fusible_chains(graph, fusible)
-    said = _fuse(graph, chains) if len(chains) else []
-    gone = remove_dispatch(graph, device - compiled - replayed)
+        _without_breaks(graph, graph_breaks, "kernels")
+        return
+    parts = compiled_parts(graph, device - compiled - replayed, layers)
+    said: list[str] = []
+    for part in parts:
+        kernels = part.tasks.where(kind="kernel")
+        family = work(graph, kernels).family.astype(str)
+        by_name = graph.tasks(kernels.ids[family == "None"]).where(name=FUSIBLE_KERNEL)
+        fusible = graph.tasks(kernels.ids[np.isin(family, FUSIBLE)]) | by_name
+        products = graph.tasks(kernels.ids[np.isin(family, PRODUCTS)])
+        if faster != 1 and len(products):
+            products.scale(1 / faster)
+        chains = fusible_chains(graph, fusible)
+        if len(chains):
+            said.append(_fuse(graph, chains))
+    gone = remove_dispatch(graph, parts, graph_breaks)
     if not said and not gone:
         graph.does_not_apply("no two element-wise kernels follow each other on a stream")
+    if len(said) > 1:
+        said = [f"{len(said)} modules are compiled by themselves, the last one: {said[-1]}"]
     if gone:
         steps = max(len(device.group_by("step")), 1)
         said.append(
             f"{gone / steps / 1e6:,.2f} ms per step of module Python, views and dispatch go on the CPU"
         )
     graph.note(f"{'; '.join(said)}; compiled code also checks its guards before each call.")
+    _note_assumption(graph, faster)
+    if mode != "default":
+        _capture(graph, parts, layers, graph_breaks)
 
 
-def _fuse(graph: Graph, chains: Groups) -> list[str]:
+def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks: int) -> None:
+    """Launch the compiled passes as graphs, forward and backward apart."""
+    ids = np.concatenate([part.tasks.ids for part in parts])
+    alive = graph.tasks(np.sort(ids[graph.alive[ids]]))
+    captured = alive.where(lambda tasks: tasks.launch >= 0) - alive.where(kind="memcpy", name=OVER_LINK)
+    if not len(captured):
+        return
+    other = graph.select(on="gpu") - captured
+    launch_as_graphs(
+        graph, captured, other, phases=("forward", "loss", "backward"), launch_us=(1 + breaks) * LAUNCH_US,
+        node_us=NODE_US, layer=layers, apart=[["forward", "loss"], ["backward"]],
+    )  # fmt: skip
+
+
+def _without_breaks(graph: Graph, breaks: int, what: str) -> None:
+    """Take the graph breaks of compiled code away, if it has any and none are asked for."""
+    if breaks or not breaks_of(graph):
+        graph.does_not_apply(f"forward and backward run compiled {what} already")
+    graph.note(remove_breaks(graph))
+
+
+def _note_assumption(graph: Graph, faster: float) -> None:
+    if faster != 1:
+        graph.note(
+            f"Assumed, not measured: autotuned products and convolutions are {faster:g} times as fast "
+            "(--product-speedup)."
+        )
+
+
+def _fuse(graph: Graph, chains: Groups) -> str:
     """Fuse the chains, with the operators that launched the rest of each; return what to say of it."""
     count, before, after = len(chains.tasks), chains.total("duration_ns"), fused_chain_ns(graph, chains)
     rest = chains.tasks - chains.first()
@@ -108,23 +184,37 @@ def _fuse(graph: Graph, chains: Groups) -> list[str]:
     if len(still_there):
         still_there.remove()
     times = f"{before.sum() / 1e6:,.1f} ms become {len(chains):,} of {after.sum() / 1e6:,.1f} ms"
-    return [f"{count:,} kernels of {times}"]
+    return f"{count:,} kernels of {times}"
 
 
-def _compile_on_cpu(graph: Graph) -> None:
+def _compile_on_cpu(graph: Graph, mode: str, layers: str | None, breaks: int, faster: float) -> None:
     if unrecorded_launches(graph):
         graph.does_not_apply("calls of this trace launched device work that was not recorded")
     calls = graph.select(kind="cpu", phase=("forward", "backward"))
     if len(calls.where(within=COMPILED_CALL)) or len(calls.where(lambda tasks: tasks.handle >= 0)):
-        graph.does_not_apply("forward and backward run compiled code already")
+        _without_breaks(graph, breaks, "code")
+        return
     if len(calls) and not len(calls.where(op=TORCH)):
         graph.does_not_apply("no operators of torch were recorded; what a compiler would fuse is not known")
-    graph.note(compile_cpu_calls(graph))
+    graph.note(compile_cpu_calls(graph, layers=layers, breaks=breaks, product_speedup=faster))
+    _note_assumption(graph, faster)
+    if mode != "default":
+        graph.note("On a CPU there are no graphs to launch work by: this mode is as the default one there.")
 
 
-def memory(held: Allocations) -> None:
+def memory(
+    held: Allocations,
+    *,
+    mode: Mode = "default",
+    layers: str | None = None,
+    graph_breaks: int = 0,
+    product_speedup: float = 1.03,
+) -> None:
     """Store nothing between fused calls, and at the least nothing for the backward pass but of products."""
+    del mode, graph_breaks, product_speedup  # they change when work runs, and not what is kept
     forward = held.where(phase=("forward", "loss"))
+    if layers is not None:
+        forward = forward & (held.where(layer=layers) | held.where(layer=f"{layers}.*"))
     fused = forward & ~within(held, MATRIX) & (held["begin_row"] >= 0)
     ends = np.array(
         [re.search(MATRIX_NODE, text or "") is not None for text in held.texts("op", at="end")], bool

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from daydream.optimizations._captured_graphs import LAUNCH_US, NODE_US, OVER_LINK, launch_as_graphs
+
 from daydream import Graph, GraphError
 from daydream.memory import Allocations, hold_throughout
-from daydream.model import Captured, capture, capture_parts, in_replays, mostly_replayed, start_as_nodes
-from daydream.transforms import counted, stages
+from daydream.model import in_replays, mostly_replayed
+from daydream.transforms import stages
 
 STAGE = stages.LAUNCH
 CODE = "with torch.cuda.graph(torch.cuda.CUDAGraph()): train_step(static_batch)"
 
-OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"  # inputs and results are copied outside of a graph
-CALL = "cudaGraphLaunch"
 WITH_GRAPHS = ("cuda", "rocm")
-LEAST_SAID_NS = 10_000
+STEP = ("forward", "loss", "backward", "optimizer")
+Phase = Literal["forward", "backward", "optimizer"]
 
 
 def cuda_graphs(
-    graph: Graph, *, launch_us: float = 15.0, node_us: float = 0.58, optimizer: bool = True
+    graph: Graph,
+    *,
+    launch_us: float = LAUNCH_US,
+    node_us: float = NODE_US,
+    optimizer: bool = True,
+    layer: str | None = None,
+    phase: Phase | None = None,
 ) -> None:
     """Predict a step that is captured and replayed as CUDA (or HIP) graphs.
 
@@ -33,6 +42,11 @@ def cuda_graphs(
     and after its last stays, and so do pauses and calls of over 1 ms and allocations: loading, first
     uses, file access, waiting (daydream/model/captured.py).
 
+    With `layer`, a shell pattern, or `phase` parts of the step are captured, and the rest is launched as
+    before: with `layer` forward and backward of each outermost module that matches are a graph each, as
+    `torch.cuda.make_graphed_callables` makes them; with `phase` only that phase is. Together they are,
+    say, the forward pass of some layers only.
+
     Memory: inputs and gradients lie at fixed addresses, so that they are held all the time, inputs
     besides the batch they are copied from. What the graphs' own pool reserves is never shared.
 
@@ -41,7 +55,7 @@ def cuda_graphs(
     """
     if min(launch_us, node_us) < 0:
         raise GraphError(f"launch_us and node_us must be 0 or more, not {launch_us:g} and {node_us:g}")
-    phases = ("forward", "loss", "backward", "optimizer")[: 4 if optimizer else 3]
+    phases = _phases(optimizer=optimizer, layer=layer, phase=phase)
     vendor = "" if graph.trace is None else graph.trace.metadata.get("vendor", "")
     if vendor not in ("", "cpu", *WITH_GRAPHS):
         graph.does_not_apply(f"graphs that are captured and replayed are of CUDA and ROCm, not of {vendor}")
@@ -53,39 +67,47 @@ def cuda_graphs(
     launched = device.where(lambda tasks: tasks.launch >= 0)
     captured = launched - replayed - launched.where(kind="memcpy", name=OVER_LINK)
     captured.need("device work that a graph could hold")
-    other = device - captured
-    waits = graph.select(kind="cpu").waiting().on_lanes_of(captured.launches())
-    parts = capture_parts(graph, captured, waits | waits.waited_for() | other.launches())
-    nodes = len(captured) / len(parts)
-    stays = waits | other.launches()
-    if len(other.where(lambda tasks: tasks.op != None)):  # noqa: E711 - a column of texts and None
-        stays = stays | other.operators()
-    start_as_nodes(captured, round(node_us * 1e3))
-    taken = capture(graph, parts, name=CALL, launch_ns=round(launch_us * 1e3), stays=stays, phases=phases)
-    many = max(len(captured.group_by("step")), 1)
-    graph.note(f"{counted(round(len(parts) / many), 'graph')} per step, of {nodes:,.0f} nodes on average.")
-    _say(graph, taken)
+    if layer is not None:
+        blocks = captured.group_by(block=layer).tasks
+        captured = blocks.need(f"device work of layers {layer!r}; layers are recorded by `daydream collect`")
+    launch_as_graphs(
+        graph,
+        captured,
+        graph.select(on="gpu", phase=STEP if phase or layer else phases) - captured,
+        phases=phases,
+        launch_us=launch_us,
+        node_us=node_us,
+        layer=layer,
+        apart=None if layer is None else [[each] for each in phases],
+    )
 
 
-def _say(graph: Graph, taken: Captured) -> None:
-    """Note how much of the CPU time that goes is untraced, and how much between captured launches stays."""
-    steps = max(sum(bool(step.get("covered")) for step in graph.steps), 1)
-    if taken.untraced > 0:
-        graph.note(
-            f"Of the CPU time that goes, {taken.untraced / steps / 1e6:,.2f} ms per step "
-            f"({taken.untraced / (taken.untraced + max(taken.work, 0)):.0%}) are untraced: taken for Python "
-            "between launches."
-        )
-    if taken.stays > LEAST_SAID_NS * steps:
-        graph.note(
-            f"{taken.stays / steps / 1e6:,.2f} ms per step of CPU time between captured launches stay: calls "
-            "and pauses of over 1 ms and allocations are first uses, file access or waiting."
-        )
+def _phases(*, optimizer: bool, layer: str | None, phase: str | None) -> tuple[str, ...]:
+    """Return the phases that are captured."""
+    if phase == "optimizer" and layer is not None:
+        raise GraphError("a layer's graphs are of its forward and backward pass; leave out phase or layer")
+    if phase == "optimizer" and not optimizer:
+        raise GraphError("phase=optimizer captures the update, and optimizer=False leaves it out; give one")
+    if phase is not None:
+        return (phase,)
+    if layer is not None:
+        return ("forward", "backward")
+    return STEP if optimizer else STEP[:3]
 
 
 def memory(
-    held: Allocations, *, launch_us: float = 15.0, node_us: float = 0.58, optimizer: bool = True
+    held: Allocations,
+    *,
+    launch_us: float = LAUNCH_US,
+    node_us: float = NODE_US,
+    optimizer: bool = True,
+    layer: str | None = None,
+    phase: Phase | None = None,
 ) -> None:
-    """Hold inputs and gradients all the time."""
-    hold_throughout(held, held.where(kind="input", on="gpu"), besides=True)
-    hold_throughout(held, held.where(kind="gradient", on="gpu"), besides=False)
+    """Hold inputs and gradients of what is captured all the time."""
+    if layer is not None:
+        held.note(f"Fixed copies of what layers {layer!r} read and return are not counted.")
+    if layer is None and phase in (None, "forward"):
+        hold_throughout(held, held.where(kind="input", on="gpu"), besides=True)
+    if phase in (None, "backward"):
+        hold_throughout(held, held.where(kind="gradient", on="gpu", layer=layer), besides=False)

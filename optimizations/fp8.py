@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from daydream import Graph
-from daydream.costs import device_of, itemsize, retime, work
+from daydream.costs import device_of, itemsize, retime, say_evidence, work
 from daydream.memory import Allocations, hold_8_bits
 from daydream.model import dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import stages
@@ -63,6 +63,7 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
         np.array([itemsize(d) or 1 for d in calls.dtype]),
     )
     before = int(linear.duration_ns.sum())
+    say_evidence(graph, linear)
 
     linear.set(duration_ns=retimed.duration_ns, dtype="float8_e4m3fn")
     dispatch, called, spent = dispatch_ns(graph), calls.where(lambda them: them.launch >= 0), 0.0

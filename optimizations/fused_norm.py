@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph
+from daydream.costs import say_evidence
 from daydream.memory import Allocations, fuse
 from daydream.model import find_chains, fuse_passes, work_tasks
 from daydream.transforms import stages
@@ -47,6 +48,7 @@ def fused_norm(graph: Graph) -> None:
         if len(work.where(within=FUSED_OP) | work.where(name=FUSED_KERNEL)):
             graph.does_not_apply("every normalization runs as one operator already")
         graph.does_not_apply("no layer or RMS norm is written out in small operators in this trace")
+    say_evidence(graph, chains.tasks.where(kind="kernel"))
     graph.note(fuse_passes(chains, "fused norm", forward=2, backward=3))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from daydream import Graph, GraphError
+from daydream.costs import say_evidence
 from daydream.memory import Allocations
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
@@ -64,6 +65,8 @@ def fused_optimizer(
     steps = updates.group_by("step")
     time, said = fused_update_ns(graph, steps, update, kind=chosen, by_bytes=model == "bytes")
 
+    if on_gpu:
+        say_evidence(graph, updates)
     behind = steps.last().gap_ns
     fused = steps.fuse("fused optimizer", duration_ns=time / memory_speedup)
     if on_gpu:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph, GraphError
-from daydream.costs import device_of, find_device, retime, work
+from daydream.costs import device_of, find_device, retime, say_evidence, work
 from daydream.memory import unchanged
 from daydream.transforms import stages
 
@@ -43,6 +43,7 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         products = kernels.where(lambda tasks: work(graph, tasks).is_matrix)
         for dtype in sorted({dtype for dtype in products.dtype.tolist() if dtype}):
             new.peak(new.matrix_format(dtype))  # refuses a type that it has no units for
+        say_evidence(graph, kernels.where(kind="kernel"))
         retimed = retime(graph, kernels, device=new)
         kernels.set(duration_ns=retimed.duration_ns)
         graph.note(f"From a {old.name} to a {new.name}. {retimed.words()}")

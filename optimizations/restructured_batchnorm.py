@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daydream import Graph, Groups
+from daydream.costs import counted_kind, say_evidence
 from daydream.memory import Allocations, fuse
 from daydream.model import backward_chains, find_chains, remove_with_operators, work_tasks
 from daydream.transforms import stages
@@ -46,9 +47,17 @@ def restructured_batchnorm(graph: Graph) -> None:
     activations = chains.tasks.where(within=WORDS["R"]) | backward.tasks.where(within=ACTIVATION_BACKWARD)
     every = len(work.group_by(within=WORDS["B"]))
 
-    norms.scale(0.5)
+    say_evidence(graph, norms.where(kind="kernel"))
+    by_counters = counted_kind(graph, norms)
+    # Half the bytes are half the time of what moves bytes; counters may tell otherwise.
+    halved = graph.tasks(norms.ids[(by_counters != "compute") & (by_counters != "latency")])
+    stay = len(norms) - len(halved)
+    if len(halved):
+        halved.scale(0.5)
     remove_with_operators(activations)
     graph.note(f"{len(chains):,} of {every:,} batch normalizations are between convolution and activation.")
+    if stay:
+        graph.note(f"Normalization that counters show not to be bound by memory stays: {stay:,} kernels.")
     if not len(graph.select(phase="backward")):
         graph.note("Without a backward pass a normalization can be folded into its convolution altogether.")
     elif not len(backward):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs import bound, device_of, names_fit, retime, runs_in_tf32, work
+from daydream.costs import bound, device_of, names_fit, retime, runs_in_tf32, say_evidence, work
 from daydream.memory import unchanged
 from daydream.model import (
     ATTENTION_KERNEL,
@@ -71,6 +71,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     products.need("float32 matrix kernels bound by arithmetic: memory or launches bound all of them")
 
     old = products.duration_ns
+    say_evidence(graph, exact)
     known = work(graph, products).flop > 0
     retimed = retime(graph, products, dtype="tf32")
     new = np.minimum(retimed.duration_ns, old)

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import gpu_pairs
 import ledger
 import ledger_plot
+import own_changes
 from machine import Machine
 from machine.harder import HARDER
 from machine.loaders import LOADERS
@@ -89,6 +90,8 @@ def _page(traces: Path | None, found: ledger.Ledger) -> Iterator[str]:
         yield from gpu_pairs.page(list(gpu_pairs.rows(traces)))
     yield ""
     yield from ledger.page(found)
+    yield ""
+    yield own_changes.part()
 
 
 WHY_LARGE = """Where a figure of the table is above 1 %:

@@ -1,13 +1,16 @@
 """Which layers a compiled model's kernels are of, as `daydream collect` tells, on the CPU.
 
     python validation/compiled_layers.py [NAME...]
+    python validation/compiled_layers.py --recordings FOLDER --write docs/guides/compiled.md
 
 Each model trains twice under `daydream collect`, as it is and compiled; a row a model is printed, in Markdown. Needs torch
 2.13 and a C++ compiler. The models are those of benchmarks/small_models.py, and one whose blocks break the graph.
+Recordings are kept in a folder that is given, and read from there where they exist.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -16,9 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compiled_groups import inductors_pairs, precision_and_recall, predicted_pairs
+from parts_of_pages import put
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
+BEGIN, END = "<!-- begin: compiled models -->", "<!-- end: compiled models -->"
+PRODUCT = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|\w*convolution\w*)$")
 FUSED = re.compile(r"(graph_\d+_)?cpp_fused")
 STEPS = 16
 MODELS = ("MLP", "MLP, wide", "GPT", "CNN", "CNN, wide", "TransformerEncoder", "GPT, breaks", "MLP, breaks")
@@ -53,18 +60,20 @@ def collected(name: str, folder: Path, *, compiled: bool) -> Any:
     """Return the trace of a model's training."""
     import daydream
 
-    target = folder / f"{name}-{compiled}.parquet"
+    target = folder / f"{name}{'--compiled' if compiled else ''}.parquet"
+    if target.exists():
+        return daydream.load(target)
     words = [sys.executable, "-m", "daydream", "collect", "--no-suggestions", "-o", str(target)]
     words += [str(Path(__file__).resolve()), "--train", name]
     subprocess.run([*words, "--compiled"] if compiled else words, check=True, capture_output=True, cwd=ROOT)
     return daydream.load(target)
 
 
-def sums(trace: Any) -> dict[str, float]:
+def sums(trace: Any, layers: set[str] | None = None) -> dict[str, float]:
     """Return the share of each layer, two parts of its path, of the time of both passes that has a layer.
 
     The model itself is left out, whose own time is what calls the compiled graphs and guards them, and
-    the loss, which is not compiled.
+    the loss, which is not compiled. With `layers` only these count.
     """
     import daydream
 
@@ -74,10 +83,22 @@ def sums(trace: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     for layer, ns in zip(tasks.layer.tolist(), tasks.duration_ns.tolist(), strict=True):
         top = ".".join((layer or "").split(".")[:2])
-        if top not in roots:
+        if top not in roots and (layers is None or top in layers):
             found[top] = found.get(top, 0) + ns
     whole = sum(found.values())
     return {layer: ns / whole for layer, ns in found.items()}
+
+
+def with_products(trace: Any) -> set[str]:
+    """Return the layers that call a matrix library, two parts of their paths: such calls stay calls."""
+    names = np.array([*(bool(PRODUCT.match(name)) for name in trace.text("name")), False])
+    rows = np.flatnonzero(names[trace["name"]])
+    return {".".join(layer.split(".")[:2]) for layer in trace.values("layer", rows) if layer}
+
+
+def largest_difference(before: dict[str, float], after: dict[str, float]) -> float:
+    """Return by how much a layer's share differs at most, in points."""
+    return 100 * max((abs(after.get(each, 0) - share) for each, share in before.items()), default=0)
 
 
 def roots_of(trace: Any) -> set[str]:
@@ -96,7 +117,7 @@ def row(name: str, folder: Path) -> str:
     is_fused = np.array([*(bool(FUSED.match(each)) for each in names), False])
     fused = np.flatnonzero(is_fused[compiled["name"]])
     if not len(fused):
-        return f"| {name} | it ran uncompiled while it was recorded | | | |"
+        return f"| {name} | it ran uncompiled while it was recorded | | | | | |"
     ns = compiled["duration_ns"][fused]
     has = compiled["handle"][fused] >= 0
     roots = roots_of(eager)
@@ -107,13 +128,13 @@ def row(name: str, folder: Path) -> str:
         identifier = compiled.handles.identifiers[code]
         owners = zip(compiled.handles.shares(identifier), compiled.handles[identifier], strict=True)
         layered += spent * sum(share for share, handle in owners if handle.layer not in roots)
-    before, after = sums(eager), sums(compiled)
-    apart = max(
-        (abs(after.get(each, 0) - share) for each, share in before.items() if each not in roots), default=0
-    )
+    products = with_products(eager)
+    of_all = largest_difference(sums(eager), sums(compiled))
+    of_products = largest_difference(sums(eager, products), sums(compiled, products))
+    precision, recall = precision_and_recall(predicted_pairs(eager, roots), inductors_pairs(compiled, roots))
     return (
         f"| {name} | {has.sum()} of {len(fused)} | {ns[has].sum() / ns.sum():.1%} | {layered / ns.sum():.1%} "
-        f"| {apart * 100:.1f} points |"
+        f"| {of_all:.1f} points | {of_products:.1f} points | {precision:.0%}, {recall:.0%} |"
     )
 
 
@@ -123,13 +144,24 @@ def main() -> None:
     if words[:1] == ["--train"]:
         train(words[1], compiled="--compiled" in words)
         return
-    print(
-        "| model | fused rows matched | fused time with operators | with a layer | a layer's share, at most off |"
-    )
-    print("|---|---|---|---|---|")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"models: {'; '.join(MODELS)}")
+    parser.add_argument("--recordings", type=Path, help="folder to keep recordings in, and to read them from")
+    parser.add_argument("--write", type=Path, help="the page whose part between the marks is replaced")
+    options = parser.parse_args()
+    lines = [
+        (
+            "| model | fused rows matched | fused time with operators | with a layer "
+            "| a layer's share, at most off | among layers with products | fused together: precision, recall |"
+        ),
+        "|---|---|---|---|---|---|---|",
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        for name in words or MODELS:
-            print(row(name, Path(folder)), flush=True)
+        for name in options.names or MODELS:
+            lines.append(row(name, options.recordings or Path(folder)))
+            print(lines[-1], flush=True)
+    if options.write is not None:
+        put(options.write, "\n".join([BEGIN, *lines, END]), BEGIN, END)
 
 
 if __name__ == "__main__":

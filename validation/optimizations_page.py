@@ -25,6 +25,7 @@ from daydream.transforms.registry import Optimization, find, names
 LIST, TABLE = "the list of optimizations", "the table of optimizations"  # what is between marks
 EXAMPLES: dict[str, dict[str, Any]] = {  # what has to be said, or says nothing by default
     "batch-size": {"factor": 2.0},
+    "collective-times": {"collective_times": "times.csv"},  # of a network simulator
     "cpu": {"speedup": 2.0},
     "freeze": {"layers": "*Conv2d*"},
     "gpu": {"to": "h100"},
@@ -32,6 +33,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # what has to be said, or says nothing 
     "network": {"bandwidth_factor": 2.0},
     "pcie": {"bandwidth": 24.0},
     "remove-layers": {"layers": "*BatchNorm2d*"},
+    "replace": {"op": r"^aten::(gelu|relu)_?$", "factor": 0.5},
     "scale": {"on": "gpu", "factor": 0.5},
     "sequence-length": {"length": 512},
 }

@@ -32,6 +32,8 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "compare": "daydream.cli.compare",
     "confirm": "daydream.cli.confirm",
     "calibrate": "daydream.cli.calibrate",
+    "sql": "daydream.cli.sql",
+    "mcp": "daydream.cli.mcp",
     "example": "daydream.cli.example",
 }
 

@@ -59,7 +59,7 @@ def _key(source: str, asked: list[str]) -> str | None:
 def _files(source: Path) -> list[Path]:
     if not source.is_dir():
         return [source]
-    from daydream.collect.importers import trace_files
+    from daydream.collect.importers.formats import trace_files
     from daydream.errors import TraceError
 
     try:

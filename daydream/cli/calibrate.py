@@ -31,6 +31,16 @@ class Calibrate(FlagTaker):
 
     flag = FLAG
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Return the context of what is asked for: with `--tool` that of `calibrate_tool.py`."""
+        from daydream.cli import calibrate_tool
+
+        if calibrate_tool.wanted(args):
+            return calibrate_tool.command.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
 
 def _calibrate(
     trace: str,
@@ -55,6 +65,12 @@ def _calibrate(
     took most of the time: with --optimization as recorded and as that change would have it, and the
     change's own options can be given too. Without it, only as recorded: run on another GPU, that
     gives the times for `whatif gpu`. Needs torch, and no model and no data.
+
+    \b
+    daydream calibrate --tool ./mine.py train.py
+
+    With --tool the operators that a tool changes are timed in the script that it changes, before and
+    with it; `daydream calibrate --tool FILE --help` tells more.
     """
     from daydream.calibration import calibrate
     from daydream.cli.failures import of_optimizations
@@ -115,6 +131,10 @@ command = Calibrate(
         *trace_options(),
         click.Option(
             [FLAG], metavar="NAME[+NAME...]", help="Measure what this change asks for, before and after it."
+        ),
+        click.Option(
+            ["--tool"], metavar="FILE", expose_value=False,
+            help="Time what this tool changes, in the script that follows, instead of a trace's operators.",
         ),
         click.Option(
             ["-o", "--output"], default="table.parquet", show_default=True, metavar="FILE",

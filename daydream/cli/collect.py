@@ -100,12 +100,19 @@ def _output(target: str, output: str | None, *, module: bool) -> Path:
 
 
 def _unrest(path: Path) -> str | None:
-    """Return why the recording seems not to have been made at rest, as `replay` and `info` say it."""
+    """Return why the recording seems not to have been made at rest, as `replay` and `info` say it.
+
+    The replay that this takes is kept in the user's cache: the suggestions, and the first question, need it.
+    """
     import daydream
+    from daydream.cli.progress import Progress
+    from daydream.cli.source import read
     from daydream.errors import GraphError
 
     try:
-        return daydream.replay(path).unrest
+        with Progress() as progress:
+            trace = read((str(path),), None, None, progress)
+        return daydream.replay(trace).unrest
     except GraphError:  # there is no step to judge; `info` says why
         return None
 

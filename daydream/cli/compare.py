@@ -41,6 +41,7 @@ def _compare(
     top: int | None,
     verbose: bool,
     as_json: bool,
+    as_markdown: bool,
     **options: Any,
 ) -> None:
     r"""Compare the steps of two traces: what changed, and what did not.
@@ -61,6 +62,8 @@ def _compare(
     from daydream.predict.difference import compare
     from daydream.report.text.difference import difference_text
 
+    if as_json and as_markdown:
+        raise click.UsageError("give either --json or --markdown", click.get_current_context())
     with Progress() as progress, stdout_for_the_result():
         replays: list[Replay] = []
         for trace in (before, after):
@@ -77,6 +80,10 @@ def _compare(
         found = compare(first, replays[1], names=(before, after))
     if as_json:
         print_json(found.to_json())
+    elif as_markdown:
+        from daydream.report.markdown import comparison_markdown
+
+        click.echo(comparison_markdown(found), nl=False)
     else:
         print_screen(difference_text(found, top=top or SHOWN, verbose=verbose, fitted=top is None))
 
@@ -115,5 +122,9 @@ command = Compare(
         ),
         verbose_option("phases, layers and kernels, and what runs meanwhile"),
         json_option(),
+        click.Option(
+            ["--markdown", "as_markdown"], is_flag=True,
+            help="Print Markdown for a pull request: before, predicted and after, and what changed most.",
+        ),
     ],
 )  # fmt: skip

@@ -9,10 +9,17 @@ import click
 
 from daydream.cli.option_takers import CHOSEN, OptionTaker
 from daydream.cli.output import help_of
-from daydream.cli.source import force_option, json_option, stdout_for_the_result, verbose_option
+from daydream.cli.source import (
+    force_option,
+    json_option,
+    stdout_for_the_result,
+    table_option,
+    verbose_option,
+)
 
 if TYPE_CHECKING:
     from daydream.collect.launcher.runner import Collected
+    from daydream.costs.device.table import KernelTable
     from daydream.trace.trace import Trace
     from daydream.transforms.registry import Optimization
 
@@ -47,11 +54,12 @@ def _found(ctx: click.Context, name: str) -> list[Optimization]:
 
     chosen = optimizations_named(ctx, name)
     for each in chosen:
-        if each.apply is None:
-            able = [known.name for known in loadable()[0] if known.apply is not None]
+        if not each.can_be_made:
+            able = [known.name for known in loadable()[0] if known.can_be_made]
             raise click.UsageError(
                 f"{each.name} can be predicted, not confirmed: daydream cannot make that change in a "
-                f"running script. It can make {', '.join(able)}, and what your own file defines as `apply`.",
+                f"running script. It can make {', '.join(able)}, and what your own file defines "
+                "as `apply` or `tool`.",
                 ctx,
             )
     return chosen
@@ -61,10 +69,12 @@ def _confirm(
     target: str,
     args: tuple[str, ...],
     output: str | None,
+    table: str | None,
     steps: int,
     warmup: int,
     rounds: int,
     block_steps: int,
+    cpu_time: bool,
     stop_after: bool,
     nproc_per_node: int | None,
     module: bool,
@@ -93,10 +103,12 @@ def _confirm(
     from daydream.cli.whatif_options import option_values
     from daydream.collect.launcher.runner import Recording, collect, command_line
     from daydream.collect.live.messages import changed_path
+    from daydream.costs.device.table import KernelTable
     from daydream.errors import DaydreamError
     from daydream.files.own_folders import own_folder
     from daydream.predict.confirmation import blocks_of
     from daydream.trace.trace import Trace
+    from daydream.transforms.registry import path_or_name
 
     check_target(target, module=module)
     chosen: list[Optimization] = click.get_current_context().meta[CHOSEN]
@@ -104,8 +116,11 @@ def _confirm(
     if output is not None:
         for path in (Path(output), changed_path(Path(output))):
             check(path, force=force)
-    names = [str(Path(each).resolve()) if each.endswith(".py") else each for each in _names(chosen)]
-    change = {"names": names, "options": values, "rounds": rounds, "steps": block_steps}
+    names = [path_or_name(each) for each in chosen]
+    measured = None if table is None else KernelTable.load(table)
+    change = {
+        "names": names, "options": values, "rounds": rounds, "steps": block_steps, "cpu_time": cpu_time,
+    }  # fmt: skip
     with own_folder("daydream") as folder:
         path = Path(output) if output is not None else folder / "confirm.parquet"
         done = collect(
@@ -129,7 +144,7 @@ def _confirm(
                 raise
             click.echo(message("interrupted before the change was confirmed"), err=True)
             return done.exit_code
-        _show(done, trace, chosen, values, as_json=as_json, verbose=verbose)
+        _show(done, trace, chosen, values, measured, as_json=as_json, verbose=verbose)
         if output is not None:
             for kept in filter(None, (done.path, done.changed)):
                 click.echo(f"wrote {kept} ({kept.stat().st_size:,} bytes)", err=True)
@@ -141,6 +156,7 @@ def _show(
     trace: Trace,
     chosen: list[Optimization],
     values: dict[str, Any],
+    table: KernelTable | None,
     *,
     as_json: bool,
     verbose: bool,
@@ -150,26 +166,17 @@ def _show(
     from daydream.cli.results import print_json, print_screen
     from daydream.predict.confirmation import confirmation
     from daydream.report.text.confirmation import confirmation_text
+    from daydream.transforms.registry import code_of
 
     changed = None if done.changed is None else daydream.Trace.load(done.changed)
-    replay = daydream.replay(trace)
+    replay = daydream.replay(trace, table=table)
     with of_optimizations(click.get_current_context(), "+".join(each.name for each in chosen)):
         predicted = daydream.whatif(replay, chosen, **values)
     found = confirmation(predicted, trace, changed)
     if as_json:
-        print_json(found.to_json())
+        print_json(found.to_json() | {"code": code_of(predicted.optimization)})
     else:
         print_screen(confirmation_text(found, verbose=verbose))
-
-
-def _names(chosen: list[Optimization]) -> list[str]:
-    """Return the names, of a user's own file its path."""
-    import inspect
-
-    from daydream.transforms.registry import names
-
-    known = names()
-    return [each.name if each.name in known else str(inspect.getsourcefile(each.function)) for each in chosen]
 
 
 def _parameters() -> list[click.Parameter]:
@@ -187,7 +194,12 @@ def _parameters() -> list[click.Parameter]:
             ["--block-steps"], type=click.IntRange(min=1), default=5,
             help="Steps of a block that count, after one that does not; 5 by default.",
         ),
+        click.Option(
+            ["--cpu-time"], is_flag=True,
+            help="Time the blocks by the process's CPU time: for training on a CPU that does other work.",
+        ),
         *(shared[name] for name in kept[:5]),
+        table_option(),
         force_option(),
         verbose_option("phases, layers and kernels"),
         json_option(),

@@ -6,8 +6,10 @@ import contextlib
 
 import click
 
+from daydream.cli.html import html_option
 from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
+    force_option,
     json_option,
     read,
     stdout_for_the_result,
@@ -23,6 +25,8 @@ def _explain(
     steps: str | None,
     whatif: str | None,
     capacity: int | None,
+    html: str | None,
+    force: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -53,6 +57,11 @@ def _explain(
                 refusing.enter_context(of_optimizations(ctx, whatif))
                 refusing.enter_context(with_advice(replay.graph, parse(whatif), again))
             explanation = explain(replay, whatif, capacity=capacity, progress=progress)
+        if html is not None:
+            from daydream.cli.html import write_html
+
+            said = write_html(html, replay, None, force=force, ranked=False, progress=progress)
+            click.echo(said, err=True)
     if as_json:
         print_json({"trace": trace, **explain_json(explanation)})
         return
@@ -76,6 +85,8 @@ command = click.Command(
             help="Explain the step after this change, with its options at their defaults.",
         ),
         capacity_option(),
+        html_option(),
+        force_option(),
         verbose_option("all costs, what goes on off the critical path and every note"),
         json_option(),
     ],

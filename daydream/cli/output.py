@@ -64,7 +64,7 @@ def check(path: str | os.PathLike[str], *, force: bool) -> None:
 
 def _files_read() -> Iterator[Path]:
     """Return the files that this command line names, but for its outputs, and the own files it has loaded."""
-    from daydream.collect.importers import trace_files
+    from daydream.collect.importers.formats import trace_files
     from daydream.transforms.registry import OWN_FILE
 
     context = click.get_current_context()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0
 EVERY_S = 0.1
 BAR = 24
+LINES = "DAYDREAM_PROGRESS_LINES"  # a variable that another program sets to read the progress: a line each
 LONGEST = 48  # what is said before the bar, so that the line fits a terminal
 STYLES = {  # instead of shades that light or dark terminals hardly show
     "bar.back": "dim", "bar.complete": "green", "bar.finished": "green", "bar.pulse": "green",
@@ -24,7 +26,8 @@ STYLES = {  # instead of shades that light or dark terminals hardly show
 class Progress:
     """Call it with what is being done and, where known, the share done; it is shown on a terminal only.
 
-    Used in a `with` statement; the line is gone at its end.
+    Used in a `with` statement; the line is gone at its end. With `DAYDREAM_PROGRESS_LINES=1` there are
+    lines instead, `progress 0.25 reading t.json`, -1 where the share is not known.
     """
 
     def __init__(self, stream: TextIO | None = None, *, patience_s: float = PATIENCE_S) -> None:
@@ -33,10 +36,15 @@ class Progress:
         self._what, self._share = "", -1.0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._in_lines, self._told_s = os.environ.get(LINES) == "1", 0.0
 
     def __call__(self, what: str, share: float = -1.0) -> None:
         """Say what is being done; a share below 0 is unknown."""
-        self._what, self._share = what[:LONGEST], share
+        is_new, self._what, self._share = what[:LONGEST] != self._what, what[:LONGEST], share
+        if self._in_lines and (is_new or time.monotonic() - self._told_s > EVERY_S):
+            self._told_s = time.monotonic()
+            self._stream.write(f"progress {share:.3f} {' '.join(self._what.split())}\n")
+            self._stream.flush()
 
     def __enter__(self) -> Self:
         if self._stream.isatty():

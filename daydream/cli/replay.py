@@ -33,7 +33,7 @@ def _replay(
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.text.results import replay_text
 
-    check_files(output, html, force=force)
+    check_files(output, html, force=force, chakra=True)
     with Progress() as progress:
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
@@ -58,7 +58,7 @@ command = click.Command(
     short_help="Simulate a trace unchanged, and say how far off that is.",
     params=[
         *trace_options(),
-        timeline_option("measured and replayed"),
+        timeline_option("measured and replayed", chakra=True),
         html_option(),
         ranking_option(),
         force_option(),

@@ -103,8 +103,9 @@ def handle_options() -> list[click.Option]:
             multiple=True,
             callback=_keep_counters,
             expose_value=False,
-            help="What a profiler counted of the same program's kernels: CSV of Nsight Compute or rocprofv3, "
-            "or Kineto's ranges; several times for several passes.",
+            help="What a profiler counted of the same program's kernels: files of Nsight Compute, rocprof, "
+            "NVBit, AccelProf, Kineto or Luthier (sums; FILE@100-200 of these kernels); several times for "
+            "several passes.",
         ),
     ]
 
@@ -292,7 +293,7 @@ def _refuse_parquet(sources: Sequence[str]) -> None:
     """Steps are found at import; in a parquet trace they are settled."""
     from pathlib import Path
 
-    from daydream.collect.importers import format_of
+    from daydream.collect.importers.formats import format_of
     from daydream.errors import TraceError
 
     for source in map(Path, sources):

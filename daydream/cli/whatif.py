@@ -166,7 +166,7 @@ def _whatif(
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.report.text.results import whatif_json, whatif_text
 
-    check_files(output, html, force=force)
+    check_files(output, html, force=force, chakra=True)
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress)
         progress("replaying")
@@ -276,7 +276,7 @@ def _parameters() -> list[click.Parameter]:
             metavar="MS",
             help="Exit with 3 if the predicted step takes longer, or is not known: a gate for CI.",
         ),
-        timeline_option("measured, replayed and predicted"),
+        timeline_option("measured, replayed and predicted", chakra=True),
         html_option(),
         ranking_option(),
         force_option(),

@@ -15,27 +15,29 @@ if TYPE_CHECKING:
     from daydream.predict.replay import Replay
 
 
-def timeline_option(what: str) -> click.Option:
-    """Return `-o` for a command that can show these timelines."""
+def timeline_option(what: str, *, chakra: bool = False) -> click.Option:
+    """Return `-o` for a command that can show these timelines, or can write Chakra files as well."""
+    more = "; as .et the last of them for network simulators (Chakra)" if chakra else ""
     return click.Option(
         ["-o", "--output"],
         metavar="FILE",
-        help=f"Write the timelines ({what}) as .json or .json.gz for https://ui.perfetto.dev.",
+        help=f"Write the timelines ({what}) as .json or .json.gz for https://ui.perfetto.dev{more}.",
     )
 
 
-def check_files(output: str | None, html: str | None, *, force: bool) -> None:
+def check_files(output: str | None, html: str | None, *, force: bool, chakra: bool = False) -> None:
     """Raise `OutputError` or a usage error if one of the files could not be written."""
     from daydream.cli.output import check
 
+    timelines = (".json", ".json.gz", ".et") if chakra else (".json", ".json.gz")
     for path, name, suffixes, flag in (
-        (output, output, (".json", ".json.gz"), "-o"),
+        (output, output, timelines, "-o"),
         (html, html and html.lower(), (".html", ".htm"), "--html"),
     ):
         if path is None or name is None:
             continue
         if not name.endswith(suffixes):
-            said = f"{path!r} ends in neither {' nor '.join(suffixes)}"
+            said = f"{path!r} ends in neither {', '.join(suffixes[:-1])} nor {suffixes[-1]}"
             raise click.BadParameter(said, click.get_current_context(), param_hint=flag)
         check(path, force=force)
 
@@ -53,7 +55,14 @@ def write_files(
 ) -> list[str]:
     """Write the files and return what is to be said about each. Raises `OutputError` if that fails."""
     said = []
-    if output is not None:
+    if output is not None and output.endswith(".et"):
+        from daydream.report.chakra.file import write_chakra
+
+        progress(f"writing {output}", -1.0)
+        written = write_chakra(output, (comparison or replay).timeline, force=force)
+        said.append(f"wrote {', '.join(map(str, written.files))}")
+        said += [f"  note: {note}" for note in written.notes]
+    elif output is not None:
         from daydream.report.perfetto.file import write
 
         progress(f"writing {output}", -1.0)

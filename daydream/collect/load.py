@@ -70,6 +70,6 @@ def _is_parquet(path: str | os.PathLike[str]) -> bool:
 
 def _is_table(path: str | os.PathLike[str]) -> bool:
     """Return whether a parquet file, which is no trace, is a table that is imported."""
-    from daydream.collect.importers import format_of
+    from daydream.collect.importers.formats import format_of
 
     return format_of(Path(path)) != "parquet"

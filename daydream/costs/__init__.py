@@ -4,6 +4,7 @@
     bound(graph, kernels)          compute, memory or latency, with achieved shares of the peaks
     retime(graph, kernels, ...)    durations in another element type, on another device, with other work
     scaled_time(graph, tasks, ...) durations when the work of each task is multiplied, on GPU or CPU
+    replace_cost(graph, tasks, ...) what replaces operators takes: measured in place, else a factor
     network_of(graph, workers)     workers and what joins them, which tells how long collectives take
 
 These names are promised to optimizations (docs/extending.md) and are loaded when they are first used.
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
         memory_bandwidth,
     )
     from daydream.costs.device.call_scaling import scaled_time
+    from daydream.costs.device.evidence import (
+        at_peak_ns,
+        by_counters,
+        counted_conflicts,
+        counted_kind,
+        say_evidence,
+    )
     from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
+    from daydream.costs.device.in_place import InPlace, in_place, replace_cost
     from daydream.costs.device.input_sizes import (
         Shares,
         is_channel_size,
@@ -49,6 +58,7 @@ if TYPE_CHECKING:
     from daydream.costs.network.collectives import Link, bytes_of_message
     from daydream.costs.network.members import workers_of
     from daydream.costs.network.networks import Network, machine_of, network_of
+    from daydream.costs.network.simulated_times import simulated_times
     from daydream.costs.resize.growth import Growth, growth_of, resized_work
     from daydream.costs.resize.operands import parameter_shapes
     from daydream.costs.resize.prior_resizes import Resizing, arguments_now, grow_copies, leave_grown
@@ -61,7 +71,11 @@ _HOMES = {
         "copies_into_new_ns", "copies_ns", "link_bandwidth", "memory_bandwidth",
     ),
     "daydream.costs.device.call_scaling": ("scaled_time",),
+    "daydream.costs.device.evidence": (
+        "at_peak_ns", "counted_conflicts", "counted_kind", "by_counters", "say_evidence",
+    ),
     "daydream.costs.device.fusion": ("fused_chain_ns", "fusible_chains"),
+    "daydream.costs.device.in_place": ("InPlace", "in_place", "replace_cost"),
     "daydream.costs.device.input_sizes": (
         "Shares", "is_channel_size", "is_feature_size", "need_shapes", "need_size", "only_grids_tell",
         "recorded_batch", "recorded_length", "resized_time", "shares_of_growth",
@@ -78,6 +92,7 @@ _HOMES = {
     "daydream.costs.network.collectives": ("Link", "bytes_of_message"),
     "daydream.costs.network.members": ("workers_of",),
     "daydream.costs.network.networks": ("Network", "machine_of", "network_of"),
+    "daydream.costs.network.simulated_times": ("simulated_times",),
     "daydream.costs.resize.growth": ("Growth", "growth_of", "resized_work"),
     "daydream.costs.resize.operands": ("parameter_shapes",),
     "daydream.costs.resize.prior_resizes": ("Resizing", "arguments_now", "grow_copies", "leave_grown"),
@@ -88,15 +103,17 @@ _HOMES = {
 
 __all__ = [
     "DEVICES", "PAPER_SPEEDUPS", "PROTOCOLS", "Argument", "Bound", "Calls", "Cluster", "Device",
-    "GridGrowth", "Growth", "KernelTable", "Link", "Network", "NewShapes", "Protocol", "Resizing",
-    "Retimed", "Shape", "Shares", "Work", "arguments_now", "bare_name", "bound", "bytes_of_message",
-    "calls_of", "copies_into_new_ns", "copies_ns", "device_of", "device_or_none", "elements",
-    "find_cluster", "find_device", "floor_ns", "fused_chain_ns", "fusible_chains", "grow_copies",
-    "grown_time", "growth_by_grids", "growth_of", "is_channel_size", "is_feature_size", "itemsize",
-    "leave_grown", "link_bandwidth", "machine_of", "measured_first", "memory_bandwidth", "names_fit",
-    "need_shapes", "need_size", "network_of", "only_grids_tell", "parameter_shapes", "parse_shapes",
-    "recorded_batch", "recorded_length", "resized_time", "resized_work", "retime", "runs_in_tf32",
-    "scaled_time", "shares_of_growth", "sped_up", "work", "workers_of",
+    "GridGrowth", "Growth", "InPlace", "KernelTable", "Link", "Network", "NewShapes", "Protocol",
+    "Resizing", "Retimed", "Shape", "Shares", "Work", "arguments_now", "at_peak_ns", "bare_name", "bound",
+    "by_counters", "bytes_of_message", "calls_of", "copies_into_new_ns", "copies_ns", "counted_conflicts",
+    "counted_kind", "device_of", "device_or_none", "elements", "find_cluster", "find_device", "floor_ns",
+    "fused_chain_ns", "fusible_chains", "grow_copies", "grown_time", "growth_by_grids", "growth_of",
+    "in_place", "is_channel_size", "is_feature_size", "itemsize", "leave_grown", "link_bandwidth",
+    "machine_of",
+    "measured_first", "memory_bandwidth", "names_fit", "need_shapes", "need_size", "network_of",
+    "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch", "recorded_length",
+    "replace_cost", "resized_time", "resized_work", "retime", "runs_in_tf32", "say_evidence", "scaled_time",
+    "shares_of_growth", "simulated_times", "sped_up", "work", "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

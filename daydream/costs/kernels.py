@@ -28,6 +28,10 @@ TENSOR_KERNEL = re.compile(
 )
 FLOOR_PERCENTILE = 5
 LARGEST_FLOOR_NS = 5_000  # an empty kernel takes 1 to 3 us on the GPUs of the public traces
+# Of the peaks: a kernel whose FLOP and bytes were counted and that stays below on both waits for something
+# else. NVIDIA speaks of latency from 0.6 of what its units can do (Nsight Compute, Speed Of Light); FLOP and
+# bytes of memory leave out other instructions and caches, so half of that.
+HELD_UP = 0.3
 LATENCY_SHARE = 1.5  # a kernel of less than this many floors is mostly fixed cost
 
 
@@ -99,6 +103,16 @@ def work_of_rows(trace: Trace, rows: np.ndarray) -> Work:
         for amounts, column in zip((found.flop, found.nbytes), counted_work(trace), strict=True):
             here = there[column[rows[there]] >= 0]
             amounts[here] = column[rows[here]]
+    return found
+
+
+def counted_tasks(graph: Graph, selection: Selection) -> np.ndarray:
+    """Return whether FLOP (first) and bytes (second) of each task were counted: bool, shape (2, tasks)."""
+    found = np.zeros((2, len(selection)), bool)
+    if graph.trace is not None and graph.trace.metadata.get("counters") and len(selection):
+        rows = graph.columns["row"][selection.ids]
+        for column, mine in zip(counted_work(graph.trace), found, strict=True):
+            mine[:] = (rows >= 0) & (column[np.maximum(rows, 0)] >= 0)
     return found
 
 
@@ -232,8 +246,8 @@ class Bound:
 def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -> Bound:
     """Return what bounds the selected kernels: compute, memory or latency.
 
-    Latency: not much longer than the smallest kernels of the trace. Else whichever of
-    the two the kernel's work would take longer on at peak rate.
+    Latency: not much longer than the smallest kernels of the trace, or far below both peaks by counters.
+    Else whichever of the two the kernel's work would take longer on at peak rate.
 
     Args:
         graph: the graph of the trace.
@@ -258,6 +272,8 @@ def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -
     kind[both & (np.nan_to_num(compute) >= np.nan_to_num(memory))] = "compute"
     kind[both & (np.nan_to_num(compute) < np.nan_to_num(memory))] = "memory"
     kind[whole_duration_ns(selection) < LATENCY_SHARE * floor] = "latency"
+    counted = counted_tasks(graph, selection).all(axis=0)
+    kind[counted & both & (np.fmax(np.nan_to_num(compute), np.nan_to_num(memory)) < HELD_UP)] = "latency"
     return Bound(
         kind,
         compute,

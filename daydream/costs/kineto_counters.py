@@ -21,6 +21,7 @@ INSTRUCTIONS = "smsp__sass_thread_inst_executed_op_"
 # kernels that calculate in 32 bits.
 FLOP_OF = {"fadd": 1, "fmul": 1, "ffma": 2, "dadd": 1, "dmul": 1, "dfma": 2}
 BYTES = "dram__bytes.sum"
+MOST = 2.0**63
 
 
 def read_counters(path: str | Path) -> list[dict[str, Any]]:
@@ -29,19 +30,44 @@ def read_counters(path: str | Path) -> list[dict[str, Any]]:
     FLOP are those of 32 and 64 bits outside the matrix units, None for kernels that use these or
     calculate in 16 bits. Raises `FileError` where the file is no Kineto JSON or holds no counters.
     """
+    return [{key: one[key] for key in ("name", "flop", "bytes")} for one in read_ranges(path)]
+
+
+def read_ranges(path: str | Path) -> list[dict[str, Any]]:
+    """Return the same with all `metrics` of each launch, as the file names them."""
     try:
         whole = Path(path).read_bytes()
         document = json.loads(gzip.decompress(whole) if whole[:2] == b"\x1f\x8b" else whole)
         events = document["traceEvents"] if isinstance(document, dict) else document
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, RecursionError) as error:
         raise FileError(f"{path} cannot be read as Kineto JSON: {error}") from None
-    ranges = [event for event in events if event.get("cat") == "cuda_profiler_range"]
+    named = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+    ranges = [event for event in named if event.get("cat") == "cuda_profiler_range"]
     if not ranges:
         raise FileError(f"{path} holds no counters: no event has the category 'cuda_profiler_range'.")
-    return [
-        {"name": each["name"], **_amounts(each["name"], each.get("args", {}))}
-        for each in sorted(ranges, key=lambda event: event["ts"])
-    ]
+    try:
+        found = []
+        for each in sorted(ranges, key=lambda event: float(event["ts"])):
+            metrics = {name: _count(value) for name, value in each.get("args", {}).items()}
+            known = {name: value for name, value in metrics.items() if value is not None}
+            found.append({"name": str(each["name"]), **_amounts(str(each["name"]), known), "metrics": known})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"{path} has a profiler range without name, time or counters: {error}") from None
+    return found
+
+
+def _count(value: Any) -> float | None:
+    """Return a count, which may stand there as a text, and None for what is no number.
+
+    Raises `ValueError` for a number that is no count.
+    """
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    if not 0 <= found < MOST:
+        raise ValueError(f"{value} is no count")
+    return found
 
 
 def _amounts(kernel: str, counters: Mapping[str, float]) -> dict[str, int | None]:

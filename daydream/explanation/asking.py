@@ -22,7 +22,8 @@ READS = "_local_scalar_dense|aten::copy_"  # what `.item()`, `.cpu()` and `.toli
 class WhatIfResult:
     """One what-if: what it predicts, or why it gives no answer (`refused`).
 
-    `options` are the ones given; `saving_ns` is against the step that is explained.
+    `options` are the ones given; `saving_ns` is against the step that is explained. `predicted_low_ns` and
+    `predicted_high_ns` are the 90 % interval of the predicted step, None where it is or was not asked for.
     """
 
     name: str
@@ -31,6 +32,8 @@ class WhatIfResult:
     predicted_ns: int | None
     refused: str | None = None
     notes: tuple[str, ...] = field(default=(), repr=False)
+    predicted_low_ns: int | None = field(default=None, repr=False)
+    predicted_high_ns: int | None = field(default=None, repr=False)
 
     @property
     def saving_ns(self) -> int | None:
@@ -62,6 +65,7 @@ class WhatIfResult:
         """Return the answer as `explain --json` prints it."""
         speedup = {"speedup": self.replayed_ns / self.predicted_ns if self.predicted_ns else None}
         figures = as_json(self, "whatif=name options command predicted_ns saving_ns")
+        figures |= as_json(self, "predicted_low_ns predicted_high_ns")
         return figures | speedup | as_json(self, "refused code notes")
 
 
@@ -123,7 +127,9 @@ class WhatIfRunner:
         known = set(self.replay.notes)
         notes = tuple(note for note in prediction.notes if note not in known)
         whole, values = self._whole(name, options)
-        return WhatIfResult(whole, values, self.step_ns, prediction.predicted_ns, prediction.reason, notes)
+        low, high = prediction.predicted_low_ns, prediction.predicted_high_ns
+        step_ns = prediction.predicted_ns
+        return WhatIfResult(whole, values, self.step_ns, step_ns, prediction.reason, notes, low, high)
 
     def _asked(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
         try:

@@ -23,6 +23,7 @@ from daydream.graph.plan import Cause
 from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
 from daydream.graph.tables import MEMCPY
+from daydream.model.graph_breaks import breaks_of
 from daydream.model.loading import untraced_waits
 from daydream.simulate.causes import PathCause
 from daydream.trace.schema import PHASES
@@ -33,6 +34,7 @@ LONG_GAP_NS = 500_000  # more than Python takes between two operators
 MOST_WAITS = 4  # groups of waiting calls
 TO_DEVICE = re.compile(r"HtoD|HostToDevice")
 FROM_DEVICE = re.compile(r"DtoH|DeviceToHost")
+BREAKS = "graph breaks"
 ALLOCATION = re.compile(r"(?i)malloc|free")
 MODEL = [PHASES.index(name) for name in ("forward", "loss", "backward")]
 OPTIMIZER, OTHER = PHASES.index("optimizer"), PHASES.index("other")
@@ -133,7 +135,9 @@ def avoidable(chain: Chain, asker: WhatIfRunner) -> list[Avoidable]:
     """
     scene = Scene(chain, asker)
     found: list[Avoidable] = []
-    for each in sorted((each for rule in RULES for each in rule(scene)), key=lambda each: -each.cost_ns):
+    costs = [each for rule in RULES for each in rule(scene)]
+    # What removes graph breaks is told with them: of compiled code it removes nothing else.
+    for each in sorted(costs, key=lambda each: (each.sort != BREAKS, -each.cost_ns)):
         told = {answer.command for other in found for answer in other.answers}
         answers = tuple(answer for answer in each.answers if answer.command not in told)
         if answers or each.limit is not None:
@@ -235,6 +239,19 @@ def operators_on_the_cpu(scene: Scene) -> Iterator[Avoidable]:
     yield from scene.found("CPU operators", mask, asked, "operators of forward and backward")
 
 
+def graph_breaks(scene: Scene) -> Iterator[Avoidable]:
+    """Between two graphs of one compiled call the program is in Python, and guards come before the next."""
+    breaks = breaks_of(scene.graph)
+    if not breaks:
+        return
+    ids = np.concatenate([each.tasks.ids for each in breaks])
+    mask = np.isin(scene.chain.task, ids)
+    first = breaks[0]
+    for cost in scene.found(BREAKS, mask, ["compile"], "work between compiled graphs"):
+        share = first.ns / max(sum(each.ns for each in breaks), 1)
+        yield replace(cost, place=Place(first.reason, share, None, "forward", first.source))
+
+
 def small_kernels(scene: Scene) -> Iterator[Avoidable]:
     """Each small kernel costs its fixed part and the pause behind it: fused, they cost that once."""
     mask = scene.chain.of(PathCause.SMALL, PathCause.BETWEEN) & np.isin(scene.phase, MODEL)
@@ -304,6 +321,7 @@ RULES: tuple[Callable[[Scene], Iterator[Avoidable]], ...] = (
     copies,
     launching_by_the_cpu,
     operators_on_the_cpu,
+    graph_breaks,
     small_kernels,
     memory_bound_kernels,
     other_kernels,

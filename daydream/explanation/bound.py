@@ -11,13 +11,14 @@ from daydream.explanation.causes import Chain, Share, shares, trace_back
 from daydream.graph.query.device import device_work
 from daydream.predict.replay import Replay
 from daydream.simulate.causes import Bound, PathCause
+from daydream.simulate.path_causes import has_cpu
 
 NEARLY = 0.9  # of the step: what alone would still take this long bounds it
 MOST = 0.5  # of the step: a cause that bounds it by itself
 LARGELY = (
     0.67  # of the step: what saves so much if it takes no time bounds it, whatever is left to the other side
 )
-NOT_RECORDED = (PathCause.UNTRACED_DEVICE, PathCause.RECORDING)
+NOT_RECORDED = (PathCause.UNTRACED_DEVICE, PathCause.RECORDING, PathCause.PAUSES)
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Without:
     cpu: WhatIfResult
     device: WhatIfResult | None
     communication: WhatIfResult | None
+    has_cpu: bool = True  # whether any CPU work was recorded
 
 
 def ask_without(asker: WhatIfRunner, chain: Chain) -> Without:
@@ -36,6 +38,7 @@ def ask_without(asker: WhatIfRunner, chain: Chain) -> Without:
         asker.without(on="cpu"),
         asker.without(on="gpu") if on_device else None,
         asker.without(kind="collective") if communication(chain) else None,
+        has_cpu(chain.graph),
     )
 
 
@@ -70,8 +73,11 @@ def bound(causes: Sequence[Share], without: Without) -> Bound:
     step_ns, waits = max(without.cpu.replayed_ns, 1), shares_of(causes)
     if without.device is None:
         return Bound.COMMUNICATION if _by_communication(without) else Bound.CPU
-    if sum(each.share for each in causes if each.cause in NOT_RECORDED) >= MOST:
+    missing = sum(each.share for each in causes if each.cause in NOT_RECORDED)
+    if missing >= (MOST if without.has_cpu else 1 - NEARLY):  # without a CPU the device alone remains
         return Bound.UNRECORDED
+    if not without.has_cpu:
+        return _on_device(waits, without)
     device_ns = without.cpu.predicted_ns or 0  # what the device takes if the CPU costs nothing
     cpu_ns = without.device.predicted_ns or 0
     if waits.get(Bound.LOADING, 0.0) >= MOST and step_ns - device_ns >= MOST * step_ns:

@@ -24,6 +24,7 @@ from daydream.explanation.peak_memory import PeakMemory, peak_memory
 from daydream.explanation.reached import PeakShare, general_convolutions_ns, reached
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
+from daydream.model.graph_breaks import breaks_of, sentences
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, as_replay
 from daydream.simulate.causes import Bound
@@ -199,7 +200,11 @@ def explain(
         avoidable=tuple(avoidable(chain, asker)),
         reached=reached(chain),
         general_convolutions_ns=general_convolutions_ns(chain),
-        found_notes=tuple(dict.fromkeys([*known, *(memory.told.recording_notes if memory else ())])),
+        found_notes=tuple(
+            dict.fromkeys(
+                [*known, *sentences(breaks_of(chain.graph)), *(memory.told.recording_notes if memory else ())]
+            )
+        ),
         memory=memory,
         memory_unsaid=unsaid,
     )

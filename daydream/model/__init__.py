@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     )
     from daydream.model.compiled_calls import compile_cpu_calls
     from daydream.model.compiled_dispatch import remove_dispatch
+    from daydream.model.compiled_modules import CompiledPart, compiled_parts
     from daydream.model.feature_maps import input_bytes, makers_and_users
+    from daydream.model.graph_breaks import breaks_of, remove_breaks
     from daydream.model.half_times import (
         ATTENTION_KERNEL,
         DOUBT_OF_CONVOLUTIONS,
@@ -99,6 +101,8 @@ _HOMES = {
     ),
     "daydream.model.compiled_calls": ("compile_cpu_calls",),
     "daydream.model.compiled_dispatch": ("remove_dispatch",),
+    "daydream.model.compiled_modules": ("CompiledPart", "compiled_parts"),
+    "daydream.model.graph_breaks": ("breaks_of", "remove_breaks"),
     "daydream.model.feature_maps": ("input_bytes", "makers_and_users"),
     "daydream.model.half_times": (
         "ATTENTION_KERNEL", "DOUBT_OF_CONVOLUTIONS", "FEW_ROWS_IN_TF32", "LAYOUT_CHANGE", "Narrowed",
@@ -123,15 +127,17 @@ __all__ = [
     "ACCUMULATE", "ATTENTION_KERNEL", "BUCKET_MB", "DOUBT_OF_CONVOLUTIONS", "FEW_ROWS_IN_TF32",
     "FUSED_ATTENTION_KERNEL", "FUSED_ATTENTION_OP", "FUSED_UPDATE_KERNEL", "FUSED_UPDATE_OP",
     "LAYOUT_CHANGE", "MIB", "SCALER_CALL_NS", "SCALER_TENSOR_NS", "UPDATE_RULES", "Buckets", "Captured",
+    "CompiledPart",
     "Gradients", "LoaderWaits", "Narrowed", "Trained", "Update", "UpdateRule", "attention_chains",
     "autograd_node_count", "backward_chains", "behind_last_saved", "block_of_layers", "border_kernel_ns",
+    "breaks_of",
     "call_rows", "capture", "capture_parts", "cast_ns", "changes_layout", "compile_cpu_calls",
-    "compute_lane", "dispatch_ns", "doubt_of_products", "few_rows_ns", "find_chains",
-    "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_parts", "fused_update_ns",
-    "gradients_of",
+    "compiled_parts", "compute_lane", "dispatch_ns", "doubt_of_products", "few_rows_ns", "find_chains",
+    "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_parts",
+    "fused_update_ns", "gradients_of",
     "in_16_bits", "in_replays", "input_bytes", "joint_update", "main_dtype", "makers_and_users",
     "mostly_replayed", "need_setting", "operand_elements", "recorded_waits", "refuse_narrow",
-    "remove_dispatch", "remove_with_operators", "repeated_blocks", "saved_tensor_counts",
+    "remove_breaks", "remove_dispatch", "remove_with_operators", "repeated_blocks", "saved_tensor_counts",
     "scale_autograd_walks", "shapes_in", "start_as_nodes", "streaming_ns", "tasks_in_matrix_units",
     "trained_parameters", "unrecorded_launches", "unscale_ns", "untraced_waits", "update_calls",
     "update_of", "weight_casts", "work_tasks",

@@ -8,6 +8,8 @@ go; what comes is fixed costs of compiled code, which small models feel.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -23,7 +25,8 @@ from daydream.graph.selection import Selection
 from daydream.model.autograd_walks import NODE, graph_walks
 from daydream.model.captured import DISPATCH_NS
 from daydream.model.compiled_masks import masks_ns
-from daydream.model.optimizers import ACCUMULATE, update_of
+from daydream.model.compiled_modules import compiled_parts
+from daydream.model.optimizers import ACCUMULATE
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,16 @@ class FixedCosts:
     """Time of compiled code beside its calculation, ns: a call of it, a parameter it uses.
 
     A call checks the guards, passes through the wrappers of the ahead-of-time compiler and is one autograd
-    node; each parameter has guards, and its gradient a buffer of its own.
+    node; each parameter has guards, and its gradient a buffer of its own. Behind a graph break the rest of
+    the frame is a compiled function with guards, wrappers and a node of its own: one call more.
     """
 
     call_ns: int
     parameter_ns: int
+
+    def of(self, parameters: int, breaks: int = 0) -> int:
+        """Return the fixed costs of a call with so many parameters and graph breaks in it, ns."""
+        return self.call_ns * (1 + breaks) + self.parameter_ns * parameters
 
 
 # Fitted to 1 to 40 modules of one parameter of 8 elements, and to 1 to 24 products of 8 x 8 with and
@@ -55,12 +63,74 @@ COMPOSITE = {
 RECURRENT = r"^aten::(lstm|gru|rnn_tanh|rnn_relu)$"
 
 
-def compile_cpu_calls(graph: Graph) -> str:
+def compile_cpu_calls(
+    graph: Graph, *, layers: str | None = None, breaks: int = 0, product_speedup: float = 1.0
+) -> str:
     """Compile the forward and backward calls of a CPU trace, as Inductor does; return a sentence on it.
+
+    Args:
+        graph: the graph of the trace.
+        layers: a shell pattern: each outermost module that matches is compiled by itself. None: all as one.
+        breaks: graph breaks in each compiled forward call.
+        product_speedup: how many times as fast calls of matrix libraries become.
 
     Raises:
         NotApplicableError: nothing is left to compile.
+
     """
+    cpu = graph.select(kind="cpu")
+    compiled, accumulate = _compilable(graph)
+    parts = compiled_parts(graph, compiled, layers)
+    compiled = reduce(or_, (part.tasks for part in parts))
+    pattern = _library_calls(graph)
+    library = compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
+    _shorten_walks(graph, compiled)
+    before, loops = len(compiled.group_by("call")), 0
+    masks = masks_ns(compiled, library)
+    if product_speedup != 1 and len(library):
+        library.scale(1 / product_speedup)
+    for part in parts:
+        others = cpu - part.tasks - accumulate
+        for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
+            region = part.tasks.where(phase=phase)
+            if len(region):
+                fixed_ns = fixed.of(part.parameters, breaks)
+                loops += _compile(
+                    region, library & region, pattern, others, masks, fixed_ns, once=layers is not None
+                )
+    calls = len(library.group_by(within=pattern)) if pattern else 0
+    steps = max(len(cpu.group_by("step")), 1)
+    parameters = sum(part.parameters for part in parts)
+    many = f"each of {len(parts)} compiled modules" if layers is not None else "a compiled call"
+    return (
+        f"{before / steps:,.0f} operator calls per step become {calls / steps:,.0f} calls of matrix "
+        f"libraries and {loops / steps:,.0f} fused loops; {many} has fixed costs of "
+        f"{FORWARD.call_ns / 1e3:.0f} us forward and {BACKWARD.call_ns / 1e3:.0f} us backward, and of "
+        f"{(FORWARD.parameter_ns + BACKWARD.parameter_ns) / 1e3:.1f} us for each of {parameters} parameters "
+        "(measured with torch 2.13 on an x86 server CPU). Of a step with a profiler more goes, as fewer "
+        "calls are recorded: go by the unprofiled one."
+    )
+
+
+def fused_loops(graph: Graph) -> Groups:
+    """Return the work that would become a loop of its own each, if all that can be is compiled in one call.
+
+    Only groups with a calculation of their own: views and dispatch alone make no loop.
+
+    Raises:
+        NotApplicableError: nothing is left to compile.
+
+    """
+    compiled, accumulate = _compilable(graph)
+    pattern = _library_calls(graph)
+    library = compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
+    others = graph.select(kind="cpu") - compiled - accumulate
+    loops = (compiled - library).stretches(others | library, on_lane=True)
+    return loops.where(fused_bodies_ns(graph, loops) > 0)
+
+
+def _compilable(graph: Graph) -> tuple[Selection, Selection]:
+    """Return what a compiler takes of forward and backward, and the nodes that accumulate gradients."""
     cpu = graph.select(kind="cpu")
     tasks = cpu.where(phase=("forward", "backward"))
     tasks.need("operators in the forward or backward pass")
@@ -72,28 +142,7 @@ def compile_cpu_calls(graph: Graph) -> str:
             "Dynamo does not trace torch's recurrent layers (LSTM, GRU, RNN): a forward call that calls one "
             "runs uncompiled, and here no other is left"
         )
-    parameters = max(update_of(graph).tensors, 0)
-    pattern = _library_calls(graph)
-    library = compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
-    others = cpu - compiled - accumulate
-    _shorten_walks(graph, compiled)
-    before, loops = len(compiled.group_by("call")), 0
-    masks = masks_ns(compiled, library)
-    for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
-        region = compiled.where(phase=phase)
-        if len(region):
-            whole = fixed.call_ns + fixed.parameter_ns * parameters
-            loops += _compile(region, library & region, pattern, others, masks, whole)
-    calls = len(library.group_by(within=pattern)) if pattern else 0
-    steps = max(len(cpu.group_by("step")), 1)
-    return (
-        f"{before / steps:,.0f} operator calls per step become {calls / steps:,.0f} calls of matrix "
-        f"libraries and {loops / steps:,.0f} fused loops; a compiled call has fixed costs of "
-        f"{FORWARD.call_ns / 1e3:.0f} us forward and {BACKWARD.call_ns / 1e3:.0f} us backward, and of "
-        f"{(FORWARD.parameter_ns + BACKWARD.parameter_ns) / 1e3:.1f} us for each of {parameters} parameters "
-        "(measured with torch 2.13 on an x86 server CPU). Of a step with a profiler more goes, as fewer "
-        "calls are recorded: go by the unprofiled one."
-    )
+    return compiled, accumulate
 
 
 def _left_alone(graph: Graph, tasks: Selection) -> Selection:
@@ -114,18 +163,29 @@ def _compile(
     others: Selection,
     masks: np.ndarray,
     fixed_ns: int,
+    *,
+    once: bool,
 ) -> int:
-    """Put library calls and fused loops in the place of a pass, with its fixed costs; return the loops."""
+    """Put library calls and fused loops in the place of a pass, with its fixed costs; return the loops.
+
+    With `once` a pass that others' work interrupts has its fixed costs once a step: sums of gradients
+    run between the nodes of a module, and a module that is compiled by itself is called once all the same.
+    """
     graph = region.graph
     runs = region.stretches(others, on_lane=True)
     ends = runs.last().gap_ns
+    fixed = np.full(len(runs), fixed_ns)
+    if once:
+        in_order = np.argsort(graph.columns["order"][runs.first().ids], kind="stable")
+        _, in_steps = np.unique(runs.first().step[in_order], return_index=True)
+        fixed[np.setdiff1d(np.arange(len(runs)), in_order[in_steps])] = 0
     loops = (region - library).stretches(others | library, on_lane=True)
     number = np.repeat(np.arange(len(loops)), loops.sizes)
     bodies = fused_bodies_ns(graph, loops) + np.bincount(number, masks[loops.by_group.ids], len(loops))
     works = bodies > 0
     kept, gone = loops.where(works), loops.where(~works)
-    graph.insert_before(runs.first(), "guards and wrappers", duration_ns=fixed_ns // 2)
-    graph.insert_after(runs.last(), "wrappers", duration_ns=fixed_ns - fixed_ns // 2, gap_ns=ends)
+    graph.insert_before(runs.first(), "guards and wrappers", duration_ns=fixed // 2)
+    graph.insert_after(runs.last(), "wrappers", duration_ns=fixed - fixed // 2, gap_ns=ends)
     if len(library):
         library.set(gap_ns=0)
         begins = library.group_by(within=pattern).first()

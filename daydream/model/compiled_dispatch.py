@@ -7,6 +7,8 @@ operator that did it before, called from generated code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from daydream.graph.graph import Graph
@@ -14,27 +16,36 @@ from daydream.graph.query.calls import call_rows
 from daydream.graph.selection import Selection
 from daydream.model.captured import captures, no_dispatch, pauses_that_stay, regions
 from daydream.model.compiled_calls import BACKWARD, FORWARD, LIBRARY_CALL_NS
-from daydream.model.optimizers import ACCUMULATE, update_of
+from daydream.model.compiled_modules import CompiledPart, compiled_parts
+from daydream.model.optimizers import ACCUMULATE
 
 # Communication, hooks and gradients of parameters: what runs beside the compiled passes.
 BESIDE = rf"{ACCUMULATE}|^c10d::|nccl:|record_param_comms|DistributedDataParallel|FSDP|_FullyShard|^Optimizer"
 
 
-def remove_dispatch(graph: Graph, device: Selection) -> int:
+def remove_dispatch(graph: Graph, device: Selection | Sequence[CompiledPart], breaks: int = 0) -> int:
     """Take away what no compiled pass calls around this device work; return the CPU time that goes, ns.
 
     That is module Python, views and the dispatch of operators. Nothing goes where the trace has no operators:
     there the dispatch of a kernel that stays is not told from its module's Python.
+
+    Args:
+        graph: the graph of the trace.
+        device: the device work of one compiled call, or that of several (`compiled_parts`).
+        breaks: graph breaks in each compiled forward call.
+
     """
     if graph.trace is None or not graph.trace.is_kind("operator").any():
         return 0
-    parameters = max(update_of(graph).tensors, 0)
-    device, gone = device.of(device.ids[graph.alive[device.ids]], device.words), 0
-    for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
-        work = device.where(phase=phase).where(lambda tasks: tasks.launch >= 0)
-        work = work - work.where(within=BESIDE)
-        if len(work):
-            gone += _take(graph, work, phase, fixed.call_ns + fixed.parameter_ns * parameters)
+    gone = 0
+    parts = compiled_parts(graph, device, None) if isinstance(device, Selection) else device
+    for part in parts:
+        alive = part.tasks.of(part.tasks.ids[graph.alive[part.tasks.ids]], part.tasks.words)
+        for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
+            work = alive.where(phase=phase).where(lambda tasks: tasks.launch >= 0)
+            work = work - work.where(within=BESIDE)
+            if len(work):
+                gone += _take(graph, work, phase, fixed.of(part.parameters, breaks))
     return gone
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.costs.device.evidence import held_up
 from daydream.costs.device.retime import Retimed, measured_first, retime
 from daydream.costs.device.roofline import device_or_none, names_fit, runs_in_tf32
 from daydream.costs.devices import Device
@@ -126,6 +127,8 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
     if attention.any() and "float32_matrix" not in device.tflops:  # AMD's has no kernels of its own for this
         times, share = _attention(graph, kernels, device)
         new[attention], model[attention], doubt[attention] = times[attention], "attention", share
+    waits = held_up(graph, kernels)  # as was counted: for neither arithmetic nor memory
+    new[waits], model[waits] = old[waits], "latency"
     chosen = Retimed(np.rint(np.minimum(new, old)).astype(np.int64), model, old)
     return Narrowed(measured_first(graph, kernels, chosen, dtype=dtype), doubt)
 

@@ -42,7 +42,7 @@ def map_on(
     if engine.local or not items:
         return list(_here(function, shared, items, say))
     packed = _packed(function, shared, None if engine.elsewhere else os.getcwd())  # noqa: PTH109 - sent as text
-    count = engine.workers or (UNKNOWN if engine.elsewhere else _cores())
+    count = engine.workers or (UNKNOWN if engine.elsewhere else cores())
     size = batch or min(max(len(items) // (BATCHES * count), 1), LARGEST_BATCH)
     batches = [items[first : first + size] for first in range(0, len(items), size)]
     run: Callable[[Engine, int, bytes, Sequence[Any]], Answers]
@@ -78,7 +78,7 @@ def _packed(function: object, shared: object, folder: str | None) -> bytes:
         ) from error
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return on how many cores this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

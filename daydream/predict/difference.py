@@ -95,7 +95,7 @@ class Difference(NotebookFigure):
             said.insert(
                 0, f"The step cannot be predicted from the trace before, because {self.before.reason}."
             )
-        if not self.clear:
+        if not self.clear and not self.before.prediction:  # a prediction that holds overlaps what came
             said.append("The step times of the two overlap: the change may be noise.")
         sides = (self.before, self.after)
         said += [

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
+from daydream import hooks
 from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
@@ -261,6 +262,13 @@ class Prediction(NotebookFigure):
     def notes(self) -> list[str]:
         """What a reader should know before trusting the figures."""
         return prediction_notes(self)
+
+    def interactive(self) -> Any:
+        """Return both timelines as a figure that a notebook shows: it zooms and tells, without widgets.
+
+        Raises `GraphError` if the step after the change cannot be predicted.
+        """
+        return hooks.ask("interactive", self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `whatif --json` prints."""

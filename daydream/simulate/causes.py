@@ -104,6 +104,7 @@ class PathCause(Word):
     INSERTED = "inserted edges", Bound.OTHER, "waits that the change adds"
     RECORDING = "before the recording", Bound.OTHER, "work launched earlier"
     UNTRACED_DEVICE = "untraced device work", Bound.OTHER, "it ran, unrecorded"
+    PAUSES = "pauses of unknown cause", Bound.OTHER, "no CPU was recorded"
 
     @property
     def explained(self) -> str:

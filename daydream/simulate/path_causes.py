@@ -92,10 +92,16 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
         found[edge == each] = cause.code
     found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
     lane = edge == Cause.LANE
-    found[lane] = np.where(kind[lane] != CPU, PathCause.BETWEEN.code, PathCause.UNTRACED.code)
+    between = PathCause.BETWEEN if has_cpu(graph) else PathCause.PAUSES
+    found[lane] = np.where(kind[lane] != CPU, between.code, PathCause.UNTRACED.code)
     loads = (columns["phase"][task] == DATA) & (kind == CPU) & (work | lane) & ~waits
     found[loads] = PathCause.LOADING.code
     return found
+
+
+def has_cpu(graph: Graph) -> bool:
+    """Return whether any CPU work was recorded: else nobody knows why the device pauses."""
+    return bool((graph.columns["kind"] == CPU).any())
 
 
 def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[PathCause, int]:

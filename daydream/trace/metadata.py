@@ -23,6 +23,7 @@ Amount = Annotated[int, Meta(ge=0, le=LARGEST_AMOUNT)]
 Cost = Annotated[float, Meta(ge=0, le=float(LONGEST_NS))]
 Address = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
+Measure = Annotated[float, Meta(ge=0, le=2.0**63)]
 
 
 class Step(Struct):
@@ -196,6 +197,27 @@ class Counter(Struct):
     name: str
     flop: Number | None = None
     bytes: Number | None = None
+    amounts: dict[str, Measure] = {}
+    rank: int | None = None
+    correlation: int | None = None
+
+
+class GraphBreak(Struct):
+    """Where a compiler gave up a graph, and why."""
+
+    region: str
+    reason: str = ""
+    source: str | None = None  # file, line and function
+
+
+class CountedWindow(Struct):
+    """Sums that were counted over kernels, from `first` to `last` in the order of their launches."""
+
+    file: str
+    source: str
+    first: Number
+    last: Number
+    amounts: dict[str, Measure] = {}
 
 
 class Metadata(Struct):
@@ -207,6 +229,7 @@ class Metadata(Struct):
     source: str = ""
     notes: list[str] = []
     vendor: Annotated[str, Meta(pattern=r"^[\w -]{0,40}\Z")] | None = None
+    profiler: str | None = None  # what recorded it, where that was not torch
     world_size: Annotated[int, Meta(ge=1, le=LARGEST_RANK)] | None = None
     rank: Rank | None = None
     ranks: list[Rank] = []
@@ -228,8 +251,11 @@ class Metadata(Struct):
     unprofiled_step_ns: list[Span] = []
     confirmed: Confirmed | None = None
     changed_not_recorded: str | None = None
+    changed_operators: list[str] = []  # that tools of a change act on: `aten::gelu`
     profiler_cost: ProfilerCost | None = None
+    graph_breaks: list[GraphBreak] = []
     counters: list[Counter] = []
+    counted_windows: list[CountedWindow] = []
     unprofiled_step_ns_by_rank: dict[str, list[Span]] = {}
     confirmed_by_rank: dict[str, Confirmed] = {}
     profiler_cost_by_rank: dict[str, ProfilerCost] = {}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from daydream.trace.cached_trace import CacheEntry
 
 ROW_GROUP = 2**18  # rows written at a time, so that a large trace is never held twice
+TOLD = ("rank", "step", "start_ns")  # least and most in a row group: a range of steps is found by them
 
 
 class Trace(NotebookTables):
@@ -192,7 +193,10 @@ class Trace(NotebookTables):
         encodings = {name: "DELTA_BINARY_PACKED" for name in self.columns if name not in coded}
 
         def write(temporary: str) -> None:
-            options: dict[str, Any] = {"use_dictionary": coded, "column_encoding": encodings}
+            options: dict[str, Any] = {
+                "use_dictionary": coded, "column_encoding": encodings,
+                "write_statistics": [name for name in TOLD if name in self.columns] or False,
+            }  # fmt: skip
             schema = self.to_arrow(slice(0, 0)).schema
             with ParquetWriter(temporary, schema, compression="zstd", compression_level=3, **options) as file:
                 for first in range(0, max(len(self), 1), ROW_GROUP):

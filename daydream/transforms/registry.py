@@ -102,6 +102,8 @@ class Optimization:
         of_jobs: asks about jobs of several processes, and is not ranked for a process by itself.
         memory: does to allocations what the function does to a graph: `memory(held, **options)`
             (`daydream.memory`); None where the file has none.
+        tool: makes the change for real at operators: a `daydream.instrument.Tool`, or what returns one (or
+            several), called with those options that it takes; None where the file has none.
     """
 
     name: str
@@ -114,6 +116,12 @@ class Optimization:
     code: str = ""
     of_jobs: bool = False
     memory: Callable[..., None] | None = None
+    tool: Any = None
+
+    @property
+    def can_be_made(self) -> bool:
+        """Whether `daydream confirm` can make the change: the file has an `apply` or a `tool`."""
+        return self.apply is not None or self.tool is not None
 
     @property
     def summary(self) -> str:
@@ -145,6 +153,14 @@ def find(name: str) -> Optimization:
                 function = point.load()
             return _placed(describe(function, name), sys.modules.get(getattr(function, "__module__", "")))
     raise UnknownOptimizationError(f"unknown optimization {name!r}. {_meant(name)}")
+
+
+def path_or_name(optimization: Optimization) -> str:
+    """Return what `find` finds an optimization by in another process: its name, of a user's file its path."""
+    module = str(getattr(optimization.function, "__module__", ""))
+    if optimization.name in names() and not module.startswith(OWN_FILE):
+        return optimization.name
+    return str(Path(str(inspect.getsourcefile(optimization.function))).resolve())
 
 
 def code_of(name: str) -> str | None:
@@ -240,7 +256,7 @@ def _of_module(module: ModuleType, stem: str, name: str) -> Optimization:
 
 
 def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
-    """Return the optimization with the `STAGE`, `EXCLUDES` and `apply` of its file."""
+    """Return the optimization with the `STAGE`, `EXCLUDES`, `apply` and `tool` of its file."""
     stage = getattr(module, "STAGE", stages.OWN)
     if stage not in stages.TITLES:
         raise GraphError(f"STAGE of {optimization.name} is {stage!r}; take one of daydream.transforms.stages")
@@ -255,7 +271,7 @@ def _placed(optimization: Optimization, module: ModuleType | None) -> Optimizati
     return replace(
         optimization, stage=stage, excludes=frozenset(excludes), apply=real if callable(real) else None,
         code=code, of_jobs=bool(getattr(module, "OF_JOBS", False)),
-        memory=memory if callable(memory) else None,
+        memory=memory if callable(memory) else None, tool=getattr(module, "tool", None),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ last: so `amp+batch-size` and `batch-size+amp` ask the same question.
 | `WORK` | what is computed: batch and sequence length, layers, checkpointing, another algorithm |
 | `PRECISION` | element types: autocast, TF32, fp8 |
 | `FUSION` | the same arithmetic in fewer kernels: fused optimizers, norms, compiled chains |
+| `KERNELS` | the same kernels, better written |
 | `MEMORY` | where data lives: offload, prefetch, compression of activations |
 | `LAUNCH` | how the CPU drives the device: CUDA graphs, removed synchronizations |
 | `INPUT` | loading and copying data in |
@@ -20,12 +21,13 @@ last: so `amp+batch-size` and `batch-size+amp` ask the same question.
 
 from __future__ import annotations
 
-WORK, PRECISION, FUSION, MEMORY, LAUNCH, INPUT, PARALLEL, COMMUNICATION, HARDWARE, OWN = range(10)
+WORK, PRECISION, FUSION, KERNELS, MEMORY, LAUNCH, INPUT, PARALLEL, COMMUNICATION, HARDWARE, OWN = range(11)
 
 TITLES = {
     WORK: "what is computed",
     PRECISION: "precision",
     FUSION: "fewer kernels",
+    KERNELS: "better kernels",
     MEMORY: "memory",
     LAUNCH: "launches and synchronization",
     INPUT: "input",
@@ -38,5 +40,6 @@ TITLES = {
 NEEDS = {
     HARDWARE: "other hardware",
     WORK: "other work",
+    KERNELS: "other kernels",
     PARALLEL: "more GPUs",
 }  # what else it takes than a change of code

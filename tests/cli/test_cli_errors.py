@@ -160,7 +160,7 @@ BAD_QUESTIONS = {
     "info step.json.gz --step-marker nothing-like-it": (FAILED, "no annotation matches"),
     "info step.parquet --step-marker Profiler": (FAILED, "is an imported trace"),
     "replay": (USAGE, "missing option '--trace'"),
-    "replay --trace step.parquet -o out.svg": (USAGE, "ends in neither .json nor .json.gz"),
+    "replay --trace step.parquet -o out.svg": (USAGE, "ends in neither .json, .json.gz nor .et"),
     "replay --trace step.parquet -o nowhere/out.json": (FAILED, "there is no folder nowhere"),
     "replay --trace step.parquet -o step.json.gz": (FAILED, "exists already"),
     "replay --trace step.json.gz -o step.json.gz --force": (FAILED, "is read by this command"),

@@ -118,3 +118,35 @@ def test_public_traces_of_other_devices_hold_device_work(name: str, device_rows:
     device = np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset", "collective"))
     assert len(device) == device_rows
     assert (trace["parent"][device] >= 0).sum() == launched
+
+
+def xpu() -> list[dict[str, Any]]:
+    """Rows as Kineto's plugin for Intel's GPUs writes them (by its source): queues instead of streams."""
+
+    def on_device(cat: str, name: str, ts: int, dur: int, correlation: int, **args: Any) -> dict[str, Any]:
+        given = {"correlation": correlation, "device": 0, "l0 queue": "0x000055d08b8fc138", "sycl queue": 64}
+        return {**row(cat, name, ts, dur, pid=0, tid=64), "args": {**given, **args}}
+
+    return [
+        op("aten::addmm", 0, 100, External_id=5),
+        row("xpu_runtime", "urEnqueueUSMMemcpy", 5, 5, correlation=10, External_id=5),
+        on_device("gpu_memcpy", "Memcpy M2D (Host -> Device)", 12, 8, 10, bytes=4096),
+        row("xpu_runtime", "urEnqueueKernelLaunch", 20, 10, correlation=11, External_id=5),
+        row("xpu_driver", "zeCommandListAppendLaunchKernel", 22, 5, correlation=11),
+        on_device("kernel", "gemm_kernel", 40, 50, 11),
+        row("xpu_runtime", "urQueueFinish", 100, 4, correlation=12),
+    ]
+
+
+def test_rows_of_intel_gpus_have_their_queue_for_a_stream(tmp_path: Path) -> None:
+    trace = imported(tmp_path, document(xpu()))
+    found = kinds(trace)
+    assert found["gemm_kernel"] == "kernel"
+    assert found["Memcpy HtoD (Host -> Device)"] == "memcpy"
+    names = trace.values("name")
+    kernel, copy = names.index("gemm_kernel"), names.index("Memcpy HtoD (Host -> Device)")
+    assert trace["stream"][[kernel, copy]].tolist() == [64, 64]
+    assert trace["bytes"][copy] == 4096
+    assert names[trace["parent"][kernel]] == "zeCommandListAppendLaunchKernel"
+    assert trace.values("op")[kernel] == "aten::addmm"
+    assert trace.metadata["vendor"] == "xpu"

@@ -27,6 +27,24 @@ def measure() -> dict[str, Any]:
     return cost
 
 
+def test_no_two_profilers_hold_what_they_recorded_at_a_time():
+    made: list[Any] = []
+    held: list[int] = []
+
+    def make() -> Any:
+        held.append(sum(profiler.profiler is not None for profiler in made))
+        made.append(prepared_profiler(memory=True))
+        return made[-1]
+
+    cost = measure_profiler_cost(make, seconds=0.05)
+    if not cost:
+        pytest.skip("this torch cannot switch recording on and off")
+    assert cost["rounds"] == 2 * len(made) >= 4
+    assert held == [0] * len(made)
+    assert cost["memory_ns"] >= 0
+    assert all(cost["event_ns"][name] > 0 for name in CLASSES)
+
+
 def state() -> list[Any]:
     """Return what a script would miss if it were changed."""
     module, optimizer = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]

@@ -50,6 +50,20 @@ def test_a_root_that_ended_before_the_last_arrived_did_not_wait():
     assert timeline.start_ns[timeline.task == root.ids[0]].tolist() == [10_000]
 
 
+def test_a_stream_waits_for_no_collective_of_another_rank():
+    #  rank 0  stream 20  |reduce: 10 to 40|
+    #  rank 1  stream 7   |a: 10 to 20|  (a stream wait at 30)  |b: 42 to 50|
+    rows = [
+        member(0, 10, 40, stream=20),
+        launched("a", 0, 10, 20, 1, rank=1),
+        call("cudaStreamWaitEvent", 30, 31, rank=1),
+        launched("b", 32, 42, 50, 2, rank=1),
+    ]
+    graph = build(trace(*rows))
+    assert not len(graph.waits)
+    assert graph.facts.event_waits["unresolved"] == 1
+
+
 def test_a_call_waits_for_no_event_of_another_rank():
     #  rank 1 stands in a synchronize that returns just behind work of rank 0: the ranks' clocks say nothing
     work = launched("a", 0, 10, 70, 1, rank=0)

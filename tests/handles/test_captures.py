@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from machine.programs import PROGRAMS
+from machine import Machine, instructions
+from machine.engine import Program
+from machine.instructions import op
+from machine.programs import COMPUTE, PROGRAMS
 from shared import shared_trace
 
 import daydream
@@ -76,6 +80,47 @@ def test_every_kernel_of_a_replay_is_of_the_launch_captured(
             assert trace.values("op", mine[np.argsort(trace["start_ns"][mine])].tolist()) == operators
     said = "kernel names of the capture are those" if named else "matched by their number and order alone"
     assert said in trace.metadata["notes"][-1]
+    assert daydream.replay(trace).error == 0
+
+
+def captured_by_the_machine(names: list[str], path: Path) -> Path:
+    """Let the machine model launch a graph's kernels one by one, each in its operator, as a capture does."""
+
+    def step(_number: int) -> list[Any]:
+        begin = op("cudaStreamBeginCapture", 500, category="cuda_runtime")
+        calls = [
+            op(f"aten::op{at}", 2_000, [instructions.launch(COMPUTE, name, 9_000)])
+            for at, name in enumerate(names)
+        ]
+        return [instructions.launch(COMPUTE, "warm-up", 5_000), begin, *calls]
+
+    Machine(Program(step)).run(steps=2).write(path, 0, 1)
+    document = json.loads(path.read_text())
+    document["traceEvents"] = [
+        event
+        for event in document["traceEvents"]
+        if event.get("cat") != "kernel" or event["name"] == "warm-up"  # what is captured does not run
+    ]
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_replay_and_capture_of_the_machine_match_kernel_by_kernel(
+    replays: tuple[daydream.Trace, list[str]], tmp_path: Path
+) -> None:
+    trace, names = replays
+    file = captured_by_the_machine(names, tmp_path / "capture.json")
+    attach_capture(trace, daydream.load(file), launched_kernels(file))
+    kernels = np.flatnonzero(trace.is_kind("kernel"))
+    assert (trace["handle"][kernels] >= 0).all()
+    rounds = 0
+    for call in np.unique(trace["parent"][kernels]).tolist():
+        mine = kernels[trace["parent"][kernels] == call]
+        in_order = mine[np.argsort(trace["start_ns"][mine])].tolist()
+        assert trace.values("op", in_order) == [f"aten::op{at}" for at in range(len(names))]
+        assert trace.values("name", in_order) == names
+        rounds += 1
+    assert rounds >= 2
     assert daydream.replay(trace).error == 0
 
 

@@ -136,7 +136,8 @@ class _Writer:
     def host(self, row: Row) -> dict[str, Any]:
         name = row.name
         if row.category == "cuda_runtime":
-            args = {"External id": row.external, "cbid": CBID[name], "correlation": row.correlation}
+            number = {"cbid": CBID[name]} if name in CBID else {}
+            args = {"External id": row.external, **number, "correlation": row.correlation}
             name = name.replace("cuda", "hip", 1) if self.vendor == "rocm" else name
         else:
             hidden = () if self.sequence_numbers else SEQUENCE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sqlite3
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -240,3 +242,50 @@ def test_stacks_reach_the_source_line_of_a_public_trace() -> None:
     trace = daydream.load(shared_trace("kineto/h100_qwen_0.5b_inference.json.gz"))
     found = daydream.run_tool("top-kernels", trace)["kernels"]
     assert any("modeling_qwen2.py" in each["stack"] for each in found)
+
+
+def test_kernel_frequency_is_a_naive_count_of_nsys_traces() -> None:
+    # A graph that nsys recorded as one event counts as one, named "CUDA graph".
+    files = sorted((TRACES / "nsys").glob("*.sqlite.gz")) if TRACES.exists() else []
+    if not files:
+        pytest.skip("the public traces are not at hand")
+    compared = 0
+    for file in files:
+        with tempfile.NamedTemporaryFile(suffix=".sqlite") as unpacked:
+            unpacked.write(gzip.decompress(file.read_bytes()))
+            unpacked.flush()
+            with sqlite3.connect(unpacked.name) as found:
+                tables = {name for (name,) in found.execute("SELECT name FROM sqlite_master")}
+                if "CUPTI_ACTIVITY_KIND_KERNEL" not in tables:
+                    continue
+                naive = Counter(dict(found.execute(
+                    "SELECT value, count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL AS k "
+                    "JOIN StringIds AS s ON s.id = k.demangledName GROUP BY value"
+                )))  # fmt: skip
+                if "CUPTI_ACTIVITY_KIND_GRAPH_TRACE" in tables:
+                    ((graphs,),) = found.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
+                    naive += Counter({"CUDA graph": graphs})
+        counted = daydream.run_tool("kernel-frequency", daydream.load(file))["kernels"]
+        assert {each["name"]: each["count"] for each in counted} == naive, file.name
+        compared += 1
+    assert compared
+
+
+def test_the_tool_of_the_guide_works_as_it_stands_there(trace: daydream.Trace, tmp_path: Path) -> None:
+    guide = Path(daydream.__file__).parents[1] / "docs" / "guides" / "tools.md"
+    if not guide.exists():
+        pytest.skip("the documentation is not at hand")
+    code = guide.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    body = code.split("@daydream.tool\n")[1]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 15
+    (tmp_path / "long_kernels.py").write_text(code)
+    found = daydream.run_tool(str(tmp_path / "long_kernels.py"), trace)
+    assert found == {"kernels_above_100us": 0, "total_ns": 0}
+
+
+def test_barriers_are_told_beside_calls_that_wait(trace: daydream.Trace) -> None:
+    trace.texts["name"][trace.texts["name"].index("aten::relu")] = "c10d::barrier"
+    rows = daydream.run_tool("synchronization", trace)["calls"]
+    assert {row["name"]: row["total_ns"] for row in rows} == {
+        "cudaStreamSynchronize": 70, "c10d::barrier": 10,
+    }  # fmt: skip

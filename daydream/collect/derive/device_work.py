@@ -18,6 +18,7 @@ from daydream.collect.derive.recording import Recording
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.valid import LARGEST_AMOUNT
 
+GRIDS_IN_BLOCKS = "grids_in_blocks"  # metadata of a recording whose importer has counted blocks
 WORK_ITEM_LAUNCHES = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
 
 
@@ -119,6 +120,8 @@ def fill_grids(recording: Recording, launch: np.ndarray) -> None:
         column[missing] = column[launch[missing]]
         column[calls] = UNKNOWN
         recording.columns[name] = column
+    if recording.metadata.pop(GRIDS_IN_BLOCKS, False):
+        return
     codes = [code for code, text in enumerate(recording.text("name")) if text in WORK_ITEM_LAUNCHES]
     rows = linked[np.isin(recording["name"][launch[linked]], codes)]
     rows = rows[(recording["grid"][rows] >= 0) & (recording["block"][rows] >= 0)]

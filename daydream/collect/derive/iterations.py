@@ -138,6 +138,8 @@ def ends_of_iterations(
     host = host[np.argsort(recording["start_ns"][host], kind="stable")]
     begins = recording["start_ns"][host]
     latest = np.maximum.accumulate(begins + recording["duration_ns"][host])
+    if not len(host):  # of a recording without calls the launches are the device work itself
+        begins, latest = start_ns, np.maximum.accumulate(launches.end_ns)
     own = np.searchsorted(begins, start_ns[lasts - 1], side="right")  # behind the last launch itself
     stop = np.searchsorted(begins, np.append(start_ns, begins[-1] + 1)[lasts])
     followed = np.append(firsts[1:] == lasts[:-1], False)

@@ -42,13 +42,22 @@ def linked_calls(recording: Recording, *kinds: str) -> tuple[np.ndarray, np.ndar
     return device[linked], host[at[linked]]
 
 
+def is_device_alone(recording: Recording) -> bool:
+    """Return whether a recording holds device work, but no operator and no call that could launch it."""
+    return bool(recording.is_kind(*DEVICE_KINDS).any()) and not bool(
+        recording.is_kind("operator", "runtime").any()
+    )
+
+
 def read_launches(recording: Recording) -> Launches:
-    """Return the launch calls of a recording.
+    """Return the launch calls of a recording; where it has no calls at all, the device work itself.
 
     A call with several device rows, a graph launch, counts once under the call's own
     name: profilers record a varying part of a graph's nodes. Of several ranks, the one
     with most launches is taken.
     """
+    if is_device_alone(recording):
+        return _as_launched(recording)
     device, host = linked_calls(recording, *DEVICE_KINDS)
     calls, position, which, rows = np.unique(host, return_index=True, return_inverse=True, return_counts=True)
     work_ns = np.zeros(len(calls), np.int64)
@@ -65,3 +74,17 @@ def read_launches(recording: Recording) -> Launches:
     symbols = np.unique(codes, return_inverse=True)[1].astype(np.int32)
     thread = recording.threads[calls]
     return Launches(symbols[order], start_ns[order], end_ns[order], work_ns[order], thread[order])
+
+
+def _as_launched(recording: Recording) -> Launches:
+    """Return device work as if it had launched itself, each stream a thread; of ranks that with most."""
+    device = np.flatnonzero(recording.is_kind(*DEVICE_KINDS))
+    _, rank, counts = np.unique(recording["rank"][device], return_inverse=True, return_counts=True)
+    device = device[rank.reshape(-1) == counts.argmax()]
+    device = device[np.argsort(recording["start_ns"][device], kind="stable")]
+    start_ns = recording["start_ns"][device].astype(np.int64)
+    work_ns = recording["duration_ns"][device].astype(np.int64)
+    lanes = np.stack([recording["device"][device], recording["stream"][device]])
+    _, lane = np.unique(lanes, axis=1, return_inverse=True)
+    symbols = np.unique(recording["name"][device], return_inverse=True)[1].astype(np.int32)
+    return Launches(symbols, start_ns, start_ns + work_ns, work_ns, lane.reshape(-1))

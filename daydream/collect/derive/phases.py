@@ -89,6 +89,10 @@ def _strong_marks(recording: Recording, host: np.ndarray) -> np.ndarray:
     """Return the phase that a row's own name states beyond doubt."""
     mark = np.full(len(recording), UNKNOWN, np.int8)
     operator, annotation = recording.is_kind("operator"), recording.is_kind("annotation")
+    if "phase" in recording.columns:  # the file says it of each operator
+        codes = [PHASES.index(text) if text in PHASES else UNKNOWN for text in recording.text("phase")]
+        mark = np.array([*codes, UNKNOWN], np.int8)[recording["phase"]]
+        mark[~host] = UNKNOWN
     mark[annotation & recording.named(DATA_RANGE)] = DATA
     mark[host & recording.named(OPTIMIZER_RANGE)] = OPTIMIZER
     mark[host & recording.named(ZERO_GRAD_RANGE)] = OTHER

@@ -1,9 +1,9 @@
 """Steps: the training iterations of a recording, by CPU time, and their step times.
 
 A row of the host belongs to a step by when it begins; device work belongs to the
-step that launched it. A step completes when the last of its work ends, and its step
-time runs from the completion of the step before: the CPU's own range says little
-where the CPU runs ahead of the device.
+step that launched it, or by when it begins where no call was recorded at all. A step
+completes when the last of its work ends, and its step time runs from the completion of
+the step before: the CPU's own range says little where the CPU runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.captures import in_capture
+from daydream.collect.derive.launches import is_device_alone
 from daydream.collect.derive.nesting import STEP_MARKER
 from daydream.collect.derive.numbered_ranges import DETAILS, find_numbered_ranges
 from daydream.collect.derive.recording import PORTION, Recording
@@ -184,9 +185,10 @@ def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tu
     closing = np.flatnonzero(recording.named(SYNCHRONIZE) & (step >= 0))
     step[closing[start[closing] == ends[step[closing]]]] = UNKNOWN
     host = recording.is_kind("operator", "annotation", "runtime", "module")
-    step[~(host & _at_work(recording, launch))] = UNKNOWN
+    alone = recording.is_kind(*DEVICE_KINDS) if is_device_alone(recording) else np.zeros(len(step), bool)
+    step[~((host & _at_work(recording, launch)) | alone)] = UNKNOWN
 
-    launches = np.zeros(len(step), bool)
+    launches = alone
     launches[launch[launch >= 0]] = True
     busy = np.zeros(len(ranges) + 1, bool)
     busy[step[(recording.is_kind("operator") | launches) & (step >= 0)]] = True
@@ -234,7 +236,7 @@ def measure_steps(
         limited = np.where(device[rows], end, np.minimum(end, stops[step[rows]]))
         np.maximum.at(completion, step[rows], limited)
     completion = np.maximum.accumulate(completion)  # a step is not done before the one before it
-    orphans = bool((device & (launch < 0)).any())
+    orphans = bool((device & (launch < 0)).any()) and not is_device_alone(recording)
     lost = _lost_work(recording, step, launch, len(ranges))
     rank = int(recording.metadata.get("rank", 0))
 

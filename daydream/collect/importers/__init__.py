@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import platform
-import re
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
-from daydream.collect.importers.executorch.marks import (
-    is_etdump,
-    is_etrecord,
-    is_inspector_json,
-    is_inspector_parquet,
-)
+from daydream.collect.importers.formats import format_of, trace_files
 from daydream.collect.importers.one_job import RANK_IN_NAME, need_one_job
 from daydream.collect.importers.rank_clocks import align_ranks
 from daydream.errors import TraceError
-from daydream.files.input_files import check_regular
 from daydream.parallel.engines import Engine, engine_of
 from daydream.parallel.map_on import map_on
 from daydream.trace.handle_map import DebugHandleMap
@@ -31,15 +24,13 @@ from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 from daydream.trace.trace import Trace
 
+if TYPE_CHECKING:
+    from daydream.collect.importers.kineto.readers import Readers
+
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
 Progress = Callable[[str, float], None]
 
-SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".etdp", ".parquet")
-SQLITE_MAGIC = b"SQLite format 3\x00"
-PARQUET_MAGIC = b"PAR1"
-GZIP_MAGIC = b"\x1f\x8b"
-HEAD = 256  # bytes that tell the format
 EXECUTORCH = ("etdump", "inspector")
 
 
@@ -56,9 +47,9 @@ def import_trace(
 ) -> Trace:
     """Return one trace of profiler files or folders of them; several files are several ranks.
 
-    The format is told by content: Kineto JSON, nsys SQLite (either also gzipped), an ExecuTorch
-    ETDump (`etrecord` is the ETRecord of its program) or table of its Inspector, or a
-    daydream parquet trace. `step_marker` is a regular expression over annotation names,
+    The format is told by content: Kineto JSON, nsys SQLite, rocprofv3 JSON or CSV tables, JAX's xplane.pb
+    (each also gzipped), an ExecuTorch ETDump (`etrecord` is the ETRecord of its program) or table of its
+    Inspector, or a daydream parquet trace. `step_marker` is a regular expression over annotation names,
     `steps="auto"` finds steps by the period of the launches. `ranks` are the ranks of the
     files in their order, where neither the files nor their names tell them; without them files that
     cannot be of one job, or that claim one rank, are refused. `progress` is
@@ -85,7 +76,7 @@ def import_trace(
     engine = engine_of(engine if len(files) > 1 else "local")
     recordings: list[Recording] = []
     names: list[str] = []
-    for path, found in zip(files, _read_all(files, formats, engine, progress, max_unpacked), strict=True):
+    for path, found in _read_all(files, formats, engine, progress, max_unpacked):
         recordings += found
         names += [path.name] * len(found)
     if ranks is None:
@@ -129,79 +120,60 @@ def _deriving(chosen: tuple[str | None, str | None]) -> Callable[[Recording], Tr
     return lambda recording: derive(recording, step_marker, steps)
 
 
-def format_of(path: Path) -> str:
-    """Return "kineto", "nsys", "etdump", "inspector" or "parquet" by a file's first bytes, or its last."""
-    check_regular(path)
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-        if head[:2] == GZIP_MAGIC:
-            with gzip.open(path) as packed:
-                head = packed.read(HEAD)
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
-    if head[:4] == PARQUET_MAGIC:
-        return "inspector" if is_inspector_parquet(path) else "parquet"
-    if path.suffix == ".parquet" and head[:1] not in (b"{", b"[", SQLITE_MAGIC[:1]):
-        what = "is empty" if not head else "does not begin as one"
-        raise TraceError(f"{path} is not a parquet file: it {what}. Import the profiler's file again.")
-    if is_etdump(head) or path.suffix == ".etdp":
-        return "etdump"
-    if is_etrecord(head):
-        raise TraceError(
-            f"{path} is an ETRecord; import the ETDump of its program with --etrecord {path.name}"
-        )
-    if is_inspector_json(head):
-        return "inspector"
-    return "nsys" if head[:16] == SQLITE_MAGIC else "kineto"
-
-
-def trace_files(sources: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Return the files that are read of these files and folders. Raises `TraceError` for a folder of none."""
-    files: list[Path] = []
-    for source in sources:
-        path = Path(source)
-        if path.is_dir():
-            children = [child for child in path.iterdir() if child.name.endswith(SUFFIXES)]
-            raw = [
-                child for child in children if child.suffix != ".parquet"
-            ]  # not what was imported from them
-            found = sorted(raw or children, key=lambda child: _natural(child.name))
-            if not found:
-                raise TraceError(
-                    f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for"
-                )
-            files += found
-        else:
-            files.append(path)
-    if not files:
-        raise TraceError("no source was given; name a trace file or a folder of them")
-    return files
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts rank2 before rank10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
 def _read_all(
     files: Sequence[Path],
     formats: Sequence[str],
     engine: Engine,
     progress: Progress | None,
     max_unpacked: int | None,
-) -> list[list[Recording]]:
-    """Return the recordings of each file."""
+) -> list[tuple[Path, list[Recording]]]:
+    """Return the recordings of each file; of tables that are one run, with a file of each run."""
+    if "rocprof-csv" in formats:
+        return _of_tables(files, formats, progress, max_unpacked)
     if engine.local:
-        return [_read(path, kind, progress, max_unpacked) for path, kind in zip(files, formats, strict=True)]
+        with _readers(files, formats, max_unpacked) as readers:
+            return [
+                (path, _read(path, kind, progress, max_unpacked, readers))
+                for path, kind in zip(files, formats, strict=True)
+            ]
     seen = [path.resolve() if engine.elsewhere else path for path in files]
     say = None if progress is None else (lambda share: progress(f"{len(files)} files", share))
     items, how = list(zip(seen, formats, strict=True)), (engine.elsewhere, max_unpacked)
-    return map_on(engine, _reading, how, items, batch=1, progress=say)
+    return list(zip(files, map_on(engine, _reading, how, items, batch=1, progress=say), strict=True))
+
+
+def _of_tables(
+    files: Sequence[Path], formats: Sequence[str], progress: Progress | None, max_unpacked: int | None
+) -> list[tuple[Path, list[Recording]]]:
+    """Return the recordings of runs whose rows stand in several CSV tables, with a file of each run."""
+    from daydream.collect.importers.rocprof.tables import read_rocprof_tables, runs_of_tables
+
+    odd = next((path for path, kind in zip(files, formats, strict=True) if kind != "rocprof-csv"), None)
+    if odd is not None:
+        raise TraceError(
+            f"{odd} is not a table of rocprofv3 as the others are; give the files of one profiler."
+        )
+    runs = runs_of_tables(files)
+    say = None if progress is None else (lambda share: progress(f"{len(files)} tables", share))
+    return [(run[0], [read_rocprof_tables(run, progress=say, max_unpacked=max_unpacked)]) for run in runs]
+
+
+@contextmanager
+def _readers(
+    files: Sequence[Path], formats: Sequence[str], max_unpacked: int | None
+) -> Iterator[Readers | None]:
+    """Give processes that read large Kineto files side by side, None where there is none."""
+    from daydream.collect.importers.kineto.parts import LEAST_BYTES, json_bytes
+
+    kineto = [path for path, kind in zip(files, formats, strict=True) if kind == "kineto"]
+    if sum(json_bytes(path) for path in kineto) < LEAST_BYTES:
+        yield None
+        return
+    from daydream.collect.importers.kineto.readers import Readers
+
+    with Readers() as readers:
+        readers.expect(kineto, max_unpacked)
+        yield readers
 
 
 def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[Recording]]:
@@ -220,17 +192,27 @@ def _reading(how: tuple[bool, int | None]) -> Callable[[tuple[Path, str]], list[
     return read
 
 
-def _read(path: Path, kind: str, progress: Progress | None, max_unpacked: int | None) -> list[Recording]:
+def _read(
+    path: Path, kind: str, progress: Progress | None, max_unpacked: int | None, readers: Readers | None = None
+) -> list[Recording]:
     """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
         from daydream.collect.importers.nsys.processes import split_ranks
         from daydream.collect.importers.nsys.reader import read_nsys
 
         return split_ranks(read_nsys(path, max_unpacked=max_unpacked))
+    say = None if progress is None else (lambda share: progress(path.name, share))
+    if kind == "rocprof":
+        from daydream.collect.importers.rocprof.reader import read_rocprof_json
+
+        return read_rocprof_json(path, progress=say, max_unpacked=max_unpacked)
+    if kind == "xplane":
+        from daydream.collect.importers.xplane.reader import read_xplane
+
+        return [read_xplane(path, progress=say, max_unpacked=max_unpacked)]
     from daydream.collect.importers.kineto.reader import read_kineto
 
-    say = None if progress is None else (lambda share: progress(path.name, share))
-    return [read_kineto(path, progress=say, max_unpacked=max_unpacked)]
+    return [read_kineto(path, progress=say, max_unpacked=max_unpacked, readers=readers)]
 
 
 def _need_etdump(

@@ -5,7 +5,8 @@
 
 A machine's speed drifts by more than many changes give, so blocks of few steps take turns, and
 only blocks of one round are compared. The first step of a block runs on what the other one left
-behind and does not count. Blocks end after a number of steps, not after a time, so that
+behind and does not count; nor does the second one with a tool, which looks at all operators in the
+first and only then settles. Blocks end after a number of steps, not after a time, so that
 ranks which meet in collectives make the change at the same step.
 """
 
@@ -44,7 +45,7 @@ class Alternating:
         self._place = 0
         self._times: list[list[int]] = [[] for _ in self._blocks]
         self._made: AbstractContextManager[Any] | None = None
-        self._skipped = True  # the step that runs now does not count
+        self._skip = 1  # so many steps from now on do not count, the one that runs included
         self._began = 0
         self._begin()
 
@@ -60,14 +61,15 @@ class Alternating:
 
     def leave_out(self) -> None:
         """Do not count the step that runs now."""
-        self._skipped = True
+        self._skip = max(self._skip, 1)
 
     def end_step(self) -> None:
         """Take the time, and make or undo the change where a block ends."""
         taken = self._clock() - self._began
-        if not self._skipped:
+        if self._skip:
+            self._skip -= 1
+        else:
             self._times[self._place].append(taken)
-        self._skipped = False
         if len(self._times[self._place]) == self._blocks[self._place][1]:
             self._place += 1
             self._begin()
@@ -89,11 +91,12 @@ class Alternating:
     def _begin(self) -> None:
         """Be ready for the block at this place."""
         wanted = not self.enough and self._blocks[self._place][0] == CHANGED
+        by_tool = False
         if wanted and self._made is None:
             made = self.change()
-            made.__enter__()
+            by_tool = made.__enter__() is not None
             self._made = made
         elif not wanted:
             self.close()
-        self._skipped = True
+        self._skip = 2 if by_tool else 1
         self._began = self._clock()

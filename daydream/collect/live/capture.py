@@ -16,7 +16,7 @@ from daydream.collect.live.loss import label_outside, set_loss_phase
 from daydream.collect.live.memory import UnknownFree, held_before, read_memory, until_the_last_row
 from daydream.collect.live.periods_of_steps import set_apart_unlike_steps
 from daydream.collect.live.run_metadata import describe_run
-from daydream.collect.live.torch_private import events_of, profiler_config, quiet_profiler, range_type
+from daydream.collect.live.torch_private import events_of, let_go, profiler_config, quiet_profiler, range_type
 from daydream.collect.live.warm_memory import WarmMemory
 from daydream.text import counted
 from daydream.trace.trace import Trace
@@ -69,6 +69,8 @@ class Captured:
         set_apart_unlike_steps(trace)
         attach_compiled(trace, provenance.compiled_graphs(), self.modules)
         trace.metadata["notes"] += provenance.notes()
+        if breaks := provenance.graph_breaks():
+            trace.metadata["graph_breaks"] = breaks
         return trace
 
 
@@ -114,6 +116,7 @@ class Capture:
         self._profiler.stop_trace()
         self._warm = None
         found = captured(self._profiler, self._hooks, optimizers, memory=self._with_memory)
+        let_go(self._profiler)
         if self._with_stack:
             found.recording.metadata["notes"].append(STACKS)
         if self._held:

@@ -15,6 +15,7 @@ from daydream.collect.live.interruption import HeldInterruptions
 from daydream.collect.live.periods_of_steps import DIFFERENT
 from daydream.collect.live.profiler_cost import measure_profiler_cost
 from daydream.collect.live.step_sequence import INTERRUPTED
+from daydream.collect.live.warm_memory import give_back
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
@@ -84,6 +85,7 @@ class CapturedSteps:
             self.metadata["notes"].append(
                 f"{counted(self.count, 'step')} of {wanted} could be measured before {reason}."
             )
+        give_back()
         trace = self.captured.trace(self.ranges)
         for step in trace.metadata["steps"]:
             if step["name"] in self.skipped and (step["covered"] or step["why_not"] == DIFFERENT):

@@ -40,7 +40,9 @@ class ChangedWindow:
         self._settling = SETTLING
         self._marks = 0
         self._made: AbstractContextManager[Any] | None = change()
-        self._made.__enter__()
+        self._operators = (
+            self._made.__enter__()
+        )  # which the change acts on; None from a change that is no tool
         self._capture: Capture | None = as_ours(lambda: Capture(memory=memory))
 
     @property
@@ -85,5 +87,7 @@ class ChangedWindow:
             return
         ranges = [(f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise(ends), 1)]
         captured.recording.metadata["source"] = self._path.name
+        if callable(self._operators):
+            captured.recording.metadata["changed_operators"] = self._operators()
         trace: Trace = captured.trace((ranges, SOURCE))
         trace.save(self._path, force=True)

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from daydream import hooks
 from daydream.collect.live.busy_machine import BusyMachine
 from daydream.collect.live.compilation import watch_compilations
 from daydream.collect.live.messages import SETTINGS, tell, trace_path
-from daydream.collect.live.provenance import watch_provenance
+from daydream.collect.live.provenance import watch_graph_breaks, watch_provenance
 from daydream.collect.live.rank import rank_and_world
 from daydream.collect.live.started_processes import leave_helpers_alone
 from daydream.collect.live.step_sequence import INTERRUPTED
@@ -61,6 +62,7 @@ class Child:
         tell(self._folder, what="began")
         watch_compilations(lambda on: tell(self._folder, what="compiling", on=on))
         watch_provenance()
+        watch_graph_breaks()
         self._arrange_the_end()
         if self._stop_after:
             self._stop_when_done()
@@ -169,6 +171,7 @@ def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | No
         return Alternating(
             lambda: hooks.ask("real_change", change["names"], change["options"], optimizers),
             rounds=change["rounds"], steps=change["steps"],
+            clock=time.process_time_ns if change.get("cpu_time") else time.perf_counter_ns,
         )  # fmt: skip
 
     return alternate

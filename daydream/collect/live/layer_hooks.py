@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from daydream.collect.live.torch_private import leave_uncompiled, range_type
 LAYER_RANGE = re.compile(r"^daydream::layer (\d+)$")
 RANGE_NAME = "daydream::layer {}"
 LOSS = "loss"
+GLOBAL_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
 # A wrapper's only child stands for the wrapper; `module` is a wrapper's word only in torch's own wrappers.
 WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "AveragedModel")
@@ -31,6 +33,7 @@ class LayerHooks:
         self._root_ids: set[int] = set()
         self._adding = threading.Lock()
         self._handles: list[Any] = []
+        self._filter: Any = None  # of warnings
 
     @property
     def installed(self) -> bool:
@@ -79,6 +82,9 @@ class LayerHooks:
                 if entered is module:
                     return
 
+        # What torch says of global hooks is of ours; of hooks of the script it was said before.
+        warnings.filterwarnings("ignore", message=GLOBAL_HOOKS)
+        self._filter = warnings.filters[0]
         # Behind a graph break the hooks are frames of their own; compiled, they would always see one.
         leave_uncompiled(before, after, self._add)
         self._handles = [
@@ -91,6 +97,9 @@ class LayerHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        filters: Any = warnings.filters
+        if self._filter in filters:
+            filters.remove(self._filter)
 
     def _add(self, module: Any, *, is_root: bool) -> str:
         """Note a module that was not called before, or not outermost; return the name of its range."""

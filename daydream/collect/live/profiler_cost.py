@@ -1,11 +1,12 @@
 """What recording costs per event: the profiler's and the layer hooks' own time, measured in this process.
 
-Small training steps of our own run with recording off and on in turns, within one
-profiler of the same settings as the capture's. The difference of their times, divided by
-the events recorded, is the cost; it is taken apart by forward, backward and optimizer,
-as they differ by a factor of two. Profiling is switched for the calling thread alone. The
-recording of memory cannot be switched: what an allocation or a free costs is told by the
-same steps on a thread that is not recorded.
+Small training steps of our own run with recording off and on in turns, within profilers of
+the same settings as the capture's: one after the other, as each holds 1 to 2 kB an event. The
+difference of their times, divided by the events recorded, is the cost; it is taken apart by
+forward, backward and optimizer, as they differ by a factor of two. Profiling is switched for
+the calling thread alone. The recording of memory cannot be switched: what an allocation or a
+free costs is told by the same steps on a thread that is not recorded. Times are the thread's
+own, which other programs on the machine do not make longer.
 
 It runs on a thread of its own: gradient mode, autocast, default device, dispatch modes
 and anomaly checks of the script's thread are not ours to see or to restore there. That
@@ -48,6 +49,7 @@ from daydream.collect.live.torch_private import (
     allocations_of,
     compute_alone,
     events_of,
+    let_go,
     range_type,
     recording_switch,
     without_global_hooks,
@@ -61,7 +63,10 @@ REPEATS = 20  # calls of a single operator in a row
 TENSORS, MODULES = 32, 32
 HEADS_KEPT = 10  # fewer heads of a kind say little
 VIEWS = ("aten::t", "aten::transpose")  # they do nothing but call the operator inside
-READ_EVERY = 4  # rounds of which one is read: the others are like it, and reading takes time
+# Rounds that one profiler records: what it holds takes 30 MB a round. Those of the first one are read, the
+# others are like them, and reading takes time.
+ROUNDS_AT_A_TIME = 2
+WARM_BYTES = 32 << 20
 
 Times = dict[str, list[int]]  # by class, one a round
 
@@ -141,31 +146,38 @@ class _Calibration:
             for _ in range(2):
                 _run(step)
             step.optimizer.zero_grad()  # else torch warns that memory of before the recording is freed
-        profiler = make_profiler()
-        self._memory = MemoryCost(steps, programs(), _run) if profiler.profile_memory else None
-        warm = WarmMemory()
-        profiler.start_trace()
-        try:
-            began, rounds = time.perf_counter(), 0
+        began, rounds = time.perf_counter(), 0
+        read: tuple[Trace, dict[int, int], list[int]] | None = None
+        with contextlib.ExitStack() as stack:
             while rounds < FEWEST_ROUNDS or (
                 rounds < MOST_ROUNDS and time.perf_counter() - began < self._seconds
             ):
-                for number, step in enumerate(steps):
-                    if self._stop():
-                        return {}
-                    self._turn(number, step, off[number], on[number], rounds, control)
-                for name, call in calls.items():
-                    work = steps[-1] if name in RANGES else None
-                    singles[name].append(self._single(call, work, rounds))
-                rounds += 1
-        finally:
-            self._switch(True)
-            self._hooks.remove()
-            profiler.stop_trace()
-            if self._memory is not None:
-                self._memory.close()
-        del warm
-        trace, markers = self._read(events_of(profiler))
+                profiler = make_profiler()
+                if profiler.profile_memory and self._memory is None:
+                    self._memory = MemoryCost(steps, programs(), _run)
+                    stack.callback(self._memory.close)
+                warm = WarmMemory(WARM_BYTES)
+                profiler.start_trace()
+                try:
+                    for _ in range(ROUNDS_AT_A_TIME):
+                        for number, step in enumerate(steps):
+                            if self._stop():
+                                return {}
+                            self._turn(number, step, off[number], on[number], rounds, control)
+                        for name, call in calls.items():
+                            work = steps[-1] if name in RANGES else None
+                            singles[name].append(self._single(call, work, rounds))
+                        rounds += 1
+                finally:
+                    self._switch(True)
+                    self._hooks.remove()
+                    profiler.stop_trace()
+                if read is None:
+                    read = (*self._read(events_of(profiler)), self._freed_or_taken(profiler))
+                let_go(profiler)
+                del warm
+        assert read is not None  # noqa: S101 - there is a round at least
+        trace, markers, memory_ns = read
         costs = {name: max(median(values), 0) for name, values in singles.items()}
         costs["module"] /= MODULES + 1  # the one that holds them is called too
         input_ns = max(costs["many"] - costs["one"], 0) / (TENSORS - 1)
@@ -174,7 +186,7 @@ class _Calibration:
             "event_ns": self._per_event(trace, markers, off, on, {"input": input_ns, **costs}),
             "input_ns": round(input_ns, 1),
             **{f"{kind}_ns": round(costs[kind], 1) for kind in RANGES},
-            **self._of_memory(profiler, trace, markers, most_ns=costs["nothing"]),
+            **self._of_memory(memory_ns, trace, markers, most_ns=costs["nothing"]),
             "inside_ns": round(inside, 1),
             "before_share": round(before, 3),
             "heads": [
@@ -193,7 +205,7 @@ class _Calibration:
 
         What it takes is as in the script: with layer hooks where it is recorded.
         """
-        read = rounds % READ_EVERY == 0
+        read = rounds < ROUNDS_AT_A_TIME
         for recording in (False, True) if rounds % 2 else (True, False):
             self._set(recording=recording)
             _run(step)
@@ -235,10 +247,10 @@ class _Calibration:
                 call()
             else:
                 _run(work)
-            begin = time.perf_counter_ns()
+            begin = time.thread_time_ns()
             for _ in range(repeats):
                 call()
-            taken[recording] = time.perf_counter_ns() - begin
+            taken[recording] = time.thread_time_ns() - begin
         return (taken[True] - taken[False]) // repeats
 
     def _read(self, events: list[Any]) -> tuple[Trace, dict[int, int]]:
@@ -257,8 +269,12 @@ class _Calibration:
         last = int(recording["start_ns"].max(initial=0)) + 1
         return derive(recording, ranges=([("calibration", 0, last)], "markers")), times
 
+    def _freed_or_taken(self, profiler: Any) -> list[int]:
+        """Return when memory was taken or freed, in ns; empty if that is not recorded."""
+        return [] if self._memory is None else [at for at, _, _ in allocations_of(profiler)]
+
     def _of_memory(
-        self, profiler: Any, trace: Trace, markers: dict[int, int], *, most_ns: float
+        self, times_ns: list[int], trace: Trace, markers: dict[int, int], *, most_ns: float
     ) -> dict[str, float]:
         """Return the cost of an allocation or a free, if they were recorded: no more than an operator's.
 
@@ -271,8 +287,7 @@ class _Calibration:
             number: (origin + markers[2 * mark], origin + markers[2 * mark + 1])
             for number, mark in self._windows
         }
-        times = [at for at, _, _ in allocations_of(profiler)]
-        return {"memory_ns": round(min(self._memory.per_event(times, windows), most_ns), 1)}
+        return {"memory_ns": round(min(self._memory.per_event(times_ns, windows), most_ns), 1)}
 
     def _per_event(
         self,
@@ -326,11 +341,11 @@ def _no_times() -> Times:
 def _run(step: Program) -> dict[str, int]:
     """Run a step and return the time of its parts."""
     step.optimizer.zero_grad()
-    times = [time.perf_counter_ns()]
+    times = [time.thread_time_ns()]
     loss = step.forward()
-    times.append(time.perf_counter_ns())
+    times.append(time.thread_time_ns())
     loss.backward()
-    times.append(time.perf_counter_ns())
+    times.append(time.thread_time_ns())
     step.optimizer.step()
-    times.append(time.perf_counter_ns())
+    times.append(time.thread_time_ns())
     return dict(zip(CLASSES, np.diff(times).tolist(), strict=True))

@@ -7,19 +7,23 @@ that another program compiled with provenance has none: its operators are read f
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 from daydream.collect.derive.compiled_calls import FUSED, CompiledGraph, plain_name
 from daydream.collect.derive.kernel_names import operators_of_kernel
 from daydream.collect.live.compilation import when_imported
-from daydream.collect.live.torch_private import INDUCTOR, keep_provenance
+from daydream.collect.live.torch_private import DYNAMO_GRAPHS, INDUCTOR, keep_provenance, on_graph_breaks
 from daydream.handles.nodes import handle_of
 from daydream.trace.handle_map import Handle
 
 _kept: list[tuple[str, dict[str, Any]]] = []
 _lacking: list[bool] = []  # whether a torch was met that keeps nothing
 
+_breaks: list[dict[str, Any]] = []
+RESUMED = re.compile(r"^(?:torch_dynamo_resume_in_)+(\w+?)(?:_at_\d+)+$")
+MOST_BREAKS, LONGEST = 1_000, 200
 NO_WORK = -1
 COPY = "aten::copy_"
 UNSAFE_VIEW = "aten::_unsafe_view"  # a view, though its operator does not say so
@@ -29,6 +33,28 @@ LACKING = "This torch keeps no provenance of compiled kernels: they have no oper
 def watch_provenance() -> None:
     """Have the provenance of all graphs kept that Inductor compiles from now on, without loading it."""
     when_imported(INDUCTOR, _begin)
+
+
+def watch_graph_breaks() -> None:
+    """Have place and reason of all graph breaks kept from now on, without loading the compiler."""
+    when_imported(DYNAMO_GRAPHS, lambda: on_graph_breaks(_keep_break))
+
+
+def _keep_break(region: str, reason: str, frame: Any) -> None:
+    if len(_breaks) >= MOST_BREAKS or any(one["region"] == region for one in _breaks):
+        return
+    place = None
+    if frame is not None:
+        name = re.split(r"[/\\]", str(frame.filename))[-1]
+        function = RESUMED.sub(r"\1", str(frame.name))
+        place = f"{name}({int(frame.lineno)}): {function}"[:LONGEST]
+    first = reason.strip().partition("\n")[0]
+    _breaks.append({"region": region, "reason": first[:LONGEST], "source": place})
+
+
+def graph_breaks() -> list[dict[str, Any]]:
+    """Return region, reason and source line of the graph breaks so far; each compiled frame has one."""
+    return list(_breaks)
 
 
 def _begin() -> None:

@@ -22,6 +22,7 @@ ALL_THREADS = "profile_all_threads"  # with it, torch up to 2.13 records no memo
 ERRORS = 2  # of the levels of torch's messages: 0 all, 1 warnings and errors
 KINETO_LOG = "KINETO_LOG_LEVEL"
 COMPILATIONS = "torch._dynamo.callback"  # the module that tells when torch compiles
+DYNAMO_GRAPHS = "torch._dynamo.output_graph"  # the module that ends a graph, and knows why
 INDUCTOR = "torch._inductor.compile_fx"  # the module that compiles a graph; what it needs is loaded with it
 
 OURS = "daydream"  # in what Inductor stores with a compiled graph
@@ -69,6 +70,29 @@ def on_compilations(tell: Callable[[bool], object]) -> None:
     if handler is not None:
         handler.register_start_callback(lambda *_: tell(True))
         handler.register_end_callback(lambda *_: tell(False))
+
+
+def on_graph_breaks(tell: Callable[[str, str, Any], object]) -> None:
+    """Have a function called for each graph break: the compiled frame's id, why, and the innermost frame.
+
+    The module must have been imported. The id is that of the frame's range in a recording; the frame has
+    `filename`, `lineno` and `name`, or is None. Without what it needs of torch, nothing is told.
+    """
+    reason: Any = getattr(sys.modules.get(DYNAMO_GRAPHS), "GraphCompileReason", None)
+    noted: Any = getattr(reason, "__post_init__", None)
+    if noted is None:
+        return
+
+    def note(self: Any) -> None:
+        noted(self)
+        with contextlib.suppress(Exception):  # a fault of ours must not stop a compilation
+            from torch._guards import CompileContext
+
+            frame = CompileContext.current_compile_id()
+            if self.graph_break and frame is not None:
+                tell(str(frame), str(self.reason), self.user_stack[-1] if self.user_stack else None)
+
+    reason.__post_init__ = note
 
 
 def range_type() -> Callable[[str], AbstractContextManager[Any]]:
@@ -144,6 +168,11 @@ def events_of(profiler: Any) -> list[Any]:
     """Return the raw events of a stopped `torch.profiler.profile`; none if its recording was taken away."""
     results = getattr(getattr(profiler, "profiler", None), "kineto_results", None)
     return [] if results is None else list(results.events())
+
+
+def let_go(profiler: Any) -> None:
+    """Free what a stopped profiler recorded, of which no event may be used any more: 1 to 2 kB an event."""
+    profiler.profiler = None
 
 
 def allocations_of(profiler: Any) -> list[tuple[int, int, Any]]:

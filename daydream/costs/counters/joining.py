@@ -15,7 +15,10 @@ from daydream.errors import FileError
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
+MOST = 2**53
+TELL_NOTHING = {"cycles", "unit_cycles"}  # by themselves
 Key = tuple[str, int | None]  # a kernel and the blocks of its grid
+MANGLED = re.compile(r"(?:K|St)?(\d{1,4})")
 QUALIFIED = re.compile(r"(?:[\w~]+::)+(?=[\w~])")
 
 
@@ -54,7 +57,9 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
         if not mine:
             continue
         met += len(mine)
-        one_by_one = len(mine) == len(places) and all(kernels[each].launches == 1 for each in mine)
+        one_by_one = len(mine) == len(places) and all(
+            kernels[each].launches == 1 and kernels[each].ordered for each in mine
+        )
         whole = (
             [kernels[each] for each in mine]
             if one_by_one
@@ -69,15 +74,22 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
             f"the first is {kernels[0].name!r:.60}. Count the program that was recorded"
         )
     time = trace["duration_ns"][rows]
-    has = np.array([one is not None and not (one.flop is None and one.bytes is None) for one in found])
+    counters = [_entry(names[trace["name"][row]], one) for row, one in zip(rows.tolist(), found, strict=True)]
+    correlation, rank = trace["correlation"][rows].tolist(), trace["rank"][rows].tolist()
+    if min(correlation, default=-1) >= 0 and len({*zip(rank, correlation, strict=True)}) == len(rows):
+        for entry, *launch in zip(counters, rank, correlation, strict=True):
+            entry |= dict(zip(("rank", "correlation"), launch, strict=True))
+    if any(value > MOST for each in counters for value in each.get("amounts", {}).values()):
+        raise FileError(f"{file}: a kernel has more than 2^53 of something, which no kernel counts to")
+    has = np.array([bool(each.get("amounts", {}).keys() - TELL_NOTHING) for each in counters])
     if not has.any():
         raise FileError(
-            f"{file}: its counters tell neither FLOP nor bytes of memory; count dram__bytes.sum and "
+            f"{file}: its counters tell neither FLOP nor bytes nor instructions; count dram__bytes.sum and "
             "smsp__sass_thread_inst_executed_op_*_pred_on.sum, or FETCH_SIZE and WRITE_SIZE"
         )
     share = time[has].sum() / max(int(time.sum()), 1)
     said = f"{counted(int(has.sum()), 'kernel')} of {len(rows):,}, {share:.1%} of their time"
-    notes = [f"{said}, have counters of {file}; their FLOP and bytes are taken from them."]
+    notes = [f"{said}, have counters of {file}; {_taken(counters)}."]
     if aggregated:
         notes.append(
             f"{counted(aggregated, 'kernel')} could not be told apart from others of the same name and grid: "
@@ -88,22 +100,30 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
         notes.append(
             f"{counted(left, 'counted launch', 'counted launches')} of {file} met no kernel of the trace."
         )
-    counters = [
-        {
-            "name": names[trace["name"][row]],
-            "flop": one.flop if one else None,
-            "bytes": one.bytes if one else None,
-        }
-        for row, one in zip(rows.tolist(), found, strict=True)
-    ]
     return Joined(counters, notes)
+
+
+def _entry(name: str, one: CountedKernel | None) -> dict[str, Any]:
+    """Return a kernel's counters as the metadata has them."""
+    if one is None:
+        return {"name": name, "flop": None, "bytes": None}
+    return {"name": name, "flop": one.flop, "bytes": one.bytes, "amounts": one.amounts}
+
+
+def _taken(counters: Sequence[dict[str, Any]]) -> str:
+    """Return whether counters take over from shapes."""
+    if all(one["flop"] is None and one["bytes"] is None for one in counters):
+        return "they tell neither FLOP nor bytes, which stay those of shapes"
+    return "their FLOP and bytes are taken from them"
 
 
 def base_name(name: str) -> str:
     """Return a kernel's own name: without its return type, namespaces, template arguments and parameters.
 
-    `void at::native::elementwise_kernel<128, 2>(int, T3)` is `elementwise_kernel`.
+    `void at::native::elementwise_kernel<128, 2>(int, T3)` is `elementwise_kernel`, its mangled name too.
     """
+    if name.startswith("_Z"):
+        return _mangled_base(name) or name
     plain, depth = [], 0
     for letter in name.replace("(anonymous namespace)::", ""):
         if letter in "<(":
@@ -116,6 +136,17 @@ def base_name(name: str) -> str:
             plain.append(letter)
     words = QUALIFIED.sub("", "".join(plain)).replace("::", " ").split()
     return words[-1].removesuffix(".kd") if words else name
+
+
+def _mangled_base(name: str) -> str | None:
+    """Return the innermost name of a mangled one (Itanium C++ ABI): lengths stand before its parts."""
+    at, found = 2 + (name[2:3] == "N"), None
+    while (length := MANGLED.match(name, at)) is not None:
+        end = length.end() + int(length[1])
+        if end > len(name):
+            return None
+        found, at = name[length.end() : end], end
+    return found
 
 
 def _grouped(keys: Sequence[Key], without: Collection[str]) -> dict[Key, list[int]]:

@@ -10,19 +10,26 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from math import prod
+from math import isfinite, prod
 
-from daydream.costs.counters.amounts import AMD_BYTES, CountedKernel
+from daydream.costs.counters.amounts import CountedKernel
 from daydream.errors import FileError
 
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 UNIT = re.compile(r"^([KMGTkmgt]?)(bytes?|inst|cycles?|sector|request|warp)$")
 NUMBER = re.compile(r"^-?\d{1,3}(,\d{3})+(\.\d+)?$")  # with thousands separators
 KB = 1024  # AMD counts fetched and written memory in units of this
+AMD_KIB = ("FETCH_SIZE", "FetchSize", "WRITE_SIZE", "WriteSize")
 LONG, WIDE = {"Kernel Name", "Metric Name", "Metric Value"}, {"ID", "Kernel Name"}
 SUMMARY = {"Kernel Name", "Metric Name", "Invocations", "Average"}
+ROCPROF_V1, ROCPROF_V2 = {"KernelName", "grd", "wgr"}, {"Kernel_Name", "LDS_Per_Workgroup", "Workgroup_Size"}
 ROCPROF = {"Kernel_Name", "Counter_Name", "Counter_Value"}
-MORE = "..."
+MOST = 2.0**63
+# Of rocprof's columns: what the hardware counted, and not who launched it and when.
+COUNTER = re.compile(
+    r"(SQ|GRBM|TC[ACP]|TA|TD|CP[CF]|SPI)_|FetchSize$|WriteSize$|LDSBankConflict$|OccupancyPercent$"
+)
+ROCPROF_TABLE = "rocprofv3's table"
 
 
 def kernels_of_table(text: str, file: str) -> list[CountedKernel] | None:
@@ -37,6 +44,8 @@ def kernels_of_table(text: str, file: str) -> list[CountedKernel] | None:
         rows = _rows(lines, place, header, file)
         if names >= ROCPROF:
             return _of_rocprof(rows)
+        if names >= ROCPROF_V1 or names >= ROCPROF_V2:
+            return _of_old_rocprof(rows, file)
         if names >= SUMMARY:
             return _of_summary(rows, file)
         if names >= LONG:
@@ -121,18 +130,37 @@ def _of_rocprof(rows: Iterator[tuple[int, dict[str, str]]]) -> list[CountedKerne
     """Return the launches of rocprofv3: grids in work-items, memory in KiB where the name says no unit."""
     found: dict[tuple[str, str], CountedKernel] = {}
     for number, row in rows:
-        items = _value(row.get("Grid_Size", ""), "", number)
-        group = _value(row.get("Workgroup_Size", ""), "", number)
+        items = _value(row.get("Grid_Size", ""), ROCPROF_TABLE, number)
+        group = _value(row.get("Workgroup_Size", ""), ROCPROF_TABLE, number)
         blocks = round(items / group) if items and group else None
         key = (row.get("Process_Id", ""), row.get("Dispatch_Id") or row.get("Correlation_Id", ""))
         launch = found.setdefault(key, CountedKernel(row["Kernel_Name"], blocks))
-        value = _value(row["Counter_Value"], "rocprofv3's table", number)
+        value = _value(row["Counter_Value"], ROCPROF_TABLE, number)
         if value is not None:
             name = row["Counter_Name"]
-            kib = any(name in names for names in AMD_BYTES)
             # A counter has a row for each of the device's parts in some versions: they add up.
-            launch.metrics[name] = launch.metrics.get(name, 0.0) + value * (KB if kib else 1)
+            launch.metrics[name] = launch.metrics.get(name, 0.0) + value * (KB if name in AMD_KIB else 1)
     return list(found.values())
+
+
+def _of_old_rocprof(rows: Iterator[tuple[int, dict[str, str]]], file: str) -> list[CountedKernel]:
+    """Return the launches of rocprof's first two versions: a row each, its counters as columns."""
+    found = []
+    for number, row in rows:
+        sizes = [
+            row.get(new) or row.get(old, "") for new, old in (("Grid_Size", "grd"), ("Workgroup_Size", "wgr"))
+        ]
+        items, group = (_value(size, file, number) for size in sizes)
+        launch = CountedKernel(
+            row.get("Kernel_Name") or row.get("KernelName", ""),
+            round(items / group) if items and group else None,
+        )
+        for name, text in row.items():
+            value = _value(text, file, number) if COUNTER.match(name) else None
+            if value is not None:
+                launch.metrics[name] = value * (KB if name in AMD_KIB else 1)
+        found.append(launch)
+    return found
 
 
 def _add(launch: CountedKernel, name: str, value: str, unit: str, file: str, line: int) -> None:
@@ -150,9 +178,14 @@ def _value(text: str, file: str, line: int) -> float | None:
     elif "," in text and re.match(r"^-?[\d.]+,\d+$", text):
         raise FileError(f"{file}, line {line}: {text!r:.40} has a decimal comma; export with LC_ALL=C")
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    if not isfinite(value):
+        return None
+    if not 0 <= value < MOST:
+        raise FileError(f"{file}, line {line}: {text!r:.40} is no count")
+    return value
 
 
 def _blocks(text: str) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.costs.device.evidence import held_up
 from daydream.costs.device.measured import NewShapes, TimeRequest, from_table, need_times_of, types_of
 from daydream.costs.device.roofline import HALF, PAPER_SPEEDUPS, Change, is_matrix_kernel, is_tf32_kernel
 from daydream.costs.device.table import KernelTable
@@ -107,6 +108,9 @@ def retime(
         grid_factor=grid_factor,
     )
     new, used = change.predict()
+    if dtype is not None:
+        waits = held_up(graph, selection) & change.typed
+        new[waits], used[waits] = old[waits], "latency"
     table = graph.times if table is None else table
     if table is not None:
         if change.other_device and target is not None:

@@ -4,7 +4,8 @@ Either `kernel,duration_ns` (a kernel's exact name), or `op,shapes,dtype,duratio
 (an operator call as a trace names it: its kernels' time together). A file that holds
 an operator at the old and at the new element type gives their ratio, so that what the
 measurement has in common cancels. `daydream calibrate` writes such a file, and in its metadata
-the device that it measured on.
+the device that it measured on. With `before_ns` and `phase` a row is a call that was changed in place,
+as `daydream calibrate --tool` times it: what it took before and, as `duration_ns`, with the change.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import csv
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from daydream.costs.workload.operator import bare_name
-from daydream.costs.workload.shapes import Shape
+from daydream.costs.workload.shapes import Shape, parse_shapes
 from daydream.errors import FileError
 from daydream.files.input_files import check_regular
 
-COLUMNS = ("kernel", "op", "shapes", "dtype", "duration_ns")
+COLUMNS = ("kernel", "op", "shapes", "dtype", "duration_ns", "before_ns", "phase")
+PHASES = ("forward", "backward")
+UNKNOWN_PAIR = (float("nan"), float("nan"))
 CPU = "cpu"  # the device of a table that was measured on a CPU
+InPlaceKey: TypeAlias = tuple[str, tuple[Shape, ...], str]
 METADATA = b"daydream"  # the key that holds one JSON document, as in a trace
 
 
@@ -29,7 +33,8 @@ class KernelTable:
     """Measured times: `kernel(name)` and `call(op, shapes, dtype)` return ns, or None.
 
     `device` is what they were measured on: a GPU's name, `cpu`, or None where the file does not
-    say. `answers` counts the times that were found.
+    say. `answers` counts the times that were found. `in_place` holds calls that a change was made to:
+    key -> ((before, after) forward, (before, after) backward), ns, NaN where it was not measured.
     """
 
     def __init__(self, rows: list[dict[str, Any]], device: str | None = None) -> None:
@@ -37,16 +42,21 @@ class KernelTable:
         self.answers = 0
         self._kernels: dict[str, float] = {}
         self._calls: dict[tuple[str, str, str], float] = {}
+        self.in_place: dict[InPlaceKey, list[tuple[float, float]]] = {}
         for row in rows:
             time = float(row["duration_ns"])
-            if row.get("kernel"):
+            if _known(row.get("before_ns")):
+                call = self.key_in_place(*(str(row.get(name) or "") for name in ("op", "shapes", "dtype")))
+                pairs = self.in_place.setdefault(call, [UNKNOWN_PAIR, UNKNOWN_PAIR])
+                pairs[PHASES.index(str(row["phase"]))] = (float(row["before_ns"]), time)
+            elif row.get("kernel"):
                 self._kernels[str(row["kernel"])] = time
             else:
                 key = (bare_name(str(row["op"])), _plain(str(row["shapes"])), str(row.get("dtype") or ""))
                 self._calls[key] = time
 
     def __len__(self) -> int:
-        return len(self._kernels) + len(self._calls)
+        return len(self._kernels) + len(self._calls) + len(self.in_place)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> KernelTable:
@@ -59,10 +69,13 @@ class KernelTable:
             raise FileError(f"{path} cannot be read as a table of times ({error})") from None
         for number, row in enumerate(rows, 2):
             named = row.get("kernel") or (row.get("op") and row.get("shapes"))
-            if not named or not _is_time(row.get("duration_ns")):
+            before = row.get("before_ns")
+            changed = not _known(before) or (_is_time(before) and row.get("phase") in PHASES)
+            if not named or not _is_time(row.get("duration_ns")) or not changed:
                 raise FileError(
                     f"{path}, row {number}: a time needs `kernel,duration_ns` or "
-                    "`op,shapes,dtype,duration_ns`, with ns of 0 or more"
+                    "`op,shapes,dtype,duration_ns`, with ns of 0 or more; with `before_ns` also "
+                    "`phase`, forward or backward"
                 )
         if not rows:
             raise FileError(f"{path} holds no times; its columns should be among {', '.join(COLUMNS)}")
@@ -76,9 +89,25 @@ class KernelTable:
         """Return the measured ns of an operator call's kernels together; `hint` is for those who measure."""
         return self._counted(self._calls.get((bare_name(op), _plain(shapes), dtype or "")))
 
+    @staticmethod
+    def key_in_place(op: str, shapes: str, dtype: str) -> InPlaceKey:
+        """Return the key of a call that a change is made to: name, shapes of its tensors, element type."""
+        return bare_name(op), tuple(shape for shape in _tensors(shapes) if shape), dtype
+
     def _counted(self, time: float | None) -> float | None:
         self.answers += time is not None
         return time
+
+
+def _tensors(shapes: str) -> list[Shape]:
+    found: list[Shape] = []
+    for part in parse_shapes(shapes) or []:
+        found += [one for one in part if isinstance(one, tuple)] if isinstance(part, list) else [part]
+    return found
+
+
+def _known(value: Any) -> bool:
+    return value is not None and value != ""
 
 
 def _plain(shapes: str) -> str:
@@ -90,7 +119,7 @@ def _plain(shapes: str) -> str:
 
 def _is_time(value: Any) -> bool:
     try:
-        return float(value) >= 0
+        return 0 <= float(value) < float("inf")
     except (TypeError, ValueError):
         return False
 

@@ -1,35 +1,66 @@
 """Work that a GPU counted: instruction counters of a profiler, where a trace has them.
 
 They stand in `trace.metadata["counters"]`: a list of `{"name": kernel, "flop": int or None, "bytes": int or
-None}` in launch order. The n-th kernel of a name has the n-th entry of that name, if there are as
-many of both. `kineto_counters.py` reads such a list from a file.
+None}` in launch order; `amounts` has all else that was counted (`counters/quantities.py`). An entry with rank
+and correlation is of that launch, whatever was cut from the trace since. Else the n-th kernel of a name has
+the n-th entry of that name, if there are as many of both. `attach_counters` writes such a list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
+_known: WeakKeyDictionary[Trace, tuple[Any, np.ndarray]] = WeakKeyDictionary()
+
 
 def counted_work(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     """Return FLOP and bytes that were counted for each row, -1 where nothing was."""
-    flop, nbytes = np.full((2, len(trace)), UNKNOWN, np.int64)
-    entries: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in trace.metadata.get("counters") or []:
-        entries.setdefault(entry["name"], []).append(entry)
-    if not entries:
-        return flop, nbytes
-    rows = np.flatnonzero(trace.is_kind("kernel"))
+    return counted_amounts(trace, "flop"), counted_amounts(trace, "bytes")
+
+
+def counted_amounts(trace: Trace, key: str) -> np.ndarray:
+    """Return `flop` or `bytes` of each row as they were counted, int64, -1 where they were not."""
+    entries = trace.metadata.get("counters") or []
+    values = [UNKNOWN if entry.get(key) is None else int(entry[key]) for entry in entries]
+    found: np.ndarray = np.array([*values, UNKNOWN], np.int64)[entry_of_rows(trace)]
+    return found
+
+
+def entry_of_rows(trace: Trace) -> np.ndarray:
+    """Return the place among `metadata["counters"]` of each row, int64; -1 for none. Worked out once."""
+    entries = trace.metadata.get("counters") or []
+    kept = _known.get(trace)
+    if kept is None or kept[0] is not entries:
+        kept = _known[trace] = (entries, _places(trace, entries))
+    return kept[1]
+
+
+def _places(trace: Trace, entries: list[Mapping[str, Any]]) -> np.ndarray:
+    found = np.full(len(trace), UNKNOWN, np.int64)
+    rows = np.flatnonzero(trace.is_kind("kernel")) if entries else np.zeros(0, np.int64)
     rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]  # numbered as they are launched
+    launch = {
+        (entry.get("rank"), entry["correlation"]): place
+        for place, entry in enumerate(entries)
+        if entry.get("correlation") is not None
+    }
+    if launch:
+        keys = zip(trace["rank"][rows].tolist(), trace["correlation"][rows].tolist(), strict=True)
+        found[rows] = [launch.get(key, UNKNOWN) for key in keys]
+        return found
+    named: dict[str, list[int]] = {}
+    for place, entry in enumerate(entries):
+        named.setdefault(entry["name"], []).append(place)
     code_of = {text: code for code, text in enumerate(trace.text("name"))}
-    for name, counted in entries.items():
+    for name, places in named.items():
         mine = rows[trace["name"][rows] == code_of[name]] if name in code_of else rows[:0]
-        if len(mine) == len(counted):
-            for column, key in ((flop, "flop"), (nbytes, "bytes")):
-                column[mine] = [UNKNOWN if one.get(key) is None else one[key] for one in counted]
-    return flop, nbytes
+        if len(mine) == len(places):
+            found[mine] = places
+    return found

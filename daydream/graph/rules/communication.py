@@ -30,6 +30,7 @@ from daydream.graph.tables import COLLECTIVE
 from daydream.text import counted
 
 ARRIVAL = "arrival"
+LAST_ARRIVAL = "last arrival"  # what joins the arrivals of a collective
 HANDED_ON = ("broadcast", "scatter", "reduce", "gather")
 
 
@@ -106,7 +107,7 @@ def _hold(builder: GraphBuilder, members: np.ndarray, collective: np.ndarray) ->
     np.minimum.at(first, collective, np.arange(len(members)))
     hubs = graph.add(
         count, lane=_hub_lanes(graph, columns["lane"][members], collective), kind=0,
-        name=graph.code("name", "last arrival"), measured_start_ns=last,
+        name=graph.code("name", LAST_ARRIVAL), measured_start_ns=last,
         order=columns["order"][members[first]],
     )  # fmt: skip
     columns = graph.columns

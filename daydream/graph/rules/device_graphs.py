@@ -46,6 +46,8 @@ class DeviceWork:
 
 def fill_holes(work: DeviceWork) -> DeviceWork:
     """Put untraced work into the holes between nodes of a graph launch that runs on one stream."""
+    if (work.launch < 0).all():  # no launch was recorded: nothing tells a graph's hole from a pause
+        return work
     end = work.start + work.duration
     same = (work.unit[1:] == work.unit[:-1]) & (work.lane[1:] == work.lane[:-1]) & (work.unit[1:] >= 0)
     hole = np.flatnonzero(

@@ -151,7 +151,7 @@ def _by_program_order(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
 
 def _forks(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
     """Draw the waits of a stream that gets its next work later: the one other stream with more to come."""
-    columns = builder.graph.columns
+    columns, lanes = builder.graph.columns, builder.graph.lanes
     order, lane = columns["order"], columns["lane"]
     classes: dict[tuple[int, int], list[tuple[Wait, bool]]] = defaultdict(list)
     for wait in waits:
@@ -161,7 +161,8 @@ def _forks(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
         nexts = []
         for other, tasks in builder.side_work.items():
             place = int(np.searchsorted(order[tasks], order[wait.call], side="right"))
-            if other != source and place < len(tasks):
+            mine = other != source and lanes[other].rank == lanes[source].rank
+            if mine and place < len(tasks):
                 nexts.append(int(tasks[place]))
         if len(nexts) == 1:
             pair = (source, int(lane[nexts[0]]))
@@ -235,15 +236,15 @@ def _last_elsewhere(builder: GraphBuilder, wait: Wait) -> int:
 def _open_collective(builder: GraphBuilder, wait: Wait, consumed: dict[int, int]) -> int:
     """Return the collective that a compute stream's wait is for, or -1.
 
-    Of those launched and not waited for yet: the one that ended just before the
+    Of those that its rank launched and has not waited for yet: the one that ended just before the
     waiting work started, else the oldest that had ended by then.
     """
-    columns = builder.graph.columns
-    order = columns["order"]
+    columns, lanes = builder.graph.columns, builder.graph.lanes
+    order, target = columns["order"], int(columns["lane"][wait.after])
     start = builder.start_ns[wait.after]
     best, oldest = -1, -1
     for lane, tasks in builder.collectives.items():
-        if lane == columns["lane"][wait.after]:
+        if lane == target or lanes[lane].rank != lanes[target].rank:
             continue
         begin = int(np.searchsorted(order[tasks], consumed[lane], side="right"))
         end = int(np.searchsorted(order[tasks], order[wait.call]))

@@ -57,6 +57,8 @@ def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
                 LARGEST_STARTUP_NS,
                 USUAL_STARTUP_NS.get(builder.trace.metadata.get("vendor", ""), 0),
             )
+    if not (columns["launch"] >= 0).any():  # each pause of the device has a cause that was not recorded
+        unexplained = [_idle(builder, [tasks for _, tasks in runs])]
     late = np.concatenate(unexplained) if unexplained else np.empty(0, np.int64)
     if len(late):
         graph.facts.unexplained = len(late)
@@ -104,6 +106,15 @@ def _settle(
     columns["gap_ns"][tasks[:-1]] = startup[1:]
     limit = np.where(last == 0, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
     return rest[(rest > limit) & launched_here]
+
+
+def _idle(builder: GraphBuilder, tasks: list[np.ndarray]) -> np.ndarray:
+    """Return how long the device did nothing, where no stream had work, before tasks that then began."""
+    every = np.concatenate(tasks) if tasks else np.empty(0, np.int64)
+    every = every[np.argsort(builder.start_ns[every], kind="stable")]
+    latest = np.maximum.accumulate(builder.end_ns[every])
+    idle = builder.start_ns[every[1:]] - latest[:-1]
+    return np.asarray(idle[idle > LARGEST_STARTUP_NS])
 
 
 def _event_ends(builder: GraphBuilder) -> np.ndarray:

@@ -8,7 +8,8 @@ cannot be used either: kernels often start before the call returns.
 Work whose launch is not in the trace is counted. Where it comes before all launched work of its
 stream, the CPU had run ahead before the recording began: it was in the queue already, and what it waited
 for is the work before it on the stream; only the first is held to its recorded start. Further
-behind, a call was not recorded: when it came is not known, and the start is held.
+behind, a call was not recorded: when it came is not known, and the start is held. Where no call
+was recorded at all, each task follows the one before it on its stream, and the pause between them stays.
 """
 
 from __future__ import annotations
@@ -93,12 +94,14 @@ def order_streams(builder: GraphBuilder, *, holes: bool = True) -> None:
 def _held(work: DeviceWork) -> np.ndarray:
     """Return which tasks are held to their recorded start: without a launch, and not queued behind others.
 
-    Tasks ahead of all launched ones of their stream are queued from the begin of the window on.
+    Tasks ahead of all launched ones of their stream are queued from the begin of the window on, as all are
+    where nothing was launched.
     """
     held = work.launch < 0
+    nothing_launched = bool(held.all())
     for begin, end in runs_of(work.lane):
         launched = np.flatnonzero(work.launch[begin:end] >= 0)
-        queued = int(launched[0]) if len(launched) else 0
+        queued = int(launched[0]) if len(launched) else (end - begin if nothing_launched else 0)
         held[begin + 1 : begin + queued] = False
     return held
 

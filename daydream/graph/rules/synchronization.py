@@ -15,6 +15,7 @@ import numpy as np
 
 from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.graph import ALL_LANES
+from daydream.graph.rules.array_waits import Waits, array_waits
 from daydream.graph.rules.queue import usual_costs
 from daydream.graph.tables import CPU, MEMCPY
 from daydream.text import counted
@@ -22,8 +23,11 @@ from daydream.text import counted
 DEVICE_SYNC = re.compile(
     r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize|^aclrtSynchronizeDevice"
 )
-STREAM_SYNC = re.compile(r"^(cuda|cu|hip|aclrt)StreamSynchronize|^aclrtSynchronizeStream|^synchronizeStream$")
-EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize")
+STREAM_SYNC = re.compile(
+    r"^(cuda|cu|hip|aclrt)StreamSynchronize|^aclrtSynchronizeStream|^synchronizeStream$"
+    r"|^urQueueFinish|^zeCommand(Queue|List(Host)?)Synchronize"
+)
+EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize|^urEventWait$|^ze(Event|Fence)HostSynchronize")
 # Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
 MAY_SYNC = re.compile(
     r"^(cuda|cu|hip)(Free|Malloc|Mem(Alloc|Free|Unmap|Release|Create|Map)|Host(Alloc|Free|Register|Unregister)|ModuleLoad|ModuleUnload|FreeHost)"
@@ -73,13 +77,9 @@ def wait_in_calls(builder: GraphBuilder) -> None:
     waits: Waits = []
     for find in (_device_syncs, _stream_syncs, _event_syncs, _allocations, blocking_copies):
         waits += find(builder, streams)
+    waits += array_waits(builder)
     if waits:
         _split(builder, *np.array(waits, np.int64).T)
-
-
-Waits = list[
-    tuple[int, int, int, int]
-]  # call, lane waited for, when that had ended, program point (-1: the call)
 
 
 def _device_syncs(builder: GraphBuilder, streams: Streams) -> Waits:

@@ -12,29 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.explanation.parts import parts_of_change, parts_of_replay
 from daydream.files.atomic import write_whole
-from daydream.report.html import bounds, sections
+from daydream.report.html import bounds, roofline, sections
 from daydream.report.html import memory as memory_section
 from daydream.report.html.elements import Html, data, element, joined
-from daydream.report.html.packing import Names, legend, packed
 from daydream.report.html.path import StepPath, step_path
 from daydream.report.html.ranking import HELP as RANKING_HELP
 from daydream.report.html.ranking import whatifs
-from daydream.report.html.spans import measured_spans, measured_window, simulated_spans, simulated_window
+from daydream.report.html.spans import measured_window
+from daydream.report.html.timelines import timelines
 from daydream.report.text.answer import answer_lines
 from daydream.report.text.breakdown import moved_bound
 from daydream.report.text.layout import printable
 from daydream.report.text.numbers import count, listed, time_text
 from daydream.report.text.results import replay_answer
-from daydream.simulate.critical_path import critical_path
 
 if TYPE_CHECKING:
-    from daydream.graph.graph import Graph
     from daydream.memory.result import MemoryReport
     from daydream.predict.prediction import Prediction
     from daydream.predict.ranking import Ranking
     from daydream.predict.replay import Replay
-    from daydream.report.html.spans import Window
-    from daydream.simulate.timeline import Timeline
 
 # The page may run what stands in it and load nothing at all.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
@@ -110,6 +106,8 @@ def page(
             "breakdown", "Where a step's time goes", f"The mean of the steps. {ON_PATH_HELP}",
             _breakdowns(replay, comparison),
         ),
+        _section("roofline", "Roofline", roofline.HELP, drawn)
+        if (drawn := roofline.picture(replay.graph)) else "",
         _section("whatifs", "Ranked what-ifs", RANKING_HELP, whatifs(ranking)) if ranking is not None else "",
         _section(
             "by-layer", f"By {one}",
@@ -132,13 +130,13 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
         element("title", f"daydream {title}"),
-        f"<style>{_asset('uPlot.min.css')}{bounds.style()}{_asset('report.css')}</style></head><body>",
+        f"<style>{asset('uPlot.min.css')}{bounds.style()}{asset('report.css')}</style></head><body>",
         element("main", body),
-        data("timeline-data", _timelines(replay, comparison)),
+        data("timeline-data", timelines(replay, comparison)),
         data("steps-data", _step_times(replay, comparison)),
         *([data("memory-data", _memory_chart(replay))] if memory else []),
-        f"<!--\nuPlot\n{_asset('uPlot.LICENSE')}-->",
-        *(f"<script>{_asset(name)}</script>" for name in (*PROGRAMS, *([MEMORY_PROGRAM] if memory else []))),
+        f"<!--\nuPlot\n{asset('uPlot.LICENSE')}-->",
+        *(f"<script>{asset(name)}</script>" for name in (*PROGRAMS, *([MEMORY_PROGRAM] if memory else []))),
         "</body></html>\n",
     ])  # fmt: skip
 
@@ -221,41 +219,6 @@ def _in_order(before: StepPath, after: StepPath | None) -> Html:
     )  # fmt: skip
 
 
-def _timelines(replay: Replay, comparison: Prediction | None) -> dict[str, Any]:
-    names = Names()
-    graph = replay.graph
-    shown = []
-    if comparison is None:
-        typical = replay.settled.typical()[0]
-        window = measured_window(graph, typical)
-        shown.append(packed("measured", graph, window, measured_spans(graph, window), names))
-        shown.append(_simulated("replayed", replay.timeline, 0, typical, names))
-    else:
-        step, then = comparison.shown_steps()
-        shown.append(_simulated("replayed", replay.timeline, replay.settled.copy, step, names))
-        after = comparison.after
-        shown.append(_simulated("predicted", after.timeline, after.copy, then, names, graph))
-    return {**legend(), "names": names.texts, "timelines": shown, "changes": comparison is not None}
-
-
-def _simulated(
-    title: str, timeline: Timeline, copy: int, typical: int, names: Names, before: Graph | None = None
-) -> dict[str, Any]:
-    window = simulated_window(timeline, copy, typical)
-    path = _whole_path(timeline, copy, window)
-    return packed(title, timeline.graph, window, simulated_spans(timeline, window, path, before), names)
-
-
-def _whole_path(timeline: Timeline, copy: int, window: Window) -> Any:
-    """Return the tasks on the chain of causes behind the last step to complete in a window."""
-    ends = {
-        step: task for (number, step), task in timeline.last_of_steps.items() if number == copy
-    }  # fmt: skip
-    last = max((ends[step] for step, _, _ in window.steps), key=lambda task: int(timeline.end_ns[task]))
-    plan = timeline.plan
-    return critical_path(plan, timeline.start_ns, timeline.end_ns, last, since=window.begin_ns).task
-
-
 def _memory_chart(replay: Replay) -> dict[str, Any]:
     trace = replay.graph.trace
     if trace is None:
@@ -284,5 +247,6 @@ def _footer() -> Html:
     return element("footer", f"daydream {__version__} · charts by uPlot, MIT licence, which is in this file")
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of a file that ships beside the report."""
     return (files("daydream.report") / "assets" / name).read_text("utf-8")

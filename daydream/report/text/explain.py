@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daydream.explanation.bound import NOT_RECORDED
+from daydream.report.text.counted import counted_sentences
 from daydream.report.text.explain_costs import avoidable_costs, idle_costs, sentence
 from daydream.report.text.layout import (
     Block,
@@ -70,6 +71,7 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
             *section(OFF_PATH, beside(explanation)),
             *avoidable_costs(explanation),
             *idle_costs(explanation),
+            *section("what counters say of kernels", counted_sentences(explanation.replay.graph.trace)),
             *notes(explanation.notes()),
         ])  # fmt: skip
     bottom = [Words(note) for note in recording_notes(explanation.replay.notes, trace)]
@@ -124,6 +126,11 @@ def verdict(explanation: Explanation) -> str:
     floor = f"without any CPU cost the step would {still}take {without_cpu} of {time_text(step)}"
     if explanation.bound is Bound.UNRECORDED:
         missing = sum(explanation.share(cause) for cause in NOT_RECORDED)
+        if pauses := explanation.share(PathCause.PAUSES):
+            return (
+                f"What bounds the step cannot be told: no CPU work was recorded, and the device pauses for "
+                f"{percent(pauses)} of the critical path."
+            )
         return f"What bounds the step cannot be told: {percent(missing)} of it is work that was not recorded."
     said = {
         Bound.GPU: _bound_by_gpu, Bound.COMMUNICATION: _bound_by_transfers, Bound.COPIES: _bound_by_transfers,

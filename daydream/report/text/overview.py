@@ -17,6 +17,7 @@ from daydream.graph.query.device import device_work
 from daydream.graph.tables import KERNEL
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.recorded_time import recorded_time
+from daydream.simulate.path_causes import has_cpu
 from daydream.trace.schema import DEVICE_KINDS, PHASES
 
 if TYPE_CHECKING:
@@ -153,7 +154,9 @@ class Overview:
         """Return for replay, what-ifs and selections by phase, layer and type: yes, partly or no, and why."""
         known = self.known()
         verdicts = {"replay": self._replay_verdict(), "what-if": self._whatif_verdict()}
-        for name, why in MISSING.items():
+        torch = not self.trace.metadata.get("profiler")  # the advice is about torch's
+        for name, advice in MISSING.items():
+            why = advice if torch else advice.partition(":")[0]
             share = known[name]
             answer = "yes" if share >= ENOUGH_KNOWN else "partly" if share >= SOME_KNOWN else "no"
             said = f"known for {100 * share:.0f} % of the {self.time_of}" if share >= SOME_KNOWN else why
@@ -187,6 +190,8 @@ class Overview:
             doubts.append(f"{unresolved:,} of {waits:,} stream waits are unresolved")
         if len(self.replay.steps) == 1:
             doubts.append("only one step is covered, so how steps vary is not known")
+        if not has_cpu(self.graph):
+            doubts.append("no CPU work was recorded, so pauses of the device stay as they were")
         if not doubts:
             return answer, "the causes of waits are known"
         return ("partly" if answer == "yes" else answer), "; ".join(doubts)

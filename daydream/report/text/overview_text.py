@@ -233,6 +233,8 @@ def _memory(overview: Overview, *, verbose: bool) -> list[tuple[str, str]]:
     events = overview.trace.memory
     if events is None:
         why = OF_A_RANGE if overview.trace.metadata.get("steps_read") else NO_MEMORY
+        if why is NO_MEMORY and overview.trace.metadata.get("profiler"):  # the advice is about torch's
+            why = why.partition(":")[0]
         return [("memory", why)] if verbose else []
     devices = sorted(recorded_memory(events), key=lambda one: -one.peak_allocated_bytes)
     shown = devices if verbose else devices[:1]

@@ -26,17 +26,21 @@ from typing import IO, Any, NoReturn, cast
 import msgspec
 
 from daydream.collect.importers.kineto.events import Event, ExactEvent, Header, patient_event
+from daydream.collect.importers.kineto.parts import (
+    BETWEEN_EVENTS,
+    BYTE_ORDER_MARK,
+    EVENTS_KEY,
+    GZIP_MAGIC,
+    NotCutError,
+    Part,
+)
 from daydream.errors import TraceError
 from daydream.files.input_files import Counted, check_regular, most_unpacked
 
 BLOCK_BYTES = 1 << 20
 LARGEST_BLOCK_BYTES = 1 << 26
-GZIP_MAGIC = b"\x1f\x8b"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CUTS_TRIED = 4
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
 
 
 class EventReader:
@@ -55,12 +59,12 @@ class EventReader:
         max_unpacked: int | None = None,
     ) -> None:
         self.path = Path(path)
-        self._max_unpacked = max_unpacked
+        self.max_unpacked = max_unpacked
         self.exact_times = exact_times
         self.header = Header()
         self.unreadable = 0
-        self._block_bytes = block_bytes
-        self._progress = progress
+        self.block_bytes = block_bytes
+        self.progress = progress
         event = ExactEvent if exact_times else Event
         self._one: msgspec.json.Decoder[Event] = msgspec.json.Decoder(event)
         self._many: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[event])  # type: ignore[valid-type]
@@ -68,7 +72,7 @@ class EventReader:
 
     def __iter__(self) -> Iterator[list[Event]]:
         try:
-            with opened(self.path, self._max_unpacked) as (file, position, size):
+            with opened(self.path, self.max_unpacked) as (file, position, size):
                 yield from self._blocks(file, position, max(size, 1))
         except FileNotFoundError:
             raise TraceError(f"{self.path}: no such file") from None
@@ -79,23 +83,46 @@ class EventReader:
         except OSError as error:
             raise TraceError(f"cannot read {self.path}: {error.strerror or error}") from None
 
+    def of_part(self, part: Part) -> Iterator[list[Event]]:
+        """Iterate over the lists of events of a part: the same lists that the whole file would give there.
+
+        `header` is complete behind the last part. Raises `NotCutError` if it cannot be read by itself.
+        """
+        text, at, ended = part.read(), part.head, False
+        buffer = text[:at]
+        while not ended and at < len(text):
+            events, buffer, ended = self._cut(buffer)
+            if events:
+                yield events
+                del events
+            buffer += text[at : at + self.block_bytes]
+            at += self.block_bytes
+        if part.last:
+            yield self._last(part.prefix, buffer + text[at:])
+            return
+        events, buffer, failed = self._cut(buffer)
+        if ended or failed or len(buffer) != part.left:
+            raise NotCutError
+        if events:
+            yield events
+
     def _blocks(self, file: IO[bytes], position: Callable[[], int], size: int) -> Iterator[list[Event]]:
-        buffer = file.read(self._block_bytes).removeprefix(BYTE_ORDER_MARK)
+        buffer = file.read(self.block_bytes).removeprefix(BYTE_ORDER_MARK)
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty; a Kineto trace (JSON) was needed")
         if buffer.lstrip()[:1] == b"[":
             prefix, buffer = b"", buffer.lstrip()[1:]
         else:
             while (key := EVENTS_KEY.search(buffer)) is None:
-                more = file.read(max(self._block_bytes, len(buffer)))
+                more = file.read(max(self.block_bytes, len(buffer)))
                 if not more:
                     self._explain_no_events(buffer)
                 buffer += more
             prefix, buffer = buffer[: key.end()], buffer[key.end() :]
         ended = False
-        while not ended and (more := file.read(self._block_bytes)):
-            if self._progress is not None:
-                self._progress(min(position() / size, 1.0))
+        while not ended and (more := file.read(self.block_bytes)):
+            if self.progress is not None:
+                self.progress(min(position() / size, 1.0))
             events, buffer, ended = self._cut(buffer)
             if events:
                 yield events
@@ -104,8 +131,8 @@ class EventReader:
         if ended:
             buffer += file.read()
         yield self._last(prefix, buffer)
-        if self._progress is not None:
-            self._progress(1.0)
+        if self.progress is not None:
+            self.progress(1.0)
 
     def _cut(self, buffer: bytes) -> tuple[list[Event], bytes, bool]:
         """Decode up to the last boundary that proves right.

@@ -31,6 +31,8 @@ DIRECTIONS = (
     (re.compile(r"(?i)dev\w*.?to.?host|DtoH|D2H"), "Memcpy DtoH"),
     (re.compile(r"(?i)dev\w*.?to.?dev|DtoD|D2D"), "Memcpy DtoD"),
 )
+XPU_COPY = re.compile(r"^Memcpy ([MSHD])2([MSHD])\b")  # PTI calls the host's memory M, shared memory S
+XPU_ENDS = {"M": "H", "S": "H"}  # shared memory is the host's until a device works on it
 LARGEST_ID = 2**40  # flow ids may be times in ns
 
 
@@ -62,6 +64,14 @@ def _of_category(event: Event, args: Args, name: str) -> tuple[str, Event] | Non
 def vendor_of(category: str | None) -> str:
     """Return whose device a row of an unusual category is of: mtia, npu, hpu, ..."""
     return "npu" if category is None or category in QUEUES else category.split("_", 1)[0]
+
+
+def name_xpu_copies(events: list[Event]) -> None:
+    """Name copies of Intel's XPUs as those of other GPUs: `Memcpy M2D (...)` is a copy to the device."""
+    for event in events:
+        if isinstance(event.name, str) and (ends := XPU_COPY.match(event.name)):
+            source, target = (XPU_ENDS.get(end, end) for end in ends.groups())
+            event.name = f"Memcpy {source}to{target}{event.name[ends.end() :]}"
 
 
 def is_flow_of_npu(event: Event) -> bool:

@@ -18,24 +18,27 @@ NOTHING = msgspec.Raw(b"")
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """The arguments of an event that a trace has a column for; -1 or empty where the event has none."""
+    """The arguments of an event that a trace has a column for; -1 or empty where the event has none.
 
-    correlation: Id = -1
+    They stand in the order in which files have them: the decoder looks for the next one first.
+    """
+
     external: Id = msgspec.field(default=-1, name="External id")
-    external_2021: Id = msgspec.field(default=-1, name="external id")
-    device: Id = -1
-    stream: Id = -1
-    stream_id: Id = -1
-    direction: Id = ""
-    bytes: Id = -1
-    size: Id = -1
     sequence: Id = msgspec.field(default=-1, name="Sequence number")
     forward_thread: Id = msgspec.field(default=-1, name="Fwd thread id")
+    external_2021: Id = msgspec.field(default=-1, name="external id")
     dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     hierarchy: msgspec.Raw = msgspec.field(default=NOTHING, name="Module Hierarchy")
+    device: Id = -1
+    stream: Id = -1
+    correlation: Id = -1
+    bytes: Id = -1
     grid: msgspec.Raw = NOTHING
     block: msgspec.Raw = NOTHING
+    stream_id: Id = -1
+    direction: Id = ""
+    size: Id = -1
     graph_id: Id = msgspec.field(default=-1, name="graph id")
     graph_node: Id = msgspec.field(default=-1, name="graph node id")
     collective: msgspec.Raw = msgspec.field(default=NOTHING, name="Collective name")
@@ -49,6 +52,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     level: Id = ""
     npu_stream: Id = msgspec.field(default=-1, name="Stream Id")
     npu_thread: Id = msgspec.field(default=-1, name="Thread Id")
+    sycl_queue: Id = msgspec.field(default=-1, name="sycl queue")
     wait_correlation: Id = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
     memory_bytes: Id = msgspec.field(default=None, name="Bytes")
     address: Id = msgspec.field(default=-1, name="Addr")

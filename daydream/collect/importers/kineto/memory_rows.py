@@ -26,37 +26,46 @@ class MemoryRows:
     """The `[memory]` rows of a file, gathered while it is read; `notes` says what was odd about them."""
 
     def __init__(self) -> None:
-        self._rows: list[Event] = []
+        self._parts: list[dict[str, np.ndarray]] = []
         self.notes: list[str] = []
 
-    def append(self, event: Event) -> None:
-        """Keep a row."""
-        self._rows.append(event)
+    def add(self, rows: list[Event], threads: Numbers, *, exact: bool) -> None:
+        """Keep some rows."""
+        args = [row.args or NO_ARGS for row in rows]
+        numbers, signed = Numbers(UNKNOWN), Numbers(NONE)
+        time, bad = start_ns([row.ts for row in rows], exact=exact)
+        self._parts.append({
+            "bad": bad,
+            "kind": numbers.of([each.device_type for each in args]),
+            "device": numbers.of([each.device_id for each in args]),
+            "time_ns": time,
+            "pid": threads.of([row.pid for row in rows]),
+            "tid": threads.of([row.tid for row in rows]),
+            "address": numbers.of([each.address for each in args]),
+            "bytes": signed.of([each.memory_bytes for each in args]),
+            "allocated_bytes": signed.of([each.allocated for each in args]),
+            "reserved_bytes": signed.of([each.reserved for each in args]),
+        })  # fmt: skip
 
-    def events(self, first_ns: int, threads: Numbers, *, exact: bool) -> MemoryEvents | None:
+    def join(self, other: MemoryRows) -> None:
+        """Append the rows of the part of the file that follows."""
+        self._parts += other._parts
+
+    def events(self, first_ns: int) -> MemoryEvents | None:
         """Return the rows as a table in order of time, None if there are none; times count from `first_ns`.
 
         Rows without a time, a device or a number of bytes are left out.
         """
-        if not self._rows:
+        if not self._parts:
             return None
-        rows, self._rows = self._rows, []
-        args = [row.args or NO_ARGS for row in rows]
-        numbers, signed = Numbers(UNKNOWN), Numbers(NONE)
-        time, bad = start_ns([row.ts for row in rows], exact=exact)
-        kind = numbers.of([each.device_type for each in args])
-        device = numbers.of([each.device_id for each in args]).astype(np.int64)
-        bad |= (kind < CPU_TYPE) | (kind > LAST_TYPE) | ((kind != CPU_TYPE) & (device < 0))
-        columns = {
-            "time_ns": np.where(bad, 0, time - first_ns),
-            "pid": threads.of([row.pid for row in rows]),
-            "tid": threads.of([row.tid for row in rows]),
-            "device": np.where(kind == CPU_TYPE, HOST, device),
-            "address": numbers.of([each.address for each in args]).astype(np.int64),
-            "bytes": signed.of([each.memory_bytes for each in args]).astype(np.int64),
-            "allocated_bytes": signed.of([each.allocated for each in args]).astype(np.int64),
-            "reserved_bytes": signed.of([each.reserved for each in args]).astype(np.int64),
-        }
+        parts, self._parts = self._parts, []
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        del parts
+        bad, kind = columns.pop("bad"), columns.pop("kind")
+        columns = {name: column.astype(np.int64) for name, column in columns.items()}
+        bad |= (kind < CPU_TYPE) | (kind > LAST_TYPE) | ((kind != CPU_TYPE) & (columns["device"] < 0))
+        columns["time_ns"] = np.where(bad, 0, columns["time_ns"] - first_ns)
+        columns["device"] = np.where(kind == CPU_TYPE, HOST, columns["device"])
         own = ~self._of_another_kind(kind, bad)
         return events_of({name: column[own] for name, column in columns.items()}, bad[own], self.notes)
 

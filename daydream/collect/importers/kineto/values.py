@@ -17,6 +17,7 @@ from daydream.collect.importers.kineto.events import NOTHING, Args
 from daydream.trace.schema import NO_ID, UNKNOWN
 
 LARGEST_US = 9.2e15  # more does not fit 63 bits of nanoseconds
+LARGEST_WHOLE_US = int(LARGEST_US)
 EXACT_FLOAT_US = 2.0**43  # above this, float microseconds no longer tell nanoseconds apart
 LARGEST = 2**63 - 1
 NOT_A_TIME = Decimal("NaN")
@@ -44,13 +45,13 @@ class Codes(dict[Any, int]):
 
     def of(self, values: list[Any]) -> np.ndarray:
         """Return the codes of values."""
-        return np.array([self[value] for value in values], np.int32)
+        return np.fromiter(map(self.__getitem__, values), np.int32, len(values))
 
     def of_json(self, values: list[msgspec.Raw]) -> np.ndarray:
         """Return the codes of undecoded JSON."""
-        if values.count(NOTHING) == len(values):
+        if values[0] == NOTHING and values.count(NOTHING) == len(values):
             return np.full(len(values), UNKNOWN, np.int8)
-        return np.array([self[bytes(value)] for value in values], np.int32)
+        return self.of(list(map(bytes, values)))
 
 
 class Names(Codes):
@@ -77,6 +78,8 @@ class Numbers(dict[Any, int]):
 
     def of(self, values: list[Any]) -> np.ndarray:
         """Return integers, 32 bits wide if they fit."""
+        if self.null == UNKNOWN and values.count(UNKNOWN) == len(values):
+            return np.full(len(values), UNKNOWN, np.int32)
         try:
             column = np.array(values, np.int64)
         except (TypeError, ValueError, OverflowError):
@@ -109,7 +112,11 @@ def start_ns(values: list[Any], *, exact: bool) -> tuple[np.ndarray, np.ndarray]
     if exact:
         return _exact_ns(values)
     try:
-        us = np.array(values, np.float64)
+        us = np.array(values)
+        if us.dtype == np.int64:
+            bad = (us > LARGEST_WHOLE_US) | (us < -LARGEST_WHOLE_US)
+            return np.where(bad, 0, us) * 1000, bad
+        us = us.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
         return _exact_ns(values)
     bad = ~(np.abs(us) <= LARGEST_US)

@@ -1,0 +1,204 @@
+"""What operators take before and after a change, in place: from steps recorded without it and with it.
+
+Both are of one run of one script, so tensors, layouts, caches and threads are those of training, and what
+a tool costs in Python counts. The machine's own change of speed between the two recordings is taken out by
+the operators that the change does not touch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daydream.costs.device.measured import recorded_ns
+from daydream.costs.device.table import CPU, METADATA, KernelTable
+from daydream.costs.workload.forward_calls import forward_rows, nodes
+from daydream.costs.workload.operator import bare_name
+from daydream.errors import NotApplicableError
+from daydream.files.atomic import write_whole
+from daydream.graph.build import build
+from daydream.trace.trace import Trace
+
+SCHEMA = 1
+PASSES = ("forward", "backward")
+QUARTILE = 25
+Key = tuple[str, str, str]  # operator, shapes, element type
+
+
+@dataclass(frozen=True)
+class ChangedCall:
+    """A distinct call of an operator that a change acts on: what one takes, before and after, ns.
+
+    `phase` is `forward`, or `backward` for the work of its autograd node. `calls` is how many were recorded
+    with the change.
+    """
+
+    op: str
+    shapes: str
+    dtype: str
+    phase: str
+    before_ns: float
+    duration_ns: float
+    calls: int
+
+
+@dataclass
+class InPlaceCalibration:
+    """Distinct calls with their times, those that only one recording has, and how the machine drifted.
+
+    `drift` is how many times as long the operators took that the change does not touch.
+    """
+
+    device: str
+    torch: str
+    measured: list[ChangedCall] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    drift: float = 1.0
+
+    def table(self) -> KernelTable:
+        """Return the times as predictions take them."""
+        return KernelTable([self._row(each) for each in self.measured], self.device)
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the times as parquet; `KernelTable.load` reads it.
+
+        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
+        """
+        import pyarrow as pa
+        from pyarrow.parquet import write_table
+
+        said = {"schema_version": SCHEMA, "device": self.device, "torch": self.torch, "drift": self.drift}
+        texts, whole = pa.string(), pa.int64()
+        schema = pa.schema(
+            [("op", texts), ("shapes", texts), ("dtype", texts), ("phase", texts), ("before_ns", whole),
+             ("duration_ns", whole), ("repeats", pa.int32())],
+            metadata={METADATA: json.dumps(said)},
+        )  # fmt: skip
+        rows = pa.Table.from_pylist([self._row(each) for each in self.measured], schema)
+        write_whole(path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `calibrate --tool --json` prints."""
+        return {
+            "device": self.device, "torch": self.torch, "drift": self.drift,
+            "measured": [self._row(each) for each in self.measured], "left_out": self.left_out,
+        }  # fmt: skip
+
+    @staticmethod
+    def _row(each: ChangedCall) -> dict[str, Any]:
+        return {
+            "op": each.op, "shapes": each.shapes, "dtype": each.dtype, "phase": each.phase,
+            "before_ns": round(each.before_ns), "duration_ns": round(each.duration_ns), "repeats": each.calls,
+        }  # fmt: skip
+
+
+def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
+    """Return what the operators that a change acts on took before and after it.
+
+    Args:
+        before: steps as they were.
+        after: steps of the same run with the change; its metadata names the operators that it acts on.
+
+    Raises:
+        NotApplicableError: the change acts on no operator, or on none of whose calls both recordings hold.
+    """
+    operators = after.metadata.get("changed_operators") or []
+    if not operators:
+        raise NotApplicableError("the tool acts on no operator of this script: it ordered no actions")
+    times = [_Times(trace, operators) for trace in (before, after)]
+    drift = _drift(*times)
+    device = next((one["name"] for one in after.metadata.get("devices") or [] if one.get("name")), CPU)
+    if not after.is_kind("kernel").any():
+        device = CPU
+    result = InPlaceCalibration(device, str(after.metadata.get("versions", {}).get("torch", "")), drift=drift)
+    for key in sorted({*times[0].calls, *times[1].calls}):
+        old, new = (each.calls.get(key) for each in times)
+        if old is None or new is None:
+            result.left_out.append(f"{' '.join(key)}: only {'before' if new is None else 'with'} the change")
+            continue
+        for number, phase in enumerate(PASSES):
+            was, now = _usual(old[:, number]), _usual(new[:, number]) / drift
+            if phase == PASSES[0] or was or now:
+                result.measured.append(ChangedCall(*key, phase, was, now, len(new)))
+    if not result.measured:
+        raise NotApplicableError(
+            f"no call of {', '.join(operators)} has the same shapes and type before and with the change"
+        )
+    return result
+
+
+class _Times:
+    """Times of a trace by distinct call: (forward, backward) ns of each changed one, ns of each other."""
+
+    def __init__(self, trace: Trace, operators: Sequence[str]) -> None:
+        on_gpu = bool(trace.is_kind("kernel").any())
+        inclusive = recorded_ns(build(trace)) if on_gpu else np.asarray(trace["duration_ns"], np.float64)
+        parent = np.append(np.asarray(trace["parent"], np.int64), -1)
+        names = {bare_name(op) for op in operators}
+        wanted = np.array([*(bare_name(text) in names for text in trace.text("name")), False])[trace["name"]]
+        wanted &= trace.is_kind("operator")
+        covered = np.array([*(bool(one.get("covered")) for one in trace.metadata["steps"]), False])
+        counts = covered[np.asarray(trace["step"], np.int64)]
+        every = np.arange(len(trace))
+        around, node = _outermost(parent, wanted), _outermost(parent, nodes(trace))
+        rows = np.flatnonzero(wanted & (around == every) & (node < 0) & counts)
+        back = np.flatnonzero((node == every) & counts)
+        maker = forward_rows(trace, back)
+        owner = np.where(maker >= 0, np.append(around, -1)[maker], -1)
+        place = np.full(len(trace) + 1, -1)
+        place[rows] = np.arange(len(rows))
+        mine = np.flatnonzero(place[owner] >= 0)
+        spent = np.zeros((len(rows), 2))
+        spent[:, 0] = inclusive[rows]
+        np.add.at(spent[:, 1], place[owner[mine]], inclusive[back[mine]])
+        self.calls = {key: spent[numbers] for key, numbers in _by_key(trace, rows).items()}
+        top = np.flatnonzero((_outermost(parent, trace.is_kind("operator")) == every) & counts)
+        other = np.setdiff1d(top, np.concatenate([rows, back]))
+        other = other[np.isin(around[other], [-1])]
+        self.others = {key: inclusive[other[numbers]] for key, numbers in _by_key(trace, other).items()}
+
+
+def _drift(before: _Times, after: _Times) -> float:
+    """Return how many times as long the work took that the change does not touch; 1 where there is none."""
+    both = [key for key in before.others if key in after.others]
+    was, now = (
+        sum(len(before.others[key]) * _usual(each.others[key]) for key in both) for each in (before, after)
+    )
+    return float(now / was) if was > 0 and now > 0 else 1.0
+
+
+def _usual(times: np.ndarray) -> float:
+    """Return the lower quartile: other programs only ever add, and the fastest alone may be luck."""
+    return float(np.percentile(times, QUARTILE))
+
+
+def _by_key(trace: Trace, rows: np.ndarray) -> dict[Key, list[int]]:
+    """Return the places of rows by operator, shapes and element type."""
+    found: dict[Key, list[int]] = {}
+    for number, row in enumerate(rows.tolist()):
+        found.setdefault(_key(trace, row), []).append(number)
+    return found
+
+
+def _key(trace: Trace, row: int) -> Key:
+    found = []
+    for name in ("name", "shapes", "dtype"):
+        code = int(trace[name][row])
+        found.append(trace.text(name)[code] if code >= 0 else "")
+    return found[0], found[1], found[2]
+
+
+def _outermost(parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the outermost wanted row around each row, itself included, -1 for none."""
+    found = np.full(len(wanted), -1)
+    up = np.arange(len(wanted))
+    fits = np.append(wanted, False)
+    while (up >= 0).any():
+        found = np.where((up >= 0) & fits[up], up, found)
+        up = np.where(up >= 0, parent[up], -1)
+    return found

@@ -1,0 +1,117 @@
+"""`daydream sql`: SQL over a trace."""
+
+from __future__ import annotations
+
+import click
+
+from daydream.cli.source import (
+    cache_option,
+    json_option,
+    read,
+    stdout_for_the_result,
+    step_options,
+    verbose_option,
+)
+
+MOST_ROWS = 10_000
+
+
+def _sql(
+    query: str | None,
+    trace: str | None,
+    schema: bool,
+    most: int,
+    step_marker: str | None,
+    steps: str | None,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    r"""Ask a trace in SQL: one SELECT over its events, kernels, operators, steps and memory.
+
+    \b
+    daydream sql --trace t.parquet "SELECT name, count(*) AS calls, sum(duration_ns) AS total_ns
+      FROM kernels GROUP BY name ORDER BY total_ns DESC LIMIT 10"
+    daydream sql --schema
+
+    TRACE is a parquet trace or anything `daydream import` accepts. The tables are read only, and no
+    other file is reached. Times are in ns, what is not known is null. Needs the package duckdb:
+    pip install 'daydream[sql]'.
+    """
+    from daydream.cli.progress import Progress
+    from daydream.cli.results import print_json, print_screen
+    from daydream.integrations.sql import query as ask
+    from daydream.report.text.layout import Screen, Words
+    from daydream.report.text.tool import tool_text
+
+    context = click.get_current_context()
+    if schema:
+        _show_schema(as_json=as_json)
+        return
+    if query is None:
+        raise click.UsageError("missing argument 'QUERY'; `daydream sql --schema` shows the tables", context)
+    if trace is None:
+        raise click.UsageError("missing option '--trace'", context)
+    with Progress() as progress, stdout_for_the_result():
+        recording = read([trace], step_marker, steps, progress, keep=False)
+        progress("asking")
+        found = ask(recording, query, most=most)
+    if as_json:
+        print_json({"trace": trace, "query": query, **found.to_json()})
+        return
+    text = tool_text({"rows": found.records()}, verbose=verbose)
+    more = [Words(f"There are more than {most:,} rows: --most asks for them.")] if found.more else []
+    print_screen(Screen([*text.blocks, *more]))
+
+
+def _show_schema(*, as_json: bool) -> None:
+    from daydream.cli.results import print_json, print_screen
+    from daydream.integrations.sql_tables import TABLES
+    from daydream.report.text.layout import Facts, Screen, Title
+
+    if as_json:
+        print_json({
+            "tables": [
+                {"name": name, "meaning": table.meaning, "columns": [
+                    {"name": column, "type": kind, "meaning": meaning}
+                    for column, (kind, meaning) in table.columns.items()
+                ]}
+                for name, table in TABLES.items()
+            ]
+        })  # fmt: skip
+        return
+    blocks: list[Title | Facts | str] = []
+    for name, table in TABLES.items():
+        blocks += [*([""] if blocks else []), Title(f"{name}: {table.meaning}")]
+        if table.query is not None:
+            extra = [column for column in table.columns if column not in TABLES["events"].columns]
+            columns = [("columns", "those of events" + (f", and {', '.join(extra)}" if extra else ""))]
+            columns += [
+                (column, f"{table.columns[column][0]}, {table.columns[column][1]}") for column in extra
+            ]
+        else:
+            columns = [(column, f"{kind}, {meaning}") for column, (kind, meaning) in table.columns.items()]
+        blocks.append(Facts(columns))
+    print_screen(Screen(blocks))
+
+
+command = click.Command(
+    "sql",
+    callback=_sql,
+    help=(_sql.__doc__ or "").replace("\\b", "\b"),
+    short_help="Ask a trace in SQL.",
+    params=[
+        click.Argument(["query"], required=False),
+        click.Option(
+            ["--trace"], metavar="TRACE", help="A trace that `daydream import` wrote, or anything it accepts."
+        ),
+        click.Option(["--schema"], is_flag=True, help="Show the tables and their columns."),
+        click.Option(
+            ["--most"], type=click.IntRange(1, 10_000_000), default=MOST_ROWS, show_default=True, metavar="N",
+            help="How many rows to read of the answer.",
+        ),
+        *step_options(),
+        cache_option(),
+        verbose_option("every row"),
+        json_option(),
+    ],
+)  # fmt: skip

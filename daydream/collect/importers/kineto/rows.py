@@ -1,0 +1,247 @@
+"""Rows of a Kineto file, gathered block by block as columns; rows of several parts of a file become one's.
+
+Texts are codes into values in their order of appearance, so what parts gather is joined in their order, and
+is then what one reader of the whole file would have gathered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.derive.source_lines import SourceLines, own_frame
+from daydream.collect.importers.growing import GrowingColumns, null_of
+from daydream.collect.importers.kineto.devices import (
+    NPU_FLOW,
+    call_of_flow,
+    name_xpu_copies,
+    other_row,
+    vendor_of,
+)
+from daydream.collect.importers.kineto.events import Args, Event
+from daydream.collect.importers.kineto.kinds import CATEGORIES, DEVICE, HOST, KINDS, NAMED, SILENT
+from daydream.collect.importers.kineto.memory_rows import MEMORY_ROW, MemoryRows
+from daydream.collect.importers.kineto.values import Codes, Names, Numbers, duration_ns, group_of, start_ns
+from daydream.trace.schema import NO_ID, UNKNOWN
+
+ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#")  # of category Operator in 2021
+MODULE = "nn.Module: "
+CODED = ("shapes", "types", "grid", "block", "layer", "collective", "word", "group")
+
+NO_ARGS = Args()
+
+
+@dataclass
+class Gathered:
+    """What was gathered of a part of a file, as it is sent from one process to another."""
+
+    columns: dict[str, np.ndarray]
+    names: list[str]
+    codes: dict[str, list[Any]]
+    lines: SourceLines
+    memory: MemoryRows
+    categories: Counter[str]
+    left_out: Counter[str]
+    of_npu: bool
+    vendor: str
+
+
+class Rows:
+    """Columns of one file, gathered in chunks, one a block and kind; `exact` reads starts by their digits."""
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self._exact = exact
+        self.names = Names()
+        self.codes = {name: Codes() for name in CODED}
+        self.lines = SourceLines()
+        self.growing = GrowingColumns(frozenset({"kind", "name", *CODED}))
+        self.categories: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+        self.of_npu, self.vendor = False, ""
+        self.ids, self.threads = Numbers(UNKNOWN), Numbers(NO_ID)
+        self.memory = MemoryRows()
+        self._annotations: list[int] = []
+        self._modules: list[int] = []
+
+    def gathered(self) -> Gathered:
+        """Return all of it, to be joined to the rows of the parts before; nothing is left here."""
+        columns = {name: self.growing.take(name) for name in list(self.growing.columns)}
+        codes = {name: found for name, values in self.codes.items() if (found := values.values_in_order())}
+        return Gathered(
+            columns, self.names.values_in_order(), codes, self.lines, self.memory, self.categories,
+            self.left_out, self.of_npu, self.vendor,
+        )  # fmt: skip
+
+    def join(self, part: Gathered) -> None:
+        """Append the rows of the part of the file that follows."""
+        tables = {name: [self.codes[name][value] for value in values] for name, values in part.codes.items()}
+        tables["name"] = [self.names[name] for name in part.names]
+        columns = part.columns
+        for name, table in tables.items():
+            if name in columns:
+                columns[name] = np.array([*table, UNKNOWN], np.int32)[columns[name]]
+        if columns:
+            self.growing.append(columns)
+        self.lines.join(part.lines)
+        self.memory.join(part.memory)
+        self.categories += part.categories
+        self.left_out += part.left_out
+        self.of_npu, self.vendor = self.of_npu or part.of_npu, part.vendor or self.vendor
+
+    def add(self, events: list[Event]) -> None:
+        """Append the rows of some events, which are used up."""
+        groups: dict[str, list[Event]] = {kind: [] for kind in KINDS}
+        append: dict[str | None, Callable[[Event], None]] = {
+            category: groups[kind].append for category, kind in CATEGORIES.items()
+        }
+        memory: list[Event] = []
+        for event in events:
+            if event.ph == "X":
+                try:
+                    append[event.cat](event)
+                except KeyError:
+                    if event.cat is None or event.cat not in SILENT:
+                        self._add_other(event, groups)
+            elif event.name == MEMORY_ROW:
+                memory.append(event)
+            elif event.cat == NPU_FLOW and event.ph == "s":
+                groups["runtime"].append(call_of_flow(event))
+                self.of_npu = True
+        if memory:
+            self.memory.add(memory, self.threads, exact=self._exact)
+        if groups["module"]:
+            frames = [event for event in groups["module"] if type(event.name) is str]
+            groups["module"] = [event for event in frames if str(event.name).startswith(MODULE)]
+            self._add_lines([event for event in frames if own_frame(str(event.name)) is not None])
+        name_xpu_copies(groups["memcpy"])
+        for kind in KINDS:
+            if groups[kind]:
+                self._add(kind, groups.pop(kind))
+
+    def _add_other(self, event: Event, groups: dict[str, list[Event]]) -> None:
+        """Put a row of a category that not every device has to its kind, or count it as left out."""
+        row = other_row(event)
+        if row is not None and row[0]:
+            groups[row[0]].append(row[1])
+            self.vendor = vendor_of(event.cat)
+        elif row is None and event.cat not in SILENT:
+            self.categories[str(event.cat)[:40]] += 1
+
+    def _add_lines(self, frames: list[Event]) -> None:
+        start, no_start = start_ns([event.ts for event in frames], exact=self._exact)
+        duration, no_duration = duration_ns([event.dur for event in frames])
+        duration = np.where(no_start | no_duration, UNKNOWN, duration)
+        self.lines.add(
+            [str(event.name) for event in frames], start, duration, self.threads.of([e.tid for e in frames])
+        )
+
+    def _add(self, kind: str, events: list[Event]) -> None:
+        """Make a chunk of the events of one kind; of its columns keep those that hold anything."""
+        chunk: dict[str, np.ndarray] = {}
+        chunk["start_ns"], no_start = start_ns([event.ts for event in events], exact=self._exact)
+        chunk["duration_ns"], no_duration = duration_ns([event.dur for event in events])
+        known = len(self.names)
+        chunk["name"] = self.names.of([event.name for event in events])
+        if len(self.names) > known:
+            self._look_at_names(known)
+        if kind in HOST:
+            chunk["pid"] = self.threads.of([event.pid for event in events])
+            chunk["tid"] = self.threads.of([event.tid for event in events])
+        if kind != "module":
+            self._add_args(kind, events, chunk)
+        bad = no_start | no_duration
+        negative = ~bad & (chunk["duration_ns"] < 0)
+        if (bad | negative).any():
+            self.left_out["had no readable time"] += int(bad.sum())
+            self.left_out["had a negative duration"] += int(negative.sum())
+            chunk = {name: column[~(bad | negative)] for name, column in chunk.items()}
+        if kind in NAMED and (self._modules or (self._annotations and kind == "operator")):
+            self._split_ranges(kind, chunk)
+        else:
+            self._keep(kind, chunk)
+
+    def _add_args(self, kind: str, events: list[Event], chunk: dict[str, np.ndarray]) -> None:
+        args = [event.args or NO_ARGS for event in events]
+        codes, ids = self.codes, self.ids.of
+        chunk["external_id"] = ids([a.external for a in args])
+        if (chunk["external_id"] < 0).any():
+            older = ids([a.external_2021 for a in args])
+            chunk["external_id"] = np.where(chunk["external_id"] < 0, older, chunk["external_id"])
+        if kind in NAMED:
+            chunk["sequence"] = ids([a.sequence for a in args])
+            chunk["forward_thread"] = ids([a.forward_thread for a in args])
+            chunk["shapes"] = codes["shapes"].of_json([a.dims for a in args])
+            chunk["types"] = codes["types"].of_json([a.types for a in args])
+            chunk["layer"] = codes["layer"].of_json([a.hierarchy for a in args])
+        else:
+            chunk["correlation"] = ids([a.correlation for a in args])
+        if kind in ("kernel", "operator"):
+            chunk["collective"] = codes["collective"].of_json([a.collective for a in args])
+            if (chunk["collective"] >= 0).any():
+                chunk["elements"] = ids([a.elements_in for a in args])
+                out = ids([a.elements_out for a in args])
+                chunk["elements"] = np.where(chunk["elements"] > 0, chunk["elements"], out)
+                chunk["word"] = codes["word"].of_json([a.dtype for a in args])
+                chunk["group"] = np.array([codes["group"][group_of(a)] for a in args], np.int32)
+        if kind in ("kernel", "runtime"):
+            chunk["grid"] = codes["grid"].of_json([a.grid for a in args])
+            chunk["block"] = codes["block"].of_json([a.block for a in args])
+        if kind in ("memcpy", "memset", "runtime"):
+            chunk["bytes"] = ids([a.size if a.bytes == UNKNOWN else a.bytes for a in args])
+        if kind in DEVICE:
+            self._add_place(kind, events, args, chunk)
+
+    def _add_place(
+        self, kind: str, events: list[Event], args: list[Args], chunk: dict[str, np.ndarray]
+    ) -> None:
+        """Add where device work ran: by its arguments, else by pid and tid."""
+        ids = self.ids.of
+        chunk["device"] = ids([a.device for a in args])
+        chunk["stream"] = ids([a.stream for a in args])
+        queue = ids([a.sycl_queue for a in args])
+        if (queue >= 0).any():  # Intel's XPUs have no streams
+            chunk["stream"] = np.where(chunk["stream"] < 0, queue, chunk["stream"])
+            self.vendor = "xpu"
+        for name, value in (("device", "pid"), ("stream", "tid")):
+            if (chunk[name] < 0).any():
+                place = ids([getattr(event, value) for event in events])
+                chunk[name] = np.where(chunk[name] < 0, place, chunk[name])
+        chunk["graph_id"] = ids([a.graph_id for a in args])
+        chunk["graph_node"] = ids([a.graph_node for a in args])
+        if kind == "sync":
+            chunk["wait_stream"] = ids([a.wait_stream for a in args])
+            chunk["wait_correlation"] = ids([a.wait_correlation for a in args])
+
+    def _look_at_names(self, known: int) -> None:
+        for code, name in enumerate(self.names.values_in_order(known), known):
+            if name.startswith(ANNOTATIONS):
+                self._annotations.append(code)
+            elif name.startswith(MODULE):
+                self._modules.append(code)
+
+    def _split_ranges(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
+        """Tell annotations of category Operator and module ranges of any category by their names."""
+        module = np.isin(chunk["name"], self._modules)
+        annotation = np.isin(chunk["name"], self._annotations) & ~module
+        rest = ~module & ~annotation
+        for name, rows in ((kind, rest), ("annotation", annotation), ("module", module)):
+            if rows.any():
+                part = {column: values[rows] for column, values in chunk.items()}
+                if name == "module":  # no Python frame but someone's own range: it names the whole path
+                    names = self.names.values_in_order()
+                    paths = [names[code].removeprefix(MODULE) for code in part["name"].tolist()]
+                    part["layer"] = self.codes["layer"].of(paths)
+                self._keep(name, part)
+
+    def _keep(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
+        always = ("start_ns", "duration_ns", "name")
+        kept = {
+            name: column for name, column in chunk.items()
+            if name in always or (column != null_of(name)).any()
+        }  # fmt: skip
+        kept["kind"] = np.full(len(kept["name"]), KINDS.index(kind), np.int8)
+        self.growing.append(kept)

@@ -1,0 +1,267 @@
+"""rocprofv3's CSV tables of one run as a `Recording`. This file is the only one that knows their columns.
+
+A run writes a table for each sort of rows: `kernel_trace`, `hip_api_trace` (or `hip_runtime_trace`),
+`hsa_api_trace`, `rccl_api_trace`, `marker_api_trace`, `memory_copy_trace`, and `agent_info` for its devices.
+Which one a file is, its columns tell; capitals, and columns that were added or renamed, do not matter.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from daydream.collect.derive.recording import Recording
+from daydream.collect.importers.kineto.blocks import opened
+from daydream.collect.importers.rocprof.marks import (
+    AGENTS,
+    CALLS,
+    COPIES,
+    COUNTERS,
+    KERNELS,
+    OTHER,
+    columns_of,
+    table_of,
+)
+from daydream.collect.importers.rocprof.rows import (
+    COPY_LANES,
+    NOTHING,
+    add_calls,
+    blocks,
+    copy_lanes,
+    copy_name,
+    finish,
+    kernel_name,
+)
+from daydream.collect.importers.row_builder import RowBuilder, whole
+from daydream.errors import TraceError
+from daydream.trace.schema import NO_ID, UNKNOWN
+
+PORTION = 1 << 14  # rows
+LONGEST_LINE = 1 << 20
+AGENT = re.compile(r"(\d{1,18})$")  # `Agent 4`, or the number alone
+TABLE_IN_NAME = re.compile(
+    r"_?(kernel|hip_api|hip_runtime|hip_runtime_api|hip_compiler_api|hsa_api|rccl_api|marker_api|memory_copy|"
+    r"memory_allocation|scratch_memory|agent_info)(_trace)?\.csv(\.gz)?$"
+)
+Columns = dict[str, list[str]]
+
+
+def runs_of_tables(paths: Sequence[Path]) -> list[list[Path]]:
+    """Return the files of each run: of one, or by what stands before the table in their names.
+
+    Two tables of kernels, or two of the calls of one interface, are of two runs.
+    """
+    named: dict[tuple[Path, str], list[Path]] = {}
+    for path in paths:
+        named.setdefault((path.parent, TABLE_IN_NAME.sub("", path.name)), []).append(path)
+    sorts = [_sort_in_name(path) for path in paths]
+    return [list(paths)] if len(set(sorts)) == len(sorts) else list(named.values())
+
+
+def _sort_in_name(path: Path) -> str:
+    found = TABLE_IN_NAME.search(path.name)
+    return found.group(1) if found else path.name
+
+
+def read_rocprof_tables(
+    paths: Sequence[Path],
+    *,
+    progress: Callable[[float], None] | None = None,
+    max_unpacked: int | None = None,
+) -> Recording:
+    """Return the recording of one run, of its CSV or CSV.gz tables.
+
+    Raises `TraceError` if a table is damaged, is of counters, or none has a row.
+    """
+    reader = _Reader()
+    for number, path in enumerate(paths):
+        try:
+            with opened(path, max_unpacked) as (file, _, _):
+                reader.read(path, file)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
+        except OSError as error:
+            raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
+        except csv.Error as error:
+            raise TraceError(f"{path} is not a readable CSV table ({error}).") from None
+        if progress is not None:
+            progress((number + 1) / len(paths))
+    return reader.recording(paths)
+
+
+class _Reader:
+    """The tables of a run, one after the other, into one builder."""
+
+    def __init__(self) -> None:
+        self.builder = RowBuilder()
+        self.notes: list[str] = []
+        self.others: list[str] = []
+        self.agents: dict[int, dict[str, Any]] = {}  # GPUs of agent_info, by number of the node
+        self.cut = 0
+
+    def read(self, path: Path, file: IO[bytes]) -> None:
+        lines = _lines(path, file)
+        header = next(lines, "")
+        names = columns_of(header)
+        sort = table_of(names)
+        if sort == COUNTERS:
+            raise TraceError(
+                f"{path} is a table of counters, whose run they made longer: give it with --counters, next "
+                "to a trace that was recorded without."
+            )
+        if sort is None:
+            raise TraceError(f"{path} is none of rocprofv3's tables: its columns are {header[:100]!r}.")
+        if sort == OTHER:
+            self.others.append(path.name)
+            return
+        add = {KERNELS: self._kernels, CALLS: self._calls, COPIES: self._copies, AGENTS: self._agents}[sort]
+        for rows, cut in _portions(lines, names):
+            self.cut += cut
+            if rows:
+                add({name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)})
+
+    def recording(self, paths: Sequence[Path]) -> Recording:
+        self.builder.left_out["had more or fewer fields than the header"] += self.cut
+        recording = self.builder.recording(
+            paths[0], NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True
+        )
+        if len(paths) > 1:
+            recording.metadata["source"] += f" and {len(paths) - 1} more"
+        if self.others:
+            self.notes.append(f"Left out, as it holds no rows of a trace: {', '.join(sorted(self.others))}.")
+        recording.metadata["devices"] = self._number_devices(recording)
+        return finish(recording, self.notes)
+
+    def _kernels(self, columns: Columns) -> None:
+        builder = self.builder
+        items, threads = (
+            [_column(columns, f"{what}_size_{axis}", "1") for axis in "xyz"] for what in ("grid", "workgroup")
+        )
+        for triple, what in ((items, "grid_size"), (threads, "workgroup_size")):
+            if f"{what}_x" not in columns:  # some tables give the product alone
+                triple[0] = _column(columns, what, "")
+        grid, block = blocks(builder, items, threads)
+        stream, queue = _numbers(columns, "stream_id"), _numbers(columns, "queue_id")
+        builder.add(
+            "kernel", *_times(columns),
+            name=builder.coded("name", [kernel_name(name) for name in columns["kernel_name"]]),
+            correlation=_correlation(columns), device=_agent(columns, "agent_id"),
+            stream=np.where(stream < 0, queue, stream), grid=grid, block=block,
+        )  # fmt: skip
+
+    def _copies(self, columns: Columns) -> None:
+        builder = self.builder
+        names = builder.coded("name", [copy_name(text) for text in columns["direction"]])
+        stream = _numbers(columns, "stream_id")
+        if (stream < 0).any() and COPY_LANES not in self.notes:
+            self.notes.append(COPY_LANES)
+        source, target = _agent(columns, "source_agent_id"), _agent(columns, "destination_agent_id")
+        to_host = np.array(["DEVICE_TO_HOST" in text.upper() for text in columns["direction"]], bool)
+        builder.add(
+            "memcpy", *_times(columns), name=names, correlation=_correlation(columns),
+            stream=np.where(stream < 0, copy_lanes(builder, names), stream),
+            device=np.where(to_host, source, target), bytes=_numbers(columns, "bytes"),
+        )  # fmt: skip
+
+    def _calls(self, columns: Columns) -> None:
+        pid, tid = _numbers(columns, "process_id"), _numbers(columns, "thread_id")
+        given = {
+            "pid": np.where(pid < 0, NO_ID, pid), "tid": np.where(tid < 0, NO_ID, tid),
+            "correlation": _correlation(columns),
+        }  # fmt: skip
+        add_calls(self.builder, columns["domain"], columns["function"], *_times(columns), given)
+
+    def _agents(self, columns: Columns) -> None:
+        nodes = _numbers(columns, "node_id").tolist()
+        names = _column(columns, "product_name", "")
+        units = _numbers(columns, "cu_count").tolist()
+        for node, sort, name, count in zip(nodes, columns["agent_type"], names, units, strict=True):
+            if sort.strip().upper() == "GPU" and node >= 0:
+                described = {"name": name.strip()} if name.strip() else {}
+                self.agents[node] = described | ({"multiprocessors": count} if count > 0 else {})
+
+    def _number_devices(self, recording: Recording) -> list[dict[str, Any]]:
+        """Number the devices from 0, by their agents' numbers, and return what is known of those used."""
+        if "device" not in recording.columns:
+            return []
+        column = np.asarray(recording.columns["device"], np.int64)
+        used = np.unique(column[column >= 0]).tolist()
+        agents = sorted({*used, *self.agents})
+        number = {agent: place for place, agent in enumerate(agents)}
+        recording.columns["device"] = np.array(
+            [number.get(agent, UNKNOWN) for agent in column.tolist()], np.int64
+        )
+        return [{"id": number[agent], **self.agents.get(agent, {})} for agent in used]
+
+
+def _lines(path: Path, file: IO[bytes]) -> Iterator[str]:
+    """Yield the lines of a table as text; one without an end would be no table."""
+    buffered = io.BufferedReader(cast("io.RawIOBase", _Raw(file)), 1 << 16)
+    first = True
+    while line := buffered.readline(LONGEST_LINE):
+        if len(line) >= LONGEST_LINE:
+            raise TraceError(f"{path} is not a table: it has a line of more than {LONGEST_LINE:,} bytes.")
+        text = line.removeprefix(b"\xef\xbb\xbf") if first else line
+        first = False
+        if text.strip():
+            yield text.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+class _Raw(io.RawIOBase):
+    """A file of which only `read` is asked, as a raw stream."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._file.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def _portions(lines: Iterator[str], names: list[str]) -> Iterator[tuple[list[list[str]], int]]:
+    """Yield rows that have as many fields as the header, some at a time, and how many others there were."""
+    rows: list[list[str]] = []
+    others = 0
+    for row in csv.reader(lines):
+        if len(row) == len(names):
+            rows.append(row)
+        else:
+            others += 1
+        if len(rows) == PORTION:
+            yield rows, others
+            rows, others = [], 0
+    yield rows, others
+
+
+def _column(columns: Columns, name: str, otherwise: str) -> list[str]:
+    return columns.get(name) or [otherwise] * len(next(iter(columns.values())))
+
+
+def _numbers(columns: Columns, name: str) -> np.ndarray:
+    return whole(_column(columns, name, ""))
+
+
+def _times(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+    return whole(columns["start_timestamp"]), whole(columns["end_timestamp"])
+
+
+def _correlation(columns: Columns) -> np.ndarray:
+    ids = _numbers(columns, "correlation_id")
+    return np.where(ids == 0, UNKNOWN, ids)  # rocprofv3 6.2 writes 0 for all copies
+
+
+def _agent(columns: Columns, name: str) -> np.ndarray:
+    found = [AGENT.search(text.strip()) for text in _column(columns, name, "")]
+    return whole([match.group(1) if match else "" for match in found])

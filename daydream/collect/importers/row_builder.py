@@ -1,0 +1,130 @@
+"""Rows of a recording, gathered kind by kind: a reader gives columns, out comes a `Recording`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.derive.recording import Recording, narrow
+from daydream.collect.importers.growing import GrowingColumns, null_of
+from daydream.collect.importers.kineto.values import outer_first, plain_text
+from daydream.errors import TraceError
+from daydream.text import counted
+from daydream.trace.schema import UNKNOWN
+
+DAY_NS = 86_400_000_000_000
+LARGEST = 2**62
+CODED = ("kind", "name", "grid", "block", "layer", "phase", "dtype", "shapes", "collective", "group", "op")
+
+
+class RowBuilder:
+    """Rows in any order, their texts as codes; rows without a readable time are left out and counted."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, dict[str, int]] = {name: {} for name in CODED}
+        self.left_out: Counter[str] = Counter()
+        self._growing = GrowingColumns(frozenset(CODED))
+
+    def __len__(self) -> int:
+        return self._growing.rows
+
+    def code(self, column: str, text: str | None) -> int:
+        """Return the code of a text in a coded column, -1 for None or an empty one."""
+        if not text:
+            return UNKNOWN
+        codes = self.codes[column]
+        return codes.setdefault(text, len(codes))
+
+    def coded(self, column: str, texts: Sequence[str | None]) -> np.ndarray:
+        """Return the codes of texts: int64, shape (rows,)."""
+        return np.array([self.code(column, text) for text in texts], np.int64)
+
+    def add(self, kind: str | np.ndarray, start: np.ndarray, end: np.ndarray, **columns: np.ndarray) -> None:
+        """Add rows of a kind (or with codes of kinds) by when they start and end, in ns, and their columns.
+
+        An unreadable time is below 0. `columns` are integers or codes, shape (rows,).
+        """
+        bad = (start < 0) | (end < 0)
+        negative = ~bad & (end < start)
+        self.left_out["had no readable time"] += int(bad.sum())
+        self.left_out["ended before it began"] += int(negative.sum())
+        good = ~(bad | negative)
+        if not good.any():
+            return
+        kinds = np.full(len(start), self.code("kind", kind)) if isinstance(kind, str) else kind
+        chunk = {"start_ns": start, "duration_ns": end - start, "kind": kinds, **columns}
+        always = ("start_ns", "duration_ns", "kind", "name")
+        kept = {
+            name: column[good]
+            for name, column in chunk.items()
+            if name in always or (column != null_of(name)).any()
+        }
+        self._growing.append(kept)
+
+    def recording(self, path: Path, nothing: str, **metadata: Any) -> Recording:
+        """Return the recording of all rows, in order of start, with times from the first one.
+
+        Args:
+            path: the file, for errors and as the source.
+            nothing: what is said of a file without a row: what it lacks, and what to do.
+            metadata: what else the recording knows of itself.
+
+        Raises:
+            TraceError: there is no usable row.
+
+        """
+        growing = self._growing
+        if not growing.rows:
+            raise TraceError(f"{path} {nothing}")
+        start, duration = growing.take("start_ns"), growing.take("duration_ns").astype(np.int64)
+        order = outer_first(start, duration)
+        start = start[order]
+        odd = (np.abs(start - start[len(start) // 2]) > DAY_NS) | (duration[order] > DAY_NS)
+        if odd.any():
+            self.left_out["began or lasted more than a day away from the others"] += int(odd.sum())
+            order, start = order[~odd], start[~odd]
+            if not len(start):
+                raise TraceError(f"{path}: its rows last longer than a day; they are not ns of one clock.")
+        origin = int(start[0])
+        columns = {"start_ns": (start - origin).astype(np.int64), "duration_ns": narrow(duration[order])}
+        for name in sorted(growing.columns):
+            columns[name] = narrow(growing.take(name)[order], np.int8 if name in CODED else np.int32)
+        texts = {
+            name: [plain_text(text) for text in codes]
+            for name, codes in self.codes.items()
+            if name in columns
+        }
+        notes = [
+            f"{counted(count, 'row', 'rows')} {why} and {'was' if count == 1 else 'were'} left out."
+            for why, count in sorted((+self.left_out).items())
+        ]
+        known = {"source": plain_text(path.name), "origin_ns": origin, "notes": notes, **metadata}
+        return Recording(columns, texts, known)
+
+
+def whole(values: Sequence[Any]) -> np.ndarray:
+    """Return whole numbers from numbers or their digits, -1 where a value is none or is out of range."""
+    try:
+        found = np.array(values, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        found = np.array([_number(value) for value in values], np.int64)
+    return np.where((found < 0) | (found > LARGEST), UNKNOWN, found)
+
+
+def _number(value: Any) -> int:
+    text = value.strip() if isinstance(value, str) else value
+    if isinstance(text, str):
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else UNKNOWN
+    return text if type(text) is int and 0 <= text <= LARGEST else UNKNOWN
+
+
+def small_numbers(ids: np.ndarray) -> np.ndarray:
+    """Return ids as they are where all are below 2^31, else numbered from 0 in their order; -1 stays."""
+    if not len(ids) or int(ids.max()) < 2**31:
+        return ids
+    values, number = np.unique(ids, return_inverse=True)
+    return np.asarray(number.reshape(-1) - int((values < 0).sum()), np.int64)

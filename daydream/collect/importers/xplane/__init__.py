@@ -1,0 +1,1 @@
+"""JAX and XLA: `xplane.pb`, the profile that `jax.profiler` writes, through a reader of its own."""

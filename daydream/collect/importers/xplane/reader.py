@@ -1,0 +1,240 @@
+"""JAX's `xplane.pb` as a `Recording`. This file and its neighbours are the only ones that know its names.
+
+Streams of `/device:GPU:n` are lanes, what runs on them kernels, copies and memsets; threads of `/host:CPU`
+hold calls that launch (with the correlation id of what they launched), the operators of a compiled program,
+and ranges. What XLA says of an operator (the path of JAX's transformations and scopes) gives layers and
+phases. Host names, and the programs that the file holds, are not read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daydream.collect.derive.recording import Recording
+from daydream.collect.importers.kineto.blocks import opened
+from daydream.collect.importers.row_builder import RowBuilder, whole
+from daydream.collect.importers.xplane.host_lines import calls_on_their_thread
+from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
+from daydream.collect.importers.xplane.space import Line, Plane, Value, lines, planes, stats_of
+from daydream.collect.importers.xplane.wire import DamagedError, damaged
+from daydream.errors import TraceError
+from daydream.trace.schema import UNKNOWN
+from daydream.trace.valid import is_amount
+
+HOST, ENVIRONMENT = "/host:CPU", "Task Environment"
+GPU = re.compile(r"^/device:GPU:(\d{1,6})")
+TPU = re.compile(r"^/device:TPU:\d")
+STREAM = re.compile(r"^Stream #(\d{1,9})")
+EXTENTS = re.compile(r"grid:(\d{1,10},\d{1,10},\d{1,10}) block:(\d{1,10},\d{1,10},\d{1,10})")
+SIZE = re.compile(r"\b(?:size|num_bytes):(\d{1,18})\b")
+ENDS = re.compile(r"kind_src:(\w+) kind_dst:(\w+)")
+DIRECTIONS = {"H2D": "HtoD", "HostToDevice": "HtoD", "D2H": "DtoH", "DeviceToHost": "DtoH", "D2D": "DtoD",
+              "DeviceToDevice": "DtoD", "P2P": "PtoP"}  # fmt: skip
+GRAPH_NUMBER = re.compile(r" \(CudaGraph:\d+\)$")
+DESCRIPTOR = re.compile(r"( \[clone \.kd\]|\.kd)$")  # ROCm's name of a kernel's descriptor
+FRAME = re.compile(r"^\$\S* ?")  # of Python: `$api.py:3105 block_until_ready`
+WAITS = ("block_until_ready", "_value")  # frames in which a thread stands until its arrays are computed
+STATS = frozenset({
+    "correlation_id", "kernel_details", "memcpy_details", "memset_details", "Memset_details", "hlo_op",
+    "name", "step_num",
+})  # fmt: skip
+DEVICE_STATS = {
+    "clock_rate": ("clock_hz", 1_000), "core_count": ("multiprocessors", 1),
+    "memory_size": ("memory_bytes", 1), "memory_bandwidth": ("memory_bytes_per_second", 1),
+    "compute_cap_major": ("compute_major", 1), "compute_cap_minor": ("compute_minor", 1),
+}  # fmt: skip
+NAMES = ("gpu_device_name", "device_type_string")
+EPOCH_NS = 10**18  # times above it are of the wall clock
+NOTHING = (
+    "holds no work of a GPU and no operator or call of the host. Record a few steps with jax.profiler.trace."
+)
+
+
+def read_xplane(
+    path: Path, *, progress: Callable[[float], None] | None = None, max_unpacked: int | None = None
+) -> Recording:
+    """Return the recording in an `xplane.pb` or `xplane.pb.gz`.
+
+    Raises `TraceError` if it is damaged, holds a TPU's work alone, or no row.
+    """
+    try:
+        with opened(path, max_unpacked) as (file, _, _):
+            data = file.read()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
+    if not data.strip():
+        raise TraceError(f"{path} is empty; a profile of JAX (xplane.pb) was needed")
+    try:
+        return _Reader(path, data, progress).recording()
+    except DamagedError:
+        raise damaged(path) from None
+
+
+class _Reader:
+    """The planes of one file, into one builder."""
+
+    def __init__(self, path: Path, data: bytes, progress: Callable[[float], None] | None) -> None:
+        self.path, self.data, self._progress = path, data, progress
+        self.builder = RowBuilder()
+        self.devices: list[dict[str, Any]] = []
+        self.operators: dict[str, str] = {}  # of compiled programs, and the path of each
+        self.vendor = ""
+        self.sums = 0
+        self.begun_ns = 0
+
+    def recording(self) -> Recording:
+        found = list(planes(self.data))
+        for number, plane in enumerate(found):
+            if match := GPU.match(plane.name):
+                self._device(int(match.group(1)), plane)
+            elif plane.name == ENVIRONMENT:
+                wanted = {key: name for key, name in plane.stat_names.items() if name == "profile_start_time"}
+                begun = stats_of(self.data, plane, plane.stats, wanted).get("profile_start_time")
+                self.begun_ns = begun if isinstance(begun, int) and 0 < begun < 2**62 else 0
+            if self._progress is not None:
+                self._progress((number + 1) / (len(found) + 1))
+        for plane in found:
+            if plane.name == HOST:
+                self._host(plane)
+        if not len(self.builder) and any(TPU.match(plane.name) for plane in found):
+            raise TraceError(
+                f"{self.path} is of a TPU. Profiles of JAX on GPUs and CPUs are read; of a TPU's planes no "
+                "public file could be checked."
+            )
+        recording = self.builder.recording(
+            self.path, NOTHING, vendor=self.vendor or "cpu", profiler="jax", grids_in_blocks=True
+        )
+        origin = recording.metadata["origin_ns"]
+        recording.metadata["origin_ns"] = origin if origin > EPOCH_NS else origin + self.begun_ns
+        if self.devices:
+            recording.metadata["devices"] = self.devices
+        if self.sums:
+            recording.note(f"{self.sums:,} events are sums without a time, and were left out.")
+        return recording
+
+    def _device(self, number: int, plane: Plane) -> None:
+        """Add the streams of a GPU."""
+        wanted = dict(plane.stat_names)
+        told = stats_of(self.data, plane, plane.stats, wanted)
+        used = False
+        for line, sums in lines(self.data, plane, STATS):
+            stream = STREAM.match(line.name)
+            if stream is None:  # what the profiler's viewer derived from the streams
+                continue
+            self.sums += sums
+            used |= bool(len(line.which))
+            self._stream(number, int(stream.group(1)), plane, line)
+        if used:
+            vendor = str(told.get("device_vendor", "")).lower()
+            self.vendor = self.vendor or ("rocm" if vendor == "amd" else "cuda")
+            device: dict[str, Any] = {"id": number}
+            name = next((told[key] for key in NAMES if isinstance(told.get(key), str)), None)
+            if name is not None:
+                device["name"] = str(name)
+            for theirs, (ours, factor) in DEVICE_STATS.items():
+                value = told.get(theirs)
+                if is_amount(value):
+                    device[ours] = int(value) * factor  # type: ignore[arg-type]
+            self.devices.append(device)
+
+    def _stream(self, device: int, stream: int, plane: Plane, line: Line) -> None:
+        builder, stats = self.builder, line.stats
+        self.operators |= {str(one["hlo_op"]): str(one.get("name", "")) for one in stats if "hlo_op" in one}
+        names = [plane.event_names.get(key, "") for key in line.which.tolist()]
+        kinds = [_kind_on_device(one) for one in stats]
+        shown = [
+            _name_on_device(name, kind, one) for name, kind, one in zip(names, kinds, stats, strict=True)
+        ]
+        details = [_details(one) for one in stats]
+        extents = [EXTENTS.search(text) for text in details]
+        sizes = [SIZE.search(text) for text in details]
+        builder.add(
+            builder.coded("kind", kinds), line.start_ns, line.end_ns, name=builder.coded("name", shown),
+            device=np.full(len(names), device), stream=np.full(len(names), stream),
+            correlation=_numbers(stats, "correlation_id"),
+            grid=builder.coded("grid", [match and match.group(1) for match in extents]),
+            block=builder.coded("block", [match and match.group(2) for match in extents]),
+            bytes=whole([match.group(1) if match else "" for match in sizes]),
+        )  # fmt: skip
+
+    def _host(self, plane: Plane) -> None:
+        """Add the threads of the host."""
+        threads = []
+        for line, sums in lines(self.data, plane, STATS):
+            self.sums += sums
+            threads.append((line, [plane.event_names.get(key, "") for key in line.which.tolist()]))
+        of = calls_on_their_thread(threads)
+        for place, (line, names) in enumerate(threads):
+            self._thread(threads[of[place]][0].id, line, names)
+
+    def _thread(self, thread: int, line: Line, names: Sequence[str]) -> None:
+        builder = self.builder
+        correlation = _numbers(line.stats, "correlation_id")
+        kept, kinds, shown = [], [], []
+        until = -(2**63)
+        start, end = line.start_ns.tolist(), line.end_ns.tolist()
+        for row in np.lexsort((-line.end_ns, line.start_ns)).tolist():
+            name, stats = names[row], line.stats[row]
+            kind = "annotation"
+            if name.startswith("$"):
+                name = FRAME.sub("", name)
+                if name not in WAITS or end[row] <= until:
+                    continue
+                kind, until = "runtime", end[row]  # the outermost one of a call
+            elif correlation[row] >= 0:
+                kind, name = "runtime", GRAPH_NUMBER.sub("", DESCRIPTOR.sub("", name))
+            elif "hlo_op" in stats or name in self.operators:
+                kind = "operator"
+            elif end[row] <= start[row] or end[row] <= until:
+                continue  # a mark, no range; or what a wait does while it lasts
+            elif "step_num" in stats:
+                name = f"{name} step {stats['step_num']}"
+            kept.append(row)
+            kinds.append(kind)
+            shown.append(name or "unnamed")
+        paths = [str(line.stats[row].get("name", "")) or self.operators.get(names[row], "") for row in kept]
+        rows = np.array(kept, np.int64)
+        builder.add(
+            builder.coded("kind", kinds), line.start_ns[rows], line.end_ns[rows],
+            name=builder.coded("name", shown), correlation=correlation[rows],
+            pid=np.zeros(len(rows), np.int64), tid=np.full(len(rows), thread),
+            layer=builder.coded("layer", [layer_of(path) for path in paths]),
+            phase=builder.coded("phase", [phase_of(path) for path in paths]),
+        )  # fmt: skip
+
+
+def _kind_on_device(stats: dict[str, Value]) -> str:
+    if "memcpy_details" in stats:
+        return "memcpy"
+    return "memset" if {"memset_details", "Memset_details"} & stats.keys() else "kernel"
+
+
+def _details(stats: dict[str, Value]) -> str:
+    names = ("kernel_details", "memcpy_details", "memset_details", "Memset_details")
+    return next((str(stats[name]) for name in names if name in stats), "")
+
+
+def _name_on_device(name: str, kind: str, stats: dict[str, Value]) -> str:
+    """Return the name of device work as Kineto writes it."""
+    if kind != "memcpy":
+        return DESCRIPTOR.sub("", name) or f"unnamed {kind}"
+    way = next((ours for theirs, ours in DIRECTIONS.items() if theirs in name), None)
+    if way is None:
+        return f"Memcpy ({name or 'unnamed'})"
+    ends = ENDS.search(_details(stats))
+    between = f" ({ends.group(1).capitalize()} -> {ends.group(2).capitalize()})" if ends else ""
+    return f"Memcpy {way}{between}"
+
+
+def _numbers(stats: Sequence[dict[str, Value]], name: str) -> np.ndarray:
+    found = whole([one.get(name, "") for one in stats])
+    return np.where(found == 0, UNKNOWN, found)

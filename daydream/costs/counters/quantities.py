@@ -1,0 +1,139 @@
+"""The one list of what counters are called here, whatever wrote them, and how profilers' names become these.
+
+Instructions are those of a warp or wave: one that 32 or 64 lanes execute counts once. Every name says its
+unit: `bytes`, `cycles`, `flop`, `instructions`; `share` and `occupancy` are parts of 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+QUANTITIES: dict[str, tuple[str, str]] = {
+    "flop": ("FLOP", "all floating-point operations, two for a multiply-add"),
+    "float16_flop": ("FLOP", "those of 16 bits on vector units"),
+    "float32_flop": ("FLOP", "those of 32 bits on vector units"),
+    "float64_flop": ("FLOP", "those of 64 bits on vector units"),
+    "matrix_flop": ("FLOP", "those of tensor cores or matrix units"),
+    "dram_bytes": ("B", "to and from the device's memory"),
+    "dram_read_bytes": ("B", "read from the device's memory"),
+    "dram_written_bytes": ("B", "written to the device's memory"),
+    "l2_bytes": ("B", "to and from the L2 cache"),
+    "accessed_bytes": ("B", "what loads and stores ask for, from wherever it comes"),
+    "touched_bytes": ("B", "size of the allocations that it touches: an upper bound of its data"),
+    "accesses": ("accesses", "loads and stores of single threads"),
+    "instructions": ("instructions", "of warps or waves, all of them"),
+    "float_instructions": ("instructions", "floating-point arithmetic"),
+    "integer_instructions": ("instructions", "integer arithmetic, logic and conversions"),
+    "matrix_instructions": ("instructions", "of tensor cores or matrix units"),
+    "shared_instructions": ("instructions", "to shared memory (LDS)"),
+    "memory_instructions": ("instructions", "to global, local and constant memory"),
+    "control_instructions": ("instructions", "branches, barriers, exits"),
+    "other_instructions": ("instructions", "moves and the rest"),
+    "vector_instructions": ("instructions", "of vector units, whatever they calculate (AMD)"),
+    "scalar_instructions": ("instructions", "of scalar units (AMD)"),
+    "shared_conflicts": ("conflicts", "bank conflicts in shared memory (LDS)"),
+    "shared_conflict_cycles": ("cycles", "lost to bank conflicts in shared memory, summed over all units"),
+    "shared_conflict_share": ("part of 1", "of the kernel's cycles, lost to bank conflicts in shared memory"),
+    "cycles": ("cycles", "from the kernel's begin to its end"),
+    "unit_cycles": ("cycles", "the same, summed over all units"),
+    "occupancy": ("part of 1", "warps or waves resident, of those that fit"),
+}
+
+PREFIX = "sm(?:sp)?__"
+NVIDIA = re.compile(PREFIX + r"sass_thread_inst_executed_op_([df])(add|mul|fma)_pred_on\.sum")
+NVIDIA_TENSOR = re.compile(PREFIX + r"inst_executed_pipe_tensor\w*\.sum")
+NVIDIA_TENSOR_OPS = re.compile(r"sm__ops_path_tensor_\w+\.sum")
+AMD = re.compile(r"SQ_INSTS_VALU_(ADD|MUL|TRANS|FMA)_F(16|32|64)")
+AMD_MATRIX = re.compile(r"SQ_INSTS_VALU_MFMA_MOPS_\w+")
+WAVE, MATRIX_FLOP = 64, 512  # lanes of an AMD wave, and FLOP of a unit of MFMA_MOPS (AMD's counter reference)
+WIDTHS = {"f": "float32_flop", "d": "float64_flop"}
+CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared"  # NVIDIA's count is one cycle of a unit each
+
+# Names of profilers that are one of the quantities as they stand, or times a factor. The first one counts.
+SAME: dict[str, tuple[tuple[str, float], ...]] = {
+    "dram_bytes": (("dram__bytes.sum", 1),),
+    "dram_read_bytes": (("dram__bytes_read.sum", 1), ("FETCH_SIZE", 1), ("FetchSize", 1)),
+    "dram_written_bytes": (("dram__bytes_write.sum", 1), ("WRITE_SIZE", 1), ("WriteSize", 1)),
+    "l2_bytes": (("lts__t_bytes.sum", 1),),
+    "instructions": (("smsp__inst_executed.sum", 1), ("sm__inst_executed.sum", 1)),
+    "vector_instructions": (("SQ_INSTS_VALU", 1),),
+    "scalar_instructions": (("SQ_INSTS_SALU", 1),),
+    "matrix_instructions": (("SQ_INSTS_MFMA", 1), ("SQ_INSTS_VALU_MFMA", 1)),
+    "memory_instructions": (("SQ_INSTS_VMEM", 1),),
+    "control_instructions": (("SQ_INSTS_BRANCH", 1),),
+    "shared_instructions": (("SQ_INSTS_LDS", 1), ("smsp__inst_executed_op_shared.sum", 1)),
+    "shared_conflict_cycles": ((f"{CONFLICTS}.sum", 1), ("SQ_LDS_BANK_CONFLICT", 1)),
+    "shared_conflict_share": (("LDSBankConflict", 0.01),),
+    "cycles": (
+        ("sm__cycles_elapsed.max", 1), ("gpc__cycles_elapsed.max", 1), ("sm__cycles_elapsed.avg", 1),
+        ("Elapsed Cycles", 1), ("GRBM_GUI_ACTIVE", 1),
+    ),
+    "unit_cycles": (("sm__cycles_elapsed.sum", 1), ("l1tex__cycles_elapsed.sum", 1)),
+    "occupancy": (
+        ("sm__warps_active.avg.pct_of_peak_sustained_active", 0.01), ("Achieved Occupancy", 0.01),
+        ("OccupancyPercent", 0.01),
+    ),
+}  # fmt: skip
+PARTS_OF_1 = ("shared_conflict_share", "occupancy")
+
+
+def quantities_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what a profiler's counters are in the names of this list; what they do not tell is absent.
+
+    `flop` is not worked out here: whether a profiler counted all of them is another question.
+    """
+    found = {name: value for name, value in metrics.items() if name in QUANTITIES}
+    for name, sources in SAME.items():
+        known = next((metrics[source] * factor for source, factor in sources if source in metrics), None)
+        if known is not None:
+            found.setdefault(name, known)
+    for name, value in _flop_by_type(metrics).items():
+        found.setdefault(name, value)
+    loads, stores = (metrics.get(f"{CONFLICTS}_op_{kind}.sum") for kind in ("ld", "st"))
+    if loads is not None and stores is not None:
+        found.setdefault("shared_conflict_cycles", loads + stores)
+    tensor = [value for name, value in metrics.items() if NVIDIA_TENSOR.fullmatch(name)]
+    if tensor:
+        found.setdefault("matrix_instructions", sum(tensor))
+    both = [found.get(name) for name in ("dram_read_bytes", "dram_written_bytes")]
+    if None not in both:
+        found.setdefault("dram_bytes", sum(one for one in both if one is not None))
+    for name in PARTS_OF_1:
+        if name in found:
+            found[name] = min(found[name], 1.0)
+    return found
+
+
+def _flop_by_type(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return FLOP by element type: those types alone of which every sort of instruction was counted."""
+    sums: dict[str, dict[str, float]] = {}
+    matrix: list[float] = []
+    for name, value in metrics.items():
+        if found := NVIDIA.fullmatch(name):
+            kind = sums.setdefault(WIDTHS[found[1]], {})
+            kind[found[2]] = (2 if found[2] == "fma" else 1) * value
+        elif found := AMD.fullmatch(name):
+            kind = sums.setdefault(f"float{found[2]}_flop", {})
+            kind[found[1].lower()] = WAVE * (2 if found[1] == "FMA" else 1) * value
+        elif NVIDIA_TENSOR_OPS.fullmatch(name):
+            matrix.append(value)
+        elif AMD_MATRIX.fullmatch(name):
+            matrix.append(MATRIX_FLOP * value)
+    whole = {name: sum(kind.values()) for name, kind in sums.items() if {"add", "mul", "fma"} <= kind.keys()}
+    return {**whole, **({"matrix_flop": sum(matrix)} if matrix else {})}
+
+
+def conflict_share(amounts: Mapping[str, float | int], units: int) -> float | None:
+    """Return which part of a kernel's cycles bank conflicts take, 0 to 1; None if it was not counted.
+
+    Args:
+        amounts: what was counted of a launch, by the names of this list.
+        units: multiprocessors (compute units) of the device. Each has its own shared memory.
+    """
+    if "shared_conflict_share" in amounts:
+        return min(float(amounts["shared_conflict_share"]), 1.0)
+    whole = amounts.get("unit_cycles") or amounts.get("cycles", 0) * units
+    if "shared_conflict_cycles" not in amounts or whole <= 0:
+        return None
+    return min(float(amounts["shared_conflict_cycles"] / whole), 1.0)

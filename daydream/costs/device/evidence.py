@@ -1,0 +1,192 @@
+"""What is known of kernels, and from where: counters go before shapes, and shapes before names."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from daydream.costs.counters.quantities import conflict_share
+from daydream.costs.device.roofline import device_or_none, is_matrix_kernel, names_fit
+from daydream.costs.devices import device_of
+from daydream.costs.kernels import bound, counted_tasks, number_formats, peaks, units_of, work
+from daydream.costs.workload.counters import entry_of_rows
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+from daydream.text import counted as number_of
+
+RULES = ("counters", "shapes", "names")
+# Kernels that by their names read and write, and calculate next to nothing.
+STREAMING_NAME = re.compile(
+    r"(?i)elementwise|reduce_kernel|CatArray|copy|fill|softmax|norm|multi_tensor|adam|dropout|triton_(poi|red|per)"
+)
+NAMED = {"compute": "products", "memory": "element-wise work or the like"}
+BY = {"compute": "arithmetic", "memory": "memory", "latency": "neither (latency)"}
+
+
+def rule_of(graph: Graph, kernels: Selection) -> np.ndarray:
+    """Return what tells the work of each kernel: `counters`, `shapes` or `names`; texts (object)."""
+    amounts = work(graph, kernels)
+    known = (amounts.flop >= 0) | (amounts.nbytes >= 0)
+    found = np.where(known, "shapes", "names").astype(object)
+    found[counted_tasks(graph, kernels).any(axis=0)] = "counters"
+    return found
+
+
+def held_up(graph: Graph, kernels: Selection) -> np.ndarray:
+    """Return a mask of kernels that counters show to be bound by neither arithmetic nor memory."""
+    counted = counted_tasks(graph, kernels).all(axis=0)
+    device = device_or_none(graph) if counted.any() else None
+    if device is None:
+        return np.zeros(len(kernels), bool)
+    found: np.ndarray = counted & (bound(graph, kernels, device=device).kind == "latency")
+    return found
+
+
+def counted_kind(graph: Graph, kernels: Selection) -> np.ndarray:
+    """Return what bounds each kernel by its counters: compute, memory or latency, None where not counted.
+
+    Counters alone, or with shapes for what they leave out.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: as they run today.
+
+    Returns:
+        texts (object), shape (kernels,).
+    """
+    found = np.full(len(kernels), None, dtype=object)
+    counted = counted_tasks(graph, kernels).any(axis=0)
+    device = device_or_none(graph) if counted.any() else None
+    if device is None:
+        return found
+    amounts = work(graph, kernels)
+    counted &= (amounts.flop >= 0) & (amounts.nbytes >= 0)
+    found[counted] = bound(graph, kernels, device=device).kind[counted]
+    found[found == "unknown"] = None
+    return found
+
+
+def named_kind(kernels: Selection) -> np.ndarray:
+    """Return what names say bounds each kernel: compute, memory, or None; texts (object)."""
+    found = np.full(len(kernels), None, dtype=object)
+    found[names_fit(kernels.name, STREAMING_NAME.search)] = "memory"
+    found[is_matrix_kernel(kernels.name)] = "compute"
+    return found
+
+
+def by_counters(
+    graph: Graph, kernels: Selection, by_name: np.ndarray, compute: float, memory: float
+) -> np.ndarray:
+    """Return a factor for each kernel: by what counters say bounds it, else by its name. Notes the evidence.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: as they run today.
+        by_name: the factor that each has where nothing was counted, shape (kernels,).
+        compute: the factor of kernels bound by arithmetic.
+        memory: that of kernels bound by memory. What waits for neither has 1.
+
+    Returns:
+        float64, shape (kernels,).
+    """
+    say_evidence(graph, kernels)
+    factors = {"compute": compute, "memory": memory, "latency": 1.0}
+    kinds = counted_kind(graph, kernels).tolist()
+    return np.array([factors.get(kind, named) for kind, named in zip(kinds, by_name.tolist(), strict=True)])
+
+
+def say_evidence(graph: Graph, kernels: Selection) -> None:
+    """Note what kernels' work is known from, and where counters contradict names; nothing without counters.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: those that a change is about, as they run today.
+    """
+    if graph.trace is not None and graph.trace.metadata.get("counters"):
+        for sentence in evidence(graph, kernels):
+            graph.note(sentence)
+
+
+def evidence(graph: Graph, kernels: Selection) -> list[str]:
+    """Return which rule holds for how much of kernels' time, and where counters contradict names.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: as they run today.
+
+    Returns:
+        A sentence or two; none without kernels.
+    """
+    time = kernels.duration_ns.astype(np.float64)
+    total = time.sum()
+    if not total:
+        return []
+    rule = rule_of(graph, kernels)
+    parts = [f"{name} for {time[rule == name].sum() / total:.1%}" for name in RULES if (rule == name).any()]
+    said = [f"What bounds the kernels is known by {', '.join(parts)} of their time."]
+    told, by_name = counted_kind(graph, kernels), named_kind(kernels)
+    differs = (told != by_name) & (told != None) & (by_name != None)  # noqa: E711
+    if differs.any():
+        pairs = sorted(set(zip(by_name[differs].tolist(), told[differs].tolist(), strict=True)))
+        each = [
+            _pair(differs & (by_name == name) & (told == counters), time, total, name, counters)
+            for name, counters in pairs
+        ]
+        said.append(
+            f"Counters contradict the names of {number_of(int(differs.sum()), 'kernel')}, "
+            f"{time[differs].sum() / total:.1%} of the time, and decide: {'; '.join(each)}."
+        )
+    return said
+
+
+def _pair(which: np.ndarray, time: np.ndarray, total: float, name: str, counters: str) -> str:
+    return (
+        f"{int(which.sum()):,} named as {NAMED[name]} are bound by {BY[counters]} "
+        f"({time[which].sum() / total:.1%})"
+    )
+
+
+def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
+    """Return what kernels would take at the peak that bounds them, NaN where FLOP or bytes are unknown.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: on a device whose peaks are known.
+
+    Returns:
+        ns, shape (kernels,), float64: the longer of FLOP at peak and bytes at full bandwidth.
+
+    Raises:
+        NotApplicableError: the device is not in the table.
+    """
+    device, amounts = device_of(graph), work(graph, kernels)
+    rate = peaks(number_formats(kernels, amounts, device), device)
+    known = (amounts.flop >= 0) & (amounts.nbytes >= 0) & (amounts.flop + amounts.nbytes > 0)
+    known &= np.isfinite(rate) | (amounts.flop == 0)
+    arithmetic = np.where(amounts.flop > 0, amounts.flop / rate, 0.0)
+    found: np.ndarray = np.where(known, np.maximum(arithmetic, amounts.nbytes / device.bandwidth), np.nan)
+    return found
+
+
+def counted_conflicts(graph: Graph, kernels: Selection) -> np.ndarray:
+    """Return which part of each kernel's cycles bank conflicts of shared memory take, NaN where not counted.
+
+    Args:
+        graph: the graph of the trace.
+        kernels: as they were recorded.
+
+    Returns:
+        parts, 0 to 1, shape (kernels,), float64.
+    """
+    trace, found = graph.trace, np.full(len(kernels), np.nan)
+    entries = trace.metadata.get("counters") if trace is not None else None
+    if trace is None or not entries:
+        return found
+    device = device_or_none(graph)
+    units = units_of(graph, device) if device is not None else 0
+    shares = [conflict_share(entry.get("amounts", {}), units) for entry in entries]
+    by_entry = np.array([*(np.nan if share is None else share for share in shares), np.nan])
+    rows = graph.columns["row"][kernels.ids]
+    place = np.where(rows >= 0, entry_of_rows(trace)[np.maximum(rows, 0)], -1)
+    return by_entry[place]

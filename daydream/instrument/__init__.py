@@ -1,0 +1,16 @@
+"""Tools that look at the operators of a running model and change them: `Tool`, `apply`, actions.
+
+What a tool is lies in `tool.py`, what it is shown in `context.py`, how operators get their ids in
+`places.py`, how actions run in `actions.py` and `backward.py`, how all of it is put on and off in
+`session.py`. Private names of torch are touched in `torch_private.py` only.
+"""
+
+from __future__ import annotations
+
+from daydream.instrument.apply import apply
+from daydream.instrument.context import OpContext
+from daydream.instrument.errors import InstrumentError
+from daydream.instrument.switch import disabled, enabled
+from daydream.instrument.tool import Tool
+
+__all__ = ["InstrumentError", "OpContext", "Tool", "apply", "disabled", "enabled"]

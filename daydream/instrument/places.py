@@ -1,0 +1,213 @@
+"""Where an operator runs: its layer, its phase, and from both the id that is the same in every iteration.
+
+An id is phase, layer, operator and the ordinal of the operator within one call of the layer. So both calls of
+a shared module have the same ids, as do operators that checkpointing computes again, and a skipped layer
+shifts no other's. In the backward pass the ordinal counts within the autograd node of a forward operator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from daydream.collect.live.layer_hooks import named_modules, unwrap
+from daydream.collect.live.torch_private import leave_uncompiled
+from daydream.instrument.optimizers import OptimizerHooks
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+
+class Frame:
+    """One call of a module: its path, and how often each kind of operator ran in it so far."""
+
+    __slots__ = ("counts", "layer", "module", "phase")
+
+    def __init__(self, layer: str, module: Any, phase: str = FORWARD) -> None:
+        self.layer = layer
+        self.module = module
+        self.phase = phase
+        self.counts: dict[str, int] = {}
+
+    def next(self, name: str) -> int:
+        """Return the ordinal of a kind's call, and count it."""
+        ordinal = self.counts.get(name, 0)
+        self.counts[name] = ordinal + 1
+        return ordinal
+
+
+class Local(threading.local):
+    """What belongs to a thread: the calls of modules that it is in, and what is switched off in it."""
+
+    def __init__(self) -> None:
+        self.frames = [Frame("", None)]
+        self.modules = 0  # frames of modules among them
+        self.within_backward: list[bool] = [False]  # for each frame, whether a backward node was running
+        self.quiet = 0  # inserted code runs
+        self.off = 0  # within `disabled()`
+        self.running: Any = None  # the operator whose own kernel runs
+        self.entered: set[Any] = set()  # models and optimizers, in this iteration
+        self.roots = 0  # models among them
+        self.of_nodes: dict[str, dict[str, int]] = {}  # counts in nodes that belong to no operator
+
+
+class Places:
+    """Hooks on all modules and optimizers; they know the layer and the phase, and where iterations end.
+
+    `on_begin(key)` is called for each layer, outermost module or optimizer that is entered, `on_iteration()`
+    before an iteration begins that is not the first.
+    """
+
+    def __init__(self, on_begin: Callable[[Any], object], on_iteration: Callable[[], object]) -> None:
+        self.local = Local()
+        self.paths: dict[int, str] = {}
+        self.parameters: dict[int, str] = {}
+        self._held: list[Any] = []  # so that an id stays one module's
+        self._on_begin, self._on_iteration = on_begin, on_iteration
+        self._met: set[int] = set()  # modules that were called
+        self._handles: list[Any] = []
+        self._optimizers: OptimizerHooks | None = None
+        self._adding = threading.Lock()
+        self._node: Callable[[], Any] = lambda: None
+
+    def install(self, current_node: Callable[[], Any]) -> None:
+        """Put the hooks on."""
+        import torch
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        self._node = current_node
+        compiling = torch.compiler.is_compiling
+        grads = torch.is_grad_enabled
+        local, paths, met, enter = self.local, self.paths, self._met, self._enter
+
+        def before(module: Any, _args: Any) -> None:
+            if compiling():
+                return
+            within = current_node() is not None
+            if not local.modules and self._optimizers is not None:
+                self._optimizers.catch_up()
+            layer = paths.get(id(module))
+            if layer is None or not local.modules or id(module) not in met:
+                layer = enter(module, outermost=not local.modules, again=within, grads=grads())
+            local.frames.append(Frame(layer, module))
+            local.within_backward.append(within)
+            local.modules += 1
+
+        def after(module: Any, _args: Any, _output: Any) -> None:
+            if compiling():
+                return
+            frames = local.frames
+            if not any(frame.module is module for frame in frames):
+                return  # it was entered before the hooks were on
+            while frames[-1].module is not module:  # an exception left inner ones
+                self._pop()
+            self._pop()
+
+        leave_uncompiled(before, after)
+        self._handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, always_call=True),
+        ]
+        self._optimizers = self._on_optimizers()
+        self._optimizers.install()
+
+    def _on_optimizers(self) -> OptimizerHooks:
+        """Return hooks for all optimizers."""
+        import torch
+
+        compiling, local = torch.compiler.is_compiling, self.local
+
+        def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if not compiling():
+                self._begin(("optimizer", id(optimizer)), optimizer)
+                local.frames.append(Frame("", optimizer, OPTIMIZER))
+                local.within_backward.append(False)
+
+        def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if not compiling() and local.frames[-1].module is optimizer:
+                local.frames.pop()
+                local.within_backward.pop()
+                if not local.roots:
+                    self._forget_counts()
+
+        hooks = OptimizerHooks(before_step, after_step)
+        leave_uncompiled(before_step, after_step, *hooks.functions)
+        return hooks
+
+    def remove(self) -> None:
+        """Take the hooks off, and let go of the modules."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._held = [], []
+        if self._optimizers is not None:
+            self._optimizers.remove()
+
+    def phase(self) -> tuple[str, Frame, Any]:
+        """Return the phase, the call of a module that is running, and the backward node if it is one's."""
+        local = self.local
+        frame = local.frames[-1]
+        node = self._node()
+        if node is not None and not local.within_backward[-1]:
+            return BACKWARD, frame, node
+        return frame.phase, frame, None
+
+    def counts_of(self, node: str) -> dict[str, int]:
+        """Return the counts of operators in nodes of a name that belong to no operator, in this iteration."""
+        counts: dict[str, int] = self.local.of_nodes.setdefault(node, {})
+        return counts
+
+    def _pop(self) -> None:
+        local = self.local
+        if local.frames.pop().phase != OPTIMIZER:
+            local.modules -= 1
+        local.within_backward.pop()
+
+    def _enter(self, module: Any, *, outermost: bool, again: bool, grads: bool) -> str:
+        """Return a module's path, worked out when it is first met; note where an iteration begins."""
+        with self._adding:
+            if id(module) not in self.paths:
+                self._name(module)
+            self._met.add(id(module))
+        self._on_begin(("layer", id(module)))
+        if outermost and not again:
+            self._begin(("root", id(module)), module, grads=grads)
+        return self.paths[id(module)]
+
+    def _begin(self, key: Any, held: Any, *, grads: bool = True) -> None:
+        local = self.local
+        if key in local.entered:
+            local.entered.clear()
+            self._forget_counts()
+            local.roots = 0
+            self._on_iteration()
+        local.entered.add(key)
+        local.roots += key[0] == "root"
+        self._held.append(held) if not any(held is each for each in self._held) else None
+        self._on_begin((*key, grads))
+
+    def _forget_counts(self) -> None:
+        """Count from 0 again outside all modules."""
+        self.local.frames[0].counts.clear()
+        self.local.of_nodes.clear()
+
+    def _name(self, module: Any) -> None:
+        """Give paths to a module and all below it; those of a second model begin with its class."""
+        from torch.nn.modules.loss import _Loss
+
+        inner = unwrap(module)
+        model = type(inner).__name__
+        is_loss = isinstance(inner, _Loss)
+        taken = set(self.paths.values())
+        several = any(path for path in taken if path != "loss")
+        prefix = f"{model}." if several else ""
+        number = 1
+        while not is_loss and (prefix + model in taken or f"{prefix}".rstrip(".") in taken - {""}):
+            number += 1
+            prefix = f"{model}_{number}."
+        for path, part in named_modules(module):
+            name = "loss" if is_loss else prefix + path if path else (prefix.rstrip(".") or model)
+            self.paths.setdefault(id(part), name)
+            self._held.append(part)
+            for key, parameter in part.named_parameters(recurse=False):
+                full = f"{prefix}{path}.{key}" if path else prefix + key
+                self.parameters.setdefault(id(parameter), full)

@@ -1,0 +1,1 @@
+"""daydream where people are already: SQL, pytest, MLflow and Weights & Biases, notebooks, pull requests."""

@@ -1,0 +1,202 @@
+"""Graph breaks of compiled code: where the program falls back to Python between compiled graphs.
+
+One call of a compiled function is a range that the profiler records. Where Dynamo breaks the graph, it
+holds several calls of compiled graphs, and between them guards, Python and what Dynamo left uncompiled.
+`daydream collect` keeps where and why each compiled frame breaks, under the name of its range.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
+from daydream.model.captured import DISPATCH_NS
+from daydream.text import counted
+from daydream.trace.trace import Trace
+
+REGION = re.compile(r"Torch-Compiled Region: (\S+)")
+PIECE = r"^CompiledFunction$"  # one compiled graph, with what wraps it
+PIECE_BACKWARD = r"^CompiledFunctionBackward$"
+GRAPH = r"^## Call CompiledFxGraph"
+UNKNOWN_BREAK = "a graph break, or code that Dynamo left uncompiled"
+
+
+@dataclass(frozen=True, eq=False)
+class GraphBreak:
+    """Graph breaks at one place of the program.
+
+    Attributes:
+        source: the line, `train.py(12): forward`; None where it was not recorded.
+        reason: why, in the compiler's words.
+        count: how many of them a step has.
+        tasks: the CPU work between the compiled graphs, operators aside.
+        ns: its time and the untraced time behind it, ns per step.
+    """
+
+    source: str | None
+    reason: str
+    count: float
+    tasks: Selection
+    ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Calls:
+    """Calls of compiled functions: what of them is no calculation, and which call and break it belongs to."""
+
+    tasks: Selection  # forward: overhead in calls with several compiled graphs
+    call: np.ndarray  # of each task, the row of the outermost call
+    key: (
+        np.ndarray
+    )  # of each task, the place of its break among `keys`; -1 before the first graph, behind the last
+    keys: list[str]  # region of the break, "" unknown
+    counts: np.ndarray  # of each key, how many breaks the trace has
+    pieces: dict[int, int]  # row of a call -> how many compiled graphs it ran
+
+
+def breaks_of(graph: Graph) -> list[GraphBreak]:
+    """Return the graph breaks of the steps, the costliest first; empty where no compiled call has any."""
+    calls = _calls(graph)
+    if calls is None:
+        return []
+    steps = max(len(calls.tasks.group_by("step")), 1)
+    known = _reasons(graph.trace)
+    found = []
+    for place, region in enumerate(calls.keys):
+        mine = calls.tasks.of(calls.tasks.ids[calls.key == place], "work between compiled graphs")
+        ns = mine.total("duration_ns") + mine.total("gap_ns")
+        source, reason = known.get(region, (None, UNKNOWN_BREAK))
+        found.append(GraphBreak(source, reason, float(calls.counts[place]) / steps, mine, round(ns / steps)))
+    return sorted(found, key=lambda one: (-one.ns, one.source or ""))
+
+
+def remove_breaks(graph: Graph) -> str:
+    """Make one compiled graph of each call that has several; return a sentence on it.
+
+    What wraps the graphs (guards, Python, the compiler's wrappers, an autograd node each) is there once
+    instead of once a graph. The graphs' own kernels and the operators that ran uncompiled stay as they are.
+    """
+    calls = _calls(graph)
+    assert calls is not None  # noqa: S101 - the caller asked for breaks before
+    left = 1 / np.array([calls.pieces[row] for row in calls.call.tolist()])
+    before = _shrink(calls.tasks, left)
+    many, several = sum(calls.pieces.values()), len(calls.pieces)
+    backward = _overhead(graph.select(kind="cpu").where(within=PIECE_BACKWARD))
+    steps = np.unique(calls.tasks.step)
+    backward = backward.of(backward.ids[np.isin(backward.step, steps)], backward.words)
+    before += _shrink(backward, np.full(len(backward), several / many))
+    per_step = before / max(len(steps), 1) / 1e6
+    return (
+        f"Without graph breaks {many / max(len(steps), 1):,.0f} compiled graphs per step become "
+        f"{several / max(len(steps), 1):,.0f}: {per_step:,.3f} ms of guards, Python and wrappers go. What "
+        "Dynamo left uncompiled stays as it is, and nothing more is fused."
+    )
+
+
+def _shrink(tasks: Selection, left: np.ndarray) -> int:
+    """Leave a part of each task's time and of the untraced time behind it; return what goes, ns."""
+    if not len(tasks):
+        return 0
+    duration, gap = np.round(tasks.duration_ns * left), np.round(np.maximum(tasks.gap_ns, 0) * left)
+    gone = tasks.duration_ns.sum() + np.maximum(tasks.gap_ns, 0).sum() - duration.sum() - gap.sum()
+    tasks.set(duration_ns=duration, gap_ns=gap)
+    return int(gone)
+
+
+def _overhead(tasks: Selection) -> Selection:
+    """Return the tasks in no compiled graph's kernel calls and in no library's operator, pauses aside."""
+    rest = tasks - tasks.where(within=GRAPH) - tasks.where(within=r"^\w+::")
+    pauses = np.maximum(rest.duration_ns, rest.gap_ns) > DISPATCH_NS
+    return rest.of(rest.ids[~pauses], rest.words)
+
+
+def _calls(graph: Graph) -> _Calls | None:
+    """Return what wraps compiled graphs where a call has several; None where none has."""
+    trace = graph.trace
+    if trace is None:
+        return None
+    texts = trace.text("name")
+    ids = [found.group(1) if (found := REGION.fullmatch(text)) else None for text in texts]
+    is_region = np.array([*(one is not None for one in ids), False])[trace["name"]]
+    is_piece = np.array([*(re.search(PIECE, text) is not None for text in texts), False])[trace["name"]]
+    regions, graphs = np.flatnonzero(is_region), np.flatnonzero(is_piece)
+    if not len(regions) or not len(graphs):
+        return None
+    parent = np.asarray(trace["parent"], np.int64)
+    outermost = _outermost(parent, is_region)
+    of_graph = outermost[graphs]
+    calls, many = np.unique(of_graph[of_graph >= 0], return_counts=True)
+    pieces = dict(zip(calls[many > 1].tolist(), many[many > 1].tolist(), strict=True))
+    if not pieces:
+        return None
+    cpu = graph.select(kind="cpu", phase="forward")
+    rows = graph.columns["row"][cpu.ids]
+    call = np.where(rows >= 0, outermost[np.maximum(rows, 0)], -1)
+    held = cpu.of(cpu.ids[np.isin(call, list(pieces))], "compiled calls")
+    tasks = _overhead(held)
+    row = graph.columns["row"][tasks.ids]
+    call = outermost[row]
+    codes = trace["name"]
+    broken = _reasons(trace)
+    starts = np.asarray(trace["start_ns"], np.int64)
+    ends = starts + np.asarray(trace["duration_ns"], np.int64)
+    keys: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    key = np.full(len(tasks), -1)
+    when = graph.columns["measured_start_ns"][tasks.ids]
+    for one in pieces:  # a handful for each step
+        mine = graphs[of_graph == one]
+        mine = mine[np.argsort(starts[mine], kind="stable")]
+        nested = regions[outermost[regions] == one]
+        nested = nested[np.argsort(starts[nested], kind="stable")]
+        here = np.flatnonzero(call == one)
+        before = np.searchsorted(starts[mine], when[here], side="right")
+        for place in range(1, len(mine)):
+            earlier = nested[starts[nested] < starts[mine[place]]]
+            around = earlier[ends[earlier] > starts[mine[place]]]
+            earlier = earlier[
+                earlier != around[-1]
+            ]  # the frame of the next graph itself broke later, if at all
+            named = [name for at in earlier.tolist() if (name := ids[codes[at]]) in broken]
+            last = named[-1] if named else ""
+            keys.setdefault(last, len(keys))
+            key[here[before == place]] = keys[last]
+            counts[last] = counts.get(last, 0) + 1
+    return _Calls(tasks, call, key, list(keys), np.array([counts[name] for name in keys]), pieces)
+
+
+def _outermost(parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the outermost wanted row among each row and those around it, -1 for none."""
+    found = np.full(len(parent), -1)
+    active, up = np.arange(len(parent)), np.arange(len(parent))
+    while len(active):
+        hit = wanted[up]
+        found[active[hit]] = up[hit]
+        up = parent[up]
+        going = up >= 0
+        active, up = active[going], up[going]
+    return found
+
+
+def _reasons(trace: Trace | None) -> dict[str, tuple[str | None, str]]:
+    """Return source line and reason of each region that breaks, as `collect` recorded them."""
+    known: dict[str, tuple[str | None, str]] = {}
+    for one in [] if trace is None else trace.metadata.get("graph_breaks") or []:
+        known.setdefault(one["region"], (one.get("source"), one.get("reason") or UNKNOWN_BREAK))
+    return known
+
+
+def sentences(breaks: list[GraphBreak], most: int = 5) -> list[str]:
+    """Return a sentence a break, for notes; the rest is counted."""
+    said = [
+        f"Graph break {'at ' + one.source if one.source else '(place not recorded)'}: {one.reason}; "
+        f"{one.count:,.0f} per step, {one.ns / 1e6:,.3f} ms per step of guards and Python around them."
+        for one in breaks[:most]
+    ]
+    if len(breaks) > most:
+        said.append(f"{counted(len(breaks) - most, 'further place')} break the graph.")
+    return said

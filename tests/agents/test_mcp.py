@@ -1,0 +1,267 @@
+"""`daydream mcp` with the official client, over stdio, in real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+anyio = pytest.importorskip("anyio", reason="needs the extra `mcp`")
+pytest.importorskip("mcp", reason="needs the extra `mcp`")
+from agent_client import answer, client, refusal  # noqa: E402
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+GPU, CPU = "synthetic_gpt_gpu.json.gz", "mlp_cpu.json.gz"
+TOOLS = ["info", "explain", "rank", "whatif", "memory", "compare", "confirm"]
+LARGEST = 6000  # bytes of an answer: some 1,500 tokens
+OWN = """
+from pathlib import Path
+
+Path("ran").touch()
+
+def halved(graph, *, factor: float = 0.5):
+    graph.select(kind="kernel").scale(factor)
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("agents") / "root"
+    folder.mkdir()
+    for name in (GPU, CPU):
+        shutil.copy(EXAMPLES / name, folder)
+    shutil.copy(EXAMPLES / GPU, folder.parent / "outside.json.gz")
+    (folder / "link.json.gz").symlink_to("../outside.json.gz")
+    (folder / "halved.py").write_text(OWN)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    monkeypatch.setenv("DAYDREAM_CACHE", "off")
+
+
+def from_command(root, *words):
+    command = [sys.executable, "-m", "daydream", *words, "--json"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_every_tool_answers_what_the_command_does_and_small(root):
+    async def main():
+        async with client(root) as connected:
+            tools = (await connected.list_tools()).tools
+            assert [tool.name for tool in tools] == TOOLS
+            assert all(tool.output_schema and tool.description for tool in tools)
+            assert {tool.name: tool.annotations.read_only_hint for tool in tools}["confirm"] is False
+            asked = [
+                ("info", {"trace": GPU}),
+                ("explain", {"trace": GPU}),
+                ("rank", {"trace": GPU}),
+                ("whatif", {"trace": GPU, "name": "amp", "options": {"math_speedup": 2.5}}),
+                ("compare", {"before": CPU, "after": CPU}),
+            ]
+            return {name: await answer(connected, name, **arguments) for name, arguments in asked}
+
+    got = anyio.run(main)
+    assert {
+        name: len(json.dumps(each)) for name, each in got.items() if len(json.dumps(each)) > LARGEST
+    } == {}
+    assert all(each["falsified_by"] for each in got.values())
+
+    info = from_command(root, "info", GPU)
+    assert got["info"]["step"]["measured_ns"] == info["replay"]["measured_ns"]
+    assert got["info"]["good_for"]["replay"].startswith(info["verdicts"]["replay"]["answer"])
+    explained = from_command(root, "explain", "--trace", GPU)
+    assert got["explain"]["verdict"] == explained["verdict"]
+    amp = got["explain"]["avoidable"][0]
+    assert (amp["whatif"], amp["code"]) == ("amp", explained["avoidable"][0]["code"])
+    assert amp["range_ns"][0] < amp["predicted_ns"] < amp["range_ns"][1]
+    ranked = from_command(root, "rank", "--no-curves", "--trace", GPU)
+    assert [each["name"] for each in got["rank"]["candidates"]] == [
+        each["optimization"] for each in ranked["optimizations"][:5]
+    ]
+    assert got["rank"]["more"] == len(ranked["optimizations"]) - 5
+    predicted = from_command(root, "whatif", "amp", "--math-speedup", "2.5", "--trace", GPU)
+    for key in ("predicted_ns", "options", "code", "reason"):
+        assert got["whatif"][key] == predicted[key]
+    assert got["whatif"]["range_ns"] == [predicted["predicted_low_ns"], predicted["predicted_high_ns"]]
+    assert got["compare"]["speedup"] == 1.0
+    assert got["compare"]["overlap"] is True
+
+
+@pytest.mark.slow
+def test_a_prediction_is_held_against_a_trace(root):
+    async def main():
+        async with client(root) as connected:
+            return await answer(connected, "compare", before=CPU, after=CPU, whatif="fused-adam")
+
+    got = anyio.run(main)
+    assert got["overlap"] is False  # the update was not fused: the prediction did not come true
+    assert got["falsified_by"].startswith("This pair did it")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_asked_is_a_line_and_the_server_goes_on(root):
+    async def main():
+        async with client(root) as connected:
+            return [
+                await refusal(connected, "whatif", trace=GPU, name="apm"),
+                await refusal(connected, "whatif", trace="none.parquet", name="amp"),
+                await refusal(connected, "whatif", trace=GPU, name="amp", options={"html": "x.html"}),
+                await refusal(connected, "whatif", trace=GPU, name="amp+tf32", options={"math_speedup": 2}),
+                await refusal(connected, "whatif", trace=GPU, name="amp", options={"--output x": "y"}),
+                await refusal(connected, "memory", trace=CPU),
+                await refusal(connected, "info", trace=GPU, steps="one"),
+                await refusal(connected, "rank", trace=3),
+                await refusal(connected, "rank"),
+                await refusal(connected, "nothing"),
+            ], await answer(connected, "info", trace=GPU)
+
+    said, info = anyio.run(main)
+    assert info["steps_covered"] == 3
+    parts = [
+        "Did you mean 'amp'", "no such file", "no such option '--amp.html'", "exclude",
+        "no name of an option", "no memory events", "range of steps", "valid string", "required",
+        "nknown tool",
+    ]  # fmt: skip
+    for text, part in zip(said, parts, strict=True):
+        assert part in text
+        assert "Traceback" not in text
+
+
+def test_nothing_outside_the_root_is_read_and_no_code_is_run(root):
+    async def main():
+        async with client(root) as connected:
+            return [
+                await refusal(connected, "info", trace="../outside.json.gz"),
+                await refusal(connected, "info", trace=str(root.parent / "outside.json.gz")),
+                await refusal(connected, "info", trace="link.json.gz"),
+                await refusal(connected, "info", trace="."),  # a folder with that link
+                await refusal(connected, "compare", before=GPU, after="link.json.gz"),
+                await refusal(connected, "whatif", trace=GPU, name="gpu", options={"to": "../cluster.toml"}),
+            ], [
+                await refusal(connected, "whatif", trace=GPU, name="halved.py"),
+                await refusal(connected, "whatif", trace=GPU, name="./halved.py+amp"),
+                await refusal(connected, "whatif", trace=GPU, name=str(root / "halved.py")),
+                await refusal(connected, "explain", trace=GPU, whatif="halved.py"),
+                await refusal(connected, "confirm", name="fused-adam", script="halved.py"),
+            ]  # fmt: skip
+
+    outside, code = anyio.run(main)
+    assert [text for text in outside if "outside the root" not in text] == []
+    assert [text for text in code if "runs none" not in text and "names no optimization" not in text] == []
+    assert not (root / "ran").exists()
+
+
+@pytest.mark.slow
+def test_an_optimization_by_path_is_run_where_code_is_allowed(root):
+    async def main():
+        async with client(root, "--allow-code") as connected:
+            got = await answer(connected, "whatif", trace=GPU, name="halved.py", options={"factor": 0.25})
+            return got, await refusal(connected, "whatif", trace=GPU, name="../halved.py")
+
+    try:
+        got, outside = anyio.run(main)
+        assert got["options"] == {"factor": 0.25}
+        assert got["predicted_ns"] < got["step"]["replayed_ns"]
+        assert "outside the root" in outside
+    finally:
+        (root / "ran").unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_progress_is_told_and_grows(root):
+    told = []
+
+    async def main():
+        async def heard(progress, _total, message):
+            told.append((progress, message))
+
+        async with client(root) as connected:
+            await connected.call_tool("rank", {"trace": GPU}, progress_callback=heard)
+
+    anyio.run(main)
+    assert [one for one, _ in told] == sorted(one for one, _ in told)
+    assert any("predicting amp" in message for _, message in told)
+
+
+def running(root):
+    """Return the processes that run in the root: questions of a server that was started elsewhere."""
+    found = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                if (each / "cwd").readlink() == root:
+                    found.append(int(each.name))
+            except OSError:
+                continue
+    return found
+
+
+def gone(root, patience_s=20.0):
+    """Wait until nothing runs in the root; return whether that came."""
+    until = time.monotonic() + patience_s
+    while running(root) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not running(root)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes as Linux shows them")
+@pytest.mark.parametrize("how", ["call", "client"])
+def test_the_work_ends_with_a_call_that_is_cancelled_and_with_its_client(root, how):
+    async def main():
+        async with client(root) as connected:
+            begun = anyio.Event()
+
+            async def heard(*_):
+                begun.set()
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(lambda: connected.call_tool("rank", {"trace": GPU}, progress_callback=heard))
+                await begun.wait()
+                assert running(root)
+                group.cancel_scope.cancel()
+            if how == "call":
+                ended = await anyio.to_thread.run_sync(gone, root)
+                return ended, await answer(connected, "info", trace=GPU)
+        return gone(root), None
+
+    ended, info = anyio.run(main)
+    assert ended, running(root)
+    assert how == "client" or info["steps_covered"] == 3
+
+
+@pytest.mark.slow
+def test_two_clients_ask_at_once_and_each_gets_its_own_answers(root):
+    async def main():
+        got = {}
+        async with client(root) as one, client(root) as other, anyio.create_task_group() as group:
+
+            async def ask(connected, who, name):
+                got[who, name] = (await answer(connected, "whatif", trace=GPU, name=name))["optimization"]
+
+            for who, connected in enumerate((one, other)):
+                for name in ("amp", "cuda-graphs", "fused-adam"):
+                    group.start_soon(ask, connected, who, name)
+        return got
+
+    got = anyio.run(main)
+    assert got == {(who, name): name for who in (0, 1) for name in ("amp", "cuda-graphs", "fused-adam")}
+
+
+def test_the_skill_is_a_resource_and_names_every_tool(root):
+    async def main():
+        async with client(root) as connected:
+            return (await connected.read_resource("daydream://skill")).contents[0].text
+
+    text = anyio.run(main)
+    assert text.startswith("---\nname: daydream\n")
+    assert [name for name in TOOLS if f"`{name}`" not in text] == []

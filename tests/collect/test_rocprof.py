@@ -1,0 +1,254 @@
+"""rocprofv3: its JSON and its CSV tables, from small files written as text and from public ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rocprof_text import (
+    AGENTS,
+    CALLS,
+    COPIES,
+    GPU,
+    KERNELS_NEW,
+    KERNELS_OLD,
+    dispatch,
+    process,
+    write_json,
+)
+from shared import shared_trace
+
+import daydream
+from daydream.collect.importers import import_trace
+from daydream.collect.importers.formats import format_of
+from daydream.collect.importers.rocprof.portions import portions
+from daydream.errors import TraceError
+from daydream.trace.trace import Trace
+
+
+def refused(*paths: Path) -> str:
+    with pytest.raises(TraceError) as raised:
+        import_trace(list(paths))
+    said = str(raised.value)
+    assert "\n" not in said
+    return said
+
+
+def row_of(trace: Trace, name: str) -> int:
+    return trace.values("name").index(name)
+
+
+def test_kernels_copies_calls_and_ranges_of_json_become_a_trace(tmp_path):
+    trace = import_trace([write_json(tmp_path / "t.json", process())])
+
+    kernel, copy = row_of(trace, "gemm<float>(int)"), row_of(trace, "Memcpy HtoD (Host -> Device)")
+    reduced = row_of(trace, "ncclDevKernel_Generic_1(ncclDevKernelArgs)")
+    assert [trace.values("kind")[row] for row in (kernel, copy, reduced)] == [
+        "kernel",
+        "memcpy",
+        "collective",
+    ]
+    assert (trace["device"][kernel], trace["stream"][kernel]) == (0, 5)  # a handle became a number
+    assert (trace.values("grid")[kernel], trace.values("block")[kernel]) == ("4,2,1", "256,1,1")
+    assert (int(trace["start_ns"][kernel]), int(trace["duration_ns"][kernel])) == (10_000, 30_000)
+    assert trace["bytes"][copy] == 4096
+    assert trace.values("name")[trace["parent"][kernel]] == "hipLaunchKernel"
+    assert trace.values("name")[trace["parent"][trace["parent"][reduced]]] == "rccl:ncclAllReduce"
+    assert trace.values("collective")[reduced] == "all_reduce"  # the kernel's own name does not tell
+    assert [step["name"] for step in trace.metadata["steps"]] == [f"step {n}" for n in range(4)]
+    assert trace.metadata["devices"] == [{"id": 0, "name": "AMD Instinct MI300X", "multiprocessors": 304}]
+    assert trace.metadata["vendor"] == "rocm"
+    assert "secret" not in json.dumps(trace.metadata)
+
+
+def test_the_step_of_a_json_file_replays_and_halves_with_its_kernels(tmp_path):
+    path = write_json(tmp_path / "t.json", process())
+    replay = daydream.replay(path)
+
+    assert replay.max_error == 0
+    faster = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    # copy 4 -> 2 and kernels 30 + 37 -> 15 + 18.5 us of a step of 100, whose call waits for them
+    assert 60_000 <= faster.predicted_ns <= 66_000
+
+
+def test_kernels_without_calls_say_so_and_have_steps_by_their_own_period(tmp_path):
+    given = process(0)
+    given["buffer_records"]["kernel_dispatch"] = [
+        dispatch(1 + place, at, at + 20_000, 2 * step + place + 1)
+        for step in range(6) for place in range(2) for at in [1_000_000 + 100_000 * step + 30_000 * place]
+    ]  # fmt: skip
+    trace = import_trace([write_json(tmp_path / "t.json", given)])
+
+    assert any("kernels have no launches" in note for note in trace.metadata["notes"])
+    assert len(trace.metadata["steps"]) == 6
+    replay = daydream.replay(trace)
+    assert replay.max_error == 0
+    explanation = daydream.explain(trace)
+    assert explanation.bound.value == "unrecorded"  # half of the step the device pauses, nobody knows why
+
+
+def test_a_step_that_kernels_fill_is_bound_by_them_without_any_call(tmp_path):
+    given = process(0)
+    given["buffer_records"]["kernel_dispatch"] = [
+        dispatch(1 + number % 2, 1_000_000 + 50_000 * number, 1_049_000 + 50_000 * number, number + 1)
+        for number in range(12)
+    ]
+    given["kernel_symbols"][1]["formatted_kernel_name"] = "norm"
+    trace = import_trace([write_json(tmp_path / "t.json", given)])
+
+    assert daydream.explain(trace).bound.value == "GPU"
+
+
+def test_a_run_with_counters_is_no_trace(tmp_path):
+    given = process()
+    given["callback_records"]["counter_collection"] = [{"records": []}]
+
+    assert "give this file with --counters" in refused(write_json(tmp_path / "t.json", given))
+
+
+def test_long_arrays_are_read_in_portions():
+    import msgspec
+
+    rows = [{"a": number, "b": [{"a": 1}, {"a": 2}]} for number in range(500)]
+    raw = msgspec.json.decode(json.dumps(rows).encode(), type=msgspec.Raw)
+    found = list(portions(raw, dict, portion_bytes=300))
+
+    assert len(found) > 20
+    assert [row for part in found for row in part] == rows
+
+
+@pytest.mark.parametrize(("text", "stream"), [(KERNELS_OLD, 1), (KERNELS_NEW, 9)])
+def test_tables_of_a_run_in_a_folder_are_one_trace(tmp_path, text, stream):
+    for name, content in (("kernel_trace", text), ("hip_api_trace", CALLS), ("memory_copy_trace", COPIES)):
+        (tmp_path / f"9_{name}.csv").write_text(content)
+    (tmp_path / "9_agent_info.csv.gz").write_bytes(gzip.compress(AGENTS.encode()))
+    (tmp_path / "9_kernel_stats.csv").write_text('"Name","Calls"\n"add",1\n')
+    trace = import_trace([tmp_path])
+
+    kernel, other = row_of(trace, "add(float*, int)"), row_of(trace, "mul")
+    assert (trace["device"][kernel], trace["stream"][kernel]) == (0, stream)
+    # In work-items: 1024 x 4 of 64 are 16 x 4 blocks, counted once whichever call launched it.
+    assert (trace.values("grid")[kernel], trace.values("grid")[other]) == ("16,4,1", "16,1,1")
+    assert trace.values("name")[trace["parent"][kernel]] == "hipExtModuleLaunchKernel"
+    copy = row_of(trace, "Memcpy HtoD (Host -> Device)")
+    assert (trace["device"][copy], "bytes" in trace.columns) == (0, False)
+    assert trace.metadata["devices"] == [{"id": 0, "name": "AMD Instinct MI300X", "multiprocessors": 304}]
+    assert (trace["pid"][trace["parent"][kernel]], trace["tid"][trace["parent"][kernel]]) == (42, 7)
+
+
+def test_kernel_tables_of_two_processes_are_two_ranks(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"{rank}_kernel_trace.csv").write_text(KERNELS_NEW)
+        (tmp_path / f"{rank}_hip_api_trace.csv").write_text(CALLS)
+    trace = import_trace([tmp_path])
+
+    assert sorted(set(trace["rank"].tolist())) == [0, 1]
+    assert (trace["rank"] == 0).sum() == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('"Kernel_Name","Counter_Name","Counter_Value"\n"a","SQ_WAVES",1\n', "give it with --counters"),
+        (KERNELS_OLD.splitlines()[0] + "\n", "holds no kernel"),
+        (KERNELS_OLD.replace("110000", '"110,000"').replace("141000", '"1e5"'), "holds no kernel"),
+        ('"Kind","Start_Timestamp","End_Timestamp"\n"X",1,2\n', "holds no kernel"),
+    ],
+)
+def test_a_table_without_rows_of_a_trace_is_refused_in_a_line(tmp_path, text, said):
+    (tmp_path / "t.csv").write_text(text)
+
+    assert said in refused(tmp_path / "t.csv")
+
+
+def test_rows_that_are_cut_are_left_out_and_counted(tmp_path):
+    (tmp_path / "t.csv").write_text(KERNELS_OLD + '"KERNEL_DISPATCH",4,1,7')
+    trace = import_trace([tmp_path / "t.csv"])
+
+    assert trace.metadata["notes"][0] == "1 row had more or fewer fields than the header and was left out."
+
+
+def test_a_table_and_a_file_of_another_profiler_are_not_one_run(tmp_path):
+    (tmp_path / "a.csv").write_text(KERNELS_OLD)
+    (tmp_path / "b.json").write_text('{"traceEvents": []}')
+
+    assert "give the files of one profiler" in refused(tmp_path / "a.csv", tmp_path / "b.json")
+
+
+def test_damaged_files_are_refused_in_one_line_or_read(tmp_path):
+    chance = random.Random(1)
+    sound = write_json(tmp_path / "t.json", process(2)).read_bytes()
+    table = KERNELS_NEW.encode()
+    refusals: list[str] = []
+    for number in range(300):
+        text, name = ((sound, "d.json"), (table, "d.csv"))[number % 2]
+        damaged = bytearray(text)
+        if number % 3:
+            for _ in range(chance.randint(1, 4)):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        else:
+            del damaged[chance.randrange(len(damaged)) :]
+        path = tmp_path / name
+        path.write_bytes(damaged)
+        try:
+            import_trace([path])
+        except TraceError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 50
+    assert not any("\n" in said for said in refusals)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"buffer_records": None}, {"agents": [{"id": 5, "type": 2}, {"type": "x"}]}, {"kernel_symbols": {}},
+        {"metadata": {"pid": 2**80}}, {"strings": {"buffer_records": [{"operations": [None]}]}},
+    ],
+)  # fmt: skip
+def test_fields_of_other_types_are_refused_in_one_line_or_ignored(tmp_path, change):
+    path = write_json(tmp_path / "t.json", {**process(2), **change})
+    said = ""
+    try:
+        import_trace([path])
+    except TraceError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+def test_the_public_json_file_holds_what_is_known_of_it():
+    path = shared_trace("rocprof/mi350x_rocprofv3_results.json.gz")
+    assert format_of(path) == "rocprof"
+    trace = import_trace([path])
+
+    assert len(trace) == 43_915
+    assert set(trace["device"].tolist()) == {0}
+    names = np.array(trace.values("name"))
+    short = [name.partition("<")[0].partition("(")[0].split("::")[-1].split(" ")[-1] for name in names]
+    assert sum(each == "vectorized_elementwise_kernel" for each in short) == 16_971
+    assert trace.metadata["devices"][0]["name"] == "AMD Instinct MI350X"
+    replay = daydream.replay(trace)
+    assert replay.max_error < 0.01
+
+
+@pytest.mark.parametrize(
+    ("files", "rows", "launched"),
+    [
+        (["llamacpp_decode_kernel_trace.csv", "llamacpp_decode_hip_api_trace.csv.gz"], 1_064, 27),
+        (["llamacpp_prefill_kernel_trace.csv.gz"], 1_128, 0),
+        (["lumi_kernel_trace_old_layout.csv"], 4, 0),
+        (["docs_newer_kernel_trace.csv"], 5, 0),
+        (["docs_rocm6.2_kernel_trace.csv"], 7, 0),
+        (["docs_rocm6.2_memory_copy_trace.csv"], 2, 0),
+    ],
+)
+def test_public_tables_are_read(files, rows, launched):
+    trace = import_trace([shared_trace(f"formats/rocprofv3/{name}") for name in files])
+
+    assert len(trace) == rows
+    device = trace.is_kind("kernel", "memcpy")
+    assert (trace["parent"][device] >= 0).sum() == launched
+    assert GPU not in set(trace["device"].tolist())

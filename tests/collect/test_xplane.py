@@ -1,0 +1,200 @@
+"""JAX's xplane.pb: XSpaces written by hand (GPU), a recording of a small model (CPU), and public ones."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+from shared import shared_trace
+from xspace import PlaneWriter, field, training, write
+
+import daydream
+from daydream.collect.importers import import_trace
+from daydream.collect.importers.formats import format_of
+from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
+from daydream.errors import TraceError
+from daydream.trace.trace import Trace
+
+CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"
+
+
+def row_of(trace: Trace, name: str) -> int:
+    return trace.values("name").index(name)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    return import_trace([write(tmp_path / "host.xplane.pb")])
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(TraceError) as raised:
+        import_trace([path])
+    said = str(raised.value)
+    assert "\n" not in said
+    return said
+
+
+def test_streams_are_lanes_and_threads_hold_calls_operators_and_ranges(trace):
+    kernel, copy = row_of(trace, "ampere_bf16_s16816gemm_0"), row_of(trace, "Memcpy HtoD (Pinned -> Device)")
+    reduced = row_of(trace, "ncclDevKernel_AllReduce_Sum_f32(x)")
+    assert [trace.values("kind")[row] for row in (kernel, copy, reduced)] == [
+        "kernel",
+        "memcpy",
+        "collective",
+    ]
+    assert [int(trace["stream"][row]) for row in (kernel, copy, reduced)] == [13, 13, 20]
+    assert (trace.values("grid")[kernel], trace.values("block")[kernel]) == ("800,20,1", "128,1,1")
+    assert trace["bytes"][copy] == 4096
+    assert trace.values("collective")[reduced] == "all_reduce"
+    assert trace.values("name")[trace["parent"][kernel]] == "cuLaunchKernel"
+    assert trace.values("op")[kernel] == "dot.1"
+    # 3 kernels and a copy, 6 calls, 3 operators, a range and the outer wait, in each of 4 steps: no frames,
+    # nothing of what a wait does meanwhile, and nothing that a viewer derived.
+    assert len(trace) == 4 * 15
+    assert trace.metadata["profiler"] == "jax"
+    assert (trace.metadata["vendor"], trace.metadata["origin_ns"]) == ("cuda", 1_700_000_000_000_010_000)
+    name = "NVIDIA A100-SXM4-80GB"
+    device = {"id": 0, "name": name, "multiprocessors": 108, "memory_bytes_per_second": 2_000_000_000_000}
+    assert trace.metadata["devices"] == [device]
+    assert "secret" not in str(trace.metadata)
+
+
+def test_transformations_tell_phases_and_scopes_tell_layers(trace):
+    first, second = row_of(trace, "ampere_bf16_s16816gemm_0"), row_of(trace, "ampere_bf16_s16816gemm_1")
+    assert [trace.values("phase")[row] for row in (first, second)] == ["forward", "backward"]
+    assert [trace.values("layer")[row] for row in (first, second)] == ["MLP.Dense_0"] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "layer", "phase"),
+    [
+        ("jit(step)/jit(main)/jvp(MLP)/Dense_0/dot_general", "MLP.Dense_0", "forward"),
+        ("jit(step)/transpose(jvp(MLP))/Dense_0/dot_general", "MLP.Dense_0", "backward"),
+        ("jit(step)/jvp(while)/body/vmap(block)/add", "block", "forward"),
+        ("jit(loss_fn)/jvp()/te_fused_attn_forward_ffi", None, "forward"),
+        ("jit(step)/add", None, None),
+        ("", None, None),
+        ("jit(f)/a(b/c)/d", "a(b/c)", None),
+        ("((((", None, None),
+    ],
+)
+def test_paths_of_operators(path, layer, phase):
+    assert (layer_of(path), phase_of(path)) == (layer, phase)
+
+
+def test_steps_are_the_ranges_that_count_steps(trace):
+    assert [step["name"] for step in trace.metadata["steps"]] == [f"train step {n}" for n in range(4)]
+    assert trace.metadata["step_source"] == "ranges such as 'train step 0'"
+
+
+def test_the_host_waits_for_the_device_where_it_waits_for_arrays(trace):
+    replay = daydream.replay(trace)
+    assert replay.max_error == 0
+    faster = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    # 30 + 29 + 15 us of kernels, one behind the other, take half: 37 less of 100.
+    assert 62_000 <= faster.predicted_ns <= 71_000
+    assert daydream.explain(trace).bound.value == "turns"  # 74 of 100 us on the GPU, and the CPU before it
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "low", "high"),
+    [
+        ("network", {"bandwidth_factor": 2.0}, 88_000, 97_000),  # the all-reduce takes 7.5 of 15 us less
+        ("gpu", {"to": "h100"}, 50_000, 100_000),
+    ],
+)
+def test_a_profile_of_jax_answers_what_ifs(trace, name, options, low, high):
+    assert low < daydream.whatif(trace, name, **options).predicted_ns < high
+
+
+def test_overlap_says_that_nothing_waits_for_the_all_reduce(trace):
+    with pytest.raises(daydream.DaydreamError, match="hidden already"):
+        daydream.whatif(trace, "overlap")
+
+
+def test_calls_on_a_line_of_their_own_belong_to_the_thread_of_their_operators(tmp_path):
+    content = training(vendor="AMD", calls_apart=True)
+    trace = import_trace([write(tmp_path / "t.xplane.pb", content)])
+
+    assert set(trace["tid"][trace.is_kind("runtime", "operator")].tolist()) == {77}
+    assert trace.values("op")[row_of(trace, "ampere_bf16_s16816gemm_0")] == "dot.1"
+    assert trace.metadata["vendor"] == "rocm"
+
+
+def test_a_folder_that_jax_logs_to_is_its_last_profile(tmp_path):
+    for number, name in ((1, "2025_01_01"), (4, "2025_01_02")):
+        folder = tmp_path / "plugins" / "profile" / name
+        folder.mkdir(parents=True)
+        write(folder / "host.xplane.pb", training(number))
+        (folder / "host.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+
+    assert len(import_trace([tmp_path]).metadata["steps"]) == 4
+
+
+def test_a_recording_of_a_small_model_on_the_cpu():
+    assert format_of(CPU) == "xplane"
+    trace = import_trace([CPU])
+
+    assert [step["name"] for step in trace.metadata["steps"]] == [f"train step {n}" for n in range(4)]
+    assert trace.metadata["vendor"] == "cpu"
+    assert {"dot"} <= set(trace.values("op"))
+    assert daydream.replay(trace).measured_ns > 0
+
+
+def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
+    empty = write(tmp_path / "e.xplane.pb", b"")
+    assert "is empty" in refused(empty)
+    assert "holds no work" in refused(write(tmp_path / "n.pb", field(1, PlaneWriter("/host:CPU").done())))
+    assert "is of a TPU" in refused(write(tmp_path / "t.pb", field(1, PlaneWriter("/device:TPU:0").done())))
+    assert "cut off or damaged" in refused(write(tmp_path / "c.xplane.pb", training()[:-40]))
+    assert "cut off or damaged" in refused(write(tmp_path / "x.xplane.pb", b"\x0a" + b"\xff" * 30))
+
+
+def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
+    chance = random.Random(2)
+    sound = training(2)
+    refusals: list[str] = []
+    for number in range(300):
+        damaged = bytearray(sound)
+        if number % 3:
+            for _ in range(chance.randint(1, 4)):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        else:
+            del damaged[chance.randrange(len(damaged)) :]
+        path = tmp_path / "d.xplane.pb"
+        path.write_bytes(damaged)
+        try:
+            import_trace([path])
+        except TraceError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 100
+    assert not any("\n" in said for said in refusals)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "devices"),
+    [
+        ("a10g_conv2d", 60, 1),
+        ("mi300x_jax0.8_conv_8gpu", 235, 8),
+        ("mi300x_jax_legacy_conv_8gpu", 78, 2),
+        ("mi300x_jax_te_fused_attn_training", 150, 1),
+    ],
+)
+def test_public_profiles_are_linked_and_replay(name, kernels, devices):
+    trace = import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
+
+    work = trace.is_kind("kernel", "memcpy", "memset", "collective")
+    assert work.sum() == kernels
+    assert (trace["parent"][work] >= 0).all()
+    assert len(trace.metadata["devices"]) == devices
+    assert daydream.replay(trace).max_error < 0.01
+
+
+def test_a_public_training_profile_is_bound_by_its_gpu():
+    trace = import_trace([shared_trace("formats/jax/mi300x_jax_te_fused_attn_training.xplane.pb.gz")])
+
+    assert {"forward", "backward"} <= set(trace.values("phase"))
+    assert daydream.explain(trace).bound.value == "GPU"  # busy 93 % of the steps

@@ -1,0 +1,126 @@
+"""Counters on public traces of an H100 and an MI300X, and what no counters may change.
+
+The counters are made: no public recording has a trace and counters of it.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from daydream.optimizations.roofline import roofline
+from shared import shared_trace
+from test_counter_files import OPS, kernels, long_table
+
+import daydream
+from daydream import attach_counters, build, counters_table
+from daydream.costs.counters.joining import base_name
+from daydream.report.text.counted import counted_sentences
+
+HEADER = (
+    "Dispatch_Id,Process_Id,Grid_Size,Kernel_Name,Workgroup_Size,Counter_Name,Counter_Value,Start_Timestamp"
+)
+
+
+def launches(trace):
+    """Each kernel's own name, blocks (0 for unknown) and ns, in the order of the launches."""
+    rows = np.flatnonzero(trace.is_kind("kernel"))
+    rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
+    names, grids = trace.text("name"), [*trace.text("grid"), "0"]
+    for row in rows.tolist():
+        blocks = int(np.prod([int(side) for side in grids[trace["grid"][row]].split(",")]))
+        yield base_name(names[trace["name"][row]]), blocks, int(trace["duration_ns"][row])
+
+
+def made(trace, amd, flop_a_ns, bytes_a_ns):
+    """A table of counters for all kernels of a trace, in the layout of the vendor's profiler."""
+    if not amd:
+        zero = {OPS.format("fadd"): ("inst", "0"), OPS.format("fmul"): ("inst", "0")}
+        return long_table(*(
+            (name, blocks, {**zero, OPS.format("ffma"): ("inst", f"{flop_a_ns * ns / 2:.0f}"),
+                            "dram__bytes.sum": ("byte", f"{bytes_a_ns * ns:.0f}")})
+            for name, blocks, ns in launches(trace)
+        ))  # fmt: skip
+    rows = [
+        f"{at},1,{blocks * 64},{name},64,{counter},{value:.3f},5"
+        for at, (name, blocks, ns) in enumerate(launches(trace))
+        for counter, value in (
+            ("FETCH_SIZE", bytes_a_ns * ns / 1024), ("WRITE_SIZE", 0), ("SQ_INSTS_VALU_ADD_F32", 0),
+            ("SQ_INSTS_VALU_MUL_F32", 0), ("SQ_INSTS_VALU_FMA_F32", flop_a_ns * ns / 128),
+        )
+    ]  # fmt: skip
+    return "\n".join([HEADER, *rows]) + "\n"
+
+
+def answer(trace):
+    """What `roofline` makes of the kernels' time, and its notes."""
+    graph = build(trace)
+    roofline(graph)
+    return int(graph.select(kind="kernel").duration_ns.sum()), graph.facts.notes
+
+
+@pytest.mark.parametrize(
+    ("file", "amd", "bandwidth"),
+    [("h100_bert_small_inference", False, 3_352), ("mi300x_bert_small_inference", True, 5_300)],
+)
+def test_one_what_if_on_an_h100_and_an_mi300x_with_and_without_counters(tmp_path, file, amd, bandwidth):
+    path = shared_trace(f"kineto/{file}.json.gz")
+    trace = daydream.load(path)
+    whole = sum(ns for *_, ns in launches(trace))
+    (tmp_path / "c.csv").write_text(made(trace, amd, 1, bandwidth / 2))
+    with_counters, notes = answer(attach_counters(daydream.load(path), [tmp_path / "c.csv"]))
+    without, plain = answer(trace)
+    assert any("by counters for" in note for note in notes)
+    assert not any("counters" in note for note in plain)
+    # Half of the bandwidth becomes 0.8 of it: no kernel takes less than 5/8.
+    assert 0.625 * whole - 100 <= with_counters < whole
+    assert with_counters != without < whole
+
+
+def test_times_of_instrumented_runs_are_never_used(tmp_path):
+    #  a file that says that kernels took a thousand times as long changes nothing
+    path = shared_trace("kineto/h100_bert_small_inference.json.gz")
+    found = []
+    for duration in ("1", "999999999"):
+        trace = daydream.load(path)
+        table = made(trace, False, 1, 1_000)
+        slow = [
+            line.replace("dram__bytes.sum", "gpu__time_duration.sum").rsplit(",", 2)[0]
+            + f',"nsecond","{duration}"'
+            for line in table.splitlines() if "dram__bytes.sum" in line
+        ]  # fmt: skip
+        (tmp_path / "c.csv").write_text(table + "\n".join(slow) + "\n")
+        before = trace["duration_ns"].copy()
+        attach_counters(trace, [tmp_path / "c.csv"])
+        assert (trace["duration_ns"] == before).all()
+        found.append((answer(trace), json.dumps(counters_table(trace))))
+    assert found[0] == found[1]
+
+
+def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):
+    (tmp_path / "a.txt").write_text(
+        "kernel 0 - axpy - #thread-blocks 16,  kernel instructions 3, total instructions 3\n  FADD = 3\n"
+        "kernel 1 - axpy - #thread-blocks 16,  kernel instructions 1, total instructions 4\n  FADD = 1\n"
+    )
+    (tmp_path / "l.txt").write_text("Total instructions executed: 9\n")
+    trace = attach_counters(kernels("axpy", "dot", "axpy"), [tmp_path / "a.txt", f"{tmp_path / 'l.txt'}@0-1"])
+    first, window = counters_table(trace)
+    assert (first["kernel"], first["launches"], first["counted"], first["total_ns"]) == ("axpy", 2, 2, 20)
+    assert (first["flop"], first["instructions"]) == (64, 2)
+    assert window == {"kernel": "(kernels 0 to 1, Luthier)", "launches": 2, "counted": 2, "instructions": 9}
+    said = counted_sentences(trace)
+    assert said[0].startswith("axpy: flop 64, float32_flop 64")
+    assert said[1] == "(kernels 0 to 1, Luthier): instructions 9 in all (2 of 2 counted)."
+    assert counters_table(kernels("axpy")) == counted_sentences(kernels("axpy")) == []
+
+
+def test_the_public_ranges_meet_their_launches_one_to_one(tmp_path):
+    path = shared_trace("kineto/a100_range_profiler_counters.json.gz")
+    from daydream.costs.counters.attaching import read_kernels
+
+    found = read_kernels(path)
+    trace = attach_counters(kernels(*(one.name for one in found), grid="1,1,1"), [path])
+    assert len(trace.metadata["counters"]) == 77
+    assert [each["flop"] for each in trace.metadata["counters"]] == [one.flop for one in found]
+    assert not any("the mean" in note for note in trace.metadata["notes"])

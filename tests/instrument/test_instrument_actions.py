@@ -1,0 +1,247 @@
+"""Each action changes numbers exactly as a model written by hand does, and leaves no trace."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from small_training import Block, X, function, gelu_gradient, model, on, tool, train, with_activation  # noqa: E402
+from torch import nn  # noqa: E402
+
+from daydream.instrument import InstrumentError, apply, disabled, enabled  # noqa: E402
+
+PLAIN = train(model())
+
+
+def trained_with(*tools):
+    """Return the losses under tools, having seen that they leave no trace."""
+    with apply(*tools):
+        losses = train(model())
+    assert train(model()) == PLAIN
+    return losses
+
+
+def kept(weight):
+    return torch.where(weight.abs() > 0.15, weight, 0.0)
+
+
+def test_tools_that_order_nothing_change_nothing():
+    assert (
+        trained_with(tool(lambda _: None), tool(lambda _: None, backward=True, require_outputs=True)) == PLAIN
+    )
+
+
+@pytest.mark.parametrize(("type_", "place"), [("linear", 1), ("addmm", 2)])
+def test_insert_before_masks_weights_straight_through(type_, place):
+    class StraightThrough(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight):
+            return kept(weight)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    class Masked(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, StraightThrough.apply(self.weight), self.bias)
+
+    by_hand = model()
+    for each in by_hand.modules():
+        if type(each) is nn.Linear:
+            each.__class__ = Masked
+    wanted = train(by_hand)
+
+    assert trained_with(on(type_, lambda op: op.insert_before_op(kept, inputs=[place]))) == wanted != PLAIN
+
+
+def test_insert_before_inside_autograd_is_differentiated():
+    class Masked(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, kept(self.weight), self.bias)
+
+    by_hand = model()
+    for each in by_hand.modules():
+        if type(each) is nn.Linear:
+            each.__class__ = Masked
+    wanted = train(by_hand)
+
+    got = trained_with(on("linear", lambda op: op.insert_before_op(kept, inputs=[1], grad=True)))
+    assert got == wanted != PLAIN
+
+
+@pytest.mark.parametrize("require_outputs", [False, True])
+def test_insert_after_is_a_constant_to_the_gradient(require_outputs):
+    wanted = train(with_activation(function(lambda x: F.gelu(x).clamp(max=0.4), gelu_gradient)))
+
+    got = trained_with(
+        on("gelu", lambda op: op.insert_after_op(lambda y: y.clamp(max=0.4)), require_outputs=require_outputs)
+    )
+    assert got == wanted != PLAIN
+
+
+def test_insert_after_inside_autograd_is_differentiated():
+    class Clamped(nn.Module):
+        def forward(self, x):
+            return F.gelu(x).clamp(max=0.4)
+
+    got = trained_with(
+        on("gelu", lambda op: op.insert_after_op(lambda y, high: y.clamp(max=high), grad=True, high=0.4))
+    )
+    assert got == train(with_activation(Clamped)) != PLAIN
+
+
+def test_replace_with_its_own_gradient():
+    got = trained_with(on("gelu", lambda op: op.replace_op(torch.relu, inputs=[0], grad=True)))
+
+    assert got == train(with_activation(nn.ReLU)) != PLAIN
+
+
+def test_replace_outside_autograd_keeps_the_backward_operator():
+    wanted = train(with_activation(function(torch.relu, gelu_gradient)))
+
+    assert trained_with(on("gelu", lambda op: op.replace_op(torch.relu, inputs=[0]))) == wanted != PLAIN
+
+
+def test_replacement_by_identity_removes():
+    got = trained_with(on("gelu", lambda op: op.replace_op(lambda x, *_: x, grad=True)))
+
+    assert got == train(with_activation(nn.Identity)) != PLAIN
+
+
+def test_insert_before_backward():
+    wanted = train(with_activation(function(F.gelu, lambda grad, x: gelu_gradient(grad * 0.3, x))))
+
+    forward = on("gelu", lambda op: op.insert_before_backward_op(lambda grad: grad * 0.3))
+    backward = on(
+        "GeluBackward0", lambda op: op.insert_before_backward_op(lambda grad: grad * 0.3), backward=True
+    )
+    assert trained_with(forward) == trained_with(backward) == wanted != PLAIN
+
+
+def test_insert_after_backward():
+    wanted = train(with_activation(function(F.gelu, lambda grad, x: gelu_gradient(grad, x) * 0.3)))
+
+    def halve(op):
+        op.insert_after_backward_op(lambda grad: grad * 0.3, grad_inputs=[0])
+
+    late = on("GeluBackward0", halve, backward=True, require_outputs=True)
+    assert trained_with(on("gelu", halve)) == trained_with(late) == wanted != PLAIN
+
+
+def test_replace_backward():
+    wanted = train(with_activation(function(F.gelu, lambda grad, x: grad * 0.3)))
+
+    def replace(op):
+        op.replace_backward_op(lambda grad: grad * 0.3)
+
+    assert (
+        trained_with(on("gelu", replace))
+        == trained_with(on("GeluBackward0", replace, backward=True))
+        == wanted
+    )
+
+
+def test_the_operators_of_the_backward_pass_are_operators_too():
+    wanted = train(with_activation(function(F.gelu, lambda grad, x: gelu_gradient(grad, x) * 0.3)))
+
+    inner = on("gelu_backward", lambda op: op.insert_after_op(lambda grad: grad * 0.3), backward=True)
+    assert trained_with(inner) == wanted != PLAIN
+
+
+def test_operators_of_the_optimizer_can_be_changed():
+    def slower(op):
+        if op["phase"] == "optimizer":
+            op.insert_before_op(lambda update: update * 0, inputs=[1])
+
+    assert trained_with(on("addcdiv_", slower)) != PLAIN
+
+
+def test_what_returns_none_only_looks():
+    seen = []
+    got = trained_with(on("gelu", lambda op: op.insert_after_op(lambda y: seen.append(float(y.abs().max())))))
+
+    assert got == PLAIN
+    assert len(seen) == 2 * 4  # two blocks, four steps
+
+
+def test_an_exception_restores_everything():
+    def fail(_):
+        raise ZeroDivisionError
+
+    for broken in (
+        tool(fail),
+        on("gelu", lambda op: op.insert_before_op(fail)),
+        on("GeluBackward0", fail, backward=True),
+    ):
+        with pytest.raises(ZeroDivisionError), apply(broken):
+            train(model())
+        assert train(model()) == PLAIN
+    assert trained_with(tool(lambda _: None)) == PLAIN
+
+
+def test_disabled_and_enabled():
+    relu = on("gelu", lambda op: op.replace_op(torch.relu, inputs=[0], grad=True))
+    with apply(relu):
+        with disabled():
+            assert train(model()) == PLAIN
+            with enabled():
+                changed = train(model())
+        assert train(model()) == changed != PLAIN
+
+
+def test_in_place_operators_are_changed_in_place():
+    def run(x):
+        y = x.clone()
+        z = y.add_(1.0)
+        assert z is y
+        return y
+
+    with apply(on("add_", lambda op: op.insert_before_op(lambda x: x * 2, inputs=[0]))):
+        assert run(X).equal(X * 2 + 1.0)
+    with apply(on("add_", lambda op: op.insert_after_op(lambda x: x * 2))):
+        assert run(X).equal((X + 1.0) * 2)
+    with apply(on("add_", lambda op: op.replace_op(lambda x, *_: x * 3))):
+        assert run(X).equal(X * 3)
+    assert run(X).equal(X + 1.0)
+
+
+def test_a_view_can_be_looked_at_but_not_exchanged():
+    shapes = []
+    with apply(on("transpose", lambda op: op.insert_after_op(lambda y: shapes.append(tuple(y.shape))))):
+        X.transpose(0, 1)
+    assert shapes == [(8, 4)]
+    with (
+        apply(on("transpose", lambda op: op.insert_after_op(lambda y: y * 2))),
+        pytest.raises(InstrumentError, match="returns a view"),
+    ):
+        X.transpose(0, 1)
+
+
+def test_numbers_and_types_stay_what_they_were():
+    half = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    scalar = torch.tensor(1.0)
+    with apply(tool(lambda _: None)):
+        assert (half * 0.5).dtype == torch.bfloat16
+        assert (scalar * 0.5 + 1).dtype == torch.float32
+        assert (half * 0.5).grad_fn.name() == "MulBackward0"
+        assert nn.Parameter(torch.zeros(2)).requires_grad
+
+
+def test_factories_are_seen_and_changed():
+    kinds = []
+    with apply(tool(lambda op: kinds.append(op["type"]))), torch.no_grad():
+        torch.arange(3)
+    assert kinds == ["arange"]
+    with apply(on("ones", lambda op: op.insert_after_op(lambda y: y + 1))):
+        for _ in range(3):
+            assert torch.ones(2).tolist() == [2.0, 2.0]
+            train(model(), 1)
+
+
+def test_inference_mode_is_seen():
+    net = Block()
+    with apply(on("gelu", lambda op: op.replace_op(torch.relu, inputs=[0]))), torch.inference_mode():
+        got = [net(X) for _ in range(4)]
+    net.act = nn.ReLU()
+    assert all(each.equal(net(X)) for each in got)

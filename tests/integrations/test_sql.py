@@ -1,0 +1,186 @@
+"""SQL over traces: what the tables hold, and what a query cannot reach."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import daydream
+from daydream.errors import DaydreamError
+from daydream.integrations.sql_tables import TABLES
+from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.trace import Trace
+
+duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")
+from daydream.integrations.sql import database, query  # noqa: E402
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SECRET = "what no query may see"
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    return daydream.load(EXAMPLES / "synthetic_gpt_gpu.json.gz")
+
+
+def small(**metadata):
+    """An operator of 10 ns, the call in it, and the kernel that the call launched at 4 ns; memory of both."""
+    kinds = ["operator", "runtime", "kernel"]
+    columns = {
+        "kind": np.array([0, 1, 2]), "name": np.array([0, 1, 2]), "start_ns": np.array([0, 4, 9]),
+        "duration_ns": np.array([10, 2, 5]), "parent": np.array([-1, 0, 1]), "stream": np.array([-1, -1, 7]),
+    }  # fmt: skip
+    texts = {"kind": kinds, "name": ["aten::mm", "cudaLaunchKernel", "gemm"]}
+    memory = MemoryEvents({
+        "time_ns": np.array([1, 8]), "bytes": np.array([512, -512]), "address": np.array([-1, 64]),
+    })  # fmt: skip
+    return Trace(columns, texts, metadata, memory)
+
+
+def test_the_tables_are_those_of_the_schema_whatever_the_trace_lacks():
+    with database(small()) as connection:
+        for name, table in TABLES.items():
+            found = connection.execute(f"DESCRIBE {name}").fetchall()
+            assert {row[0]: row[1] for row in found} == {
+                column: kind for column, (kind, _) in table.columns.items()
+            }
+
+
+def test_rows_are_those_of_the_trace_and_unknown_is_null():
+    trace = small()
+    assert query(trace, "SELECT name, start_ns - launched_ns, stream, layer FROM kernels").rows == [
+        ("gemm", 5, 7, None)
+    ]
+    assert query(trace, "SELECT row, name, stream FROM operators").rows == [(0, "aten::mm", None)]
+    assert query(trace, "SELECT time_ns, bytes, address, pid FROM memory").rows == [
+        (1, 512, None, None), (8, -512, 64, None),
+    ]  # fmt: skip
+    assert query(trace, "SELECT count(*) FROM steps").rows == [(0,)]
+    assert query(trace, "SELECT count(*) FROM copies").rows == [(0,)]
+
+
+def test_sums_are_those_of_the_arrays(gpu):
+    kernels = gpu.is_kind("kernel")
+    found = query(gpu, "SELECT count(*), sum(duration_ns), count(launched_ns) FROM kernels").rows
+    assert found == [(int(kernels.sum()), int(gpu["duration_ns"][kernels].sum()), int(kernels.sum()))]
+    steps = query(gpu, "SELECT name, measured_ns FROM steps WHERE covered ORDER BY step").rows
+    assert steps == [(s["name"], s["measured_ns"]) for s in gpu.metadata["steps"] if s["covered"]]
+
+
+def test_metadata_of_odd_types_is_null():
+    trace = small(
+        steps=[{"name": "a", "rank": 2**80, "covered": "yes"}], devices=[{"id": "0", "name": ["x"]}]
+    )
+    assert query(trace, "SELECT name, rank, covered FROM steps").rows == [("a", None, None)]
+    assert query(trace, "SELECT id, name FROM devices").rows == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT * FROM '{file}'",
+        "SELECT * FROM read_csv('{file}')",
+        "SELECT content FROM read_text('{file}')",
+        "SELECT * FROM glob('{folder}/*')",
+        "FROM parquet_metadata('{file}')",
+        "SELECT * FROM query('SELECT * FROM read_text(''{file}'')')",
+        "SELECT getenv('HOME')",
+        "COPY events TO '{folder}/out.csv'",
+        "ATTACH '{folder}/new.db'",
+        "EXPORT DATABASE '{folder}/all'",
+        "SET enable_external_access = true",
+        "RESET lock_configuration",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "PRAGMA database_list",
+        "DROP VIEW kernels",
+        "DELETE FROM steps",
+        "CREATE TABLE mine AS SELECT 1",
+        "SELECT 1; COPY events TO '{folder}/out.csv'",
+        "SELECT * FROM trace",  # variables of the program are no tables
+        "SELECT",
+        "",
+    ],
+)
+def test_a_query_reaches_the_trace_and_nothing_else(statement, tmp_path):
+    file = tmp_path / "secret.txt"
+    file.write_text(SECRET)
+    with pytest.raises(DaydreamError) as refused:
+        query(small(), statement.format(file=file, folder=tmp_path))
+    assert SECRET not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.txt"]
+
+
+def test_an_answer_ends_where_it_is_told_to_and_says_so(gpu):
+    found = query(gpu, "SELECT row FROM events ORDER BY row", most=3)
+    assert (found.rows, found.more) == ([(0,), (1,), (2,)], True)
+    assert not query(gpu, "SELECT 1", most=1).more
+
+
+def test_values_that_json_has_not_are_texts_and_no_number_is_null():
+    found = query(small(), "SELECT 'nan'::DOUBLE, 1.5::DECIMAL(3,1), DATE '2026-01-02', [1, NULL], {'a': 2}")
+    assert json.loads(json.dumps(found.to_json()))["rows"] == [
+        [None, "1.5", "2026-01-02", [1, None], {"a": 2}]
+    ]
+
+
+def test_columns_of_one_name_are_kept_apart():
+    assert query(small(), "SELECT 1 AS a, 2 AS a, 3 AS a").records() == [{"a": 1, "a 2": 2, "a 3": 3}]
+
+
+def run(*words):
+    command = [sys.executable, "-m", "daydream", "sql", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_rows_or_one_object():
+    trace = str(EXAMPLES / "mlp_cpu.json.gz")
+    asked = "SELECT phase, sum(duration_ns) AS total_ns FROM operators GROUP BY phase ORDER BY phase LIMIT 2"
+
+    done = run("--trace", trace, asked, "--json")
+    found = json.loads(done.stdout)
+    assert found["schema"] == 1
+    assert [column["name"] for column in found["columns"]] == ["phase", "total_ns"]
+    assert [row[0] for row in found["rows"]] == ["backward", "data"]
+    said = run("--trace", trace, asked).stdout
+    assert said.splitlines()[0] == "rows (2 rows)"
+    assert "ms" in said
+
+
+def test_the_command_refuses_in_a_line():
+    trace = str(EXAMPLES / "mlp_cpu.json.gz")
+    for words, code, part in (
+        (["--trace", trace, "DROP TABLE events"], 1, "a trace is only read"),
+        (["--trace", trace, "SELECT x FROM events"], 1, "The tables are events"),
+        (["--trace", trace], 2, "missing argument 'QUERY'"),
+        (["SELECT 1"], 2, "missing option '--trace'"),
+    ):
+        done = run(*words)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert part in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_the_schema_is_shown_without_a_trace():
+    tables = json.loads(run("--schema", "--json").stdout)["tables"]
+    assert [each["name"] for each in tables] == list(TABLES)
+    assert "launched_ns" in run("--schema").stdout
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "sql.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("statement", re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+def test_a_query_of_the_page_finds_something(statement, gpu):
+    assert query(gpu, statement).rows
+
+
+def test_the_page_names_every_table_and_column():
+    for name, table in TABLES.items():
+        assert [one for one in (name, *table.columns) if f"`{one}`" not in PAGE] == []

@@ -1,0 +1,255 @@
+"""Modes of `compile`, graph breaks, single modules, graphs of parts of a step: each worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from daydream.optimizations.compile import compile as compile_
+from daydream.optimizations.cuda_graphs import cuda_graphs
+from recorded import Program
+
+import daydream
+from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.model import breaks_of
+from daydream.model.compiled_calls import BACKWARD, FORWARD, LIBRARY_CALL_NS
+
+LAYERS = ("blocks.0", "blocks.1", "head")
+ADD = [("vectorized_elementwise_kernel add", 5)]
+MUL = [("vectorized_elementwise_kernel mul", 7)]
+GEMM = [("ampere_sgemm", 20)]
+
+
+def on_device(optimizer: bool = True) -> Graph:
+    """A product and two element-wise kernels of each layer, forward and then backward."""
+    program = Program()
+    for phase, layers in (("forward", LAYERS), ("backward", LAYERS[::-1])):
+        for layer in layers:
+            shapes = [[8, 8], [8, 8]]
+            program.op("aten::mm", phase, *GEMM, shapes=shapes, layer=layer)
+            program.op("aten::add", phase, *ADD, shapes=shapes, layer=layer)
+            program.op("aten::mul", phase, *MUL, shapes=shapes, layer=layer)
+    if optimizer:
+        program.op("aten::add_", "optimizer", *ADD, shapes=[[8, 8]], layer=None)
+    return program.graph()
+
+
+def launches(graph: Graph) -> list[str]:
+    return [name for name in graph.select(kind="cpu").name.tolist() if "aunch" in name]
+
+
+# Graphs of parts
+
+
+def test_only_the_forward_pass_is_a_graph():
+    graph = on_device()
+    before = launches(graph)
+    cuda_graphs(graph, phase="forward", launch_us=0.001)
+    # 9 launches of the forward pass become one; 9 of the backward pass and the update's stay
+    assert launches(graph) == ["cudaGraphLaunch", *before[9:]]
+    assert len(graph.select(kind="kernel")) == 9 + 9 + 1
+
+
+def test_each_layer_that_matches_has_a_graph_forward_and_one_backward():
+    graph = on_device()
+    before = launches(graph)
+    cuda_graphs(graph, layer="blocks.*", launch_us=0.001)
+    one = "cudaGraphLaunch"
+    # blocks.0, blocks.1, head's own 3; head's 3, blocks.1, blocks.0; the update
+    assert launches(graph) == [one, one, *before[6:9], *before[9:12], one, one, before[18]]
+
+
+def test_the_forward_pass_of_some_layers_only():
+    graph = on_device()
+    before = launches(graph)
+    cuda_graphs(graph, layer="blocks.1", phase="forward", launch_us=0.001)
+    assert launches(graph) == [*before[:3], "cudaGraphLaunch", *before[6:]]
+
+
+def test_a_part_takes_no_more_than_its_own_cpu_time():
+    graph = on_device()
+    whole = graph.select(kind="cpu").total("duration_ns")
+    block = graph.select(kind="cpu", phase="forward", layer="blocks.1").total("duration_ns")
+    cuda_graphs(graph, layer="blocks.1", phase="forward", launch_us=0.001)
+    left = graph.select(kind="cpu").total("duration_ns")
+    assert whole - left <= block - 1  # the call itself takes 1 ns
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layer": "blocks.*", "phase": "optimizer"}, "leave out phase or layer"),
+        ({"phase": "optimizer", "optimizer": False}, "give one"),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(options, words):
+    with pytest.raises(GraphError, match=words):
+        cuda_graphs(on_device(), **options)
+
+
+def test_a_layer_that_is_not_there_is_refused():
+    with pytest.raises(GraphError, match="encoder"):
+        cuda_graphs(on_device(), layer="encoder.*")
+
+
+# compile on a device
+
+
+def test_only_modules_that_match_are_compiled_and_nothing_fuses_from_one_to_the_next():
+    graph = on_device(optimizer=False)
+    compile_(graph, layers="blocks.*")
+    names = graph.select(kind="kernel", phase="forward").name.tolist()
+    assert names == ["ampere_sgemm", "fused chain"] * 2 + ["ampere_sgemm", ADD[0][0], MUL[0][0]]
+    guards = graph.select(name="guards and wrappers")
+    # no parameters are known: a call's costs alone, for two modules in each pass
+    assert sorted(guards.duration_ns.tolist()) == sorted([FORWARD.call_ns, BACKWARD.call_ns] * 2)
+
+
+def test_each_break_costs_one_compiled_call_more():
+    costs = []
+    for breaks in (0, 3):
+        graph = on_device(optimizer=False)
+        compile_(graph, graph_breaks=breaks)
+        costs.append(graph.select(name="guards and wrappers").total("duration_ns"))
+    assert costs == [FORWARD.call_ns + BACKWARD.call_ns, 4 * (FORWARD.call_ns + BACKWARD.call_ns)]
+
+
+def test_reduce_overhead_launches_each_compiled_pass_as_one_graph():
+    graph = on_device()
+    last = launches(graph)[-1]
+    compile_(graph, mode="reduce-overhead")
+    assert launches(graph) == ["cudaGraphLaunch", "cudaGraphLaunch", last]
+    assert graph.select(name="cudaGraphLaunch").duration_ns.tolist() == [15_000, 15_000]
+    default = on_device()
+    compile_(default)
+    assert len(graph.select(kind="kernel")) == len(default.select(kind="kernel"))
+
+
+def test_max_autotune_shortens_products_alone_and_says_what_it_assumes():
+    one, other = on_device(), on_device()
+    compile_(one, mode="reduce-overhead")
+    compile_(other, mode="max-autotune", product_speedup=1.25)
+    assert set(other.select(name="sgemm").duration_ns.tolist()) == {16}  # 20 / 1.25
+    rest = "fused chain"
+    assert other.select(name=rest).duration_ns.tolist() == one.select(name=rest).duration_ns.tolist()
+    assert any("Assumed, not measured" in note for note in other.facts.notes)
+    assert not any("Assumed" in note for note in one.facts.notes)
+
+
+@pytest.mark.parametrize("options", [{"graph_breaks": -1}, {"product_speedup": 0.0}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(GraphError, match="graph_breaks must be 0 or more"):
+        compile_(on_device(), **options)
+
+
+# compile on a CPU
+
+
+def on_cpu() -> Graph:
+    program = Program()
+    for phase, layers in (("forward", LAYERS), ("backward", LAYERS[::-1])):
+        for layer in layers:
+            for name, ns in (("aten::mm", 100_000), ("aten::tanh", 30_000), ("aten::sigmoid", 20_000)):
+                shapes = "[[64, 256], [256, 256]]" if name == "aten::mm" else "[[64, 256]]"
+                with program.range(
+                    name, "operator", phase=phase, op=name, layer=layer, shapes=shapes, dtype="float32"
+                ):
+                    program.now += ns
+    metadata = {
+        "parameters": [{"layer": layer, "shape": [8], "name": layer} for layer in LAYERS for _ in "ab"]
+    }
+    return program.graph(vendor="cpu", **metadata)
+
+
+def test_regional_compilation_leaves_the_other_layers_as_they_are():
+    graph = on_cpu()
+    compile_(graph, layers="blocks.*")
+    forward = graph.select(phase="forward")
+    block = ["guards and wrappers", "aten::mm", "fused loop", "wrappers"]
+    assert forward.name.tolist() == [*block, *block, "aten::mm", "aten::tanh", "aten::sigmoid"]
+    per_call = FORWARD.call_ns + 2 * FORWARD.parameter_ns  # two parameters each
+    fixed = forward.where(name="wrappers").total("duration_ns")
+    assert fixed == 2 * per_call
+    assert "each of 2 compiled modules" in graph.facts.notes[-1]
+
+
+def test_a_speed_up_of_products_does_not_touch_what_is_around_them():
+    graph = on_cpu()
+    compile_(graph, mode="max-autotune", product_speedup=2.0)
+    assert graph.select(name="aten::mm").duration_ns.tolist() == [50_000 + LIBRARY_CALL_NS] * 6
+    assert any("no graphs to launch work by" in note for note in graph.facts.notes)
+
+
+# Compiled code with graph breaks
+
+BREAKS = [{"region": "0/0", "source": "train.py(12): forward", "reason": "Call to print"}]
+
+
+def broken(*, step: int = 0, program: Program | None = None, pieces: int = 2, **metadata) -> Graph:
+    """A compiled call of some graphs, 3 of Python before each, and the backward node of each."""
+    program = program or Program()
+    region: dict[str, str] = {"kind": "operator", "phase": "forward", "layer": "Model"}
+
+    def piece(number: int) -> None:
+        program.now += 3_000
+        with program.range("CompiledFunction", **region):
+            program.now += 4_000
+            call = program.range("## Call CompiledFxGraph f ##", "annotation", phase="forward")
+            with call, program.range(f"cpp_fused_relu_{number}", **region):
+                program.now += 10_000
+
+    with program.range("Torch-Compiled Region: 0/0", **region):
+        piece(0)
+        for number in range(1, pieces):
+            with program.range(f"Torch-Compiled Region: {number}/0", **region):
+                piece(number)
+    for _ in range(pieces):
+        with program.range("CompiledFunctionBackward", "operator", phase="backward", layer="Model"):
+            program.now += 6_000
+            call = program.range("## Call CompiledFxGraph b ##", "annotation", phase="backward")
+            with call, program.range("cpp_fused_relu_backward", "operator", phase="backward"):
+                program.now += 10_000
+    return program.graph(vendor="cpu", **metadata)
+
+
+def test_breaks_are_named_with_their_line_and_their_cost():
+    (found,) = breaks_of(broken(graph_breaks=BREAKS))
+    assert (found.source, found.reason, found.count) == ("train.py(12): forward", "Call to print", 1)
+    assert found.ns == 7_000  # the wrapper of the first graph, and Python up to the second
+
+
+def test_each_break_is_told_by_the_frame_that_broke():
+    second = {"region": "1/0", "source": "train.py(15): forward", "reason": "data-dependent branch"}
+    found = breaks_of(broken(pieces=3, graph_breaks=[*BREAKS, second]))
+    assert [(one.source, one.count, one.ns) for one in found] == [
+        ("train.py(12): forward", 1, 7_000),
+        ("train.py(15): forward", 1, 7_000),
+    ]
+
+
+def test_explain_names_the_breaks_and_what_their_absence_would_save():
+    explanation = daydream.explain(broken(graph_breaks=BREAKS))
+    assert any("train.py(12): forward: Call to print; 1 per step" in note for note in explanation.notes())
+    (cost,) = [one for one in explanation.avoidable if one.sort == "graph breaks"]
+    assert (cost.place.source, cost.best.name) == ("train.py(12): forward", "compile")
+    assert cost.saving_ns == 7_000 + 6_000
+
+
+def test_a_break_whose_line_was_not_recorded_is_counted_all_the_same():
+    (found,) = breaks_of(broken())
+    assert (found.source, found.count) == (None, 1)
+
+
+def test_a_call_of_one_graph_has_no_breaks():
+    assert breaks_of(broken(pieces=1)) == []
+    with pytest.raises(NotApplicableError, match="compiled code already"):
+        compile_(broken(pieces=1))
+
+
+def test_without_breaks_what_wraps_the_graphs_is_there_once_and_their_kernels_stay():
+    graph = broken(pieces=2, graph_breaks=BREAKS)
+    before = simulate(graph).makespan_ns
+    compile_(graph)
+    # of 2 x (3 + 4) us forward and 2 x 6 us backward a half goes
+    assert before - simulate(graph).makespan_ns == 7_000 + 6_000
+    assert graph.select(name="cpp_fused").duration_ns.tolist() == [10_000] * 4
+    with pytest.raises(NotApplicableError, match="compiled code already"):
+        compile_(broken(), graph_breaks=2)

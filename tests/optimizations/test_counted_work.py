@@ -1,0 +1,229 @@
+"""What counters decide: twelve kernels around the ridge by hand, and what each optimization makes of them.
+
+The counters here are made: no public recording has a training trace and counters of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from daydream.optimizations.amp import amp
+from daydream.optimizations.autocast import autocast
+from daydream.optimizations.bank_conflicts import bank_conflicts
+from daydream.optimizations.roofline import roofline
+from daydream.optimizations.tf32 import tf32
+
+from daydream import GraphError, NotApplicableError, Trace, build
+from daydream.costs import bound, counted_kind
+from daydream.costs.device.evidence import evidence, rule_of
+
+# An A100 SXM 80GB: 19,500 FLOP a ns in float32, 2,039 B a ns; the ridge is at 9.56 FLOP a byte.
+FLOP_RATE, BANDWIDTH = 19_500, 2_039
+US = 1_000
+
+
+def recorded(*kernels, device="NVIDIA A100-SXM4-80GB"):
+    """A trace of kernels (name, ns, counters or None), one after the other, all of float32."""
+    count, names = len(kernels), list(dict.fromkeys(name for name, _, _ in kernels))
+    duration = np.array([ns for _, ns, _ in kernels])
+    end = np.cumsum(duration)
+    columns = {
+        "kind": np.zeros(count, np.int32), "name": np.array([names.index(name) for name, *_ in kernels]),
+        "start_ns": end - duration, "duration_ns": duration, "stream": np.full(count, 7),
+        "step": np.zeros(count),
+        "device": np.zeros(count), "correlation": np.arange(count), "dtype": np.zeros(count, np.int32),
+        "phase": np.zeros(count, np.int32), "rank": np.zeros(count),
+    }  # fmt: skip
+    counters = [
+        {"name": name, "rank": 0, "correlation": at, "flop": told.get("flop"),
+         "bytes": told.get("dram_bytes"),
+         "amounts": told}
+        for at, (name, _, told) in enumerate(kernels) if told is not None
+    ]  # fmt: skip
+    metadata = {
+        "notes": [], "counters": counters, "devices": [{"id": 0, "name": device, "multiprocessors": 108}],
+        "steps": [{"name": "s", "start_ns": 0, "end_ns": int(end[-1]), "covered": True,
+                   "measured_ns": int(end[-1])}],
+    }  # fmt: skip
+    columns = {name: np.asarray(values).astype(np.int64) if values.dtype == float else values
+               for name, values in columns.items()}  # fmt: skip
+    texts = {"kind": ["kernel"], "name": names, "dtype": ["float32"], "phase": ["forward"]}
+    return Trace(columns, texts, metadata)
+
+
+def device_ns(kernels):
+    """What they take together, without the starts that a recording without launches holds them to."""
+    return int(kernels.duration_ns.sum())
+
+
+def told(flop, nbytes):
+    return {"flop": round(flop), "dram_bytes": round(nbytes)}
+
+
+def at(arithmetic, memory, ns=100 * US):
+    """Counters of a kernel that reaches these parts of both peaks."""
+    return told(arithmetic * FLOP_RATE * ns, memory * BANDWIDTH * ns)
+
+
+# Twelve families. 9.56 FLOP a byte divide them: there arithmetic takes as long as memory.
+FAMILIES = [
+    ("ampere_sgemm_128x64_tn", at(0.90, 0.20), "compute"),
+    (
+        "ampere_sgemm_32x32_sliced1x4_nn",
+        at(0.20, 0.85),
+        "memory",
+    ),  # few rows: weights are read, not used twice
+    ("cudnn::implicit_convolve_sgemm", at(0.75, 0.70), "compute"),
+    ("cudnn::winograd_nonfused", at(0.62, 0.63), "memory"),
+    ("vectorized_elementwise_kernel", at(0.02, 0.88), "memory"),
+    ("elementwise_kernel", at(0.80, 0.30), "compute"),  # a long formula
+    ("reduce_kernel", at(0.05, 0.60), "memory"),
+    ("layer_norm_kernel", at(0.10, 0.70), "memory"),
+    ("softmax_warp_forward", at(0.12, 0.15), "latency"),
+    ("multi_tensor_apply_kernel", at(0.03, 0.90), "memory"),
+    ("CatArrayBatchedCopy", at(0.0, 0.31), "memory"),
+    ("indexSelectLargeIndex", at(0.001, 0.05), "latency"),
+]
+
+
+def test_twelve_families_are_classified_as_by_hand():
+    graph = build(
+        recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES), ("tiny", 1_400, None))
+    )
+    kernels = graph.select(kind="kernel")
+    assert bound(graph, kernels).kind.tolist() == [kind for *_, kind in FAMILIES] + ["latency"]
+    assert rule_of(graph, kernels).tolist() == ["counters"] * 12 + ["names"]
+    assert counted_kind(graph, kernels).tolist() == [kind for *_, kind in FAMILIES] + [None]
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(1.001, "compute"), (0.999, "memory")])
+def test_the_ridge_is_at_peak_over_bandwidth(factor, kind):
+    flop = FLOP_RATE / BANDWIDTH * factor * 1e8
+    graph = build(recorded(("k", 100 * US, told(flop, 1e8)), ("tiny", 1_400, None)))
+    assert bound(graph, graph.select(name="k")).kind.tolist() == [kind]
+
+
+def test_where_names_and_counters_disagree_a_note_names_kernels_and_time():
+    graph = build(recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES)))
+    rule, contradicted = evidence(graph, graph.select(kind="kernel"))
+    assert rule == "What bounds the kernels is known by counters for 100.0% of their time."
+    assert contradicted.startswith(
+        "Counters contradict the names of 4 kernels, 33.3% of the time, and decide: "
+    )
+    assert "2 named as products are bound by memory (16.7%)" in contradicted
+    assert "1 named as element-wise work or the like are bound by arithmetic (8.3%)" in contradicted
+    assert "1 named as element-wise work or the like are bound by neither (latency) (8.3%)" in contradicted
+
+
+def test_the_papers_amp_goes_by_counters_and_says_so():
+    gemm = "ampere_sgemm_128x64_tn"
+    kernels = [(gemm, 120 * US, at(0.9, 0.1, 120 * US)), (gemm, 120 * US, at(0.1, 0.9, 120 * US)),
+               (gemm, 120 * US, at(0.1, 0.1, 120 * US)), (gemm, 120 * US, None)]  # fmt: skip
+    graph = build(recorded(*kernels))
+    amp(graph, model="paper")
+    assert graph.select(kind="kernel").duration_ns.tolist() == [40 * US, 60 * US, 120 * US, 40 * US]
+    assert any(
+        "Counters contradict the names of 2 kernels, 50.0% of the time" in n for n in graph.facts.notes
+    )
+
+
+@pytest.mark.parametrize("change", [amp, autocast])
+def test_16_bits_move_when_counters_contradict_names(change):
+    #  made counters: the same product, whose name says arithmetic, moves bytes or waits
+    found = {}
+    for what, counts in (("compute", at(0.9, 0.1)), ("memory", at(0.1, 0.9)), ("latency", at(0.1, 0.1))):
+        trace = recorded(("ampere_sgemm_128x64_tn", 100 * US, counts), ("tiny", 1_400, None))
+        graph = build(trace)
+        change(graph)
+        found[what] = device_ns(graph.select(name="sgemm"))
+        said = any("Counters contradict the names of 1 kernel" in note for note in graph.facts.notes)
+        assert said == (what != "compute")
+    assert found["compute"] < found["memory"] < found["latency"]
+    assert found["latency"] == 100 * US
+    assert found["memory"] >= 50 * US  # half the bytes are no less than half the time
+
+
+def test_what_waits_does_not_gain_from_tf32():
+    graph = build(recorded(("ampere_sgemm_128x64_tn", 100 * US, at(0.1, 0.1)), ("tiny", 1_400, None)))
+    with pytest.raises(NotApplicableError, match="memory or launches bound all of them"):
+        tf32(graph)
+
+
+def conflicts(share):
+    return {"shared_conflict_cycles": round(share * 108 * 1_000), "cycles": 1_000}
+
+
+def test_bank_conflicts_take_their_share_of_the_cycles_by_hand():
+    kernels = ("a", 100 * US, conflicts(0.25)), ("b", 50 * US, conflicts(0)), ("c", 50 * US, None)
+    graph = build(recorded(*kernels))
+    bank_conflicts(graph)
+    assert graph.select(kind="kernel").duration_ns.tolist() == [75 * US, 50 * US, 50 * US]
+    (note,) = [note for note in graph.facts.notes if note.startswith("Bank conflicts")]
+    assert "0.025 ms of 1 kernels, 12.5% of the kernels' time" in note
+    assert "1 kernels (25.0% of the time) have no counters" in note
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.999, 1.0])
+def test_conflicts_never_give_more_than_their_share(share):
+    graph = build(recorded(("a", 100 * US, conflicts(share)), ("b", 100 * US, None)))
+    before = device_ns(graph.select(kind="kernel"))
+    bank_conflicts(graph)
+    assert before * (1 - share / 2) - 1 <= device_ns(graph.select(kind="kernel")) <= before
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (None, "no kernel has counters"), (at(0.5, 0.5), "no kernel has counters"),
+        (conflicts(0), "have no bank conflicts"),
+    ],
+)  # fmt: skip
+def test_without_conflict_counters_it_is_refused(counts, said):
+    with pytest.raises(NotApplicableError, match=said):
+        bank_conflicts(build(recorded(("a", 100 * US, counts), ("b", 50 * US, None))))
+
+
+def test_the_roofline_by_hand():
+    kernels = [("a", 100 * US, at(0.4, 0.1)), ("b", 100 * US, at(0.1, 0.9)), ("c", 100 * US, None),
+               ("d", 100 * US, told(1_000, 1_000)), ("tiny", 2_000, None)]  # fmt: skip
+    graph = build(recorded(*kernels))
+    roofline(graph, reach=0.8)
+    a, b, c, d, tiny = graph.select(kind="kernel").duration_ns.tolist()
+    assert a == 50 * US  # 0.4 of the peak becomes 0.8
+    assert (b, c, tiny) == (100 * US, 100 * US, 2_000)  # better already, unknown, smallest
+    assert 2_000 <= d < 25 * US  # the fixed cost of any kernel
+    assert "Unknown, and left as they are: 2 (25.4%)" in graph.facts.notes[-1]
+
+
+@pytest.mark.parametrize("reach", [0.3, 0.5, 0.8, 1.0])
+def test_laws_of_the_roofline(reach):
+    graph = build(
+        recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES), ("tiny", 1_400, None))
+    )
+    old = graph.select(kind="kernel").duration_ns
+    roofline(graph, reach=reach)
+    new = graph.select(kind="kernel").duration_ns
+    assert (new <= old).all()
+    best = [max(counts["flop"] / FLOP_RATE, counts["dram_bytes"] / BANDWIDTH) for _, counts, _ in FAMILIES]
+    assert (new[:12] + 1 >= np.minimum(np.array(best) / reach, old[:12])).all()
+    faster = [(name, int(ns), told) for (name, told, _), ns in zip(FAMILIES, new, strict=False)]
+    again = build(recorded(*faster, ("tiny", 1_400, None)))
+    if reach == 1.0:
+        with pytest.raises(NotApplicableError, match="already"):
+            roofline(again, reach=reach)
+
+
+@pytest.mark.parametrize("reach", [0, -1, 1.01, float("nan")])
+def test_a_reach_is_a_part(reach):
+    with pytest.raises(GraphError, match="above 0 and at most 1"):
+        roofline(build(recorded(("a", 100, None))), reach=reach)
+
+
+def test_more_reach_is_never_slower():
+    times = []
+    for reach in (0.5, 0.7, 0.9, 1.0):
+        graph = build(recorded(*((name, 100 * US, counts) for name, counts, _ in FAMILIES)))
+        roofline(graph, reach=reach)
+        times.append(device_ns(graph.select(kind="kernel")))
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]

@@ -1,0 +1,181 @@
+"""Chakra files: by the schema, and run from the files alone they give the simulation back, to the ns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from chakra_reader import read, run
+from shared import shared_trace
+
+import daydream
+from daydream import Graph, OutputError, simulate
+from daydream.report.chakra.file import write_chakra
+
+COMP, COMM_COLL = 4, 7
+
+
+def small() -> Graph:
+    #  thread 1  |launch a 6|gap 2|launch b 6|
+    #  stream 7       |a 4|             |b 3|      link  |all-reduce 20| after a
+    graph = Graph()
+    first = graph.insert("launch a", kind="cpu", lane="thread 1", duration_ns=6, gap_ns=2)
+    graph.insert("launch b", kind="cpu", lane="thread 1", duration_ns=6)
+    a = graph.insert("a", kind="kernel", lane="stream 7", duration_ns=4, after=[first])
+    graph.insert(
+        "all-reduce",
+        kind="collective",
+        lane="link",
+        duration_ns=20,
+        after=[a],
+        collective="all_reduce",
+        bytes=4096,
+    )
+    graph.insert("b", kind="kernel", lane="stream 7", duration_ns=3, after=[a])
+    return graph
+
+
+def written(path: Path, graph: Graph) -> list[list[dict]]:
+    done = write_chakra(path / "job.et", simulate(graph))
+    return [read(file)[1] for file in done.files if file.suffix == ".et"]
+
+
+def test_a_task_is_a_node_and_the_time_behind_it_another(tmp_path):
+    (nodes,) = written(tmp_path, small())
+    named = {node["name"]: node for node in nodes}
+    assert sorted(named) == ["a", "all-reduce", "b", "launch a", "launch b", "untraced time"]
+    assert named["untraced time"]["data_deps"] == [named["launch a"]["id"]]
+    assert named["launch b"]["data_deps"] == [named["untraced time"]["id"]]
+    assert [named[name]["is_cpu_op"] for name in ("launch a", "untraced time", "a")] == [True, True, False]
+    assert named["a"]["type"] == COMP
+    reduce = named["all-reduce"]
+    assert (reduce["type"], reduce.get("comm_type"), reduce["comm_size"]) == (COMM_COLL, 0, 4096)
+    assert reduce["data_deps"] == [named["a"]["id"]]
+
+
+def test_the_files_alone_give_the_simulation_back(tmp_path):
+    graph = small()
+    nodes = written(tmp_path, graph)
+    times = run(nodes)
+    assert max(end for _, end in times.values()) == simulate(graph).makespan_ns == 6 + 4 + 20
+    assert all(
+        times[0, node["id"]] == (node.get("start_ns", 0), node.get("start_ns", 0) + node["duration_ns"])
+        for node in nodes[0]
+    )
+
+
+def test_microseconds_add_up_to_the_makespan(tmp_path):
+    graph = Graph()
+    for name in "abcdef":
+        graph.insert(name, kind="kernel", lane="stream 7", duration_ns=1_400)
+    (nodes,) = written(tmp_path, graph)
+    assert sum(node.get("duration_micros", 0) for node in nodes) == 8  # 6 x 1.4 = 8.4; rounded one by one 6
+
+
+EXAMPLES = ["examples/mlp_cpu.json.gz", "examples/synthetic_gpt_gpu.json.gz"]
+
+
+@pytest.mark.parametrize("trace", EXAMPLES)
+def test_a_replayed_trace_comes_back_to_the_ns(trace, tmp_path):
+    comes_back(daydream.replay(trace).timeline, tmp_path)
+
+
+def test_a_prediction_comes_back_with_what_it_inserted(tmp_path):
+    answer = daydream.whatif(EXAMPLES[1], "ddp", workers=4, gradient_mb=170, bandwidth=25)
+    (nodes,) = comes_back(answer.timeline, tmp_path)
+    reduced = [node for node in nodes if node["type"] == COMM_COLL]
+    assert len(reduced) > 1
+    assert all(node["comm_size"] > 0 and node["name"] == "all-reduce" for node in reduced)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "trace",
+    [
+        "formats/kineto_distributed/mi300_ddp_4ranks_unfused",
+        "kineto/v100_dlrm_4_of_8_ranks",
+        "kineto/a100_event_sync_multi_stream.json.gz",
+        "kineto/a100_resnet_ddp_rank0of2.json.gz",
+        "nsys/h100_pipeline_2gpu.sqlite.gz",
+    ],
+)
+def test_public_traces_come_back_to_the_ns(trace, tmp_path):
+    comes_back(daydream.replay(shared_trace(trace)).timeline, tmp_path)
+
+
+def comes_back(timeline, tmp_path):
+    done = write_chakra(tmp_path / "job.et", timeline)
+    assert not any("left out" in note for note in done.notes)
+    files = [read(file) for file in done.files if file.suffix == ".et"]
+    nodes = [each for _, each in files]
+    times = run(nodes)
+    for rank, given in enumerate(nodes):
+        for node in given:
+            assert times[rank, node["id"]][0] == node.get("start_ns", 0), node
+    assert max(end for _, end in times.values()) >= files[0][0]["makespan_ns"]
+    return nodes
+
+
+def test_groups_of_some_ranks_have_a_file_of_their_own(tmp_path):
+    done = write_chakra(
+        tmp_path / "job.et", daydream.replay(shared_trace("kineto/v100_dlrm_4_of_8_ranks")).timeline
+    )
+    nodes = [read(file)[1] for file in done.files if file.suffix == ".et"]
+    used = {node["pg_name"] for rank in nodes for node in rank if "pg_name" in node}
+    groups = [json.loads(file.read_text()) for file in done.files if file.suffix == ".json"]
+    assert used == set().union(*groups)
+
+
+def test_no_file_is_written_over(tmp_path):
+    timeline = simulate(small())
+    write_chakra(tmp_path / "job.et", timeline)
+    before = (tmp_path / "job.0.et").read_bytes()
+    with pytest.raises(OutputError, match="exists already"):
+        write_chakra(tmp_path / "job.et", timeline)
+    write_chakra(tmp_path / "job.et", timeline, force=True)
+    assert (tmp_path / "job.0.et").read_bytes() == before
+
+
+def test_the_times_of_a_network_simulator_come_back(tmp_path):
+    """What another program would find with the files' own durations changes nothing; twice as long does."""
+    replay = daydream.replay(EXAMPLES[1])
+    ddp = {"workers": 4, "gradient_mb": 170, "bandwidth": 25}
+    answer = daydream.whatif(replay, "ddp", **ddp)
+    (nodes,) = written_of(answer.timeline, tmp_path)
+    reduced = [node for node in nodes if node["type"] == COMM_COLL]
+    predicted = []
+    for factor in (1, 2):
+        rows = "".join(f"0,{node['id']},{factor * node['duration_ns']}\n" for node in reduced)
+        (tmp_path / "times.csv").write_text("rank,node,duration_ns\n" + rows)
+        again = daydream.whatif(
+            replay, "ddp+collective-times", collective_times=str(tmp_path / "times.csv"), **ddp
+        )
+        predicted.append(again.predicted_ns)
+    slower = daydream.whatif(replay, "ddp+scale", kind="collective", factor=2.0, **ddp)
+    assert predicted == [answer.predicted_ns, slower.predicted_ns]
+
+
+@pytest.mark.slow
+def test_ranks_that_met_come_back_from_a_log(tmp_path):
+    replay = daydream.replay(shared_trace("formats/kineto_distributed/mi300_ddp_4ranks_unfused"))
+    nodes = written_of(replay.timeline, tmp_path)
+    times = run(nodes)
+    lines = []
+    for rank, given in enumerate(nodes):
+        for node in given:
+            if node["type"] == COMM_COLL:
+                about = f"node->id={node['id']}, node->name={node['name']}, node->type=7\n"
+                begin, end = times[rank, node["id"]]
+                lines += [
+                    f"issue,sys->id={rank}, tick={begin}, {about}",
+                    f"callback,sys->id={rank}, tick={end}, {about}",
+                ]
+    (tmp_path / "log.txt").write_text("".join(lines))
+    again = daydream.whatif(replay, "collective-times", collective_times=str(tmp_path / "log.txt"))
+    assert (again.predicted_ns, again.changed) == (replay.replayed_ns, 0)
+
+
+def written_of(timeline, tmp_path):
+    done = write_chakra(tmp_path / "job.et", timeline)
+    return [read(file)[1] for file in done.files if file.suffix == ".et"]

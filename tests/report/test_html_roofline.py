@@ -1,0 +1,85 @@
+"""The roofline of the HTML report: what is drawn, by hand, and a browser that shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chromium import Chromium, browser
+
+import daydream
+from daydream.costs.devices import find_device
+from daydream.report.html.page import write
+from daydream.report.html.roofline import MOST, Point, _svg, picture
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
+
+
+@pytest.fixture(scope="module")
+def replay():
+    """Of a trace made by hand; counters, made too, give its products 10 TFLOP/s at 100 FLOP a byte."""
+    trace = daydream.load(EXAMPLE)
+    trace.metadata["devices"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
+    names, rows = trace.text("name"), np.flatnonzero(trace.is_kind("kernel"))
+    rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
+    trace.metadata["counters"] = [
+        {"name": names[trace["name"][row]], "flop": 10_000 * ns, "bytes": 100 * ns}
+        if "gemm" in names[trace["name"][row]] else {"name": names[trace["name"][row]]}
+        for row, ns in zip(rows.tolist(), trace["duration_ns"][rows].tolist(), strict=True)
+    ]  # fmt: skip
+    return daydream.replay(trace)
+
+
+def point(intensity, rate, ns=1_000, name="k", layer="blocks.1", kind="compute"):
+    return Point(name, layer, 1, intensity, rate, ns, kind, "counters")
+
+
+def test_circles_lie_at_their_figures_and_have_areas_like_their_time():
+    device = find_device("a100")
+    svg = _svg([point(10.0, 1_000.0, 4_000), point(100.0, 10_000.0, 1_000)], device, ["float32"])
+    circles = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="([\d.]+)"[^>]*><title>', svg)
+    (x0, y0, r0), (x1, y1, r1) = (map(float, circle) for circle in circles)
+    assert x1 > x0
+    assert y1 < y0  # more FLOP a second is further up
+    assert r0**2 == pytest.approx(4 * r1**2)
+
+
+def test_hover_tells_name_layer_and_evidence_and_nothing_is_markup():
+    svg = _svg([point(10.0, 1_000.0, name="<script>alert(1)</script>")], find_device("a100"), ["float32"])
+    assert "<script>" not in svg
+    assert "layer blocks.1" in svg
+    assert "known by counters" in svg
+
+
+def test_a_large_trace_draws_a_bounded_picture():
+    many = [point(1.0 + at, 100.0 + at) for at in range(3 * MOST)]
+    assert _svg(many, find_device("a100"), ["float32"]).count("<title>") == MOST
+
+
+def test_without_shapes_and_counters_there_is_no_picture():
+    graph = daydream.build(daydream.load(EXAMPLE))
+    graph.trace.metadata["devices"] = []
+    assert picture(graph) == ""
+
+
+def test_the_picture_says_how_much_it_covers_and_by_what(replay):
+    drawn, kernels = picture(replay.graph), replay.graph.select(kind="kernel")
+    share = kernels.where(name="gemm").duration_ns.sum() / kernels.duration_ns.sum()
+    found = re.search(r"([\d.]+) % by counters", drawn)
+    assert found is not None
+    assert float(found[1]) == pytest.approx(100 * share, abs=0.06)
+    assert "100 FLOP/B, 10 TFLOP/s, bound by arithmetic" in drawn
+
+
+@pytest.mark.skipif(browser() is None, reason="no Chromium")
+def test_a_browser_shows_it(replay, tmp_path):
+    write(tmp_path / "r.html", replay)
+    with Chromium(tmp_path / "profile") as page:
+        page.open(tmp_path / "r.html")
+        assert page.messages == []
+        box = "document.querySelector('svg.roofline').getBoundingClientRect()"
+        assert page.run(f"{box}.width") > 300
+        assert page.run(f"{box}.height") > 150
+        assert page.run("document.querySelectorAll('svg.roofline circle title').length") > 0
