@@ -60,6 +60,8 @@ def pruning(
     for both directions, one kernel that reads it and writes both. Weights whose sizes are no multiples of 8
     (32 bits), 16 or 32 (8 bits) stay dense. On a CPU and on other GPUs only masks change.
 
+    `layer` takes those layers alone whose path matches, for example `blocks.*`.
+
     With a table of `daydream calibrate --tool` the masked layers take what was measured in place.
 
     Not modelled: sparse convolutions and attention, AMD's sparse matrix units, what zeros do to accuracy.

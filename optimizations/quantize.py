@@ -47,6 +47,9 @@ def quantize(
     products bound by reading their weights gain. GPUs without int8 tensor cores gain nothing, and what
     int8 gives on a CPU depends on its instructions, which no trace tells: both are refused.
 
+    `dtype` is int8, the only one there is. `layer` takes those layers alone whose path matches, for example
+    `blocks.*`.
+
     With a table of `daydream calibrate --tool` the layers take what was measured in place.
 
     Not modelled: convolutions, attention, memory, accuracy.
