@@ -76,10 +76,11 @@ def script(compile_: str, rows: str = "16", *, breaks: str = "pass") -> str:
 
 
 def both(folder, text: str):
-    """Run a script with and without `collect`, each with compiler caches of its own."""
+    """Run a script with and without `collect`, side by side, each with compiler caches of its own."""
     (folder.path / "train.py").write_text(text)
-    plain = folder.finish(folder.start("train.py", TORCHINDUCTOR_CACHE_DIR=str(folder.path / "plain")))
+    alone = folder.start("train.py", TORCHINDUCTOR_CACHE_DIR=str(folder.path / "plain"))
     collected = folder.collect("--force", "train.py", TORCHINDUCTOR_CACHE_DIR=str(folder.path / "collected"))
+    plain = folder.finish(alone)
     assert plain.out == collected.out
     assert "global hooks" not in collected.err
     return collected.trace()
