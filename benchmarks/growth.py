@@ -11,7 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from results import Aim, Part, Settings, Table, alone, say
+from results import CONTROL_OFF, Aim, Part, Settings, Table, alone, say
 from traces import Source, replicate, sources
 
 import daydream
@@ -99,11 +99,12 @@ def _questions(part: Part, chosen: list[Source], folder: Path, rounds: int) -> N
             taken["first"].append(_cost(folder, *asked, cache=new).seconds)
             taken["again"].append(_cost(folder, "-c", BARE).seconds)
         middle = {name: median(seconds) for name, seconds in taken.items()}
+        same = middle["again"] / middle["bare"]
         row = {name: middle[name] for name in ("bare", "second", "first")}
         ratios = {f"{name}_x": middle[name] / middle["bare"] for name in ("second", "first")}
         table.rows.append(
             {
-                "trace": source.name, **row, **ratios, "control": middle["again"] / middle["bare"],
+                "trace": source.name, **row, **ratios, "control": f"{same:.2f}{' (off)' if abs(same - 1) > CONTROL_OFF else ''}",
                 "seconds": taken,
             }
         )  # fmt: skip
