@@ -102,9 +102,10 @@ def _questions(part: Part, chosen: list[Source], folder: Path, rounds: int) -> N
         same = middle["again"] / middle["bare"]
         row = {name: middle[name] for name in ("bare", "second", "first")}
         ratios = {f"{name}_x": middle[name] / middle["bare"] for name in ("second", "first")}
+        off = " (off)" if abs(same - 1) > CONTROL_OFF else ""
         table.rows.append(
             {
-                "trace": source.name, **row, **ratios, "control": f"{same:.2f}{' (off)' if abs(same - 1) > CONTROL_OFF else ''}",
+                "trace": source.name, **row, **ratios, "control": f"{same:.2f}{off}",
                 "seconds": taken,
             }
         )  # fmt: skip
