@@ -187,7 +187,9 @@ def test_a_page_shows_what_is_printed_where_something_trains(
         "OMP_NUM_THREADS", "1"
     )  # on a machine that does other work too, two are slower than one
     for block in blocks_of(page):
-        if block.mark == TORCH:
+        if block.title:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+        elif block.mark == TORCH:
             check(page, block, inside=False, same=but_for_figures)
 
 

@@ -293,7 +293,7 @@ def test_sdist_and_wheel_hold_the_whole_package(built: Path) -> None:
         f"daydream/examples/{path.name}" for end in ("py", "json.gz") for path in EXAMPLES.glob(f"*.{end}")
     }
     optional = {f"daydream/{name}" for name in optimizations} | examples
-    shipped = {"daydream/py.typed", *assets, *package, *optional}
+    shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *assets, *package, *optional}
     loops = {name for name in in_wheel if name.startswith("daydream/compiled/_engine.")}  # if built
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
     assert "daydream/compiled/_engine.c" not in in_wheel
