@@ -270,6 +270,7 @@ def survives(trace: Path, contents: Contents) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_made_up_documents_do_no_harm(trace: Path) -> None:
     contents = contents_of(trace)
     changes = list(odd_documents(contents.document))
@@ -278,6 +279,7 @@ def test_made_up_documents_do_no_harm(trace: Path) -> None:
     assert len(changes) > 500
 
 
+@pytest.mark.slow
 def test_made_up_arrays_do_no_harm(trace: Path) -> None:
     contents = contents_of(trace)
     true, needed = answer(trace)[0], 0

@@ -119,6 +119,7 @@ def test_launches_block_only_in_the_programs_that_fill_the_queue(program):
     assert any(row.wait for row in steady) == ("queue_full" in program)
 
 
+@pytest.mark.slow
 def test_what_is_faster_is_what_was_slow():
     def gain(program: str, **knobs: float) -> float:
         machine = PROGRAMS[program]()

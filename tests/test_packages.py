@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import email
+import json
 import os
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 from test_project import PROJECT, ROOT
-from test_repository import files
+from test_repository import EXAMPLES, files
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("builds")]  # builds of one tree disturb each other
 MADE = {"PKG-INFO", "setup.cfg"}  # by setuptools, as is the folder *.egg-info
 
 
@@ -84,3 +86,40 @@ def test_the_index_takes_both(uploads):
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sdist_and_wheel_hold_the_whole_package(uploads: tuple[Path, Path]) -> None:
+    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream").rglob("*.py")}
+    optimizations = {f"optimizations/{path.name}" for path in (ROOT / "optimizations").glob("*.py")}
+    sdist, wheel = uploads
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = set(archive.namelist())
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+
+    assets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream/report/assets").iterdir()}
+    examples = {
+        f"daydream/examples/{path.name}" for end in ("py", "json.gz") for path in EXAMPLES.glob(f"*.{end}")
+    }
+    optional = {f"daydream/{name}" for name in optimizations} | examples
+    shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *assets, *package, *optional}
+    loops = {name for name in in_wheel if name.startswith("daydream/compiled/_engine.")}  # if built
+    assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
+    assert "daydream/compiled/_engine.c" not in in_wheel
+    assert any(name.endswith("licenses/LICENSE") for name in in_wheel)
+    assert package | optimizations | {"setup.py", "daydream/compiled/_engine.c"} <= in_sdist
+    assert {"README.md", "LICENSE", "tests/machine/engine.py", "examples/mlp_cpu.json.gz"} <= in_sdist
+
+
+def test_an_installed_wheel_finds_its_optimizations(uploads: tuple[Path, Path], tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    subprocess.run([python, "-m", "pip", "install", "-q", uploads[1]], check=True)
+
+    listed = subprocess.run(
+        [python, "-m", "daydream", "whatif", "--list", "--json"],
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+
+    names = {each["name"] for each in json.loads(listed.stdout)["optimizations"]}
+    assert names == {path.stem.replace("_", "-") for path in (ROOT / "optimizations").glob("[!_]*.py")}

@@ -16,9 +16,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import tarfile
-import venv
-import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -265,54 +262,3 @@ def test_no_file_names_a_place_on_somebodys_machine() -> None:
         found += [f"{name}: {place}" for place in {*places, *pattern.findall(text)} if place in text]
 
     assert found == []
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an sdist and of the wheel made from that sdist."""
-    pytest.importorskip("build", reason="needs the package `build`, one of the dev extra")
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.mark.slow
-def test_sdist_and_wheel_hold_the_whole_package(built: Path) -> None:
-    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream").rglob("*.py")}
-    optimizations = {f"optimizations/{path.name}" for path in (ROOT / "optimizations").glob("*.py")}
-    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
-    with zipfile.ZipFile(wheel) as archive:
-        in_wheel = set(archive.namelist())
-    with tarfile.open(sdist) as archive:
-        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
-
-    assets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream/report/assets").iterdir()}
-    examples = {
-        f"daydream/examples/{path.name}" for end in ("py", "json.gz") for path in EXAMPLES.glob(f"*.{end}")
-    }
-    optional = {f"daydream/{name}" for name in optimizations} | examples
-    shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *assets, *package, *optional}
-    loops = {name for name in in_wheel if name.startswith("daydream/compiled/_engine.")}  # if built
-    assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
-    assert "daydream/compiled/_engine.c" not in in_wheel
-    assert any(name.endswith("licenses/LICENSE") for name in in_wheel)
-    assert package | optimizations | {"setup.py", "daydream/compiled/_engine.c"} <= in_sdist
-    assert {"README.md", "LICENSE", "tests/machine/engine.py", "examples/mlp_cpu.json.gz"} <= in_sdist
-
-
-@pytest.mark.slow
-def test_an_installed_wheel_finds_its_optimizations(built: Path, tmp_path: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    subprocess.run([python, "-m", "pip", "install", "-q", wheel], check=True)
-
-    listed = subprocess.run(
-        [python, "-m", "daydream", "whatif", "--list", "--json"],
-        cwd=tmp_path, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-
-    names = {each["name"] for each in json.loads(listed.stdout)["optimizations"]}
-    assert names == {path.stem.replace("_", "-") for path in (ROOT / "optimizations").glob("[!_]*.py")}

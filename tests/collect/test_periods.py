@@ -295,6 +295,7 @@ def test_a_repeated_body_gives_back_its_boundaries(body, repeats, head, tail, sh
     assert begins(head + body * repeats + tail) == every(len(body), len(head), repeats)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     body=st.lists(st.integers(0, 6), min_size=200, max_size=400),

@@ -219,6 +219,7 @@ def test_what_is_no_tool_is_said() -> None:
         find_tool("./absent.py")
 
 
+@pytest.mark.slow
 def test_kernel_frequency_is_a_naive_count_of_every_public_trace() -> None:
     files = sorted((TRACES / "kineto").glob("*.json.gz")) if TRACES.exists() else []
     small = [file for file in files if file.stat().st_size < 1_500_000]
