@@ -15,9 +15,12 @@ STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DI
 
 ENGINE = Extension(
     "daydream.compiled._engine",
-    ["daydream/compiled/_engine.c"],
+    ["daydream/compiled/_engine.c", "daydream/compiled/_variants.c"],
+    depends=["daydream/compiled/_plan.h"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
-    extra_compile_args=["/O2"] if sys.platform == "win32" else ["-O3", "-Wall", "-Wextra"],
+    extra_compile_args=["/O2"]
+    if sys.platform == "win32"
+    else ["-O3", "-Wall", "-Wextra", "-ffp-contract=off"],
     py_limited_api=STABLE,
     optional=True,
 )

@@ -23,6 +23,7 @@ QUESTIONS: dict[str, Callable[[daydream.Trace], Any]] = {
     "replay": lambda trace: daydream.replay(trace).to_json(),
     "what-if": lambda trace: daydream.whatif(trace, "amp").to_json(),
     "what-if that removes": lambda trace: daydream.whatif(trace, "fused-adam").to_json(),
+    "rank": lambda trace: daydream.rank(trace).to_json(),
     "explain": lambda trace: daydream.explain(trace).to_json(),
 }
 

@@ -105,9 +105,10 @@ def test_sdist_and_wheel_hold_the_whole_package(uploads: tuple[Path, Path]) -> N
     shipped = {"daydream/py.typed", "daydream/agents/SKILL.md", *assets, *package, *optional}
     loops = {name for name in in_wheel if name.startswith("daydream/compiled/_engine.")}  # if built
     assert {name for name in in_wheel if ".dist-info/" not in name} == shipped | loops
-    assert "daydream/compiled/_engine.c" not in in_wheel
+    sources = {f"daydream/compiled/{name}" for name in ("_engine.c", "_variants.c", "_plan.h")}
+    assert not sources & in_wheel
     assert any(name.endswith("licenses/LICENSE") for name in in_wheel)
-    assert package | optimizations | {"setup.py", "daydream/compiled/_engine.c"} <= in_sdist
+    assert package | optimizations | {"setup.py", *sources} <= in_sdist
     assert {"README.md", "LICENSE", "tests/machine/engine.py", "examples/mlp_cpu.json.gz"} <= in_sdist
 
 

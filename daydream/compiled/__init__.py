@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "DAYDREAM_COMPILED"
-INTERFACE = 2  # a checkout may still hold loops that were built for other arguments
+INTERFACE = 3  # a checkout may still hold loops that were built for other arguments
 
 
 def engine() -> ModuleType | None:
@@ -25,6 +25,15 @@ def engine() -> ModuleType | None:
     progress, start, end)` takes the arrays of a plan and fills the last two with its timeline, in ns;
     `progress` has room for an int64 a lane. False: times are so long that int64 may not hold them, and
     nothing is answered.
+
+    `walk(lane, gap_ns, edge_ptr, edge_src, edge_latency_ns, edge_from_start, edge_cause, start, end, before,
+    last, path, by, sink, since)` is the loop of `daydream.simulate.critical_path`: it fills `path` with the
+    tasks behind the sink, last to first, and `by` with the edge that bound each or -1, and returns how many
+    they are. `before` has room for an int32 a task, `last` for one a lane.
+
+    `pull_many(lane, ..., edge_from_start, slower, wider, first, factor, uses, slot, seen, out, lanes)` is
+    `pull` for up to 8 groups of variants, as `daydream.simulate.side_by_side` says: it fills `out`
+    (float64, a row an observed task, a column a variant) with ends. All sums must be below 2**53.
 
     `nest(order, start, end, depth, thread, parent, open, rounding)` is the loop of
     `daydream.collect.derive.nesting`: it fills `parent`, cuts `end` and returns the crossings. `open` has

@@ -3,37 +3,9 @@
    Every function checks the sizes of its buffers, and every number that it uses as an index before it
    does. Sums are unsigned, so that none is undefined. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
+#include "_plan.h"
 
 enum { BEYOND = 61 }; /* no sum of times may need more bits */
-enum { DONE, TOO_LONG, WRONG }; /* what a loop found */
-
-typedef struct {
-    const int32_t *lane, *edge_src;
-    const int64_t *duration, *gap, *release, *edge_ptr, *latency;
-    const uint8_t *from_start;
-    int64_t tasks, edges, lanes;
-} Plan;
-
-static int64_t add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
-
-static uint64_t magnitude(int64_t a) { return a < 0 ? 0 - (uint64_t)a : (uint64_t)a; }
-
-/* Sets an error and returns 0 unless a buffer holds `count` items of `size` bytes, each in its place. */
-static int holds(const Py_buffer *buffer, const char *name, int64_t count, int64_t size) {
-    if (buffer->len % size == 0 && buffer->len / size == count && (uintptr_t)buffer->buf % (uintptr_t)size == 0)
-        return 1;
-    PyErr_Format(PyExc_ValueError, "%s has %zd bytes; %lld aligned items of %lld bytes are needed", name,
-                 buffer->len, (long long)count, (long long)size);
-    return 0;
-}
-
-static void release_all(Py_buffer *buffers, int count) {
-    for (int i = 0; i < count; ++i) PyBuffer_Release(&buffers[i]);
-}
 
 /* Each task starts with the latest of its release, its lane's progress and its causes. `total` bounds every
    sum that an engine can form of these costs; `high` collects its bits, and is looked at in the end. */
@@ -228,6 +200,8 @@ static PyObject *weigh(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"pull", pull, METH_VARARGS, "pull(lane, ..., end): fill start and end; False where times are too long."},
+    {"walk", daydream_walk, METH_VARARGS, "walk(lane, ..., sink, since): fill path and by; return the path's length."},
+    {"pull_many", daydream_pull_many, METH_VARARGS, "pull_many(lane, ..., out, lanes): fill in the ends of each variant."},
     {"nest", nest, METH_VARARGS, "nest(order, ..., rounding): fill parent, cut end; return the crossings."},
     {"weigh", weigh, METH_VARARGS, "weigh(begin, ..., out, variants): fill in the largest weight of each bundle."},
     {NULL, NULL, 0, NULL},
@@ -235,7 +209,7 @@ static PyMethodDef methods[] = {
 
 static int set_up(PyObject *module) {
     /* Whoever calls a function of another number takes or gives other arguments. */
-    return PyModule_AddIntConstant(module, "INTERFACE", 2);
+    return PyModule_AddIntConstant(module, "INTERFACE", 3);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)set_up}, {0, NULL}};

@@ -83,7 +83,9 @@ class Chain(Pieces):
     def tasks(self, mask: np.ndarray, words: str) -> Selection:
         """Return the tasks of some stretches as a selection."""
         some = Selection(self.graph, np.empty(0, np.int64), words)
-        return some.of(np.unique(self.task[mask]), words)
+        chosen = np.zeros(self.graph.size, bool)
+        chosen[self.task[mask]] = True
+        return some.of(np.flatnonzero(chosen), words)
 
 
 def trace_back(timeline: Timeline, copy: int, steps: Sequence[int]) -> Chain:

@@ -99,4 +99,5 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     if len({lane.rank for lane in graph.lanes}) > 1:
         leave_out_doubtful(graph)
     part_fused(graph)
+    graph.columns.join()
     return graph

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.files.cache_file import text_of, whole_of
+from daydream.graph.columns import Columns
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.tables import ALL_LANES, CODED, COLUMNS, KINDS, LONGEST_NS, Facts, Lane
@@ -60,7 +61,7 @@ def cached_graph(trace: Trace, document: Mapping[str, Any], arrays: Mapping[str,
     length, a task, lane, row, step or text that is not there.
     """
     graph = Graph(trace)
-    graph.columns = {name: arrays[TASK + name] for name in COLUMNS}
+    graph.columns = Columns({name: arrays[TASK + name] for name in COLUMNS})
     count = len(graph.columns["lane"])
     graph.alive = np.ones(count, bool)
     graph.texts = {name: [*trace.text(name), *map(text_of, document["texts"][name])] for name in graph.texts}

@@ -30,6 +30,7 @@ import numpy as np
 
 from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.columns import Columns
 from daydream.graph.edit.insert import insert_next_to, insert_one
 from daydream.graph.edit.links import link, unlink
 from daydream.graph.edit.rewrite import remove
@@ -40,7 +41,6 @@ from daydream.graph.tables import (
     ALL_LANES,
     CODED,
     COLUMNS,
-    DEFAULTS,
     DEVICE_KINDS,
     KINDS,
     ORDER_STEP,
@@ -88,7 +88,7 @@ class Graph(NotebookTables):
 
     def __init__(self, trace: Trace | None = None) -> None:
         self.trace = trace
-        self.columns: dict[str, np.ndarray] = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()}
+        self.columns = Columns()
         self.overrides: dict[str, np.ndarray] = {}  # columns of the trace that edits changed, else `UNSET`
         self.alive = np.empty(0, bool)
         self.lanes: list[Lane] = []
@@ -158,7 +158,7 @@ class Graph(NotebookTables):
     def copy(self) -> Graph:
         """Return an independent copy; the trace behind it is shared."""
         twin = copy.copy(self)
-        twin.columns = {name: column.copy() for name, column in self.columns.items()}
+        twin.columns = self.columns.copy()
         twin.overrides = {name: column.copy() for name, column in self.overrides.items()}
         twin.alive = self.alive.copy()
         twin.lanes = list(self.lanes)
@@ -213,10 +213,7 @@ class Graph(NotebookTables):
         Columns of the trace (`bytes`, `dtype`, ...) can be given too; texts come as codes.
         """
         first = self.size
-        for name, dtype in COLUMNS.items():
-            value = columns.get(name, DEFAULTS.get(name, 0))
-            new = np.broadcast_to(np.asarray(value, dtype), count)
-            self.columns[name] = np.concatenate([self.columns[name], new])
+        self.columns.append(count, columns)
         self.alive = np.concatenate([self.alive, np.ones(count, bool)])
         for name in self.overrides.keys() | (columns.keys() - COLUMNS.keys()):
             self.override(name)[first:] = columns.get(name, UNSET)

@@ -160,7 +160,7 @@ def _take_out(graph: Graph, tasks: np.ndarray, owed: list[tuple[np.ndarray, np.n
         there = task >= 0
         in_gap = at > end[task] if left else at >= end[task]
         np.add.at(owes, (2 * task + in_gap)[there], cost[there])
-    columns["duration_ns"][tasks], columns["gap_ns"][tasks] = _paid(slots, owes).reshape(-1, 2).T
+    columns.own("duration_ns")[tasks], columns.own("gap_ns")[tasks] = _paid(slots, owes).reshape(-1, 2).T
 
 
 def _paid(slots: np.ndarray, owes: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.graph.columns import Columns
 from daydream.graph.plan import stable_order
 from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY
 from daydream.predict.uncertainty import MODEL_ERROR
@@ -149,6 +150,8 @@ def counts(before: Graph, after: Graph) -> tuple[int, int, int]:
     kept, removed = before.alive & after.alive[:size], before.alive & ~after.alive[:size]
     differs = np.zeros(size, bool)
     for name in ("duration_ns", "gap_ns", "latency_ns", "lane"):
+        if before.columns.same(after.columns, name):
+            continue
         differs |= before.columns[name] != after.columns[name][:size]
     return int((differs & kept).sum()), int(after.alive[size:].sum()), int(removed.sum())
 
@@ -159,7 +162,7 @@ def _retimed(graph: Graph, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph
     All else is shared with the graph, not copied: neither of the two may be edited while both are in use.
     """
     twin = copy.copy(graph)
-    twin.columns = {**graph.columns, "duration_ns": duration_ns, "gap_ns": gap_ns}
+    twin.columns = Columns({**graph.columns, "duration_ns": duration_ns, "gap_ns": gap_ns})
     return twin
 
 

@@ -301,6 +301,7 @@ def _predicted(
     comparison = predict(before, edit, start=start, capacity_bytes=capacity)
     ranked = _ranked(parsed, comparison, with_ranges=with_ranges)
     if not others:
+        comparison.graph.touch()  # what was derived from it takes more room than the graph
         edited[first.name] = comparison.graph
     return ranked
 

@@ -138,6 +138,12 @@ class Replay(NotebookFigure):
         return max(abs(step.error) for step in self.steps)
 
     @cached_property
+    def tasks_of_steps(self) -> np.ndarray:
+        """How many tasks each step has: int64, shape (steps,)."""
+        steps = self.graph.columns["step"][self.graph.alive]
+        return np.bincount(steps[steps >= 0], minlength=len(self.graph.steps))
+
+    @cached_property
     def held_ns(self) -> int:
         """How long a step waits for starts that are held as recorded, in ns on its chain of causes."""
         return held_ns(self.settled)

@@ -187,8 +187,7 @@ def _variation(comparison: Prediction) -> float:
     measured = {
         number: int(step["measured_ns"]) for number, step in enumerate(graph.steps) if step.get("covered")
     }
-    steps = graph.columns["step"][graph.alive]
-    tasks = np.bincount(steps[steps >= 0], minlength=len(graph.steps))
+    tasks = comparison.replay.tasks_of_steps
     return min(variation(_kinds(times, tasks)) for times in (measured, comparison.after.step_times()))
 
 

@@ -1,6 +1,7 @@
 """Many variants of one plan at once: the same tasks and edges, other durations and gaps.
 
-Each variant is answered exactly as if it were simulated alone. They share the plan's
+Each variant is answered exactly as if it were simulated alone. The compiled engine takes those that
+scale tasks through the plan side by side (`daydream.simulate.side_by_side`). Without it they share the plan's
 skeleton (see `daydream.simulate.skeleton`), and go through it side by side. A skeleton with
 a small margin is the quickest, and says which variants it could not answer; those are asked
 again with a larger margin, at last with all edges. A few are simulated one by one.
@@ -9,13 +10,14 @@ again with a larger margin, at last with all edges. A few are simulated one by o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream import compiled
 from daydream.errors import GraphError
-from daydream.simulate import scan
+from daydream.simulate import scan, side_by_side
 from daydream.simulate.skeleton import Skeleton
 
 if TYPE_CHECKING:
@@ -60,28 +62,64 @@ class Change:
             yield plan.with_costs(duration, gap)
 
 
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Variants of a plan, one a factor, that multiply the costs of some tasks; rounds half up.
+
+    What that gives is worked out when it is asked for, since it may be a number for most tasks of the plan
+    in every variant.
+    """
+
+    plan: Plan
+    duration_of: np.ndarray
+    gap_of: np.ndarray
+    factors: tuple[float, ...]
+
+    def __len__(self) -> int:
+        """Return the number of variants."""
+        return len(self.factors)
+
+    def take(self, rows: np.ndarray | slice) -> Scaled:
+        """Return some of the variants."""
+        return replace(self, factors=tuple(np.asarray(self.factors, np.float64)[rows].tolist()))
+
+    def costs(self) -> Change:
+        """Return the new costs of every variant."""
+        by = np.asarray(self.factors, np.float64)[:, None]
+
+        def times(values: np.ndarray) -> np.ndarray:
+            result: np.ndarray = np.floor(values * by + 0.5).astype(np.int64)
+            return result
+
+        duration, gap = self.plan.duration_ns[self.duration_of], self.plan.gap_ns[self.gap_of]
+        return Change(self.duration_of, times(duration), self.gap_of, times(gap))
+
+    def plans(self, plan: Plan) -> Iterator[Plan]:
+        """Yield the plan of each variant, to simulate it alone."""
+        return self.costs().plans(plan)
+
+
 def scaled(
     plan: Plan, tasks: npt.ArrayLike, factors: Sequence[float], *, gaps_of: npt.ArrayLike = ()
-) -> Change:
+) -> Scaled:
     """Return variants, one a factor, that multiply the durations of `tasks` and the gaps of `gaps_of`.
 
     Rounds half up, as `Selection.scale` does. Raises `GraphError` for a factor below 0.
     """
-    by = np.asarray(factors, np.float64)[:, None]
+    by = np.asarray(factors, np.float64)
     if not (np.isfinite(by) & (by >= 0)).all():
         raise GraphError(f"a factor must be 0 or more, not {min(factors)}")
-    duration_of, gap_of = np.asarray(tasks, np.int64), np.asarray(gaps_of, np.int64)
-
-    def times(values: np.ndarray) -> np.ndarray:
-        result: np.ndarray = np.floor(values * by + 0.5).astype(np.int64)
-        return result
-
-    return Change(duration_of, times(plan.duration_ns[duration_of]), gap_of, times(plan.gap_ns[gap_of]))
+    return Scaled(plan, np.asarray(tasks, np.int64), np.asarray(gaps_of, np.int64), tuple(factors))
 
 
-def ends(plan: Plan, changes: Sequence[Change], tasks: npt.ArrayLike) -> np.ndarray:
+def ends(plan: Plan, changes: Sequence[Change | Scaled], tasks: npt.ArrayLike) -> np.ndarray:
     """Return when the given tasks end in each variant, in ns: a row a variant, changes in their order."""
     observed = np.asarray(tasks, np.int64)
+    engine = compiled.engine()
+    if engine is not None and len(plan) and not plan.scheduled:
+        groups = [change for change in changes if isinstance(change, Scaled)]
+        if len(groups) == len(changes) > 0 and side_by_side.fits(plan, groups):
+            return side_by_side.ends(engine, plan, groups, observed)
     variants = sum(map(len, changes))
     found = np.empty((variants, len(observed)), np.int64)
     left = np.arange(variants)
@@ -99,18 +137,17 @@ def ends(plan: Plan, changes: Sequence[Change], tasks: npt.ArrayLike) -> np.ndar
     return found
 
 
-def _chosen(changes: Sequence[Change], variants: np.ndarray) -> Iterator[Change]:
+def _chosen(changes: Sequence[Change | Scaled], variants: np.ndarray) -> Iterator[Change]:
     """Yield the changes with only these variants, which count through all changes and ascend."""
     first = 0
     for change in changes:
         begin, end = variants.searchsorted([first, first + len(change)])
-        if end - begin == len(change):
-            yield change
-        elif end > begin:
-            yield change.take(variants[begin:end] - first)
+        if end > begin:
+            some = change if end - begin == len(change) else change.take(variants[begin:end] - first)
+            yield some.costs() if isinstance(some, Scaled) else some
         first += len(change)
 
 
-def _plans(plan: Plan, changes: Sequence[Change], variants: np.ndarray) -> Iterator[Plan]:
+def _plans(plan: Plan, changes: Sequence[Change | Scaled], variants: np.ndarray) -> Iterator[Plan]:
     for change in _chosen(changes, variants):
         yield from change.plans(plan)

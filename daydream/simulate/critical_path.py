@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream import compiled
 from daydream.graph.plan import Cause
 from daydream.simulate import policy, scan
 from daydream.simulate.runs import runs_of
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import numpy.typing as npt
 
     from daydream.graph.plan import Plan
@@ -63,8 +66,44 @@ def critical_path(
         path = critical_path(fixed, start[ran], end[ran], int(np.flatnonzero(ran == sink)[0]), since=since)
         return replace(path, task=ran[path.task])
 
-    # Where each start was bound by the task before it on the lane, tasks are one stretch of the chain: it
-    # is followed from one edge to the next. What is not known runs at `since` and is bound by nothing.
+    engine = compiled.engine()
+    if engine is None:
+        task, edge = _in_numpy(plan, start, end, sink, since)
+    else:
+        task, edge = _walked(engine, plan, start, end, sink, since)
+    by_edge = edge >= 0
+    cause = np.full(len(task), Cause.LANE, np.int8)
+    cause[0] = Cause.RELEASE
+    cause[by_edge] = plan.edge_cause[edge[by_edge]]
+    task_ns = plan.duration_ns[task]
+    task_ns[np.flatnonzero(by_edge)[plan.edge_from_start[edge[by_edge]]] - 1] = 0
+    delay = start[task]
+    delay[1:] -= start[task[:-1]] + task_ns[:-1]
+    return CriticalPath(task, cause, delay, task_ns)
+
+
+def _walked(
+    engine: ModuleType, plan: Plan, start: np.ndarray, end: np.ndarray, sink: int, since: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `_in_numpy` does, by the compiled loop: it looks at tasks of the chain only."""
+    path, by = np.empty(len(plan), np.int32), np.empty(len(plan), np.int64)
+    length = engine.walk(
+        plan.lane, plan.gap_ns, plan.edge_ptr, plan.edge_src, plan.edge_latency_ns, plan.edge_from_start,
+        plan.edge_cause, np.ascontiguousarray(start), np.ascontiguousarray(end),
+        np.empty(len(plan), np.int32), np.empty(plan.lanes, np.int32), path, by,
+        sink, -_NEVER if since is None else since,
+    )  # fmt: skip
+    return path[:length][::-1].astype(np.int64), by[:length][::-1].copy()
+
+
+def _in_numpy(
+    plan: Plan, start: np.ndarray, end: np.ndarray, sink: int, since: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tasks of the chain, first to last, and the edge that bound each; -1 for none.
+
+    Where each start was bound by the task before it on the lane, tasks are one stretch of the chain: it
+    is followed from one edge to the next. What is not known runs at `since` and is bound by nothing.
+    """
     order, place = plan.by_lane(), plan.place()
     edge, by_order = _binding_causes(plan, start, end, since)
     heads = np.flatnonzero(~by_order)
@@ -83,13 +122,9 @@ def critical_path(
     length = last - first + 1
     ends = np.cumsum(length)
     task = order[np.repeat(last + 1 - ends, length) + np.arange(ends[-1])]
-    cause = np.full(len(task), Cause.LANE, np.int8)
-    cause[ends - length] = np.append(np.int8(Cause.RELEASE), plan.edge_cause[edge[walked]])
-    task_ns = plan.duration_ns[task]
-    task_ns[ends[:-1][plan.edge_from_start[edge[walked]]] - 1] = 0
-    delay = start[task]
-    delay[1:] -= start[task[:-1]] + task_ns[:-1]
-    return CriticalPath(task, cause, delay, task_ns)
+    by = np.full(len(task), -1)
+    by[(ends - length)[1:]] = edge[walked]
+    return task, by
 
 
 def _binding_causes(

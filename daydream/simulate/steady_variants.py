@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.simulate import simulate
-from daydream.simulate.batch import LEAST_VARIANTS, Change, ends, scaled
+from daydream.simulate.batch import LEAST_VARIANTS, Scaled, ends, scaled
 from daydream.simulate.rank_windows import coupled
 from daydream.simulate.steady import Settled, need_steps, repeatable, settle, settled_within
 
@@ -114,8 +114,8 @@ class _Run:
             lane_ns[ends_with] = row[len(closing) :]
             yield self.timeline.step_times(row[: len(closing)]), lane_ns
 
-    def _changes(self, speedups: Sequence[Speedup]) -> list[Change]:
-        """Return the speed-ups as changes of the plan, whose gaps between passes stand for another task's."""
+    def _changes(self, speedups: Sequence[Speedup]) -> list[Scaled]:
+        """Return the speed-ups as variants of a plan whose gaps between passes stand for another task's."""
         timeline = self.timeline
         graph = timeline.graph.copy()
         graph.columns["gap_ns"] = np.arange(graph.size)

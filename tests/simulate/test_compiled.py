@@ -201,7 +201,8 @@ def test_variants_end_as_without_the_loop(data):
     plan = data.draw(plans())
     tasks = st.lists(st.integers(0, len(plan) - 1), unique=True)
     factors = st.lists(st.sampled_from([0.0, 0.5, 1.0, 4.0]), min_size=1, max_size=4)
-    changes = [scaled(plan, data.draw(tasks), data.draw(factors), gaps_of=data.draw(tasks)) for _ in range(3)]
+    drawn_ = [scaled(plan, data.draw(tasks), data.draw(factors), gaps_of=data.draw(tasks)) for _ in range(3)]
+    changes = [each.costs() for each in drawn_]
     start, _ = scan.run(plan)
     observed = np.arange(len(plan))
 

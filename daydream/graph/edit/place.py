@@ -29,11 +29,12 @@ def place(graph: Graph, lane: int, causes: Sequence[int], followers: Sequence[in
         behind = _from(order, last)
         behind[last] = False
         if lane in lanes[tasks] and (order[behind] <= order[last] + 1).any():
-            order[behind] += 2
+            graph.columns.own("order")[behind] += 2
         return int(order[last]) + 1
     if followers:
         first = min(followers, key=lambda task: (order[task], task))
         if ((lanes == lane) & (order == order[first]))[:first].any():
+            order = graph.columns.own("order")
             order[_from(order, first)] += 2
         return int(order[first]) - 1
     on_lane = order[lanes == lane]
@@ -64,6 +65,7 @@ def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndar
     if push.any():
         pushed = np.zeros(len(wanted), np.int64)
         pushed[ahead] = push
+        order = graph.columns.own("order")
         order[sequence[1:]] += np.cumsum(pushed)
     by_place = np.argsort(places, kind="stable")
     first = np.searchsorted(places[by_place], places[by_place])

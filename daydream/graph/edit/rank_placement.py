@@ -103,7 +103,7 @@ def _move(graph: Graph, rank_of: np.ndarray, lanes: np.ndarray) -> None:
     """Put tasks on their lanes, and let what they wait for be on those of their rank."""
     columns = graph.columns
     moved = np.flatnonzero(rank_of >= 0)
-    columns["lane"][moved] = lanes[rank_of[moved], columns["lane"][moved]]
+    columns.own("lane")[moved] = lanes[rank_of[moved], columns["lane"][moved]]
     tables = (
         (graph.syncs, "task", "lane"),
         (graph.waits, "record", "source"),

@@ -62,7 +62,7 @@ def repeat(groups: Groups, times: int, before: Selection | None, *, stay: bool =
     copies = np.full((times, graph.size), -1)
     copies[number, source] = new
     launch = graph.columns["launch"][source]
-    graph.columns["launch"][new] = np.where(launch >= 0, copies[number, launch], -1)
+    graph.columns.own("launch")[new] = np.where(launch >= 0, copies[number, launch], -1)
     owner = np.full(graph.size, -1)
     owner[ids] = group
     _copy_tables(graph, copies, owner)

@@ -61,12 +61,12 @@ def share_launch(groups: Groups, name: str) -> Selection:
         raise GraphError("two groups share a call already; put them in one group")
     _keep_waits(graph, ids)
     old = np.unique(columns["launch"][ids])
-    columns["launch"][ids] = np.repeat(call, groups.sizes)
-    columns["name"][call] = graph.code("name", name)
+    columns.own("launch")[ids] = np.repeat(call, groups.sizes)
+    columns.own("name")[call] = graph.code("name", name)
     still = np.unique(columns["launch"][graph.alive & (columns["launch"] >= 0)])
     graph.alive[np.setdiff1d(old[old >= 0], still)] = False
     # The calls' own places stay; the work goes right behind them, in its own order.
-    columns["order"][ids] = place_next_to(graph, np.repeat(call, groups.sizes), behind=True)
+    columns.own("order")[ids] = place_next_to(graph, np.repeat(call, groups.sizes), behind=True)
     graph.edits += 1
     graph.touch()
     return groups.tasks.of(call, "shared launches", ordered=True)
@@ -107,7 +107,7 @@ def split(tasks: Selection, parts: int, *, launched: bool) -> Selection:
     whole, extra = np.divmod(columns["duration_ns"][ids], parts)
     gap = columns["gap_ns"][ids].copy()
     on_device = columns["kind"][ids] != CPU
-    columns["duration_ns"][ids] = whole + (extra > 0)
+    columns.own("duration_ns")[ids] = whole + (extra > 0)
     new: list[Selection] = []
     for part in range(1, parts):
         beside = new[-1] if new else tasks
@@ -118,17 +118,17 @@ def split(tasks: Selection, parts: int, *, launched: bool) -> Selection:
         )  # fmt: skip
         columns = graph.columns
         for name in ("name", "row", "release_ns"):
-            columns[name][new[-1].ids] = columns[name][ids]
-        columns["release_ns"][new[-1].ids] = 0
+            columns.own(name)[new[-1].ids] = columns[name][ids]
+        columns.own("release_ns")[new[-1].ids] = 0
         for name in graph.overrides:
             graph.override(name)[new[-1].ids] = graph.override(name)[ids]
         if not launched:  # one call launched them all
-            columns["launch"][new[-1].ids] = columns["launch"][ids]
-            columns["latency_ns"][new[-1].ids] = columns["latency_ns"][ids]
-    columns["gap_ns"][new[-1].ids] = gap
+            columns.own("launch")[new[-1].ids] = columns["launch"][ids]
+            columns.own("latency_ns")[new[-1].ids] = columns["latency_ns"][ids]
+    columns.own("gap_ns")[new[-1].ids] = gap
     between = np.where(on_device, graph.facts.startup_ns, 0) if launched else 0
     for piece in (tasks, *new[:-1]):
-        columns["gap_ns"][piece.ids] = between
+        columns.own("gap_ns")[piece.ids] = between
     _hand_on(tasks, ids, new[-1].ids)
     graph.touch()
     every = np.concatenate([ids, *(piece.ids for piece in new)])
@@ -163,7 +163,7 @@ def move(tasks: Selection, lane: str, *, follows: bool, held_for: bool) -> Selec
     before, after = _neighbours(tasks, going)
     bound = _bound(tasks, going)
     _keep_waits(graph, going, drop=False)
-    columns["lane"][ids] = lanes
+    columns.own("lane")[ids] = lanes
     if follows:
         graph.link(before[before >= 0], going[before >= 0])
     if held_for:

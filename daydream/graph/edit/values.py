@@ -28,7 +28,7 @@ def scale(tasks: Selection, factor: Any, *, gaps: bool) -> Selection:
             raise GraphError(
                 f"a factor of {factors.max():g} makes tasks longer than can be counted in nanoseconds"
             )
-        graph.columns[name][ids] = np.floor(scaled + 0.5).astype(np.int64)
+        graph.columns.own(name)[ids] = np.floor(scaled + 0.5).astype(np.int64)
     graph.edits += 1
     return tasks
 
@@ -56,7 +56,7 @@ def set_columns(tasks: Selection, columns: dict[str, Any]) -> Selection:
         if name in TIMES:
             if name == "duration_ns":
                 keep_durations(graph)
-            graph.columns[name][ids] = nanoseconds(value, name)
+            graph.columns.own(name)[ids] = nanoseconds(value, name)
             if name in ("duration_ns", "gap_ns"):
                 graph.modelled.append(ids)
         elif name in ("kind", "name"):
@@ -64,10 +64,10 @@ def set_columns(tasks: Selection, columns: dict[str, Any]) -> Selection:
             given = code(value) if isinstance(value, str) else [code(text) for text in value]
             if name == "kind" and ((np.asarray(given) > 0) != (graph.columns["kind"][ids] != CPU)).any():
                 raise GraphError("CPU tasks cannot become device work, nor the other way round")
-            graph.columns[name][ids] = given
+            graph.columns.own(name)[ids] = given
         else:
             encoded = encode(graph, {name: value})[name]
-            target = graph.columns[name] if name in (*CODED, "phase", "step") else graph.override(name)
+            target = graph.columns.own(name) if name in (*CODED, "phase", "step") else graph.override(name)
             target[ids] = encoded
         if name not in ("duration_ns", "gap_ns"):
             graph.touch()

@@ -1,0 +1,88 @@
+"""The columns of a graph's tasks: arrays that copies of the graph share until one of them is written to.
+
+A what-if changes a few columns of a copy, so a copy holds only what was changed. Appended tasks are
+kept as pieces, and a column is joined when it is read next: many insertions cost one copy of the columns that
+they look at.
+
+    graph      lane  order  ...          copied     lane and order are shared, read-only
+    its copy   lane  order* ...          own()      order* is its own since it was written to
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from daydream.graph.tables import COLUMNS, DEFAULTS
+
+OWN = ("duration_ns", "gap_ns")  # never shared: what edits change most, and those of users in place
+
+
+class Columns(MutableMapping[str, np.ndarray]):
+    """Columns by name, arrays of one length; each is of the type that `COLUMNS` says.
+
+    A column that copies share is read-only: write to `own(name)`. `duration_ns` and `gap_ns` never are.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        given = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()} if arrays is None else arrays
+        self._arrays = dict(given)
+        self._more: dict[str, list[np.ndarray]] = {}  # by column, what was appended since it was read
+        self._shared: set[str] = set()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self._more:
+            self._arrays[name] = np.concatenate([self._arrays[name], *self._more.pop(name)])
+            self._shared.discard(name)
+        return self._arrays[name]
+
+    def __setitem__(self, name: str, values: np.ndarray) -> None:
+        self._more.pop(name, None)
+        self._shared.discard(name)
+        self._arrays[name] = values
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("a graph keeps all of its columns")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def own(self, name: str) -> np.ndarray:
+        """Return a column to write to, shared no more: the column's dtype, shape (ids,)."""
+        values = self[name]
+        if name in self._shared or not values.flags.writeable:
+            values = self[name] = values.copy()
+        return values
+
+    def append(self, count: int, given: Mapping[str, Any]) -> None:
+        """Append tasks: a value for all or one for each; columns that are not given take their defaults."""
+        for name, dtype in COLUMNS.items():
+            value = given.get(name, DEFAULTS.get(name, 0))
+            # A value for each is copied: whoever gave it may write to it before the column is read.
+            new = np.array(value, dtype) if np.ndim(value) else np.asarray(value, dtype)
+            self._more.setdefault(name, []).append(np.broadcast_to(new, count))
+
+    def join(self) -> None:
+        """Join what was appended, so that no reader has to: several may read at once."""
+        for name in list(self._more):
+            self[name]
+
+    def copy(self) -> Columns:
+        """Return columns that are independent of these; what neither writes to is held once."""
+        twin = Columns({name: self[name] for name in self})
+        for name in OWN:
+            twin[name] = twin[name].copy()
+        twin._shared = set(self) - set(OWN)
+        self._shared |= twin._shared
+        for name in twin._shared:
+            self._arrays[name].flags.writeable = False
+        return twin
+
+    def same(self, other: Mapping[str, np.ndarray], name: str) -> bool:
+        """Tell, without looking at values, whether both hold one array: unequal ones may be equal yet."""
+        return self[name] is other[name]

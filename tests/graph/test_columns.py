@@ -1,0 +1,117 @@
+"""Columns: copies of a graph share what neither of them has written to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from daydream.graph.columns import OWN, Columns
+from daydream.graph.graph import Graph
+from daydream.graph.tables import COLUMNS, DEFAULTS
+
+SIZES = (1_000, 2_000, 4_000)
+
+
+def graph_of(tasks: int) -> Graph:
+    graph = Graph()
+    lane = graph.lane_id("thread 1")
+    graph.add(tasks, lane=lane, duration_ns=np.arange(tasks), order=np.arange(tasks) * 10)
+    return graph
+
+
+def held(columns: Columns, other: Columns) -> set[str]:
+    return {name for name in columns if np.shares_memory(columns[name], other[name])}
+
+
+def test_a_copy_shares_all_but_times_until_it_is_written_to():
+    graph = graph_of(4)
+    copy = graph.copy()
+    assert held(graph.columns, copy.columns) == set(COLUMNS) - set(OWN)
+    copy.select().set(phase="forward")
+    assert held(graph.columns, copy.columns) == set(COLUMNS) - set(OWN) - {"phase"}
+    assert graph.columns["phase"].tolist() == [-1] * 4
+    assert copy.columns["phase"].tolist() == [0 + copy.columns["phase"][0]] * 4 != [-1] * 4
+
+
+def test_the_graph_that_was_copied_is_as_free_as_its_copy():
+    graph = graph_of(3)
+    copy = graph.copy()
+    graph.select().set(step=7)
+    graph.select().scale(2)
+    assert copy.columns["step"].tolist() == [-1, -1, -1]
+    assert copy.columns["duration_ns"].tolist() == [0, 1, 2]
+
+
+def test_a_shared_column_cannot_be_written_to_by_mistake():
+    graph = graph_of(2)
+    copy = graph.copy()
+    for each in (graph, copy):
+        with pytest.raises(ValueError, match="read-only"):
+            each.columns["order"][0] = 5
+        each.columns["duration_ns"][0] = 5  # times may be
+
+
+def test_appended_tasks_have_the_defaults_of_each_column():
+    graph = graph_of(2)
+    graph.add(2, duration_ns=[5, 6])
+    graph.add(1)
+    for name, dtype in COLUMNS.items():
+        column = graph.columns[name]
+        assert column.dtype == dtype
+        assert column.shape == (5,)
+        if name != "duration_ns":
+            assert column[2:].tolist() == [DEFAULTS.get(name, 0)] * 3
+    assert graph.columns["duration_ns"].tolist() == [0, 1, 5, 6, 0]
+
+
+def test_what_was_given_may_be_written_to_afterwards():
+    graph, given = Graph(), np.array([1, 2])
+    graph.add(2, order=given)
+    given[:] = 9
+    assert graph.columns["order"].tolist() == [1, 2]
+
+
+def test_an_insertion_before_the_first_of_a_lane_makes_room_as_in_a_graph_that_was_not_copied():
+    names = []
+    for copied in (False, True):
+        graph = Graph()
+        b = graph.insert("b", kind="cpu", lane="thread 1", duration_ns=1)
+        graph.insert("a", kind="cpu", lane="thread 1", duration_ns=1, before=b)
+        if copied:
+            graph = graph.copy()
+        for text in "cde":
+            graph.insert(text, kind="cpu", lane="thread 1", duration_ns=1, before=graph.select(name="^b$"))
+        names.append(graph.select().name.tolist())
+    assert names[0] == names[1]
+    assert names[0][-1] == "b"
+
+
+def joined_by(work, monkeypatch) -> int:
+    """Return how many values are written to make columns longer; the mask of who is alive aside."""
+    written = 0
+    concatenate = np.concatenate
+
+    def count(arrays, *rest, **named):
+        nonlocal written
+        found = concatenate(arrays, *rest, **named)
+        written += found.size if found.dtype != bool else 0
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr("daydream.graph.columns.np.concatenate", count)
+        work()
+    return written
+
+
+def test_many_additions_join_each_column_once(monkeypatch):
+    found = []
+    for tasks in SIZES:
+        graph = graph_of(0)
+
+        def work(graph=graph, tasks=tasks):
+            for _ in range(tasks // 100):
+                graph.add(100, lane=0)
+            graph.columns.join()
+
+        found.append(joined_by(work, monkeypatch))
+    assert found == [tasks * len(COLUMNS) for tasks in SIZES]
