@@ -224,7 +224,7 @@ def test_a_step_that_compiles_anew_while_it_is_recorded_is_left_out_and_both_cod
     (folder.path / "train.py").write_text(NEW_SHAPE)
     trace = folder.collect(*QUICK, "train.py", **compilers).trace()
     steps = trace.metadata["steps"]
-    (anew,) = [number for number, step in enumerate(steps) if "compiled" in step.get("why_not", "")]
+    (anew,) = [number for number, step in enumerate(steps) if "compiled" in (step.get("why_not") or "")]
     assert 1 < anew < len(steps) - 1
     assert not steps[anew]["covered"]
     rows = fused_rows(trace)

@@ -109,11 +109,14 @@ def compiled_graphs() -> list[CompiledGraph]:
 def describe(node: Any) -> list[Any]:
     """Return operator, layer, source line and bytes of a node of a compiled graph, as JSON has them.
 
-    A view is no work: it only says how the others find their elements, and has NO_WORK for bytes. A copy that
-    writes back what a layer made, as batch norm's running statistics, belongs to that layer.
+    A view is no work: it only says how the others find their elements, and has NO_WORK for bytes. So has a
+    constant of one element: of equal ones the compiler keeps the first, of whatever layer, and writes it into
+    each kernel. A copy that writes back what a layer made, as batch norm's running statistics, belongs to
+    that layer.
     """
     handle = handle_of(node)
-    if handle.operator == UNSAFE_VIEW or getattr(node.target, "is_view", False):
+    view = handle.operator == UNSAFE_VIEW or getattr(node.target, "is_view", False)
+    if view or _is_constant(node):
         return [handle.operator, handle.layer, handle.source, NO_WORK]
     if handle.operator == COPY and not handle.layer:
         copied = [made for one in node.all_input_nodes if (made := handle_of(one)).layer]
@@ -121,6 +124,14 @@ def describe(node: Any) -> list[Any]:
     nbytes = bytes_of(getattr(node, "meta", {}).get("val"))
     nbytes += sum(bytes_of(getattr(one, "meta", {}).get("val")) for one in node.all_input_nodes)
     return [handle.operator, handle.layer, handle.source, nbytes]
+
+
+def _is_constant(node: Any) -> bool:
+    """Return whether a node makes one element of nothing."""
+    value = getattr(node, "meta", {}).get("val")
+    if node.all_input_nodes or not hasattr(value, "element_size"):
+        return False
+    return bytes_of(value) == int(value.element_size())
 
 
 def bytes_of(value: Any) -> int:
