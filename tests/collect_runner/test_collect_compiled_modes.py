@@ -13,7 +13,6 @@ import textwrap
 
 import numpy as np
 import pytest
-from conftest import Done, Folder
 
 pytest.importorskip("torch", reason="collects real training scripts")
 pytestmark = [
@@ -150,16 +149,15 @@ def compilers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, compilers: dict[str, str]) -> dict[str, str]:
+def alone(folder_of_file, compilers: dict[str, str]) -> dict[str, str]:
     """Return what the script says of each mode where nobody records it."""
-    folder = Folder(tmp_path_factory.mktemp("alone"))
-    (folder.path / "train.py").write_text(SCRIPT)
-    done = folder.finish(folder.start("train.py", *MODES, *OTHERS, **compilers))
+    (folder_of_file.path / "train.py").write_text(SCRIPT)
+    done = folder_of_file.python("train.py", *MODES, *OTHERS, **compilers)
     assert done.code == 0, done.err
     return {line.partition(" ")[0]: line for line in done.out.splitlines()}
 
 
-def collected(folder: Folder, mode: str, alone: dict[str, str], compilers: dict[str, str]) -> Done:
+def collected(folder, mode: str, alone: dict[str, str], compilers: dict[str, str]):
     """Collect a mode, and hold what the script says against what it said without."""
     (folder.path / "train.py").write_text(SCRIPT)
     done = folder.collect(*QUICK, "train.py", mode, **compilers)
