@@ -128,7 +128,7 @@ def describe(node: Any) -> list[Any]:
 
 def _is_constant(node: Any) -> bool:
     """Return whether a node makes one element of nothing."""
-    value = getattr(node, "meta", {}).get("val")
+    value: Any = getattr(node, "meta", {}).get("val")
     if node.all_input_nodes or not hasattr(value, "element_size"):
         return False
     return bytes_of(value) == int(value.element_size())
