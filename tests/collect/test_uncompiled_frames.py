@@ -27,9 +27,7 @@ def said(**metadata) -> list[str]:
 
 
 def test_a_function_is_kept_once_with_its_reason_and_the_line_of_it(kept):
-    error = SimpleNamespace(
-        msg="Failed to trace\nmore of it", gb_type="graph break in loop", real_stack=[FRAME]
-    )
+    error = SimpleNamespace(msg="Failed to trace\nmore", gb_type="graph break in loop", real_stack=[FRAME])
     for _ in range(2):
         provenance._keep_uncompiled(error, CODE)
     assert provenance.uncompiled_frames() == [
@@ -39,10 +37,11 @@ def test_a_function_is_kept_once_with_its_reason_and_the_line_of_it(kept):
             "at": "train.py(12): forward",
         }
     ]
-    assert said(uncompiled_frames=provenance.uncompiled_frames()) == [
+    (sentence,) = said(uncompiled_frames=provenance.uncompiled_frames())
+    assert sentence == (
         "train.py(9): forward was left uncompiled: graph break in loop (Failed to trace) at "
         "train.py(12): forward. What it calls is compiled by itself."
-    ]
+    )
 
 
 def test_an_error_that_says_little_is_told_as_far_as_it_is_known(kept):
