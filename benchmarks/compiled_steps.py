@@ -49,15 +49,15 @@ MODELS: dict[str, tuple[Callable[[], Setup], int]] = {
     "GPT": (partial(_gpt, 4, 64, 16, 2), 0),
     "CNN": (partial(_small, "cnn"), 0),
     "TransformerEncoder": (partial(_small, "encoder"), 0),
-    "MLP, 3 breaks": (partial(_small, "broken"), 3),
+    "MLP-breaks": (partial(_small, "broken"), 3),
 }
 # No rule was looked at with these: they judge.
 JUDGES: dict[str, tuple[Callable[[], Setup], int]] = {
-    "MLP 256": (partial(_small, "mlp", width=256, batch=64), 0),
-    "GPT 128": (partial(_gpt, 3, 128, 32, 4), 0),
-    "CNN 24": (partial(_small, "cnn", width=24, image=24), 0),
-    "TransformerEncoder 96": (partial(_small, "encoder", width=96, tokens=24), 0),
-    "MLP 128, 3 breaks": (partial(_small, "broken", width=128, batch=32), 3),
+    "MLP-256": (partial(_small, "mlp", width=256, batch=64), 0),
+    "GPT-128": (partial(_gpt, 3, 128, 32, 4), 0),
+    "CNN-24": (partial(_small, "cnn", width=24, image=24), 0),
+    "TransformerEncoder-96": (partial(_small, "encoder", width=96, tokens=24), 0),
+    "MLP-128-breaks": (partial(_small, "broken", width=128, batch=32), 3),
 }
 
 
