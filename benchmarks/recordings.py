@@ -36,7 +36,7 @@ KEEP_FREED_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 Change = tuple[str, dict[str, Any]]  # the optimization that predicts it, and its options
 
 

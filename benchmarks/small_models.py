@@ -93,6 +93,32 @@ class Pooled(nn.Module):
         return x.mean((2, 3))
 
 
+class Broken(nn.Module):
+    """A perceptron whose forward pass breaks a compiled graph three times, outside of any loop."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc_1, self.fc_2, self.fc_3 = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores: batch, 10."""
+        x = functional.relu(self.fc_1(x))
+        torch._dynamo.graph_break()  # noqa: SLF001 - torch's own way to ask for one
+        x = functional.relu(self.fc_2(x))
+        torch._dynamo.graph_break()  # noqa: SLF001
+        x = functional.relu(self.fc_3(x))
+        torch._dynamo.graph_break()  # noqa: SLF001
+        return self.out(x)
+
+
+def broken(width: int = 64, batch: int = 16) -> Setup:
+    """Return four linear layers with a graph break behind each but the last."""
+    model = Broken(width)
+    x, y = torch.randn(batch, width), torch.randint(10, (batch,))
+    return model, lambda run=model: functional.cross_entropy(run(x), y)
+
+
 def gpt() -> Setup:
     """Return a GPT of 4 blocks, width 64, attention written out: about 3,000 operators a step."""
     return _of_tokens(GPT(), batch=2, tokens=16)
@@ -119,12 +145,12 @@ def cnn(width: int = 16, image: int = 16) -> Setup:
     return model, lambda run=model: functional.cross_entropy(run(x), y)
 
 
-def encoder() -> Setup:
-    """Return torch's own transformer encoder, two layers of width 64, with dropout."""
-    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
+def encoder(width: int = 64, tokens: int = 16) -> Setup:
+    """Return torch's own transformer encoder, two layers, with dropout."""
+    layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.1, batch_first=True)
     inner = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    model = nn.Sequential(inner, nn.Linear(64, 10))
-    x, y = torch.randn(4, 16, 64), torch.randint(10, (4 * 16,))
+    model = nn.Sequential(inner, nn.Linear(width, 10))
+    x, y = torch.randn(4, tokens, width), torch.randint(10, (4 * tokens,))
     return model, lambda run=model: functional.cross_entropy(run(x).flatten(0, 1), y)
 
 

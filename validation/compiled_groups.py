@@ -1,4 +1,8 @@
-"""Which layers' work a compiler fuses: predicted from the uncompiled recording, against what Inductor fused."""
+"""Which layers' work a compiler fuses: predicted from the uncompiled recording, against what Inductor fused.
+
+Both sides leave out what is no layer's work: sums of gradients where paths meet, which autograd does between two
+nodes, and what moves less than a cache line, as counters of steps and constants do.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ import daydream
 from daydream.costs import work
 from daydream.model.compiled_calls import fused_loops
 
+CACHE_LINE = 64  # bytes
+SUM_OF_GRADIENTS = ("aten::add", "aten::add_")
+
 Pair = tuple[str, str, str]  # the pass and two layers; of one layer alone both are the same
 
 
@@ -21,6 +28,7 @@ def predicted_pairs(eager: Any, roots: set[str]) -> set[Pair]:
     loops = fused_loops(graph)
     tasks = loops.by_group
     works = work(graph, tasks).family != None  # noqa: E711 - an array
+    works &= ~((tasks.phase == "backward") & np.isin(tasks.op.astype(str), SUM_OF_GRADIENTS))
     number = np.repeat(np.arange(len(loops)), loops.sizes)
     found: set[Pair] = set()
     groups: dict[tuple[int, str], set[str]] = {}
@@ -42,7 +50,8 @@ def inductors_pairs(compiled: Any, roots: set[str]) -> set[Pair]:
             continue
         handles = compiled.handles[identifier]
         phase = "backward" if any(one.phase == "backward" for one in handles) else "forward"
-        found |= _pairs(phase, {_name(one.layer, roots) for one in handles})
+        works = [one for one in handles if one.weight is None or one.weight >= CACHE_LINE]
+        found |= _pairs(phase, {_name(one.layer, roots) for one in works})
     return found
 
 

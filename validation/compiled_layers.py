@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 BEGIN, END = "<!-- begin: compiled models -->", "<!-- end: compiled models -->"
 PRODUCT = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|\w*convolution\w*)$")
 FUSED = re.compile(r"(graph_\d+_)?cpp_fused")
-STEPS = 16
+STEPS, RECORDED = 44, 12
 MODELS = ("MLP", "MLP, wide", "GPT", "CNN", "CNN, wide", "TransformerEncoder", "GPT, breaks", "MLP, breaks")
 WIDE: dict[str, dict[str, int]] = {"MLP": {"width": 512, "batch": 256}, "CNN": {"width": 32, "image": 64}}
 
@@ -63,7 +63,8 @@ def collected(name: str, folder: Path, *, compiled: bool) -> Any:
     target = folder / f"{name}{'--compiled' if compiled else ''}.parquet"
     if target.exists():
         return daydream.load(target)
-    words = [sys.executable, "-m", "daydream", "collect", "--no-suggestions", "-o", str(target)]
+    words = [sys.executable, "-m", "daydream", "collect", "--no-suggestions", "--steps", str(RECORDED)]
+    words += ["-o", str(target)]
     words += [str(Path(__file__).resolve()), "--train", name]
     subprocess.run([*words, "--compiled"] if compiled else words, check=True, capture_output=True, cwd=ROOT)
     return daydream.load(target)
@@ -73,20 +74,23 @@ def sums(trace: Any, layers: set[str] | None = None) -> dict[str, float]:
     """Return the share of each layer, two parts of its path, of the time of both passes that has a layer.
 
     The model itself is left out, whose own time is what calls the compiled graphs and guards them, and
-    the loss, which is not compiled. With `layers` only these count.
+    the loss, which is not compiled. With `layers` only these count. Of each layer it is the median of the
+    steps, as others on the machine may hold up one of them.
     """
     import daydream
 
     graph = daydream.build(trace)
     roots = roots_of(trace)
     tasks = graph.select(phase=("forward", "backward"))
-    found: dict[str, float] = {}
-    for layer, ns in zip(tasks.layer.tolist(), tasks.duration_ns.tolist(), strict=True):
+    steps, which = np.unique(tasks.step, return_inverse=True)
+    found: dict[str, np.ndarray] = {}
+    columns = tasks.layer.tolist(), which.tolist(), tasks.duration_ns.tolist()
+    for layer, step, ns in zip(*columns, strict=True):
         top = ".".join((layer or "").split(".")[:2])
         if top not in roots and (layers is None or top in layers):
-            found[top] = found.get(top, 0) + ns
-    whole = sum(found.values())
-    return {layer: ns / whole for layer, ns in found.items()}
+            found.setdefault(top, np.zeros(len(steps)))[step] += ns
+    typical = {layer: float(np.median(of_steps)) for layer, of_steps in found.items()}
+    return {layer: ns / sum(typical.values()) for layer, ns in typical.items()}
 
 
 def with_products(trace: Any) -> set[str]:

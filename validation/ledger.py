@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import ledger_phases
 import ledger_plot
 import numpy as np
 import public_pairs
@@ -172,6 +173,7 @@ def page(found: Ledger) -> Iterator[str]:
                 yield _row([one for one in mine if (one.model, one.title) == (model, title)])
         yield ""
         yield from _summary(mine)
+        yield from ledger_phases.rows(HERE / device.name, document)
     yield ""
     yield (
         "Public pairs: the same work recorded twice, the second predicted from the first, ms. Inference traces hold "

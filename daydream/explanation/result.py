@@ -24,7 +24,7 @@ from daydream.explanation.peak_memory import PeakMemory, peak_memory
 from daydream.explanation.reached import PeakShare, general_convolutions_ns, reached
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
-from daydream.model.graph_breaks import breaks_of, sentences
+from daydream.model.graph_breaks import breaks_of, sentences, uncompiled_sentences
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, as_replay
 from daydream.simulate.causes import Bound
@@ -202,7 +202,12 @@ def explain(
         general_convolutions_ns=general_convolutions_ns(chain),
         found_notes=tuple(
             dict.fromkeys(
-                [*known, *sentences(breaks_of(chain.graph)), *(memory.told.recording_notes if memory else ())]
+                [
+                    *known,
+                    *sentences(breaks_of(chain.graph)),
+                    *uncompiled_sentences(chain.graph.trace),
+                    *(memory.told.recording_notes if memory else ()),
+                ]
             )
         ),
         memory=memory,

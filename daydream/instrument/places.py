@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from daydream.collect.live.layer_hooks import named_modules, unwrap
-from daydream.collect.live.torch_private import leave_uncompiled
+from daydream.collect.live.torch_compiler import leave_uncompiled
 from daydream.instrument.optimizers import OptimizerHooks
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"

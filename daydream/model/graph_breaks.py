@@ -200,3 +200,16 @@ def sentences(breaks: list[GraphBreak], most: int = 5) -> list[str]:
     if len(breaks) > most:
         said.append(f"{counted(len(breaks) - most, 'further place')} break the graph.")
     return said
+
+
+def uncompiled_sentences(trace: Trace | None, most: int = 5) -> list[str]:
+    """Return a sentence for each function that the compiler left as it is, as `collect` recorded them."""
+    frames = [] if trace is None else trace.metadata.get("uncompiled_frames") or []
+    said = [
+        f"{one['source']} was left uncompiled: {one['reason'] or 'an error'}"
+        f"{' at ' + at if (at := one.get('at')) else ''}. What it calls is compiled by itself."
+        for one in frames[:most]
+    ]
+    if len(frames) > most:
+        said.append(f"{counted(len(frames) - most, 'further function')} were left uncompiled.")
+    return said

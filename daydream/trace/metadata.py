@@ -210,6 +210,14 @@ class GraphBreak(Struct):
     source: str | None = None  # file, line and function
 
 
+class UncompiledFrame(Struct):
+    """A function that a compiler left as it is, and why."""
+
+    source: str  # file, first line and name
+    reason: str = ""
+    at: str | None = None  # what made it, file, line and function
+
+
 class CountedWindow(Struct):
     """Sums that were counted over kernels, from `first` to `last` in the order of their launches."""
 
@@ -254,6 +262,7 @@ class Metadata(Struct):
     changed_operators: list[str] = []  # that tools of a change act on: `aten::gelu`
     profiler_cost: ProfilerCost | None = None
     graph_breaks: list[GraphBreak] = []
+    uncompiled_frames: list[UncompiledFrame] = []
     counters: list[Counter] = []
     counted_windows: list[CountedWindow] = []
     unprofiled_step_ns_by_rank: dict[str, list[Span]] = {}

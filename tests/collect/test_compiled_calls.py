@@ -139,14 +139,17 @@ def test_a_kernel_of_views_alone_keeps_them():
 
 
 def test_views_are_no_work_and_a_copy_back_belongs_to_what_it_copies():
-    def node(target, layer, *inputs):
+    def node(target, layer, *inputs, shape=(2,)):
         stack = {"key": (f"L['self'].{layer}", "type")} if layer else {}
-        meta = {"nn_module_stack": stack, "val": SimpleNamespace(shape=(2,), element_size=lambda: 4)}
+        meta = {"nn_module_stack": stack, "val": SimpleNamespace(shape=shape, element_size=lambda: 4)}
         return SimpleNamespace(target=target, meta=meta, all_input_nodes=list(inputs))
 
     view = SimpleNamespace(is_view=True, __str__=lambda _: "aten.view.default")
     assert describe(node(view, "fc"))[3] == -1
     assert describe(node("aten._unsafe_view.default", "fc"))[3] == -1
+    assert describe(node("aten.full.default", "first", shape=()))[3] == -1  # one for all layers
+    assert describe(node("aten.full.default", "fc"))[3] == 8
+    assert describe(node("aten.sum.default", "fc", node("primals_1", ""), shape=()))[3] == 12
     running, made = node("primals_1", ""), node("aten.add.Tensor", "norm")
     assert describe(node("aten.copy_.default", "", running, made)) == ["aten::copy_", "norm", "", 24]
     assert describe(node("aten.copy_.default", "", running)) == ["aten::copy_", "", "", 16]

@@ -96,3 +96,24 @@ def test_a_single_step_that_loads_modules_says_so(tmp_path: Path) -> None:
     )
     assert single(tmp_path, 10, 5000) == []  # a launch that found the queue full
     assert single(tmp_path, 100, 10) == []
+
+
+def compiling(*, ms: int) -> list[dict[str, Any]]:
+    """Return what torch records of one function that it compiles, ranges within ranges."""
+    return [
+        note("entire_frame_compile (dynamo_timed)", 0, 1000 * ms),
+        note("_compile.compile_inner (dynamo_timed)", 10, 1000 * ms - 20),
+        note("backend_compile (dynamo_timed)", 20, 500 * ms),
+    ]
+
+
+def test_a_step_that_compiles_anew_amid_the_others_is_left_out_and_said(tmp_path: Path) -> None:
+    steps = steps_of(tmp_path, longer={3: compiling(ms=40)})
+    assert left_out(steps) == [0, 3]
+    assert steps[3]["why_not"] == "the program compiled 1 function anew in it, 40 ms of 41 ms"
+
+
+def test_compiling_that_hardly_shows_or_never_ends_is_part_of_the_run(tmp_path: Path) -> None:
+    assert left_out(steps_of(tmp_path, longer={3: [note("cache (dynamo_timed)", 0, 200)]})) == [0]
+    each = {number: compiling(ms=40) for number in range(6)}
+    assert left_out(steps_of(tmp_path, longer=each)) == [0]

@@ -80,8 +80,8 @@ class Folder:
             process.kill()
         return Done(process.returncode, out, err, self.path)
 
-    def python(self, *command: str) -> Done:
-        return self.finish(self.start(*command))
+    def python(self, *command: str, **environment: str) -> Done:
+        return self.finish(self.start(*command, **environment))
 
     def collect(self, *args: str, suggestions: bool = False, **environment: str) -> Done:
         own = [] if suggestions else ["--no-suggestions"]  # they take a few seconds
@@ -104,3 +104,9 @@ class Folder:
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder_of_file(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Return a folder for what all tests of a file share."""
+    return Folder(tmp_path_factory.mktemp("shared"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.derive.compilations import compilations
 from daydream.collect.derive.device_work import fill_collectives, fill_grids, fill_types
 from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
@@ -56,6 +57,8 @@ def derive(
     step, found = assign_steps(recording, found, launch)
     steps_found = measure_steps(recording, found, step, launch)
     for number, reason in first_iterations(recording, step, nesting.parent, steps_found).items():
+        steps_found[number].update(covered=False, why_not=reason)
+    for number, reason in compilations(recording, step, nesting.parent, steps_found).items():
         steps_found[number].update(covered=False, why_not=reason)
     recording.metadata["steps"] = steps_found
     if start_up := start_up_of_single_step(recording, launch, steps_found):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.derive.compiled_gradients import owners_behind_compiled
 from daydream.collect.derive.nesting import nearest
 from daydream.collect.derive.phases import BACKWARD, OPTIMIZER, OPTIMIZER_RANGE
 from daydream.collect.derive.recording import Recording
@@ -112,8 +113,30 @@ def own_accumulated(recording: Recording, rows: np.ndarray, node_before: np.ndar
         below = [one for one in others if _below(one.layer, layer)]
         if below or others:
             _in_turn(found, members, below or others, compiled, before)
+    found.update(_behind_compiled(inner.tolist(), shapes, compiled, before, parameters))
     for row, owner in found.items():
         layers.set(row, owner)
+
+
+def _behind_compiled(
+    rows: list[int],
+    shapes: list[str | None],
+    compiled: np.ndarray,
+    before: dict[int, int],
+    parameters: list[Parameter],
+) -> dict[int, str]:
+    """Return the owners of rows behind compiled backward calls; nothing where their order does not tell."""
+    calls: dict[int, list[tuple[int, str | None]]] = {}
+    for row, shape in zip(rows, shapes, strict=True):
+        if before[row] >= 0 and compiled[before[row]]:
+            calls.setdefault(before[row], []).append((row, shape))
+    owners = owners_behind_compiled(
+        [[shape for _, shape in call] for call in calls.values()],
+        [one.shape for one in parameters],
+        [one.layer for one in parameters],
+    )
+    pairs = zip(calls.values(), owners or [], strict=False)
+    return {row: owner for call, named in pairs for (row, _), owner in zip(call, named, strict=True)}
 
 
 def _in_turn(
@@ -123,7 +146,7 @@ def _in_turn(
     compiled: np.ndarray,
     before: dict[int, int],
 ) -> None:
-    """Note the owners of rows, which come in turn, pass after pass; in a compiled region in any order."""
+    """Note the owners of rows, which come in turn, pass after pass; behind compiled calls they do not."""
     several = len({one.layer for one in owners}) > 1
     for index, row in enumerate(rows):
         if not (several and before[row] >= 0 and compiled[before[row]]):

@@ -71,6 +71,8 @@ class Captured:
         trace.metadata["notes"] += provenance.notes()
         if breaks := provenance.graph_breaks():
             trace.metadata["graph_breaks"] = breaks
+        if uncompiled := provenance.uncompiled_frames():
+            trace.metadata["uncompiled_frames"] = uncompiled
         return trace
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-from daydream.collect.live.torch_private import COMPILATIONS, on_compilations
+from daydream.collect.live.torch_compiler import COMPILATIONS, on_compilations
 
 
 def watch_compilations(tell: Callable[[bool], object]) -> None:

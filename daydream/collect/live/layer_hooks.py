@@ -12,7 +12,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from daydream.collect.live.torch_private import leave_uncompiled, range_type
+from daydream.collect.live.torch_compiler import leave_uncompiled
+from daydream.collect.live.torch_private import range_type
 
 LAYER_RANGE = re.compile(r"^daydream::layer (\d+)$")
 RANGE_NAME = "daydream::layer {}"

@@ -14,7 +14,14 @@ from typing import Any
 from daydream.collect.derive.compiled_calls import FUSED, CompiledGraph, plain_name
 from daydream.collect.derive.kernel_names import operators_of_kernel
 from daydream.collect.live.compilation import when_imported
-from daydream.collect.live.torch_private import DYNAMO_GRAPHS, INDUCTOR, keep_provenance, on_graph_breaks
+from daydream.collect.live.torch_compiler import (
+    DYNAMO_FRAMES,
+    DYNAMO_GRAPHS,
+    INDUCTOR,
+    keep_provenance,
+    on_graph_breaks,
+    on_uncompiled_frames,
+)
 from daydream.handles.nodes import handle_of
 from daydream.trace.handle_map import Handle
 
@@ -22,6 +29,7 @@ _kept: list[tuple[str, dict[str, Any]]] = []
 _lacking: list[bool] = []  # whether a torch was met that keeps nothing
 
 _breaks: list[dict[str, Any]] = []
+_uncompiled: dict[str, dict[str, Any]] = {}  # by the function's source line
 RESUMED = re.compile(r"^(?:torch_dynamo_resume_in_)+(\w+?)(?:_at_\d+)+$")
 MOST_BREAKS, LONGEST = 1_000, 200
 NO_WORK = -1
@@ -36,25 +44,51 @@ def watch_provenance() -> None:
 
 
 def watch_graph_breaks() -> None:
-    """Have place and reason of all graph breaks kept from now on, without loading the compiler."""
+    """Have place and reason of all graph breaks kept from now on, without loading the compiler.
+
+    Of functions, too, that a graph break makes it leave uncompiled: one in a loop, say.
+    """
     when_imported(DYNAMO_GRAPHS, lambda: on_graph_breaks(_keep_break))
+    when_imported(DYNAMO_FRAMES, lambda: on_uncompiled_frames(_keep_uncompiled))
 
 
 def _keep_break(region: str, reason: str, frame: Any) -> None:
     if len(_breaks) >= MOST_BREAKS or any(one["region"] == region for one in _breaks):
         return
-    place = None
-    if frame is not None:
-        name = re.split(r"[/\\]", str(frame.filename))[-1]
-        function = RESUMED.sub(r"\1", str(frame.name))
-        place = f"{name}({int(frame.lineno)}): {function}"[:LONGEST]
-    first = reason.strip().partition("\n")[0]
-    _breaks.append({"region": region, "reason": first[:LONGEST], "source": place})
+    place = None if frame is None else _place(frame.filename, frame.lineno, frame.name)
+    _breaks.append({"region": region, "reason": _first_line(reason), "source": place})
+
+
+def _keep_uncompiled(error: Any, code: Any) -> None:
+    source = _place(code.co_filename, code.co_firstlineno, code.co_name)
+    if len(_uncompiled) >= MOST_BREAKS or source in _uncompiled:
+        return
+    stack = list(getattr(error, "real_stack", None) or [])
+    at = _place(stack[-1].filename, stack[-1].lineno, stack[-1].name) if stack else None
+    reason, sort = _first_line(getattr(error, "msg", "") or error), getattr(error, "gb_type", "")
+    if sort and sort != reason:
+        reason = f"{sort} ({reason})"[:LONGEST]
+    _uncompiled[source] = {"source": source, "reason": reason, "at": at}
+
+
+def _place(file: str, line: int, function: str) -> str:
+    name = re.split(r"[/\\]", str(file))[-1]
+    plain = RESUMED.sub(r"\1", str(function))
+    return f"{name}({int(line)}): {plain}"[:LONGEST]
+
+
+def _first_line(text: Any) -> str:
+    return str(text).strip().partition("\n")[0][:LONGEST]
 
 
 def graph_breaks() -> list[dict[str, Any]]:
     """Return region, reason and source line of the graph breaks so far; each compiled frame has one."""
     return list(_breaks)
+
+
+def uncompiled_frames() -> list[dict[str, Any]]:
+    """Return source line, reason and place of the reason of each function that was left uncompiled so far."""
+    return list(_uncompiled.values())
 
 
 def _begin() -> None:
@@ -75,11 +109,14 @@ def compiled_graphs() -> list[CompiledGraph]:
 def describe(node: Any) -> list[Any]:
     """Return operator, layer, source line and bytes of a node of a compiled graph, as JSON has them.
 
-    A view is no work: it only says how the others find their elements, and has NO_WORK for bytes. A copy that
-    writes back what a layer made, as batch norm's running statistics, belongs to that layer.
+    A view is no work: it only says how the others find their elements, and has NO_WORK for bytes. So has a
+    constant of one element: of equal ones the compiler keeps the first, of whatever layer, and writes it into
+    each kernel. A copy that writes back what a layer made, as batch norm's running statistics, belongs to
+    that layer.
     """
     handle = handle_of(node)
-    if handle.operator == UNSAFE_VIEW or getattr(node.target, "is_view", False):
+    view = handle.operator == UNSAFE_VIEW or getattr(node.target, "is_view", False)
+    if view or _is_constant(node):
         return [handle.operator, handle.layer, handle.source, NO_WORK]
     if handle.operator == COPY and not handle.layer:
         copied = [made for one in node.all_input_nodes if (made := handle_of(one)).layer]
@@ -87,6 +124,14 @@ def describe(node: Any) -> list[Any]:
     nbytes = bytes_of(getattr(node, "meta", {}).get("val"))
     nbytes += sum(bytes_of(getattr(one, "meta", {}).get("val")) for one in node.all_input_nodes)
     return [handle.operator, handle.layer, handle.source, nbytes]
+
+
+def _is_constant(node: Any) -> bool:
+    """Return whether a node makes one element of nothing."""
+    value: Any = getattr(node, "meta", {}).get("val")
+    if node.all_input_nodes or not hasattr(value, "element_size"):
+        return False
+    return bytes_of(value) == int(value.element_size())
 
 
 def bytes_of(value: Any) -> int:

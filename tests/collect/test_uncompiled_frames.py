@@ -1,0 +1,59 @@
+"""Functions that the compiler left as they are: what is kept of each, and what is said."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from daydream.collect.live import provenance
+from daydream.model.graph_breaks import uncompiled_sentences
+
+CODE = SimpleNamespace(co_filename="/somewhere/train.py", co_firstlineno=9, co_name="forward")
+FRAME = SimpleNamespace(
+    filename="/somewhere/train.py", lineno=12, name="torch_dynamo_resume_in_forward_at_11"
+)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict:
+    found: dict = {}
+    monkeypatch.setattr(provenance, "_uncompiled", found)
+    return found
+
+
+def said(**metadata) -> list[str]:
+    return uncompiled_sentences(SimpleNamespace(metadata=metadata))
+
+
+def test_a_function_is_kept_once_with_its_reason_and_the_line_of_it(kept):
+    error = SimpleNamespace(msg="Failed to trace\nmore", gb_type="graph break in loop", real_stack=[FRAME])
+    for _ in range(2):
+        provenance._keep_uncompiled(error, CODE)
+    assert provenance.uncompiled_frames() == [
+        {
+            "source": "train.py(9): forward",
+            "reason": "graph break in loop (Failed to trace)",
+            "at": "train.py(12): forward",
+        }
+    ]
+    (sentence,) = said(uncompiled_frames=provenance.uncompiled_frames())
+    assert sentence == (
+        "train.py(9): forward was left uncompiled: graph break in loop (Failed to trace) at "
+        "train.py(12): forward. What it calls is compiled by itself."
+    )
+
+
+def test_an_error_that_says_little_is_told_as_far_as_it_is_known(kept):
+    provenance._keep_uncompiled(ValueError("no"), CODE)
+    assert said(uncompiled_frames=provenance.uncompiled_frames()) == [
+        "train.py(9): forward was left uncompiled: no. What it calls is compiled by itself."
+    ]
+
+
+def test_many_functions_are_counted():
+    frames = [{"source": f"a.py({number}): f", "reason": "x", "at": None} for number in range(7)]
+    sentences = said(uncompiled_frames=frames)
+    assert (len(sentences), sentences[-1]) == (6, "2 further functions were left uncompiled.")
+    assert said() == []
+    assert uncompiled_sentences(None) == []
