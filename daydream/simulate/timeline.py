@@ -138,9 +138,7 @@ class Timeline(NotebookFigure):
             return {}
         closing_ns = self.end_ns[self.closing] if closing_ns is None else closing_ns
         ends: dict[tuple[int, int], int] = {}
-        latest: dict[
-            int, int
-        ] = {}  # by rank: a step is not done before the one before it, as in the recording
+        latest: dict[int, int] = {}  # by rank: as in the recording, no step is done before the one before it
         for key, end in zip(keys, np.maximum.reduceat(closing_ns[order], first).tolist(), strict=True):
             rank = self.graph.steps[key[1]].get("rank", 0)
             ends[key] = latest[rank] = max(end, latest.get(rank, end))

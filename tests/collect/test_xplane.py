@@ -16,6 +16,8 @@ from daydream.collect.importers.formats import format_of
 from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
 from daydream.errors import TraceError
 from daydream.trace.trace import Trace
+from daydream.transforms.code_lines import IN_JAX, code_of, framework_of
+from daydream.transforms.registry import names
 
 CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"
 
@@ -198,3 +200,20 @@ def test_a_public_training_profile_is_bound_by_its_gpu():
 
     assert {"forward", "backward"} <= set(trace.values("phase"))
     assert daydream.explain(trace).bound.value == "GPU"  # busy 93 % of the steps
+
+
+def test_lines_of_code_are_jaxs_own(trace):
+    ranking = daydream.rank(trace, pairs=0)
+    lines = [each.code for each in ranking.optimizations if each.code]
+
+    assert lines
+    assert not [line for line in lines if "torch" in line or "DataLoader(dataset" in line]
+    answer = daydream.whatif(trace, "scale", on="gpu", factor=0.5)
+    assert framework_of(answer.replay.graph) == "jax"
+    assert code_of("tf32", "jax") == 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")'
+    assert code_of("fused-norm", "jax") is None  # XLA fuses by itself: no line is better than torch's
+    assert "torch" in (code_of("fused-norm") or "")
+
+
+def test_every_line_of_jax_belongs_to_an_optimization():
+    assert set(IN_JAX) <= set(names())

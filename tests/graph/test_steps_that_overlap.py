@@ -1,4 +1,4 @@
-"""Steps whose work overlaps: several requests at once, each on its own stream. Times in us, sums written out."""
+"""Steps whose work overlaps: several requests at once, each on its own stream. Times in us."""
 
 from __future__ import annotations
 
