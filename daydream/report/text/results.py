@@ -124,7 +124,8 @@ def _details(comparison: Prediction) -> list[Block]:
     ]  # fmt: skip
     used = [Words(", ".join(options), f"{MARGIN}options     ", HANGING)] if options else []
     figures = map(Figures, [whatif_headline(comparison), *unprofiled_prediction(comparison)])
-    return [*figures, *used, MARGIN + edits_text(comparison)]
+    rules = [Words(said, f"{MARGIN}kernels     ", HANGING) for said in comparison.graph.facts.rules]
+    return [*figures, *used, *rules, MARGIN + edits_text(comparison)]
 
 
 def whatif_json(comparison: Prediction) -> dict[str, Any]:
