@@ -290,12 +290,12 @@ class Timeline(NotebookFigure):
 def _completes(graph: Graph) -> np.ndarray:
     """Return the step that each task can complete, -1 for none: int32, shape (ids,).
 
-    None of background threads, nor the own time of a named range. Nor CPU work that lasted beyond the range
-    of its step: what a recorded step does on CPUs ends with its range.
+    None of background threads, nor the own time of a named range. Nor, beside a device, CPU work that lasted
+    beyond the range of its step: what a recorded step does on CPUs ends with its range.
     """
     columns, trace = graph.columns, graph.trace
     step = columns["step"].copy()
-    if graph.steps:
+    if graph.steps and (columns["kind"] != CPU).any():
         stops = np.array([step["end_ns"] for step in graph.steps] + [2**62], np.int64)
         beyond = (columns["measured_start_ns"] + columns["duration_ns"] > stops[step]) & (columns["row"] >= 0)
         step[beyond & (columns["kind"] == CPU)] = -1

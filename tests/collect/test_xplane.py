@@ -217,3 +217,9 @@ def test_lines_of_code_are_jaxs_own(trace):
 
 def test_every_line_of_jax_belongs_to_an_optimization():
     assert set(IN_JAX) <= set(names())
+
+
+def test_threads_of_xlas_pool_complete_the_steps_of_a_recording_of_the_cpu():
+    replay = daydream.replay(import_trace([CPU]))
+    assert len(replay.steps) == 3  # all but the first, though the last operators run on threads of the pool
+    assert replay.max_error < 0.001

@@ -69,8 +69,8 @@ class _Process:
         self.tids = self._named("info_thread", "tid")
         self.categories = self._named("event", "category_id")
         self.agents = {row["id"]: row for row in self._rows("info_agent", ("id", "type", *AGENT_NAMES))}
-        gpus = [key for key, row in sorted(self.agents.items()) if row["type"] == "GPU"]
-        self.numbers = {key: number for number, key in enumerate(gpus)}
+        gpus = [key for key, row in self.agents.items() if row["type"] == "GPU" and isinstance(key, int)]
+        self.numbers: dict[Any, int] = {key: number for number, key in enumerate(sorted(gpus))}
 
     def is_empty(self) -> bool:
         """Return whether the process has neither work on a device nor a call."""
