@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import time
 import traceback
@@ -41,7 +42,13 @@ SAMPLE = (
     "kineto/vllm_decode_graph_replay", "kineto/mi300x_torch_compile_triton", "pairs/t4_mlp_amp/fp32",
     "pairs/hopper_tf32/gh200_fp32", "kineto/v100_dlrm_4_of_8_ranks", "odd/gpu_only", "odd/cpu_only",
 )  # fmt: skip
-FOLDERS = ("kineto", "nsys", "pairs/*", "odd", "formats/kineto_*", "formats/mtia")
+FOLDERS = (
+    "kineto", "nsys", "pairs/*", "odd", "rocprof", "formats/kineto_*", "formats/mtia", "formats/ascend", "formats/jax",
+    "formats/rocprofv3",
+)  # fmt: skip
+TRACE = re.compile(
+    r"(?<!cluster_communication)\.json(\.gz)?$|\.sqlite(\.gz)?$|\.pb(\.gz)?$|kernel_trace\.csv(\.gz)?$"
+)
 ROUNDING = 0.005  # of the step: what settles to 0.1 %, boundaries that shift
 BUSY, GAIN = 0.97, 1.7
 INCREDIBLE = 8.0  # times faster, by an optimization that is no `scale`: nobody measured such a step
@@ -84,8 +91,8 @@ def sources(folder: Path) -> Iterator[tuple[str, Path]]:
     for pattern in FOLDERS:
         for place in sorted(folder.glob(pattern)):
             for path in sorted(place.iterdir()):
-                if path.is_dir() or ".json" in path.suffixes or ".sqlite" in path.suffixes:
-                    yield str(path.relative_to(folder)).split(".json")[0].split(".sqlite")[0], path
+                if path.is_dir() or TRACE.search(path.name):
+                    yield re.split(r"\.(?:json|sqlite|csv)\b", str(path.relative_to(folder)))[0], path
 
 
 def judge(name: str, path: Path, chosen: Sequence[str]) -> Judged:

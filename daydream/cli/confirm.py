@@ -166,7 +166,7 @@ def _show(
     from daydream.cli.results import print_json, print_screen
     from daydream.predict.confirmation import confirmation
     from daydream.report.text.confirmation import confirmation_text
-    from daydream.transforms.registry import code_of
+    from daydream.transforms.code_lines import code_of
 
     changed = None if done.changed is None else daydream.Trace.load(done.changed)
     replay = daydream.replay(trace, table=table)

@@ -13,7 +13,7 @@ from daydream.cli.source import force_option, handle_options, json_option, read,
 if TYPE_CHECKING:
     from daydream.parallel.engines import Engine
 
-NOT_PARQUET = (".json", ".gz", ".sqlite", ".etdp")
+NOT_PARQUET = (".json", ".gz", ".sqlite", ".db", ".etdp")
 
 
 def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:

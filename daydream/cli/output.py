@@ -17,7 +17,7 @@ from daydream.errors import OutputError, TraceError
 
 PACKED = ".gz"
 OUTPUTS = ("output", "html", "plot")  # parameters that name what is written
-FORMATS = (".pt.trace.json", ".json", ".sqlite", ".etdp", ".parquet")  # longest first
+FORMATS = (".pt.trace.json", ".json", ".sqlite", ".db", ".etdp", ".parquet")  # longest first
 
 
 def trace_name(sources: list[str]) -> str:

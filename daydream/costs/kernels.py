@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream.costs.devices import Device, device_of, device_properties
 from daydream.costs.resize.prior_resizes import grown_by
+from daydream.costs.workload.cache import bound_by_l2
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.counters import counted_work
 from daydream.costs.workload.operator import MATRIX_FAMILIES
@@ -246,7 +247,8 @@ class Bound:
 def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -> Bound:
     """Return what bounds the selected kernels: compute, memory or latency.
 
-    Latency: not much longer than the smallest kernels of the trace, or far below both peaks by counters.
+    Latency: not much longer than the smallest kernels of the trace, or far below both peaks by counters,
+    unless those show that it is the L2 cache that gives no more (`workload/cache.py`): then it is memory.
     Else whichever of the two the kernel's work would take longer on at peak rate.
 
     Args:
@@ -273,7 +275,10 @@ def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -
     kind[both & (np.nan_to_num(compute) < np.nan_to_num(memory))] = "memory"
     kind[whole_duration_ns(selection) < LATENCY_SHARE * floor] = "latency"
     counted = counted_tasks(graph, selection).all(axis=0)
-    kind[counted & both & (np.fmax(np.nan_to_num(compute), np.nan_to_num(memory)) < HELD_UP)] = "latency"
+    held_up = counted & both & (np.fmax(np.nan_to_num(compute), np.nan_to_num(memory)) < HELD_UP)
+    if held_up.any():
+        through_cache = bound_by_l2(graph, selection, device.bandwidth)
+        kind[held_up] = np.where(through_cache, "memory", "latency")[held_up]
     return Bound(
         kind,
         compute,

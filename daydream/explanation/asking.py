@@ -12,8 +12,9 @@ from daydream.errors import DaydreamError
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay
+from daydream.transforms.code_lines import code_of, framework_of
 from daydream.transforms.compose import edit_of, parse
-from daydream.transforms.registry import code_of, find
+from daydream.transforms.registry import find
 
 READS = "_local_scalar_dense|aten::copy_"  # what `.item()`, `.cpu()` and `.tolist()` call
 
@@ -34,6 +35,7 @@ class WhatIfResult:
     notes: tuple[str, ...] = field(default=(), repr=False)
     predicted_low_ns: int | None = field(default=None, repr=False)
     predicted_high_ns: int | None = field(default=None, repr=False)
+    framework: str | None = field(default=None, repr=False)  # of the script, where it is not torch
 
     @property
     def saving_ns(self) -> int | None:
@@ -59,7 +61,7 @@ class WhatIfResult:
         """
         if not re.search(READS, str(self.options.get("which", READS))):
             return None
-        return code_of(self.name.rsplit("+", 1)[-1])  # behind what was changed already
+        return code_of(self.name.rsplit("+", 1)[-1], self.framework)  # behind what was changed already
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `explain --json` prints it."""
@@ -77,6 +79,7 @@ class WhatIfRunner:
     ) -> None:
         self.replay, self.after, self.given = replay, after, dict(given or {})
         self.step_ns = replay.settled.step_ns if after is None else after.simulated_ns
+        self.framework = framework_of(replay.graph)
         self._answers: dict[Any, WhatIfResult] = {}
 
     def ask(self, name: str, /, **options: Any) -> WhatIfResult:
@@ -129,7 +132,9 @@ class WhatIfRunner:
         whole, values = self._whole(name, options)
         low, high = prediction.predicted_low_ns, prediction.predicted_high_ns
         step_ns = prediction.predicted_ns
-        return WhatIfResult(whole, values, self.step_ns, step_ns, prediction.reason, notes, low, high)
+        return WhatIfResult(
+            whole, values, self.step_ns, step_ns, prediction.reason, notes, low, high, self.framework
+        )
 
     def _asked(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:
         try:

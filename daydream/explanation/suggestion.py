@@ -13,6 +13,7 @@ from daydream.explanation.causes import trace_back
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.transforms import stages
+from daydream.transforms.code_lines import framework_of
 from daydream.transforms.compose import check, edit_of, parse
 from daydream.transforms.registry import Optimization, find
 
@@ -28,6 +29,7 @@ class Suggestion:
     options: Mapping[str, Any]
     step_ns: int  # after the change that was asked about
     predicted_ns: int  # with this one, too
+    framework: str | None = None  # of the script, where it is not torch
 
     @property
     def saving_ns(self) -> int:
@@ -47,7 +49,8 @@ class Suggestion:
     @property
     def code(self) -> str | None:
         """The line of a training script that makes the change; None if none does."""
-        return WhatIfResult(self.name, self.options, self.step_ns, self.predicted_ns).code
+        step_ns, then_ns = self.step_ns, self.predicted_ns
+        return WhatIfResult(self.name, self.options, step_ns, then_ns, framework=self.framework).code
 
 
 class _Listed(WhatIfRunner):
@@ -89,7 +92,8 @@ def suggestion(
                 continue
             asked += 1
             if both.predicted_ns is not None:
-                tried = Suggestion(name, own, comparison.simulated_ns, both.predicted_ns)
+                now_ns, framework = comparison.simulated_ns, framework_of(comparison.replay.graph)
+                tried = Suggestion(name, own, now_ns, both.predicted_ns, framework)
                 found.append((both.predicted_ns, preference(both.notes, name), tried))
             if asked == MOST_ASKED:
                 break

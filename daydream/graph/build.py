@@ -18,6 +18,7 @@ its docstring; each can be left out by name, to see what it is worth.
 | `events` | a stream waits for an event of another | `events` |
 | `communication` | collectives of several ranks transfer when the last member has arrived | `communication` |
 | `late_starts` | device work that begins just as long work of another stream ends | `late_starts` |
+| `pauses` | where nothing was launched, work behind a pause follows what the device ended last | `pauses` |
 | `latencies` | launch latency and start-up of each device task as measured, not typical | `latencies` |
 """
 
@@ -41,6 +42,7 @@ from daydream.graph.rules.late_starts import follow_what_held
 from daydream.graph.rules.latencies import measure_latencies
 from daydream.graph.rules.launches import cut_long_calls
 from daydream.graph.rules.lock import wait_for_lock
+from daydream.graph.rules.pauses import follow_the_device
 from daydream.graph.rules.queue import bound_queues
 from daydream.graph.rules.spins import wait_in_spins
 from daydream.graph.rules.streams import order_streams
@@ -62,6 +64,7 @@ RULES = {
     "events": wait_for_events,
     "communication": meet,
     "late_starts": follow_what_held,
+    "pauses": follow_the_device,
 }
 
 

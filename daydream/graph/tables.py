@@ -104,6 +104,7 @@ class Facts:
     unresolved_syncs: int = 0
     doubtful_matches: int = 0  # between ranks, left out as tasks would have waited for each other
     unlaunched_kernels: int = 0
+    rules: list[str] = field(default_factory=list)  # by what a change knew its kernels
     notes: list[str] = field(default_factory=list)
 
 

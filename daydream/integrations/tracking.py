@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from daydream.errors import DaydreamError
 from daydream.predict.difference import Difference
 from daydream.predict.prediction import Prediction
-from daydream.transforms.registry import code_of
+from daydream.transforms.code_lines import code_of, framework_of
 
 if TYPE_CHECKING:
     from daydream.predict.sides import Side
@@ -118,7 +118,10 @@ def _ms(ns: float | None) -> float | None:
 def _texts(found: Result) -> dict[str, str]:
     """Return what the figures are of: the change, the code that makes it, and the two sides."""
     if isinstance(found, Prediction):
-        return {"change": found.optimization, "code": code_of(found.optimization) or "none"}
+        return {
+            "change": found.optimization,
+            "code": code_of(found.optimization, framework_of(found.replay.graph)) or "none",
+        }
     change = found.before.prediction
     sides = {"before": found.before.name, "after": found.after.name}
     return sides if not change else {**sides, "change": change, "code": code_of(change) or "none"}

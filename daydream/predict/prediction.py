@@ -300,7 +300,7 @@ class Prediction(NotebookFigure):
             ],
             "before": before,
             "after": after,
-            **as_json(self, "changed inserted removed contention memory notes"),
+            **as_json(self, "changed inserted removed contention memory rules=graph.facts.rules notes"),
         }
 
 

@@ -19,6 +19,7 @@ from daydream.predict.sensitivity import Curve, curves
 from daydream.predict.twins import without_twins
 from daydream.simulate.causes import Bound
 from daydream.transforms import stages
+from daydream.transforms.code_lines import framework_of, line_of
 from daydream.transforms.compose import Edit, apply, in_order, memory_changes, parse, spelled
 from daydream.transforms.registry import Optimization, describe, find, names
 
@@ -310,6 +311,7 @@ def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_rang
     bound, share = comparison.bound
     known = set(comparison.replay.notes)
     needs = [stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS]
+    code = [line_of(each, framework_of(comparison.replay.graph)) for each in parsed]
     return Ranked(
         name=comparison.optimization,
         summary=parsed[0].summary if len(parsed) == 1 else "",
@@ -325,6 +327,6 @@ def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_rang
         removed=comparison.removed,
         notes=tuple(note for note in comparison.notes if note not in known),
         reason=comparison.reason,
-        code="; ".join(each.code for each in parsed) if all(each.code for each in parsed) else None,
+        code="; ".join(code) if all(code) else None,
         memory=comparison.memory,
     )

@@ -92,7 +92,10 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
         found[edge == each] = cause.code
     found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
     lane = edge == Cause.LANE
-    between = PathCause.BETWEEN if has_cpu(graph) else PathCause.PAUSES
+    between = PathCause.BETWEEN
+    if not has_cpu(graph):  # nobody knows why the device pauses, within a stream and between two
+        between = PathCause.PAUSES
+        found[edge == Cause.EVENT] = between.code
     found[lane] = np.where(kind[lane] != CPU, between.code, PathCause.UNTRACED.code)
     loads = (columns["phase"][task] == DATA) & (kind == CPU) & (work | lane) & ~waits
     found[loads] = PathCause.LOADING.code

@@ -137,7 +137,11 @@ class Timeline(NotebookFigure):
         if not keys:
             return {}
         closing_ns = self.end_ns[self.closing] if closing_ns is None else closing_ns
-        ends = dict(zip(keys, np.maximum.reduceat(closing_ns[order], first).tolist(), strict=True))
+        ends: dict[tuple[int, int], int] = {}
+        latest: dict[int, int] = {}  # by rank: as in the recording, no step is done before the one before it
+        for key, end in zip(keys, np.maximum.reduceat(closing_ns[order], first).tolist(), strict=True):
+            rank = self.graph.steps[key[1]].get("rank", 0)
+            ends[key] = latest[rank] = max(end, latest.get(rank, end))
         times = {}
         for key, before in self.spans.items():
             begin = ends[before] if before is not None else int(self.graph.steps[key[1]]["start_ns"])
@@ -286,10 +290,15 @@ class Timeline(NotebookFigure):
 def _completes(graph: Graph) -> np.ndarray:
     """Return the step that each task can complete, -1 for none: int32, shape (ids,).
 
-    None of background threads, nor the own time of a named range.
+    None of background threads, nor the own time of a named range. Nor, beside a device, CPU work that lasted
+    beyond the range of its step: what a recorded step does on CPUs ends with its range.
     """
     columns, trace = graph.columns, graph.trace
     step = columns["step"].copy()
+    if graph.steps and (columns["kind"] != CPU).any():
+        stops = np.array([step["end_ns"] for step in graph.steps] + [2**62], np.int64)
+        beyond = (columns["measured_start_ns"] + columns["duration_ns"] > stops[step]) & (columns["row"] >= 0)
+        step[beyond & (columns["kind"] == CPU)] = -1
     background = [number for number, lane in enumerate(graph.lanes) if lane.background]
     if background:
         step[np.isin(columns["lane"], background)] = -1

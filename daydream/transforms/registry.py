@@ -163,17 +163,6 @@ def path_or_name(optimization: Optimization) -> str:
     return str(Path(str(inspect.getsourcefile(optimization.function))).resolve())
 
 
-def code_of(name: str) -> str | None:
-    """Return the lines of a training script that make a change, `amp` or `amp+compile`; None if none does."""
-    lines = []
-    for part in name.split("+"):
-        try:
-            lines.append(find(part).code)
-        except DaydreamError:  # a function that was given as it is, and has no file
-            lines.append("")
-    return "; ".join(dict.fromkeys(lines)) if all(lines) else None
-
-
 def loadable(among: Sequence[str] | None = None) -> tuple[list[Optimization], dict[str, str]]:
     """Return the optimizations of these names (all if not given), and why others cannot be loaded."""
     found: list[Optimization] = []

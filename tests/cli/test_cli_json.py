@@ -21,7 +21,7 @@ WHATIF = [
     "typical_predicted_ns", "reason", "uncertainty_ns", "speedup", "held_ns", "left_in_replays_ns",
     "unprofiled_measured_ns", "unprofiled_replayed_ns",
     "unprofiled_predicted_ns", "unprofiled_anchored_ns", "steps", "before", "after", "changed", "inserted",
-    "removed", "contention", "memory", "notes", "code",
+    "removed", "contention", "memory", "rules", "notes", "code",
 ]  # fmt: skip
 
 

@@ -14,8 +14,12 @@ import daydream
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
 from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
+from daydream.collect.importers.xplane.programs import kernel_of, types_of
+from daydream.collect.importers.xplane.space import Plane, planes
 from daydream.errors import TraceError
 from daydream.trace.trace import Trace
+from daydream.transforms.code_lines import IN_JAX, code_of, framework_of
+from daydream.transforms.registry import names
 
 CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"
 
@@ -198,3 +202,92 @@ def test_a_public_training_profile_is_bound_by_its_gpu():
 
     assert {"forward", "backward"} <= set(trace.values("phase"))
     assert daydream.explain(trace).bound.value == "GPU"  # busy 93 % of the steps
+
+
+def test_lines_of_code_are_jaxs_own(trace):
+    ranking = daydream.rank(trace, pairs=0)
+    lines = [each.code for each in ranking.optimizations if each.code]
+
+    assert lines
+    assert not [line for line in lines if "torch" in line or "DataLoader(dataset" in line]
+    answer = daydream.whatif(trace, "scale", on="gpu", factor=0.5)
+    assert framework_of(answer.replay.graph) == "jax"
+    assert code_of("tf32", "jax") == 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")'
+    assert code_of("fused-norm", "jax") is None  # XLA fuses by itself: no line is better than torch's
+    assert "torch" in (code_of("fused-norm") or "")
+
+
+def test_every_line_of_jax_belongs_to_an_optimization():
+    assert set(IN_JAX) <= set(names())
+
+
+def test_threads_of_xlas_pool_complete_the_steps_of_a_recording_of_the_cpu():
+    replay = daydream.replay(import_trace([CPU]))
+    assert len(replay.steps) == 3  # all but the first, though the last operators run on threads of the pool
+    assert replay.max_error < 0.001
+
+
+def hlo() -> bytes:
+    """A program: a convert to float32, and a fusion to float32 of a product of two bfloat16 matrices."""
+
+    def shape(kind: int) -> bytes:
+        return field(2, kind)
+
+    def instruction(name: str, opcode: str, kind: int, number: int, *, takes=(), calls=()) -> bytes:
+        parts = field(1, name) + field(2, opcode) + field(3, shape(kind)) + field(35, number)
+        return parts + b"".join(field(36, one) for one in takes) + b"".join(field(38, one) for one in calls)
+
+    inner = [
+        instruction("a", "parameter", 16, 1),
+        instruction("b", "parameter", 16, 2),
+        instruction("dot.9", "dot", 11, 3, takes=(1, 2)),
+    ]
+    outer = [
+        instruction("convert.2", "convert", 11, 4),
+        instruction("gemm_fusion_dot.1", "fusion", 11, 5, calls=(77,)),
+        instruction("pair", "tuple", 13, 6),
+    ]
+    computations = [
+        field(3, b"".join(field(2, one) for one in inner) + field(5, 77)),
+        field(3, b"".join(field(2, one) for one in outer) + field(5, 78)),
+    ]
+    return field(1, field(1, "jit_step") + b"".join(computations))
+
+
+def metadata_plane(proto: bytes) -> tuple[bytes, Plane]:
+    plane = PlaneWriter("/host:metadata")
+    stat = field(1, 1) + field(6, proto)  # a stat of bytes: `Hlo Proto`
+    names = field(5, field(1, 1) + field(2, field(1, 1) + field(2, "Hlo Proto")))
+    program = field(4, field(1, 7) + field(2, field(1, 7) + field(2, "jit_step(7)") + field(5, stat)))
+    data = field(1, plane.done() + names + program)
+    return data, next(planes(data))
+
+
+def test_the_programs_of_a_profile_tell_element_types():
+    data, plane = metadata_plane(hlo())
+    types = types_of(data, plane)
+    assert types["jit_step", "convert.2"] == "float32"
+    assert types["jit_step", "gemm_fusion_dot.1"] == "bfloat16"  # what it multiplies, not what it returns
+    assert ("jit_step", "pair") not in types
+    assert kernel_of("gemm_fusion_dot.1") == "gemm_fusion_dot_1"
+
+
+def test_a_damaged_program_is_none():
+    for cut in range(0, len(hlo()), 7):
+        data, plane = metadata_plane(hlo()[:cut])
+        assert isinstance(types_of(data, plane), dict)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "dtype"),
+    [
+        ("a10g_conv2d", "gemm_fusion_dot_1", "float32"),  # in a CUDA graph: told by the kernel's name
+        ("mi300x_jax_te_fused_attn_training", "gemm_fusion_dot", "bfloat16"),
+        ("mi300x_jax0.8_conv_8gpu", "loop_transpose_fusion", "bfloat16"),
+    ],
+)
+def test_public_profiles_tell_element_types(name, kernel, dtype):
+    trace = import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
+    rows = zip(trace.values("name"), trace.values("dtype"), trace.is_kind("kernel"), strict=True)
+    found = {told for own, told, is_kernel in rows if own == kernel and is_kernel}
+    assert found == {dtype}

@@ -219,6 +219,12 @@ def test_no_cut_of_a_table_is_more_than_one_line(tmp_path):
             assert "\n" not in str(error)  # noqa: PT017 - most cuts are refused, some are whole tables
 
 
+def test_a_table_without_the_numbers_of_launches_is_refused(tmp_path):
+    text = long_table(("axpy", 16, axpy())).replace('"ID"', '"0"')
+    with pytest.raises(FileError, match="no counters that are known"):
+        read(tmp_path, text)
+
+
 @pytest.mark.parametrize(
     ("file", "launches", "flop", "nbytes"),
     [

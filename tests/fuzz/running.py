@@ -23,13 +23,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fuzz import kineto_cases, nsys_cases, option_cases, parquet_cases, vendor_cases
+from fuzz import counter_cases, kineto_cases, nsys_cases, option_cases, parquet_cases, vendor_cases
 from fuzz.hostile import Case, Maker
 from fuzz.smaller import smaller
 
 MAKERS: dict[Maker, int] = {
     kineto_cases.tiny: 25, kineto_cases.damaged: 20, kineto_cases.encoded: 5, kineto_cases.ranks: 6,
-    vendor_cases.rocprof: 8, vendor_cases.tables: 5, vendor_cases.xplane: 8,
+    vendor_cases.rocprof: 8, vendor_cases.tables: 5, vendor_cases.xplane: 8, vendor_cases.rocpd: 4,
+    counter_cases.tables: 8, counter_cases.texts: 6, counter_cases.objects: 2,
     nsys_cases.damaged: 12, parquet_cases.rows: 10, parquet_cases.types: 5, parquet_cases.metadata: 8, parquet_cases.memory: 6,
     parquet_cases.damaged: 3, option_cases.values: 10, option_cases.words: 3, option_cases.own_file: 6, option_cases.tables: 2,
 }  # fmt: skip
@@ -230,6 +231,7 @@ def prepare() -> None:
             importlib.import_module(module.name)
     import daydream.collect.importers.kineto.reader
     import daydream.collect.importers.nsys.reader
+    import daydream.collect.importers.rocprof.database
     import daydream.collect.importers.rocprof.reader
     import daydream.collect.importers.rocprof.tables
     import daydream.collect.importers.xplane.reader

@@ -6,16 +6,23 @@ import copy
 import gzip
 import json
 import random
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from fuzz.commands import command
 from fuzz.hostile import STRANGE, Case
 from fuzz.kineto_cases import bytes_changed
+from rocpd_sample import TABLES as TABLES_OF_ROCPD
+from rocpd_sample import write_rocpd
 from rocprof_text import AGENTS, CALLS, COPIES, KERNELS_NEW, KERNELS_OLD, process
 from xspace import training
 
 TABLES = (KERNELS_OLD, KERNELS_NEW, CALLS, COPIES, AGENTS)
 CELLS = ("", "x", "-1", "1e9", "1,2", '"', "99999999999999999999", "nan", "0", "\x00", "Agent 99", "\x1b[31m")
+
+
+VALUES: tuple[Any, ...] = (None, "", "x", b"\xff", 1.5, -1, 2**62, float("inf"), "\x1b[31m", 0)
 
 
 def rocprof(chance: random.Random) -> Case:
@@ -52,6 +59,21 @@ def xplane(chance: random.Random) -> Case:
         chance.choice((1, 2, 4)), vendor=chance.choice(("AMD", "Nvidia")), calls_apart=chance.random() < 0.5
     )
     return _case(chance, "xplane", "t.xplane.pb", text)
+
+
+def rocpd(chance: random.Random) -> Case:
+    """A database of rocprofv3 with other values in a column, and with changed bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = {}
+        for table, (columns, usual) in TABLES_OF_ROCPD.items():
+            changed = [list(row) for row in usual]
+            if changed and chance.random() < 0.2:
+                row = chance.choice(changed)
+                row[chance.randrange(len(columns.split(", ")))] = chance.choice(VALUES)
+            rows[table] = [tuple(row) for row in changed]
+        suffixes = chance.choice((("_a",), ("_a", "_b"), ("",)))
+        text = write_rocpd(Path(folder) / "t.db", suffixes, **rows).read_bytes()
+    return _case(chance, "rocpd", "t.db", text)
 
 
 def _case(chance: random.Random, kind: str, name: str, text: bytes) -> Case:

@@ -97,3 +97,15 @@ def latency_trace() -> Trace:
             *launched("second", at + 6, first + 42, first + 52, 2 * n + 1),
         ]
     return trace(rows)
+
+
+def unlaunched_trace() -> Trace:
+    #  no calls; a collective waits for a product of another stream, and the next product for it
+    #  stream 7  |a 100      |              |c 100: 142 to 242|
+    #  stream 8              |b: 102 to 140|                  |b: 244 to 282|
+    return trace(
+        kernel("a", 0, 100),
+        kernel("b", 102, 140, stream=8),
+        kernel("c", 142, 242),
+        kernel("b", 244, 282, stream=8),
+    )

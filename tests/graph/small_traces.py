@@ -6,7 +6,7 @@ step of a row by where it (or its launch) begins.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -115,12 +115,16 @@ def _end(each: Row) -> int:
 
 
 def _completions(rows: list[Row], borders: list[int]) -> list[int]:
-    """Give every row its step, and return when each step was complete."""
+    """Give every row its step, and return when each step was complete: none before the one before it.
+
+    CPU work counts up to the end of its step's range, as in recordings.
+    """
     ends = [0] * max(len(borders) - 1, 0)
     for each in rows:
         launch = rows[each["parent"]] if each["kind"] in DEVICE_KINDS and each["parent"] >= 0 else each
         step = int(np.searchsorted(borders, launch["start_ns"], side="right")) - 1
         each["step"] = step if 0 <= step < len(ends) else None
         if each["step"] is not None and each["kind"] != "sync":
-            ends[step] = max(ends[step], _end(each))
-    return ends
+            on_device = each["kind"] in DEVICE_KINDS
+            ends[step] = max(ends[step], _end(each) if on_device else min(_end(each), borders[step + 1]))
+    return list(accumulate(ends, max))

@@ -14,6 +14,7 @@ from rule_traces import (
     latency_trace,
     long_launch_trace,
     ranks_trace,
+    unlaunched_trace,
     waiting_trace,
 )
 from small_traces import total
@@ -29,6 +30,7 @@ WORTH = {  # rule: trace, what becomes twice as fast, the true end after that (s
     "launches": (long_launch_trace, {"name": "cudaLaunchKernel"}, 411 - 5 * 2.5 - 150),
     "events": (waiting_trace, {"name": "^a$"}, 3_600 + 112 + 20),
     "communication": (ranks_trace, {"name": "^a$"}, 10 + 30 + 1 + 20),
+    "pauses": (unlaunched_trace, {"name": "^a$"}, 50 + 2 + 38 + 2 + 100 + 2 + 38),
 }
 
 ALSO = {"events": ["late_starts"]}  # rules that find the same from other evidence

@@ -231,6 +231,42 @@ def test_work_of_calls_that_were_not_recorded_is_held_where_it_was():
     assert starts(graph)["b"] == 30
 
 
+def test_without_launches_a_stream_with_little_to_do_does_not_hold_the_others():
+    #  stream 7  |a 400         |2|a 400         |2|a 400         |
+    #  stream 8        |b 10 at 205: in the middle of a|  ...    |b at 607|
+    graph = build(
+        trace(
+            [kernel("a", 402 * n, 402 * n + 400) for n in range(4)],
+            [kernel("b", 402 * n + 205, 402 * n + 215, stream=8) for n in range(3)],
+        )
+    )
+    assert total(graph) == 4 * 400 + 3 * 2
+    assert graph.facts.unexplained == 0  # the device was never idle
+
+    graph.select(kind="kernel").scale(0)
+    # Each b still comes 203 us behind the end of an a, but no longer 392 us behind the b before it.
+    assert starts(graph)["b"] == pytest.approx(205 + 2 * 2, abs=2)
+
+
+def test_without_launches_a_pause_of_the_whole_device_stays():
+    #  stream 7  |a 0 to 100|          |c 310 to 330|
+    #  stream 8                |b 200 to 210|
+    rows = [kernel("a", 0, 100), kernel("b", 200, 210, stream=8), kernel("c", 310, 330)]
+    graph = build(trace(rows, steps=(-50, 150, 400)))
+    assert graph.facts.unexplained_ns == 200_000  # before b, and before c; the time before a is of no step
+    graph.select(name="^[ab]$").scale(0)
+    assert starts(graph)["c"] == 100 + 100
+
+
+def test_without_launches_work_is_held_only_until_its_device_has_finished_something():
+    #  stream 7  |a 0 to 100|   stream 8  |b 50 to 90|   stream 9  |c 95 to 99|
+    rows = [kernel("a", 0, 100), kernel("b", 50, 90, stream=8), kernel("c", 95, 99, stream=9)]
+    graph = build(trace(rows))
+    assert graph.select(kind="kernel").release_ns.tolist() == [0, 50_000, 0]
+    graph.select(name="^b$").scale(0.5)
+    assert starts(graph)["c"] == 75
+
+
 # -- collectives of several ranks --------------------------------------------------------------------
 
 

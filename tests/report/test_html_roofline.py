@@ -83,3 +83,12 @@ def test_a_browser_shows_it(replay, tmp_path):
         assert page.run(f"{box}.width") > 300
         assert page.run(f"{box}.height") > 150
         assert page.run("document.querySelectorAll('svg.roofline circle title').length") > 0
+
+
+def test_the_roof_of_l2_is_dashed_and_only_there_where_it_gives_more_than_memory():
+    device, points = find_device("a100"), [point(1.0, 1_000.0, 4_000)]
+    with_l2 = _svg(points, device, ["float32"], 3 * device.bandwidth)
+    assert str(with_l2).count("stroke-dasharray") == 1
+    assert "L2, as reached here" in str(with_l2)
+    for rate in (None, device.bandwidth / 2):
+        assert "stroke-dasharray" not in str(_svg(points, device, ["float32"], rate))

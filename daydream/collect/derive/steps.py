@@ -230,10 +230,12 @@ def measure_steps(
     counts = (device | recording.is_kind("operator", "runtime")) & (step >= 0)
     stops = np.array([stop for _, _, stop in ranges], np.int64)
     completion = np.array([begin for _, begin, _ in ranges], np.int64)
+    # Where CPUs alone work, their operators may go on behind the range, as a device's do (XLA's thread pool).
+    whole = device if device.any() else recording.is_kind("operator")
     for portion in range(0, len(recording), PORTION):  # in portions: times are wide
         rows = portion + np.flatnonzero(counts[portion : portion + PORTION])
         end = recording["start_ns"][rows] + recording["duration_ns"][rows]
-        limited = np.where(device[rows], end, np.minimum(end, stops[step[rows]]))
+        limited = np.where(whole[rows], end, np.minimum(end, stops[step[rows]]))
         np.maximum.at(completion, step[rows], limited)
     completion = np.maximum.accumulate(completion)  # a step is not done before the one before it
     orphans = bool((device & (launch < 0)).any()) and not is_device_alone(recording)

@@ -197,10 +197,7 @@ def _read(
 ) -> list[Recording]:
     """Return the recordings in a file: one, or one per rank where it holds several processes."""
     if kind == "nsys":
-        from daydream.collect.importers.nsys.processes import split_ranks
-        from daydream.collect.importers.nsys.reader import read_nsys
-
-        return split_ranks(read_nsys(path, max_unpacked=max_unpacked))
+        return _of_database(path, max_unpacked)
     say = None if progress is None else (lambda share: progress(path.name, share))
     if kind == "rocprof":
         from daydream.collect.importers.rocprof.reader import read_rocprof_json
@@ -213,6 +210,20 @@ def _read(
     from daydream.collect.importers.kineto.reader import read_kineto
 
     return [read_kineto(path, progress=say, max_unpacked=max_unpacked, readers=readers)]
+
+
+def _of_database(path: Path, max_unpacked: int | None) -> list[Recording]:
+    """Return the recordings in an SQLite file: ranks of Nsight Systems' export, or processes of rocpd."""
+    from daydream.collect.importers.database import open_database
+    from daydream.collect.importers.nsys.export import Export, no_export
+    from daydream.collect.importers.nsys.processes import split_ranks
+    from daydream.collect.importers.nsys.reader import read_export
+    from daydream.collect.importers.rocprof.database import is_rocpd, read_rocpd
+
+    with open_database(path, max_unpacked, no_export) as connection:
+        if is_rocpd(connection):
+            return read_rocpd(connection, path)
+        return split_ranks(read_export(Export(connection, path)))
 
 
 def _need_etdump(

@@ -25,6 +25,8 @@ SUFFIXES = (
     ".json.gz",
     ".sqlite",
     ".sqlite.gz",
+    ".db",
+    ".db.gz",
     ".etdp",
     ".pb",
     ".pb.gz",

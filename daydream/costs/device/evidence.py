@@ -10,6 +10,7 @@ from daydream.costs.counters.quantities import conflict_share
 from daydream.costs.device.roofline import device_or_none, is_matrix_kernel, names_fit
 from daydream.costs.devices import device_of
 from daydream.costs.kernels import bound, counted_tasks, number_formats, peaks, units_of, work
+from daydream.costs.workload.cache import bound_by_l2, counted_l2_bytes, reached_l2
 from daydream.costs.workload.counters import entry_of_rows
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -97,14 +98,18 @@ def by_counters(
 
 
 def say_evidence(graph: Graph, kernels: Selection) -> None:
-    """Note what kernels' work is known from, and where counters contradict names; nothing without counters.
+    """Say what kernels' work is known from, and where counters contradict names.
+
+    With counters it is a note. Without, it is one of `facts.rules`, which `-v` and JSON show.
 
     Args:
         graph: the graph of the trace.
         kernels: those that a change is about, as they run today.
     """
-    if graph.trace is not None and graph.trace.metadata.get("counters"):
-        for sentence in evidence(graph, kernels):
+    told = graph.trace is not None and graph.trace.metadata.get("counters")
+    for sentence in evidence(graph, kernels):
+        graph.facts.rules += [sentence] * (sentence not in graph.facts.rules)
+        if told:
             graph.note(sentence)
 
 
@@ -125,6 +130,7 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     rule = rule_of(graph, kernels)
     parts = [f"{name} for {time[rule == name].sum() / total:.1%}" for name in RULES if (rule == name).any()]
     said = [f"What bounds the kernels is known by {', '.join(parts)} of their time."]
+    said += _of_l2(graph, kernels, time / total)
     told, by_name = counted_kind(graph, kernels), named_kind(kernels)
     differs = (told != by_name) & (told != None) & (by_name != None)  # noqa: E711
     if differs.any():
@@ -138,6 +144,22 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
             f"{time[differs].sum() / total:.1%} of the time, and decide: {'; '.join(each)}."
         )
     return said
+
+
+def _of_l2(graph: Graph, kernels: Selection, part: np.ndarray) -> list[str]:
+    """Return what L2 bounds, and what its roof is taken from; nothing where it bounds nothing."""
+    device, highest = device_or_none(graph), reached_l2(graph)
+    if device is None or highest is None:
+        return []
+    near = bound_by_l2(graph, kernels, device.bandwidth) & (counted_kind(graph, kernels) == "memory")
+    if not near.any():
+        return []
+    kernels_near = number_of(int(near.sum()), "kernel")
+    said = (
+        f"L2 bounds {kernels_near}, {part[near].sum():.1%} of the time: more passes it than memory gives. "
+        f"Its roof is taken to be the highest rate of this recording, {highest:,.0f} GB/s."
+    )
+    return [said]
 
 
 def _pair(which: np.ndarray, time: np.ndarray, total: float, name: str, counters: str) -> str:
@@ -155,7 +177,8 @@ def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
         kernels: on a device whose peaks are known.
 
     Returns:
-        ns, shape (kernels,), float64: the longer of FLOP at peak and bytes at full bandwidth.
+        ns, shape (kernels,), float64: the longest of FLOP at peak, bytes at full bandwidth and, where they
+        were counted, bytes through L2 at the highest rate of this recording.
 
     Raises:
         NotApplicableError: the device is not in the table.
@@ -166,7 +189,10 @@ def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
     known &= np.isfinite(rate) | (amounts.flop == 0)
     arithmetic = np.where(amounts.flop > 0, amounts.flop / rate, 0.0)
     found: np.ndarray = np.where(known, np.maximum(arithmetic, amounts.nbytes / device.bandwidth), np.nan)
-    return found
+    highest = reached_l2(graph)
+    if highest is None or highest < device.bandwidth:  # L2 gives more than memory: nothing came near its roof
+        return found
+    return np.where(known, np.fmax(found, counted_l2_bytes(graph, kernels) / highest), np.nan)
 
 
 def counted_conflicts(graph: Graph, kernels: Selection) -> np.ndarray:

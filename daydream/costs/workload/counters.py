@@ -33,6 +33,14 @@ def counted_amounts(trace: Trace, key: str) -> np.ndarray:
     return found
 
 
+def counted_quantity(trace: Trace, name: str) -> np.ndarray:
+    """Return one of the quantities (`counters/quantities.py`) of each row, float64, NaN where not counted."""
+    entries = trace.metadata.get("counters") or []
+    values = [(entry.get("amounts") or {}).get(name, np.nan) for entry in entries]
+    found: np.ndarray = np.array([*values, np.nan], np.float64)[entry_of_rows(trace)]
+    return found
+
+
 def entry_of_rows(trace: Trace) -> np.ndarray:
     """Return the place among `metadata["counters"]` of each row, int64; -1 for none. Worked out once."""
     entries = trace.metadata.get("counters") or []

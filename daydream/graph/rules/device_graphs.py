@@ -27,6 +27,7 @@ HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses so
 BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 PARTLY_NS = 100_000  # of a graph of which other nodes are missing; its first starts in 10 to 50 us
 UNTRACED = "untraced graph nodes"
+GRAPH_WORDS = {"cuda": "CUDA graph", "rocm": "HIP graph"}
 UNTRACED_HEAD = "untraced work from before the window"
 
 
@@ -76,14 +77,20 @@ def _spread(work: DeviceWork) -> np.ndarray:
     return spread
 
 
+def _graph_word(builder: GraphBuilder) -> str:
+    """Return what the device's vendor calls many kernels of one launch."""
+    return GRAPH_WORDS.get(builder.trace.metadata.get("vendor", "cuda"), "device graph")
+
+
 def link_nodes(builder: GraphBuilder) -> None:
     """Link nodes of one graph launch across streams, and count the holes that stand for untraced work."""
     graph = builder.graph
     columns = graph.columns
+    named = _graph_word(builder)
     captured = int(builder.named(BEGIN_CAPTURE.search)[columns["kind"] == CPU].sum())
     if captured:
         graph.note(
-            f"{counted(captured, 'CUDA graph is', 'CUDA graphs are')} captured here: calls between begin and "
+            f"{counted(captured, f'{named} is', f'{named}s are')} captured here: calls between begin and "
             "end of a capture run nothing; their work runs when the graph is replayed."
         )
     holes = (columns["kind"] != CPU) & (columns["row"] < 0)
@@ -91,7 +98,7 @@ def link_nodes(builder: GraphBuilder) -> None:
         graph.facts.untraced_ns += int(columns["duration_ns"][holes].sum())
         found, total = counted(int(holes.sum()), "hole"), columns["duration_ns"][holes].sum()
         graph.note(
-            f"{found} between recorded nodes of CUDA graphs, {total / 1e6:,.2f} ms in total, "
+            f"{found} between recorded nodes of {named}s, {total / 1e6:,.2f} ms in total, "
             "counted as untraced device work."
         )
     launched = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
@@ -165,7 +172,9 @@ def _add_heads(builder: GraphBuilder, tasks: np.ndarray, name: str, *, launched:
     graph.facts.untraced_ns += int(duration.sum())
     total = f"{duration.sum() / 1e6:,.2f} ms in total, counted as untraced device work."
     if launched:
-        graph.note(f"{counted(len(tasks), 'CUDA graph')} began with nodes that were not recorded, {total}")
+        graph.note(
+            f"{counted(len(tasks), _graph_word(builder))} began with nodes that were not recorded, {total}"
+        )
     else:
         streams = counted(len(tasks), "stream")
         graph.note(f"{streams} began with work launched before the window that was not recorded, {total}")

@@ -84,7 +84,8 @@ def hand_over(builder: GraphBuilder) -> None:
 def tell_background(builder: GraphBuilder) -> None:
     """Mark the threads that nothing waits for: they launch no device work and hand nothing over.
 
-    What they do at the time completes no step. Where none launches, the busiest is not one of them.
+    What they do at the time completes no step. Where none launches, the busiest is not one of them, nor is a
+    thread of XLA's pool: the operators that it runs are the compiled program's, never a loader's.
     """
     graph = builder.graph
     columns = graph.columns
@@ -99,11 +100,20 @@ def tell_background(builder: GraphBuilder) -> None:
     for rank in {graph.lanes[lane].rank for lane in lanes}:
         mine = [lane for lane in lanes if graph.lanes[lane].rank == rank]
         front = {lane for lane in mine if lane in launching or lane in builder.linked_threads}
+        if builder.trace.metadata.get("profiler") == "jax":
+            front |= set(mine) & _with_operators(builder)
         if not front & launching:  # two threads of a collective may be linked to each other only
             front.add(max(mine, key=lambda lane: time[lane]))
         for lane in mine:
             if lane not in front:
                 graph.lanes[lane] = replace(graph.lanes[lane], background=True)
+
+
+def _with_operators(builder: GraphBuilder) -> set[int]:
+    """Return the lanes that hold operators."""
+    columns = builder.graph.columns
+    of_operators = np.append(builder.trace.is_kind("operator"), False)[columns["row"]]  # the last: of no row
+    return set(np.unique(columns["lane"][(columns["kind"] == CPU) & of_operators]).tolist())
 
 
 def _calls(idle: IdleTime, bursts: np.ndarray) -> bool:

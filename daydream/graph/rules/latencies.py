@@ -33,6 +33,7 @@ def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
     graph = builder.graph
     columns = graph.columns
     unexplained = []
+    nothing_launched = not (columns["launch"] >= 0).any()
     runs = stream_runs(builder)
     events = _event_ends(builder)
     for learning in (True, False):
@@ -49,7 +50,12 @@ def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
                 arrived = np.maximum(launched + LARGEST_QUEUED_NS, event + LARGEST_QUEUED_NS)
                 startups.append((start - before)[(arrived <= before) & (launch >= 0)])
             else:
-                unexplained.append(_settle(builder, tasks, start, launched, before, event, measured=measured))
+                unexplained.append(
+                    _settle(
+                        builder, tasks, start, launched, before, event,
+                        measured=measured, nothing_launched=nothing_launched,
+                    )
+                )  # fmt: skip
         if learning:
             graph.facts.launch_latency_ns = _typical(latencies, LARGEST_LATENCY_NS, USUAL_LATENCY_NS)
             graph.facts.startup_ns = _typical(
@@ -57,7 +63,7 @@ def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
                 LARGEST_STARTUP_NS,
                 USUAL_STARTUP_NS.get(builder.trace.metadata.get("vendor", ""), 0),
             )
-    if not (columns["launch"] >= 0).any():  # each pause of the device has a cause that was not recorded
+    if nothing_launched:  # each pause of the device has a cause that was not recorded
         unexplained = [_idle(builder, [tasks for _, tasks in runs])]
     late = np.concatenate(unexplained) if unexplained else np.empty(0, np.int64)
     if len(late):
@@ -83,6 +89,7 @@ def _settle(
     event: np.ndarray,
     *,
     measured: bool,
+    nothing_launched: bool,
 ) -> np.ndarray:
     """Give each task of a stream the costs its recorded start allows; return the waits left unexplained."""
     graph = builder.graph
@@ -98,7 +105,7 @@ def _settle(
     known = np.maximum(np.maximum(by_launch, by_stream), event)
     rest = start - known
     last = np.where(by_launch >= np.maximum(by_stream, event), 0, np.where(by_stream >= event, 1, 2))
-    last[~launched_here] = 1
+    last[~launched_here] = np.where(by_stream >= event, 1, 2)[~launched_here] if nothing_launched else 1
     latency = np.where((last == 0) & (rest > 0), latency + rest, latency)
     startup = np.where((last == 1) & (rest > 0), startup + rest, startup)
     builder.event_latency_ns[tasks] = np.where((last == 2) & (rest > 0), rest, 0)
@@ -109,12 +116,14 @@ def _settle(
 
 
 def _idle(builder: GraphBuilder, tasks: list[np.ndarray]) -> np.ndarray:
-    """Return how long the device did nothing, where no stream had work, before tasks that then began."""
+    """Return how long the device did nothing, where no stream had work, before tasks of covered steps."""
     every = np.concatenate(tasks) if tasks else np.empty(0, np.int64)
     every = every[np.argsort(builder.start_ns[every], kind="stable")]
     latest = np.maximum.accumulate(builder.end_ns[every])
     idle = builder.start_ns[every[1:]] - latest[:-1]
-    return np.asarray(idle[idle > LARGEST_STARTUP_NS])
+    covered = [number for number, step in enumerate(builder.graph.steps) if step.get("covered")]
+    counts = np.isin(builder.graph.columns["step"][every[1:]], covered)
+    return np.asarray(idle[counts & (idle > LARGEST_STARTUP_NS)])
 
 
 def _event_ends(builder: GraphBuilder) -> np.ndarray:

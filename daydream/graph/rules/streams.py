@@ -9,7 +9,8 @@ Work whose launch is not in the trace is counted. Where it comes before all laun
 stream, the CPU had run ahead before the recording began: it was in the queue already, and what it waited
 for is the work before it on the stream; only the first is held to its recorded start. Further
 behind, a call was not recorded: when it came is not known, and the start is held. Where no call
-was recorded at all, each task follows the one before it on its stream, and the pause between them stays.
+was recorded at all, each task follows the one before it on its stream, or what the device had finished
+when it began (rule `pauses`), and the pause between them stays.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def order_streams(builder: GraphBuilder, *, holes: bool = True) -> None:
     )  # fmt: skip
     if holes:
         work = fill_holes(work)
+    held = _held(work, distinct_rows([np.array(streams)[:, 0], np.array(streams)[:, 1]])[0])
     kind_of = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in trace.text("kind")] + [-1])
     kind = kind_of[trace["kind"][work.like]]
     texts = builder.texts_of(work.like)
@@ -73,7 +75,7 @@ def order_streams(builder: GraphBuilder, *, holes: bool = True) -> None:
         duration_ns=work.duration,
         launch=work.launch,
         order=work.order,
-        release_ns=np.where(_held(work), work.start, 0),
+        release_ns=np.where(held, work.start, 0),
         measured_start_ns=work.start,
         **texts,
     )
@@ -86,23 +88,27 @@ def order_streams(builder: GraphBuilder, *, holes: bool = True) -> None:
     if orphan.any():
         graph.note(
             f"{int(orphan.sum()):,} of {counted(len(launch), 'device task')} were launched before the "
-            f"window, or by calls that were not recorded; {int(_held(work).sum()):,} of them are fixed at "
+            f"window, or by calls that were not recorded; {int(held.sum()):,} of them are fixed at "
             "their recorded start, the others follow the work before them."
         )
 
 
-def _held(work: DeviceWork) -> np.ndarray:
+def _held(work: DeviceWork, device_of_lane: np.ndarray) -> np.ndarray:
     """Return which tasks are held to their recorded start: without a launch, and not queued behind others.
 
-    Tasks ahead of all launched ones of their stream are queued from the begin of the window on, as all are
-    where nothing was launched.
+    Tasks ahead of all launched ones of their stream are queued from the begin of the window on. Where
+    nothing was launched that holds for those that began before their device had finished anything.
     """
     held = work.launch < 0
-    nothing_launched = bool(held.all())
+    if held.all():
+        device = device_of_lane[work.lane]
+        first_end = np.full(int(device.max(initial=0)) + 1, 2**62)
+        np.minimum.at(first_end, device, work.start + work.duration)
+        first_of_lane = np.append(True, work.lane[1:] != work.lane[:-1])
+        return np.asarray(first_of_lane & (work.start < first_end[device]))
     for begin, end in runs_of(work.lane):
         launched = np.flatnonzero(work.launch[begin:end] >= 0)
-        queued = int(launched[0]) if len(launched) else (end - begin if nothing_launched else 0)
-        held[begin + 1 : begin + queued] = False
+        held[begin + 1 : begin + (int(launched[0]) if len(launched) else 0)] = False
     return held
 
 

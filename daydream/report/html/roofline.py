@@ -13,6 +13,7 @@ import numpy as np
 from daydream.costs.device.evidence import rule_of
 from daydream.costs.device.roofline import device_or_none
 from daydream.costs.kernels import bound, number_formats, work
+from daydream.costs.workload.cache import reached_l2
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KERNEL
 from daydream.report.html.elements import Html, element, joined
@@ -59,7 +60,7 @@ def picture(graph: Graph) -> Html:
     used = sorted({name for name in formats.tolist() if name in device.tflops})
     return joined(
         element("p", _covered(points, int(kernels.duration_ns.sum())), class_="help"),
-        _svg(points, device, used),
+        _svg(points, device, used, reached_l2(graph)),
     )
 
 
@@ -121,7 +122,8 @@ class _Scale:
         return round(HEIGHT - BOTTOM - part * (HEIGHT - BOTTOM - TOP), 1)
 
 
-def _svg(points: list[Point], device: Device, formats: list[str]) -> Html:
+def _svg(points: list[Point], device: Device, formats: list[str], cache: float | None = None) -> Html:
+    """Return the drawing; `cache` is the highest rate through L2 that was counted, GB/s."""
     scale, whole = _Scale(points, device, formats), max(point.ns for point in points)
     circles = [
         element(
@@ -132,7 +134,7 @@ def _svg(points: list[Point], device: Device, formats: list[str]) -> Html:
         for point in points[:MOST]
     ]  # fmt: skip
     return element(
-        "svg", _axes(scale), *_roofs(scale, device, formats), *circles, _legend(points),
+        "svg", _axes(scale), *_roofs(scale, device, formats, cache), *circles, _legend(points),
         viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="roofline", style="width: 100%; max-width: 60rem",
         aria_label=f"Roofline of a {device.name}", font_size="11", fill="currentColor",
     )  # fmt: skip
@@ -164,12 +166,21 @@ def _axes(scale: _Scale) -> Html:
     return element("g", *parts)
 
 
-def _roofs(scale: _Scale, device: Device, formats: list[str]) -> list[Html]:
-    """Return the slope of memory, and a flat line for each number format that a kernel calculates in."""
+def _roofs(scale: _Scale, device: Device, formats: list[str], cache: float | None) -> list[Html]:
+    """Return the slope of memory, and a flat line for each number format that a kernel calculates in.
+
+    Above memory's lies the slope of L2, dashed, where it was counted to give more.
+    """
     highest = max(device.peak(name) for name in formats)
     begin = max(10.0**scale.x0, 10.0**scale.y0 / device.bandwidth)
     slope = [begin, highest / device.bandwidth]
     found = [_line(*(each for x in slope for each in (scale.x(x), scale.y(x * device.bandwidth))))]
+    if cache is not None and cache > device.bandwidth:
+        begin, end = max(10.0**scale.x0, 10.0**scale.y0 / cache), highest / cache
+        if begin < end:
+            ends = (scale.x(begin), scale.y(begin * cache), scale.x(end), scale.y(highest))
+            found.append(_line(*ends, dashed=True))
+            found.append(_text(ends[2] - 4, ends[3] - 5, "L2, as reached here", "end"))
     placed: list[float] = []
     for name in sorted(formats, key=device.peak, reverse=True):
         peak = device.peak(name)
@@ -190,10 +201,11 @@ def _legend(points: list[Point]) -> Html:
     return element("g", *parts)
 
 
-def _line(x0: float, y0: float, x1: float, y1: float, *, faint: bool = False) -> Html:
+def _line(x0: float, y0: float, x1: float, y1: float, *, faint: bool = False, dashed: bool = False) -> Html:
     return element(
         "line", x1=str(x0), y1=str(y0), x2=str(x1), y2=str(y1), stroke="currentColor",
         stroke_width="1" if faint else "1.5", stroke_opacity="0.12" if faint else "0.8",
+        **({"stroke_dasharray": "5 4"} if dashed else {}),
     )  # fmt: skip
 
 

@@ -175,9 +175,9 @@ def bottleneck_text(comparison: Prediction) -> str:
 
 def answer_lines(comparison: Prediction) -> list[str]:
     """Return the answer as the first lines of a page: the headline, the line of code, the bottleneck."""
-    from daydream.transforms.registry import code_of
+    from daydream.transforms.code_lines import code_of, framework_of
 
-    code = code_of(comparison.optimization)
+    code = code_of(comparison.optimization, framework_of(comparison.replay.graph))
     return [
         str(headline(comparison)),
         *filter(None, [far_mean(comparison.replay)]),

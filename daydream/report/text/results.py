@@ -89,7 +89,7 @@ def whatif_text(
     """
     from daydream.explanation.parts import parts_of_change  # which replays and imports do without
     from daydream.report.text import answer
-    from daydream.transforms.registry import code_of
+    from daydream.transforms.code_lines import code_of, framework_of
 
     before, after = parts_of_change(comparison)
     moved = moved_bound(before, after)
@@ -100,7 +100,7 @@ def whatif_text(
         *answer.range_words(comparison),
         *map(Figures, typical_prediction(comparison)),
         *memory_words(comparison.memory_answer),
-        *answer.code_words(code_of(comparison.optimization)),
+        *answer.code_words(code_of(comparison.optimization, framework_of(comparison.replay.graph))),
     ]
     known = comparison.reason is None
     bottom: list[Block] = answer.bottleneck(comparison, moved, suggestion) if known else []
@@ -124,15 +124,17 @@ def _details(comparison: Prediction) -> list[Block]:
     ]  # fmt: skip
     used = [Words(", ".join(options), f"{MARGIN}options     ", HANGING)] if options else []
     figures = map(Figures, [whatif_headline(comparison), *unprofiled_prediction(comparison)])
-    return [*figures, *used, MARGIN + edits_text(comparison)]
+    rules = [Words(said, f"{MARGIN}kernels     ", HANGING) for said in comparison.graph.facts.rules]
+    return [*figures, *used, *rules, MARGIN + edits_text(comparison)]
 
 
 def whatif_json(comparison: Prediction) -> dict[str, Any]:
     """Return the object `whatif --json` prints: the figures, and what the text tells of the step's time."""
     from daydream.explanation.parts import parts_json, parts_of_change
-    from daydream.transforms.registry import code_of
+    from daydream.transforms.code_lines import code_of, framework_of
 
-    found = comparison.to_json() | {"code": code_of(comparison.optimization)}
+    framework = framework_of(comparison.replay.graph)
+    found = comparison.to_json() | {"code": code_of(comparison.optimization, framework)}
     for side, parts in zip(("before", "after"), parts_of_change(comparison), strict=True):
         old = {"by_bound": parts["by_cause"]}  # until 0.3, as `by_cause` of `Prediction.to_json`
         found[side] = parts_json(parts) | found[side] | old

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import shutil
 import sqlite3
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from daydream.collect.importers.database import open_database, quoted
 from daydream.errors import TraceError
-from daydream.files.input_files import Counted, check_regular, most_unpacked
-from daydream.files.own_folders import own_folder
 from daydream.trace.schema import UNKNOWN
 
-MAGIC = b"SQLite format 3\x00"
 MISSING = -(2**63)
 """Value of a time that is null."""
 BLOCK = 50_000
@@ -33,20 +28,8 @@ def open_export(path: str | os.PathLike[str], max_unpacked: int | None = None) -
     Raises `TraceError` if the file is missing, damaged or no Nsight Systems export, at
     once or, where SQLite notices later, from within the block.
     """
-    with own_folder("daydream") as folder:
-        database = _unpacked(Path(path), folder, max_unpacked)
-        connection = None
-        try:
-            # immutable: nothing else writes the file, and no lock or journal appears beside it
-            connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            yield Export(connection, path)
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            said = str(error)
-            raise TraceError(f"{path} is damaged or cut off (SQLite: {said!r}); export it again.") from None
-        finally:
-            if connection is not None:
-                connection.close()
+    with open_database(path, max_unpacked, no_export) as connection:
+        yield Export(connection, path)
 
 
 class Export:
@@ -75,8 +58,8 @@ class Export:
         """
         chosen = [self._chosen(table, field) for field in fields]
         if text is not None:
-            chosen.append(_quoted(text) if text in self.tables[table] else "NULL")
-        cursor = self.connection.execute(f"SELECT {', '.join(chosen)} FROM {_quoted(table)}")  # noqa: S608
+            chosen.append(quoted(text) if text in self.tables[table] else "NULL")
+        cursor = self.connection.execute(f"SELECT {', '.join(chosen)} FROM {quoted(table)}")  # noqa: S608
         while rows := cursor.fetchmany(BLOCK):
             try:
                 numbers = np.array([row[: len(fields)] for row in rows], np.int64)
@@ -91,7 +74,7 @@ class Export:
         """Return the rows of a small table as dictionaries; none if it is not there."""
         if table not in self.tables:
             return []
-        rows = self.connection.execute(f"SELECT * FROM {_quoted(table)}").fetchall()  # noqa: S608
+        rows = self.connection.execute(f"SELECT * FROM {quoted(table)}").fetchall()  # noqa: S608
         return [dict(zip(self.tables[table], row, strict=True)) for row in rows]
 
     def enum(self, table: str, column: str) -> dict[int, str]:
@@ -124,46 +107,15 @@ class Export:
         return 0
 
     def _columns(self, table: str) -> list[str]:
-        return [row[1] for row in self.connection.execute(f"PRAGMA table_info({_quoted(table)})")]
+        return [row[1] for row in self.connection.execute(f"PRAGMA table_info({quoted(table)})")]
 
     def _chosen(self, table: str, field: str) -> str:
         null = MISSING if field in TIMES else UNKNOWN
-        return f"IFNULL({_quoted(field)}, {null})" if field in self.tables[table] else str(null)
+        return f"IFNULL({quoted(field)}, {null})" if field in self.tables[table] else str(null)
 
 
-def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
-    """Return a path to a plain SQLite file with the export in it."""
-    check_regular(path)
-    try:
-        with path.open("rb") as file:
-            packed_file = file.read(2) == b"\x1f\x8b"
-        if packed_file:
-            target = folder / "export.sqlite"
-            with gzip.open(path) as packed, target.open("wb") as plain:
-                shutil.copyfileobj(Counted(packed, path, most_unpacked(path, max_unpacked)), plain, 1 << 20)
-        else:
-            target = path
-        size = target.stat().st_size
-        with target.open("rb") as file:
-            header = file.read(100)
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise TraceError(f"{path} is a folder; name one .sqlite file of it") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TraceError(f"{path}: the gzip data is cut off or damaged") from None
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from None
-    if header[: len(MAGIC)] != MAGIC:
-        if ".nsys-rep" in path.name or ".qdrep" in path.name:
-            raise TraceError(f"{path} is a report; export it first: `nsys export --type sqlite {path.name}`.")
-        raise TraceError(f"{path} is not an SQLite database; `nsys export --type sqlite` writes one.")
-    page = int.from_bytes(header[16:18], "big")
-    pages = int.from_bytes(header[28:32], "big")
-    if len(header) < 100 or size < pages * (65536 if page == 1 else page):
-        raise TraceError(f"{path} is cut off: {size:,} bytes, but its header promises more; export it again.")
-    return target
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def no_export(path: Path) -> str:
+    """Return what is said of a file that is no database, behind its name."""
+    if ".nsys-rep" in path.name or ".qdrep" in path.name:
+        return f"is a report; export it first: `nsys export --type sqlite {path.name}`."
+    return "is not an SQLite database; `nsys export --type sqlite` writes one."

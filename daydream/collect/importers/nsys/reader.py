@@ -65,12 +65,17 @@ def read_nsys(path: str | os.PathLike[str], *, max_unpacked: int | None = None) 
     Raises `TraceError` if the file is no such export or has no CUDA activity.
     """
     with open_export(path, max_unpacked) as export:
-        if not any(table in export for table in CUDA_TABLES):
-            raise TraceError(
-                f"{path} is an Nsight Systems export without CUDA activity; record again with "
-                "`nsys profile --trace=cuda,nvtx` and export with `nsys export --type sqlite`."
-            )
-        return _Importer(export).recording(Path(path).name)
+        return read_export(export)
+
+
+def read_export(export: Export) -> Recording:
+    """Return the recording in an export that is open, as `read_nsys` does."""
+    if not any(table in export for table in CUDA_TABLES):
+        raise TraceError(
+            f"{export.path} is an Nsight Systems export without CUDA activity; record again with "
+            "`nsys profile --trace=cuda,nvtx` and export with `nsys export --type sqlite`."
+        )
+    return _Importer(export).recording(Path(export.path).name)
 
 
 class _Importer:

@@ -3,7 +3,7 @@
 Streams of `/device:GPU:n` are lanes, what runs on them kernels, copies and memsets; threads of `/host:CPU`
 hold calls that launch (with the correlation id of what they launched), the operators of a compiled program,
 and ranges. What XLA says of an operator (the path of JAX's transformations and scopes) gives layers and
-phases. Host names, and the programs that the file holds, are not read.
+phases, and the programs that the file holds give element types. Host names are not read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from daydream.collect.importers.kineto.blocks import opened
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.collect.importers.xplane.host_lines import calls_on_their_thread
 from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
+from daydream.collect.importers.xplane.programs import PROGRAMS, kernel_of, types_of
 from daydream.collect.importers.xplane.space import Line, Plane, Value, lines, planes, stats_of
 from daydream.collect.importers.xplane.wire import DamagedError, damaged
 from daydream.errors import TraceError
@@ -43,7 +44,7 @@ FRAME = re.compile(r"^\$\S* ?")  # of Python: `$api.py:3105 block_until_ready`
 WAITS = ("block_until_ready", "_value")  # frames in which a thread stands until its arrays are computed
 STATS = frozenset({
     "correlation_id", "kernel_details", "memcpy_details", "memset_details", "Memset_details", "hlo_op",
-    "name", "step_num",
+    "name", "step_num", "hlo_module",
 })  # fmt: skip
 DEVICE_STATS = {
     "clock_rate": ("clock_hz", 1_000), "core_count": ("multiprocessors", 1),
@@ -87,12 +88,17 @@ class _Reader:
         self.builder = RowBuilder()
         self.devices: list[dict[str, Any]] = []
         self.operators: dict[str, str] = {}  # of compiled programs, and the path of each
+        self.types: dict[tuple[str, str], str] = {}  # by program and operator
         self.vendor = ""
         self.sums = 0
         self.begun_ns = 0
 
     def recording(self) -> Recording:
         found = list(planes(self.data))
+        for plane in found:
+            if plane.name == PROGRAMS:
+                told = types_of(self.data, plane)
+                self.types |= {(module, kernel_of(name)): one for (module, name), one in told.items()} | told
         for number, plane in enumerate(found):
             if match := GPU.match(plane.name):
                 self._device(int(match.group(1)), plane)
@@ -164,7 +170,14 @@ class _Reader:
             grid=builder.coded("grid", [match and match.group(1) for match in extents]),
             block=builder.coded("block", [match and match.group(2) for match in extents]),
             bytes=whole([match.group(1) if match else "" for match in sizes]),
+            dtype=builder.coded("dtype", [self._type(*one) for one in zip(stats, shown, strict=True)]),
         )  # fmt: skip
+
+    def _type(self, stats: dict[str, Value], kernel: str) -> str | None:
+        """Return the element type of a kernel's operator, which a device graph tells by its name alone."""
+        module = str(stats.get("hlo_module", ""))
+        told = self.types.get((module, str(stats.get("hlo_op", ""))))
+        return told or self.types.get((module, kernel))
 
     def _host(self, plane: Plane) -> None:
         """Add the threads of the host."""

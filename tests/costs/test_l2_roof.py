@@ -1,0 +1,108 @@
+"""The roof of the L2 cache, by counters made for small kernels: rates and classes written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from shared import shared_trace
+from test_counter_files import OPS, long_table
+from test_counters_on_traces import launches
+
+import daydream
+from daydream import attach_counters, build
+from daydream.costs import bound
+from daydream.costs.device.evidence import at_peak_ns, evidence
+from daydream.costs.kernels import counted_tasks
+from daydream.costs.workload.cache import LEAST_NS, bound_by_l2, reached_l2
+
+BANDWIDTH = 3_352.0  # GB/s of an H100's memory
+H100 = "kineto/h100_vit_inference.json.gz"
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """Return a graph of the H100 trace, each kernel counted: 1 FLOP and 100 bytes of memory a ns."""
+
+    def graph(l2_rate):
+        path = shared_trace(H100)
+        rows = [
+            (name, blocks, {
+                OPS.format("fadd"): ("inst", "0"), OPS.format("fmul"): ("inst", "0"),
+                OPS.format("ffma"): ("inst", f"{ns / 2:.0f}"), "dram__bytes.sum": ("byte", f"{100 * ns}"),
+                **({} if l2_rate is None else {"lts__t_bytes.sum": ("byte", f"{l2_rate(at, ns) * ns:.0f}")}),
+            })
+            for at, (name, blocks, ns) in enumerate(launches(daydream.load(path)))
+        ]  # fmt: skip
+        (tmp_path / "c.csv").write_text(long_table(*rows))
+        return build(attach_counters(daydream.load(path), [tmp_path / "c.csv"]))
+
+    return graph
+
+
+def by_kind(graph):
+    kernels = graph.select(kind="kernel")
+    kinds = bound(graph, kernels).kind
+    both = counted_tasks(graph, kernels).all(axis=0)  # FLOP of products on tensor cores are not counted
+    return kernels, kinds, both & (kernels.duration_ns >= LEAST_NS)
+
+
+def test_a_kernel_that_l2_holds_up_is_bound_by_memory_and_not_by_latency(counted):
+    _, kinds, long = by_kind(counted(None))
+    assert set(kinds[long]) == {"latency"}  # 3 % of memory's bandwidth, no arithmetic to speak of
+    graph = counted(lambda at, ns: 6_000)
+    _, kinds, long = by_kind(graph)
+    assert long.any()
+    assert reached_l2(graph) == pytest.approx(6_000, rel=1e-3)
+    assert set(kinds[long]) == {"memory"}
+
+
+def test_no_rate_through_l2_below_what_memory_gives_is_a_roof(counted):
+    graph = counted(lambda at, ns: BANDWIDTH / 2)
+    kernels, kinds, long = by_kind(graph)
+    assert set(kinds[long]) == {"latency"}
+    assert not bound_by_l2(graph, kernels, BANDWIDTH).any()
+    assert np.isclose(
+        (at_peak_ns(graph, kernels) * BANDWIDTH / kernels.duration_ns)[long], 100, rtol=0.01
+    ).all()
+
+
+def test_far_below_the_highest_rate_a_kernel_waits_for_latency(counted):
+    longest = max(ns for *_, ns in launches(daydream.load(shared_trace(H100))))
+    graph = counted(lambda at, ns: 10_000 if ns == longest else 4_000)
+    _, kinds, long = by_kind(graph)
+    assert reached_l2(graph) == pytest.approx(10_000, rel=1e-3)
+    assert "latency" in set(kinds[long])  # above memory's bandwidth, and at 0.4 of the roof
+
+
+def test_roofline_leaves_kernels_at_the_roof_of_l2(counted):
+    with pytest.raises(daydream.DaydreamError, match="reaches 1 of its bound already"):
+        daydream.whatif(counted(lambda at, ns: 6_000), "roofline", reach=1.0)
+    answer = daydream.whatif(counted(None), "roofline", reach=1.0)  # by memory alone 97 % could go
+    assert answer.changed
+
+
+def test_what_l2_bounds_and_where_its_roof_is_from_is_said(counted):
+    graph = counted(lambda at, ns: 6_000)
+    said = evidence(graph, graph.select(kind="kernel"))
+    assert any(
+        "Its roof is taken to be the highest rate of this recording, 6,000 GB/s" in one for one in said
+    )
+
+
+def test_without_counters_a_change_names_its_rule_in_json_and_not_on_the_screen():
+    answer = daydream.whatif(
+        daydream.load(shared_trace("kineto/rtx2080ti_resnet_30_iterations.json.gz")), "amp"
+    )
+    (rule,) = answer.to_json()["rules"]
+    assert rule == "What bounds the kernels is known by names for 100.0% of their time."
+    assert rule not in answer.notes
+
+
+@pytest.mark.parametrize("name", ["amp", "autocast", "tf32", "fp8", "gpu", "fused-adam", "fused-optimizer"])
+def test_each_optimization_of_kernels_names_its_rule(name):
+    trace = daydream.load(shared_trace("pairs/a10_gpt_small/small_256.sqlite.gz"))
+    try:
+        answer = daydream.whatif(trace, name, **({"to": "h100"} if name == "gpu" else {}))
+    except daydream.DaydreamError as error:
+        pytest.skip(f"does not apply: {error}")
+    assert answer.to_json()["rules"][0].startswith("What bounds the kernels is known by ")
