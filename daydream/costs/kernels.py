@@ -12,6 +12,7 @@ from daydream.costs.resize.prior_resizes import grown_by
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.counters import counted_work
 from daydream.costs.workload.operator import MATRIX_FAMILIES
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.query.columns import read_column
 from daydream.graph.query.device import whole_duration_ns
@@ -21,8 +22,8 @@ from daydream.graph.tables import CPU, KERNEL, kind_code
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
-TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm|s1688cudnn|s161616?gemm_f32|xf32", re.IGNORECASE)
-TENSOR_KERNEL = re.compile(
+TF32_KERNEL = regex(r"tf32|tfloat32|s1688gemm|s1688cudnn|s161616?gemm_f32|xf32", re.IGNORECASE)
+TENSOR_KERNEL = regex(
     r"tensorop|[hs]884|[hs]1688|[hs]16816|[hs]161616|xmma|sm90_|sm100_|wgmma|hmma|imma|mma_|nvjet|flash|fmha|MFMA|_MI\d",
     re.IGNORECASE,
 )

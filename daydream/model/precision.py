@@ -15,6 +15,7 @@ from daydream.costs.workload.calls import NOT_MAIN
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.errors import NotApplicableError
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
@@ -22,8 +23,8 @@ from daydream.model.optimizers import UPDATE_RULES, Update, update_of
 from daydream.text import counted
 
 NARROW = ("float16", "bfloat16")
-NARROWER = re.compile(r"float[48]_")
-HELPER = re.compile(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
+NARROWER = regex(r"float[48]_")
+HELPER = regex(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
 PRODUCT_NODE = r"(Addmm|Mm|Linear|Convolution|Conv\w*)Backward\d*$"
 # Places of input, weight and bias among the arguments; products of two activations (bmm) have no weight.
 ARGUMENTS = {

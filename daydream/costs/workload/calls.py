@@ -28,16 +28,17 @@ from daydream.costs.workload.operator import (
     operator_work,
 )
 from daydream.costs.workload.shapes import Shape
+from daydream.first_use import regex
 from daydream.graph.query.numbering import distinct_rows, once
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
-MATRIX_KERNEL = re.compile(
+MATRIX_KERNEL = regex(
     r"gemm|gemv|conv|cudnn|cutlass|xmma|wgrad|dgrad|fprop|winograd|flash|fmha|attn|nvjet|^Cijk|igemm|miopen\w*conv|"
     r"scudnn|(?<!ga)mma|rnn|LSTM|GRU|fft|dot_kernel|ck_tile|ck::|matmul|fused_moe|attention",  # not GammaBeta
     re.IGNORECASE,
 )
-NOT_MAIN = re.compile(
+NOT_MAIN = regex(
     r"offsets|nchwTo|nhwcTo|scalePacked|SubTensorOp|transpose|splitK_?reduce|reduce_?splitK|elementwise|elemWise|fill|"
     r"batched_transpose|PackTensor|bn_fw|bn_bw|^triton_(poi|red|per)_",
     re.IGNORECASE,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
+from daydream.first_use import regex
 from daydream.graph.query.calls import call_rows
 from daydream.graph.query.columns import coded, is_text, lanes_named, read_column
 from daydream.graph.query.device import device_work
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 BY_GLOB = ("layer",)
 BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
-WANTED_LAYERS = re.compile(r"""\blayer=('[^']*'|"[^"]*"|\([^)]*\)|\[[^]]*\])""")  # as `matching` says it
-GLOB = re.compile(r"[*?[]")
+WANTED_LAYERS = regex(r"""\blayer=('[^']*'|"[^"]*"|\([^)]*\)|\[[^]]*\])""")  # as `matching` says it
+GLOB = regex(r"[*?[]")
 MOST_LAYERS = 6  # that a message lists
 
 

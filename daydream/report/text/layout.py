@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from daydream.first_use import regex
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -22,7 +24,7 @@ MARGIN = "  "
 PERCENT = "\N{NO-BREAK SPACE}%"  # a figure and its sign stay on one line
 BESIDE = " "  # more between figures, which stand to the right, and words, which stand to the left
 NAME_WIDTH = 46  # of a layer, an operator or a kernel in a table
-INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
+INSTANCE = regex(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
 
 Rows: TypeAlias = Sequence[Sequence[str]]
 
