@@ -46,3 +46,11 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[: most - 2])} and {len(names) - most + 2:,} more"
+
+
+def capacity_text(nbytes: int) -> str:
+    """Return a capacity in the unit in which it has two decimals at most: `24 GB`, `1.5 GiB`."""
+    for unit, size in (("GB", 10**9), ("GiB", 1 << 30), ("MB", 10**6), ("MiB", 1 << 20)):
+        if size <= nbytes < 10_000 * size and not 100 * nbytes % size:
+            return f"{nbytes / size:g} {unit}"
+    return bytes_text(nbytes)

@@ -7,7 +7,6 @@ it. Nothing heavy is imported here, so that `daydream --help` costs no more than
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import threading
 from collections.abc import Sequence
@@ -58,6 +57,8 @@ class Commands(click.Group):
         """Return the command that is typed first; unknown names get the nearest one as a hint."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
+            import difflib
+
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"The commands are {', '.join(COMMANDS)}."
             raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)

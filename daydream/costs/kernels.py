@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from daydream.costs.devices import Device, device_of, device_properties
-from daydream.costs.resize.prior_resizes import grown_by
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.counters import counted_work
 from daydream.costs.workload.operator import MATRIX_FAMILIES
@@ -77,7 +77,11 @@ def work(graph: Graph, selection: Selection) -> Work:
     if graph.trace is None or not len(rows):
         return _unknown(len(rows))
     found = work_of_rows(graph.trace, rows)
-    factors = grown_by(graph, selection)[:2] if graph.resized else (1.0, 1.0)
+    factors: tuple[Any, Any] = 1.0, 1.0
+    if graph.resized:
+        from daydream.costs.resize.prior_resizes import grown_by
+
+        factors = grown_by(graph, selection)[:2]
     on_cpu = graph.columns["kind"][selection.ids] == CPU
     part = np.where(on_cpu, _part_of_row(graph, selection.ids), 1.0) if on_cpu.any() else 1.0
     for amounts, factor in zip((found.flop, found.nbytes), factors, strict=True):

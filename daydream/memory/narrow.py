@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -61,17 +60,8 @@ MASKS = (
 )
 
 
-def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - those of any optimization
-    """Let products and what follows them hold 16 bits, beside 16-bit copies of their weights.
-
-    A weight is cast once in a forward pass, and its copy stays until that ends and the product's backward
-    pass is done. Gradients of weights come in 16 bits and are cast to 32. A loss inside of autocast, which
-    computes in 32 bits, counts as the most; as expected it follows the model's output.
-
-    Args:
-        held: the allocations.
-        **options: of the optimization, whatever they are.
-    """
+def narrow(held: Allocations) -> None:
+    """Let allocations hold 16 bits where `daydream.memory.in_16_bits` says so."""
     types = _Types(held)
     begin_row = held["begin_row"]
     call = np.where(begin_row >= 0, forward_rows(held.trace, np.maximum(begin_row, 0)), UNKNOWN)

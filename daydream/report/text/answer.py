@@ -28,7 +28,6 @@ from daydream.report.text.numbers import (
     speedup,
     time_text,
 )
-from daydream.report.text.ranking import needs_legend
 from daydream.simulate.causes import PathCause
 
 if TYPE_CHECKING:
@@ -196,6 +195,8 @@ def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None
     saved += f" [{suggestion.needs}]" if suggestion.needs else ""
     words = printable(shlex.join([suggestion.name, *suggestion.command]))
     blocks.append(Words(f"try next: {words} saves {saved}", MARGIN, 2 * MARGIN))
+    from daydream.report.text.ranking import needs_legend
+
     return [*blocks, *code_words(suggestion.code, 2 * MARGIN), *needs_legend([suggestion.needs])]
 
 
