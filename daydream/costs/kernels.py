@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import percentile
 from daydream.costs.devices import Device, device_of, device_properties
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.counters import counted_work
@@ -178,7 +179,7 @@ def floor_ns(graph: Graph) -> float:
     duration = duration[duration > 0]
     if not len(duration):
         return 0.0
-    return float(min(np.percentile(duration, FLOOR_PERCENTILE), LARGEST_FLOOR_NS))
+    return float(min(percentile(duration, FLOOR_PERCENTILE), LARGEST_FLOOR_NS))
 
 
 def recorded_duration_ns(tasks: Selection) -> np.ndarray:

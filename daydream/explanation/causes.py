@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import KINDS, Graph
@@ -83,7 +84,7 @@ class Chain(Pieces):
     def tasks(self, mask: np.ndarray, words: str) -> Selection:
         """Return the tasks of some stretches as a selection."""
         some = Selection(self.graph, np.empty(0, np.int64), words)
-        return some.of(np.unique(self.task[mask]), words)
+        return some.of(unique(self.task[mask]), words)
 
 
 def trace_back(timeline: Timeline, copy: int, steps: Sequence[int]) -> Chain:
@@ -101,7 +102,7 @@ def trace_back(timeline: Timeline, copy: int, steps: Sequence[int]) -> Chain:
 def shares(chain: Chain) -> list[Share]:
     """Return the causes of the critical path, those first that take longest; together they are the step."""
     found = []
-    for code in np.unique(chain.cause).tolist():
+    for code in unique(chain.cause).tolist():
         cause = CAUSES[code]
         mask = chain.cause == code
         tasks = chain.tasks(mask, f"{cause.label} on the critical path")

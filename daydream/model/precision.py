@@ -7,6 +7,7 @@ from math import ceil
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.device.roofline import is_matrix_kernel, names_fit
 from daydream.costs.kernels import floor_ns, work
@@ -178,7 +179,7 @@ def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
     )
     first = calls.group_by("call").first() if len(calls) else calls
     _, weight, bias = operand_elements(first)
-    parameters, steps = update_of(matrix.graph).elements, len(np.unique(first.step))
+    parameters, steps = update_of(matrix.graph).elements, len(unique(first.step))
     if not (weight > 0).any() and parameters > 0 and len(first):
         weight = np.full(len(first), parameters * steps // len(first))
     nodes = matrix.where(phase="backward").group_by("step", within=PRODUCT_NODE).first()

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.workload.amount import Amount
 from daydream.costs.workload.hints import hints_of
 from daydream.costs.workload.operator import (
@@ -293,7 +294,7 @@ class Calls:
         first = np.full(len(keys), -1, np.int64)
         first[inverse[::-1]] = np.arange(len(rows))[::-1]
         for column in work[:2]:
-            same[np.unique(inverse[column != column[first[inverse]]])] = False
+            same[unique(inverse[column != column[first[inverse]]])] = False
         return keys[same], work[:, first[same]]
 
     def _name(self, rows: np.ndarray) -> np.ndarray:
