@@ -209,9 +209,8 @@ def own_notes(comparison: Prediction) -> list[str]:
     return [printable(note) for note in dict.fromkeys(comparison.notes) if note not in told]
 
 
-def short_notes(comparison: Prediction, most: int, trace: Sequence[str]) -> list[Block]:
-    """Return notes about this prediction, and how many others there are, also about the recording."""
-    own = own_notes(comparison)
+def short_notes(comparison: Prediction, own: Sequence[str], most: int, trace: Sequence[str]) -> list[Block]:
+    """Return the first of its own notes, and how many others there are, also about the recording."""
     what = "more note" if most else "note"
     more = [f"{count(len(own) - most, what)} with -v"] if len(own) > most else []
     of_memory = () if comparison.memory is None else comparison.memory.recording_notes

@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from daydream.first_use import regex
@@ -247,8 +248,13 @@ def layer_name(layer: str, width: int = NAME_WIDTH) -> str:
 
 def wrapped(text: str, head: str, hanging: str, width: int) -> list[str]:
     """Return the lines of a text behind its head."""
+    return list(_wrapped(text, head, hanging, width))
+
+
+@lru_cache(maxsize=1024)  # what fits on a screen is tried out: the same sentences again and again
+def _wrapped(text: str, head: str, hanging: str, width: int) -> tuple[str, ...]:
     lines = textwrap.wrap(
         text.replace(" %", PERCENT), width, initial_indent=head, subsequent_indent=hanging,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-    return [line.replace(PERCENT, " %") for line in lines] or [head.rstrip()]
+    return tuple(line.replace(PERCENT, " %") for line in lines) or (head.rstrip(),)
