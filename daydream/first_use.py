@@ -27,3 +27,6 @@ else:
             value = getattr(re.compile(*self._given), name)
             self.__dict__[name] = value  # from now on it is found there
             return value
+
+        def __reduce__(self) -> tuple[Any, ...]:  # a worker compiles its own
+            return regex, self._given

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -54,3 +54,10 @@ def capacity_text(nbytes: int) -> str:
         if size <= nbytes < 10_000 * size and not 100 * nbytes % size:
             return f"{nbytes / size:g} {unit}"
     return bytes_text(nbytes)
+
+
+def closest(word: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
+    """Return the known words most like this one, from `alike` (0 to 1) on, the likest first."""
+    from difflib import get_close_matches  # which only who mistyped waits for
+
+    return get_close_matches(word, list(known), most, alike)

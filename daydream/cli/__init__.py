@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from daydream import __version__
+from daydream.text import closest
 
 COMMANDS = {  # name -> the module that holds the command, a click command called `command`
     "collect": "daydream.cli.collect",
@@ -57,9 +58,7 @@ class Commands(click.Group):
         """Return the command that is typed first; unknown names get the nearest one as a hint."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            near = closest(name, COMMANDS)
             hint = f"Did you mean {near[0]!r}?" if near else f"The commands are {', '.join(COMMANDS)}."
             raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -19,6 +19,7 @@ from typing import NoReturn
 import click
 
 from daydream.errors import DaydreamError, FileError, GraphError, TraceError
+from daydream.text import closest
 
 FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
 INDENT = " " * len("error: ")
@@ -150,10 +151,8 @@ def _tell_bug(error: Exception, *, debug: bool) -> None:
 def _usage_message(error: click.ClickException, args: Sequence[str]) -> str:
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        import difflib
-
         text = f"no such option '{error.option_name}'."
-        nearest_first = difflib.get_close_matches(error.option_name, error.possibilities or (), 2)
+        nearest_first = closest(error.option_name, error.possibilities or (), 2)
         text += f" Did you mean {' or '.join(nearest_first)}?" if nearest_first else ""
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     context = getattr(error, "ctx", None)
