@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -46,3 +46,18 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[: most - 2])} and {len(names) - most + 2:,} more"
+
+
+def capacity_text(nbytes: int) -> str:
+    """Return a capacity in the unit in which it has two decimals at most: `24 GB`, `1.5 GiB`."""
+    for unit, size in (("GB", 10**9), ("GiB", 1 << 30), ("MB", 10**6), ("MiB", 1 << 20)):
+        if size <= nbytes < 10_000 * size and not 100 * nbytes % size:
+            return f"{nbytes / size:g} {unit}"
+    return bytes_text(nbytes)
+
+
+def closest(word: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
+    """Return the known words most like this one, from `alike` (0 to 1) on, the likest first."""
+    from difflib import get_close_matches  # which only who mistyped waits for
+
+    return get_close_matches(word, list(known), most, alike)

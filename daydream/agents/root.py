@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from daydream.errors import DaydreamError
+from daydream.first_use import regex
 
 MOST_FILES = 10_000  # of a folder given as a trace
 LONGEST = 4096  # characters of a name
-PIECES = re.compile(r"[=,;:]")  # what separates names in an option's value
+PIECES = regex(r"[=,;:]")  # what separates names in an option's value
 
 
 class OutsideRootError(DaydreamError, PermissionError):

@@ -7,7 +7,6 @@ client leaves. Imported by `daydream mcp` alone: it needs the package `mcp` (ext
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal, TypeAlias
@@ -24,10 +23,11 @@ from daydream.agents.jobs import ask
 from daydream.agents.root import Root
 from daydream.agents.skill import skill
 from daydream.errors import DaydreamError
+from daydream.first_use import regex
 from daydream.transforms.registry import find
 
-NAMES = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\+[a-z0-9]+(-[a-z0-9]+)*)*")
-OPTION = re.compile(r"([a-zA-Z0-9_-]+\.)?[a-zA-Z][a-zA-Z0-9_]*")
+NAMES = regex(r"[a-z0-9]+(-[a-z0-9]+)*(\+[a-z0-9]+(-[a-z0-9]+)*)*")
+OPTION = regex(r"([a-zA-Z0-9_-]+\.)?[a-zA-Z][a-zA-Z0-9_]*")
 AT_ONCE = max(os.cpu_count() or 1, 2)  # questions that are answered side by side
 INSTRUCTIONS = (
     "daydream answers from a profiler trace what an optimization would give a training step, without a GPU. "

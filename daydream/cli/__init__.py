@@ -7,7 +7,6 @@ it. Nothing heavy is imported here, so that `daydream --help` costs no more than
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import threading
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import NoReturn
 import click
 
 from daydream import __version__
+from daydream.text import closest
 
 COMMANDS = {  # name -> the module that holds the command, a click command called `command`
     "collect": "daydream.cli.collect",
@@ -58,7 +58,7 @@ class Commands(click.Group):
         """Return the command that is typed first; unknown names get the nearest one as a hint."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            near = closest(name, COMMANDS)
             hint = f"Did you mean {near[0]!r}?" if near else f"The commands are {', '.join(COMMANDS)}."
             raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -7,11 +7,9 @@ An error that no input should cause is a bug. It is one line, too, that asks for
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import itertools
 import os
-import shlex
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -21,6 +19,7 @@ from typing import NoReturn
 import click
 
 from daydream.errors import DaydreamError, FileError, GraphError, TraceError
+from daydream.text import closest
 
 FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
 INDENT = " " * len("error: ")
@@ -153,13 +152,16 @@ def _usage_message(error: click.ClickException, args: Sequence[str]) -> str:
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
         text = f"no such option '{error.option_name}'."
-        nearest_first = difflib.get_close_matches(error.option_name, error.possibilities or (), 2)
+        nearest_first = closest(error.option_name, error.possibilities or (), 2)
         text += f" Did you mean {' or '.join(nearest_first)}?" if nearest_first else ""
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     context = getattr(error, "ctx", None)
     if isinstance(error, click.UsageError) and context is not None:
         stray = _stray_trace(context.command, args)
-        text += f"\nGive the trace as --trace {shlex.quote(stray)}." if stray else ""
+        if stray:
+            import shlex
+
+            text += f"\nGive the trace as --trace {shlex.quote(stray)}."
         text += f"\nTry '{context.command_path} --help'."
     return text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -20,11 +19,12 @@ from daydream.cli.source import (
     trace_words,
 )
 from daydream.cli.value_lists import numbers_of
+from daydream.first_use import regex
 
 DEFAULT = "1,2,4,8,...,1024"
 PLOTS = (".png", ".svg", ".html")
 MOST_WORKERS = 1 << 20
-RANGE = re.compile(r"(\d+)(?:\.{2,3}|-|:)(\d+)")  # how other tools write one
+RANGE = regex(r"(\d+)(?:\.{2,3}|-|:)(\d+)")  # how other tools write one
 
 
 def numbers_in(text: str) -> list[int]:

@@ -6,8 +6,10 @@ import re
 
 import click
 
+from daydream.first_use import regex
+
 UNITS = " KMGT"
-SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE | re.ASCII)
+SIZE = regex(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE | re.ASCII)
 
 
 def bytes_of(text: str) -> int:

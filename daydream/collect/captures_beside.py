@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.errors import HandleError
+from daydream.first_use import regex
 from daydream.text import counted, listed
 from daydream.trace.handle_map import DebugHandleMap, Handle
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
-LAUNCH = re.compile(r"^(cuda|hip|cu)\w*Launch(Cooperative)?Kernel", re.ASCII)
-GRAPH_LAUNCH = re.compile(r"^(cuda|hip|cu)GraphLaunch", re.ASCII)
-BEGIN = re.compile(r"StreamBeginCapture")
+LAUNCH = regex(r"^(cuda|hip|cu)\w*Launch(Cooperative)?Kernel", re.ASCII)
+GRAPH_LAUNCH = regex(r"^(cuda|hip|cu)GraphLaunch", re.ASCII)
+BEGIN = regex(r"StreamBeginCapture")
 LEAST_ALIKE = 0.9  # of the names known on both sides, for the capture to be of this graph
 
 

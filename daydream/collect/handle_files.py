@@ -10,12 +10,13 @@ import msgspec
 
 from daydream.errors import HandleError
 from daydream.files.input_files import check_regular
+from daydream.first_use import regex
 from daydream.trace.handle_map import DebugHandleMap, Handle
 from daydream.trace.trace import Trace
 
 LARGEST = 1 << 28  # bytes of a map
-NODE_NUMBER = re.compile(r"_\d+$")
-OVERLOAD = re.compile(r"(?<!into)_(default|tensor|scalar|self|out)$", re.IGNORECASE)
+NODE_NUMBER = regex(r"_\d+$")
+OVERLOAD = regex(r"(?<!into)_(default|tensor|scalar|self|out)$", re.IGNORECASE)
 
 
 def attach_file(trace: Trace, path: Path) -> Trace:

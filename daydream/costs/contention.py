@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from daydream.arrays import percentile, unique
 from daydream.costs.device.roofline import is_matrix_kernel
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
@@ -91,7 +92,7 @@ class Compared:
         if len(self) < LEAST_PLACES:
             return None
         drawn = np.random.default_rng(SEED).integers(0, len(self), (DRAWS, len(self)))
-        low, high = np.percentile(self.factor(drawn), [5, 95])
+        low, high = percentile(self.factor(drawn), [5, 95])
         return Evidence(
             factor=float(self.factor()), low=float(low), high=float(high), places=len(self),
             beside=int(self.beside.sum()), alone=int(self.alone.sum()),
@@ -178,7 +179,7 @@ class _Both:
 
     def known_from_the_last_arrival(self, graph: Graph, trace: Trace) -> np.ndarray:
         """Return a mask of the transfers whose waiting is known: all members are in the trace."""
-        ranks = {graph.lanes[lane].rank for lane in np.unique(graph.columns["lane"][self.transfers])}
+        ranks = {graph.lanes[lane].rank for lane in unique(graph.columns["lane"][self.transfers])}
         if trace.metadata.get("world_size") != len(ranks):
             return np.zeros(len(self.transfers), bool)
         links = graph.links
@@ -217,7 +218,8 @@ class _Runs:
             use &= chosen
         alone = use & (self.overlap_ns == 0)
         beside = use & (self.overlap_ns >= BESIDE * self.duration_ns)
-        both = np.intersect1d(self.place[alone], self.place[beside])
+        places = unique(self.place[alone]), unique(self.place[beside])
+        both = np.intersect1d(*places, assume_unique=True)
         without, slowed = (_by_place(self.place, mask, both) for mask in (alone, beside))
         found = [self._at_one(*runs) for runs in zip(without, slowed, strict=True)]
         shown = np.array([one for one in found if one is not None]).reshape(-1, 5)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from daydream.arrays import percentile
 from daydream.costs.devices import Device, device_of, device_properties
-from daydream.costs.resize.prior_resizes import grown_by
 from daydream.costs.workload.cache import bound_by_l2
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.counters import counted_work
 from daydream.costs.workload.operator import MATRIX_FAMILIES
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.query.columns import read_column
 from daydream.graph.query.device import whole_duration_ns
@@ -22,8 +24,8 @@ from daydream.graph.tables import CPU, KERNEL, kind_code
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
-TF32_KERNEL = re.compile(r"tf32|tfloat32|s1688gemm|s1688cudnn|s161616?gemm_f32|xf32", re.IGNORECASE)
-TENSOR_KERNEL = re.compile(
+TF32_KERNEL = regex(r"tf32|tfloat32|s1688gemm|s1688cudnn|s161616?gemm_f32|xf32", re.IGNORECASE)
+TENSOR_KERNEL = regex(
     r"tensorop|[hs]884|[hs]1688|[hs]16816|[hs]161616|xmma|sm90_|sm100_|wgmma|hmma|imma|mma_|nvjet|flash|fmha|MFMA|_MI\d",
     re.IGNORECASE,
 )
@@ -77,7 +79,11 @@ def work(graph: Graph, selection: Selection) -> Work:
     if graph.trace is None or not len(rows):
         return _unknown(len(rows))
     found = work_of_rows(graph.trace, rows)
-    factors = grown_by(graph, selection)[:2] if graph.resized else (1.0, 1.0)
+    factors: tuple[Any, Any] = 1.0, 1.0
+    if graph.resized:
+        from daydream.costs.resize.prior_resizes import grown_by
+
+        factors = grown_by(graph, selection)[:2]
     on_cpu = graph.columns["kind"][selection.ids] == CPU
     part = np.where(on_cpu, _part_of_row(graph, selection.ids), 1.0) if on_cpu.any() else 1.0
     for amounts, factor in zip((found.flop, found.nbytes), factors, strict=True):
@@ -174,7 +180,7 @@ def floor_ns(graph: Graph) -> float:
     duration = duration[duration > 0]
     if not len(duration):
         return 0.0
-    return float(min(np.percentile(duration, FLOOR_PERCENTILE), LARGEST_FLOOR_NS))
+    return float(min(percentile(duration, FLOOR_PERCENTILE), LARGEST_FLOOR_NS))
 
 
 def recorded_duration_ns(tasks: Selection) -> np.ndarray:

@@ -6,22 +6,19 @@ its name says otherwise). A multi-tensor kernel's functor names how many lists i
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from daydream.costs.kernels import grid_blocks
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
-ELEMENTWISE = re.compile(
-    r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)"
-)
-VECTORIZED = re.compile(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")
+ELEMENTWISE = regex(r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)")
+VECTORIZED = regex(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")
 THREADS, EACH = 128, 4  # of torch's element-wise kernels: threads a block, elements a thread
-FUSED = re.compile(r"Fused\w+MathFunctor<\w+, (?:\(int\))?(\d+)")
+FUSED = regex(r"Fused\w+MathFunctor<\w+, (?:\(int\))?(\d+)")
 # Of a functor: the type, the lists, how many of them it reads, which one it writes.
-MULTI_TENSOR = re.compile(
+MULTI_TENSOR = regex(
     r"multi_tensor_apply.*Functor<[\w:]+, (?:\(int\))?\d+, (?:\(int\))?(\d+), (?:\(int\))?\d+>"
 )
 WEIGHT_GRADIENT = r"gemm\w*_nt(?:_|\b)|wgrad"

@@ -19,6 +19,7 @@ from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.beside import Waits, waits
 from daydream.explanation.causes import Chain
 from daydream.explanation.places import Place, place_of
+from daydream.first_use import regex
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
@@ -32,10 +33,10 @@ LEAST = 0.005  # of a step: what costs less is not worth a sentence
 LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself, if it is
 LONG_GAP_NS = 500_000  # more than Python takes between two operators
 MOST_WAITS = 4  # groups of waiting calls
-TO_DEVICE = re.compile(r"HtoD|HostToDevice")
-FROM_DEVICE = re.compile(r"DtoH|DeviceToHost")
+TO_DEVICE = regex(r"HtoD|HostToDevice")
+FROM_DEVICE = regex(r"DtoH|DeviceToHost")
 BREAKS = "graph breaks"
-ALLOCATION = re.compile(r"(?i)malloc|free")
+ALLOCATION = regex(r"(?i)malloc|free")
 MODEL = [PHASES.index(name) for name in ("forward", "loss", "backward")]
 OPTIMIZER, OTHER = PHASES.index("optimizer"), PHASES.index("other")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.explanation.causes import Chain
 from daydream.graph.plan import Cause
 from daydream.graph.query.coverage import Coverage
@@ -70,7 +71,7 @@ def waits(chain: Chain, cause: Cause) -> Waits:
     edges = np.flatnonzero(plan.edge_cause == cause)
     src, dst = plan.edge_src[edges], plan.edge_dst[edges]
     delay = np.where(plan.edge_from_start[edges], 0, plan.duration_ns[src]) + plan.edge_latency_ns[edges]
-    held = np.unique(dst[start[src] + delay == start[dst]])
+    held = unique(dst[start[src] + delay == start[dst]])
     held = held[(graph.columns["kind"][timeline.task[held]] == CPU) & (timeline.wait_ns[held] > 0)]
     on_device = graph.alive & device_work(graph)
     last_launch = graph.columns["order"][on_device].max(initial=0)
@@ -142,7 +143,7 @@ def communication(chain: Chain) -> Communication | None:
         tasks += [timeline.task[entries], chain.task[waited]]
         covered = cover.within(chain.begin_ns[mine], chain.begin_ns[mine] + chain.ns[mine])
         behind += np.bincount(chain.cause[mine], weights=covered, minlength=len(CAUSES))
-    found = np.unique(np.concatenate(tasks)) if tasks else np.empty(0, np.int64)
+    found = unique(np.concatenate(tasks)) if tasks else np.empty(0, np.int64)
     if not len(found):
         return None
     steps = len(chain.steps)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import KINDS, Graph
@@ -103,7 +104,7 @@ def trace_back(timeline: Timeline, copy: int, steps: Sequence[int]) -> Chain:
 def shares(chain: Chain) -> list[Share]:
     """Return the causes of the critical path, those first that take longest; together they are the step."""
     found = []
-    for code in np.unique(chain.cause).tolist():
+    for code in unique(chain.cause).tolist():
         cause = CAUSES[code]
         mask = chain.cause == code
         tasks = chain.tasks(mask, f"{cause.label} on the critical path")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
-from daydream.explanation.asking import WhatIfResult, WhatIfRunner
-from daydream.explanation.avoidable import LEAST, Avoidable, avoidable
-from daydream.explanation.causes import trace_back
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.transforms import stages
 from daydream.transforms.code_lines import framework_of
-from daydream.transforms.compose import check, edit_of, parse
+from daydream.transforms.compose import edit_of, parse
 from daydream.transforms.registry import Optimization, find
+
+if TYPE_CHECKING:
+    from daydream.explanation.asking import WhatIfResult
 
 # How much is simulated for a suggestion, so that an answer does not take noticeably longer for it.
 MOST_COSTS, MOST_ASKED, MOST_TASKS = 3, 6, 50_000
@@ -39,7 +39,7 @@ class Suggestion:
     @property
     def command(self) -> tuple[str, ...]:
         """The words of its options, as they are typed."""
-        return WhatIfResult(self.name, self.options, self.step_ns, self.predicted_ns).command[3:]
+        return self._asked.command[3:]
 
     @property
     def needs(self) -> str | None:
@@ -49,18 +49,14 @@ class Suggestion:
     @property
     def code(self) -> str | None:
         """The line of a training script that makes the change; None if none does."""
+        return self._asked.code
+
+    @property
+    def _asked(self) -> WhatIfResult:
+        from daydream.explanation.asking import WhatIfResult
+
         step_ns, then_ns = self.step_ns, self.predicted_ns
-        return WhatIfResult(self.name, self.options, step_ns, then_ns, framework=self.framework).code
-
-
-class _Listed(WhatIfRunner):
-    """Lists what the rules of `explain` would ask, without asking."""
-
-    def best(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[WhatIfResult]:
-        return [WhatIfResult(name, options, self.step_ns, None) for name, options in asked]
-
-    def without(self, **where: Any) -> WhatIfResult:
-        return WhatIfResult("scale", where, self.step_ns, None)
+        return WhatIfResult(self.name, self.options, step_ns, then_ns, framework=self.framework)
 
 
 def suggestion(
@@ -78,14 +74,15 @@ def suggestion(
     steps = list(settled.step_times())
     if tasks > MOST_TASKS or comparison.reason is not None or not comparison.simulated_ns or not steps:
         return None
+    from daydream.explanation.avoidable import LEAST
+    from daydream.explanation.candidates import candidates
+
     mine = parse(comparison.optimization) if optimizations is None else list(optimizations)
-    chain = trace_back(settled.timeline, settled.copy, steps)
-    costs = avoidable(chain, _Listed(comparison.replay, comparison))
     found: list[tuple[int, tuple[int, str], Suggestion]] = []
     asked = answered = 0  # candidates that were simulated, and costs that any of them is an answer to
-    for cost in sorted(costs, key=lambda cost: -cost.cost_ns):
+    for answers in candidates(comparison, mine):
         before = asked
-        for name, own in _candidates(cost, mine):
+        for name, own in answers:
             try:
                 both = _predicted(comparison, [*mine, find(name)], {**(options or {}), **own})
             except DaydreamError:  # it does not apply to this trace, or not together with the others
@@ -102,18 +99,6 @@ def suggestion(
             break
     best = min(found, key=lambda each: each[:2])[2] if found else None
     return best if best is not None and best.saving_ns >= LEAST * best.step_ns else None
-
-
-def _candidates(cost: Avoidable, mine: Sequence[Optimization]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return what may remove a cost, but for what was made already or is excluded by that."""
-    found = []
-    for each in cost.answers:
-        try:
-            check([*mine, find(each.name)])
-        except DaydreamError:
-            continue
-        found.append((each.name, each.options))
-    return found
 
 
 def _predicted(

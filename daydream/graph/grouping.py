@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.errors import GraphError
 from daydream.graph.groups import Groups
 from daydream.graph.query.blocks import block_of_layers
@@ -94,7 +95,7 @@ def stretches(tasks: Selection, by: Selection, *, on_lane: bool) -> Groups:
     ranks = np.array([lane.rank for lane in graph.lanes] or [0], np.int64)
     mine, theirs = (lanes[chosen.ids] if on_lane else ranks[lanes[chosen.ids]] for chosen in (tasks, by))
     before = np.zeros(len(tasks), np.int64)
-    for one in np.unique(mine).tolist():
+    for one in unique(mine).tolist():
         here = mine == one
         before[here] = np.searchsorted(np.sort(place[by.ids[theirs == one]]), place[tasks.ids[here]])
     table = np.stack([tasks.step, mine, before])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.errors import GraphError
 from daydream.graph.cycles import topological
 from daydream.graph.plan import Cause, Plan, stable_order
@@ -212,10 +213,10 @@ def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
     sources, targets, latencies = [], [], []
     for copy in range(copies):
         record, wait = order[table["record"]] + copy * shift, order[table["wait"]] + copy * shift
-        for lane in np.unique(table["source"]).tolist():
+        for lane in unique(table["source"]).tolist():
             rows = np.flatnonzero(table["source"] == lane)
             src = _last_before(layout, lane, record[rows], at_it=True)
-            for target in np.unique(table["target"][rows]).tolist():
+            for target in unique(table["target"][rows]).tolist():
                 chosen = (table["target"][rows] == target) & (src >= 0)
                 tasks = layout.on_device.get(target, np.empty(0, np.int64))
                 place = np.searchsorted(layout.order[tasks], wait[rows[chosen]], side="right")
@@ -297,7 +298,7 @@ def _stand_in(graph: Graph, tasks: np.ndarray, dead: np.ndarray, *, ahead: bool)
     by_lane = graph.ids[stable_order(lanes[graph.ids], len(graph.lanes))]
     bounds = np.searchsorted(lanes[by_lane], np.arange(len(graph.lanes) + 1))
     of = lanes[tasks[rows]]
-    for lane in np.unique(of).tolist():
+    for lane in unique(of).tolist():
         mine = rows[of == lane]
         mates = by_lane[bounds[lane] : bounds[lane + 1]]
         keys, reached = order[mates], order[tasks[mine]]

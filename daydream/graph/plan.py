@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.errors import GraphError
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class Plan:
     def lane_bounds(self) -> np.ndarray:
         """Return where each lane that has tasks begins in `by_lane`, and where the last one ends, int64."""
         ends = np.cumsum(np.bincount(self.lane))
-        return np.unique(np.append(0, ends))
+        return unique(np.append(0, ends))
 
     def with_costs(self, duration_ns: npt.ArrayLike, gap_ns: npt.ArrayLike | None = None) -> Plan:
         """Return the same plan with other durations (and gaps); everything else is shared, not copied."""

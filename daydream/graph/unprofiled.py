@@ -21,9 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.live.event_cost import CLASSES, heads, inputs_of, recorded_events, recorded_ranges
 from daydream.errors import GraphError
-from daydream.graph.builder import distinct_rows
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CPU
 from daydream.trace.trace import Trace
@@ -46,6 +44,8 @@ def without_profiler(graph: Graph) -> Graph:
         raise GraphError(
             "this trace does not say what recording cost; record it again with `daydream collect`"
         )
+    from daydream.graph.builder import distinct_rows
+
     corrected = graph.copy()
     rows, *costs = event_costs(trace)
     begins = np.asarray(trace["start_ns"], np.int64)[rows]
@@ -79,6 +79,8 @@ def without_profiler(graph: Graph) -> Graph:
 
 def event_costs(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (rows, ns before their start, ns inside, ns after their end) of all recorded events."""
+    from daydream.collect.live.event_cost import CLASSES, inputs_of, recorded_events, recorded_ranges
+
     cost: Mapping[str, Any] = trace.metadata["profiler_cost"]
     scale = dearness(trace)
     rows, of_class = recorded_events(trace)
@@ -101,6 +103,8 @@ def dearness(trace: Trace) -> dict[str, float]:
     From heads that both hold, weighted as in the trace. A class that shares none with the
     measurement has the factor of all classes together, 1 if there is none at all.
     """
+    from daydream.collect.live.event_cost import CLASSES, heads
+
     measured = {
         (group, outer, inner): mean
         for group, outer, inner, _, mean in trace.metadata["profiler_cost"]["heads"]

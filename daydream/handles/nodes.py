@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from daydream.errors import HandleError
+from daydream.first_use import regex
 from daydream.trace.handle_map import LONGEST_TEXT, Handle
 
-OVERLOAD = re.compile(r"^(\w+)\.(\w+)(?:\.\w+)?$")  # aten.addmm.default, as str(node.target) says
-PARTS = re.compile(
+OVERLOAD = regex(r"^(\w+)\.(\w+)(?:\.\w+)?$")  # aten.addmm.default, as str(node.target) says
+PARTS = regex(
     r"""\._modules\[['"]([^'"]+)['"]\]|\[['"]?([^'"\]]+)['"]?\]|getattr\(([^,]+), ['"]([^'"]+)['"]\)"""
 )
-ROOTS = re.compile(r"^([LG]\.\w+|self|L__self__|[LG])(\.|$)")
+ROOTS = regex(r"^([LG]\.\w+|self|L__self__|[LG])(\.|$)")
 WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+), in (\S+)')
+FRAME = regex(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+), in (\S+)')
 
 
 def handle_of(node: Any) -> Handle:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from daydream.memory.eight_bits import hold_8_bits
     from daydream.memory.fused import drop_scores, fuse, within
     from daydream.memory.growth import resize_input
-    from daydream.memory.narrow import hold_16_bits
+    from daydream.memory.in_16_bits import hold_16_bits
     from daydream.memory.passes import Moved, Parts, parts_of, place_before, put_away, renumber, repeat
     from daydream.memory.prediction import unchanged
     from daydream.memory.readers import input_of_parts, next_call, read_behind, used_until
@@ -46,7 +46,7 @@ _HOMES = {
     "daydream.memory.eight_bits": ("hold_8_bits",),
     "daydream.memory.fused": ("drop_scores", "fuse", "within"),
     "daydream.memory.growth": ("resize_input",),
-    "daydream.memory.narrow": ("hold_16_bits",),
+    "daydream.memory.in_16_bits": ("hold_16_bits",),
     "daydream.memory.passes": (
         "Moved", "Parts", "parts_of", "place_before", "put_away", "renumber", "repeat",
     ),

@@ -14,6 +14,7 @@ from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import parse_shapes
 from daydream.costs.workload.tiles import result_size
 from daydream.errors import NotApplicableError
+from daydream.first_use import regex
 from daydream.graph.groups import Groups
 from daydream.graph.query.calls import call_rows
 from daydream.memory.allocations import Allocations, rounded
@@ -21,7 +22,7 @@ from daydream.memory.asked import in_phase, nearest
 from daydream.memory.growth import asking_operators
 from daydream.trace.schema import UNKNOWN
 
-SUM = re.compile(r"^aten::(add|sub)_?$")
+SUM = regex(r"^aten::(add|sub)_?$")
 
 
 def within(held: Allocations, pattern: str) -> np.ndarray:

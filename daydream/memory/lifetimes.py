@@ -14,6 +14,7 @@ import numpy as np
 
 from daydream.costs.workload.forward_calls import innermost_makers, nodes
 from daydream.errors import TraceError
+from daydream.first_use import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.before import add_held_before
 from daydream.memory.moments import Moments, moments
@@ -24,11 +25,11 @@ from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
 DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
-SHARDING = re.compile(r"^(FSDP::|fsdp::|FullyShardedDataParallel\._(pre|post))")  # torch's own ranges
-REDUCER = re.compile(r"reducer::")
-COLLECTIVE = re.compile(r"^(c10d::|FSDP::all_gather)")
-PRODUCT = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|linear|matmul|_scaled_mm|addmv|mv)$")
-CONVOLUTION = re.compile(r"convolution")
+SHARDING = regex(r"^(FSDP::|fsdp::|FullyShardedDataParallel\._(pre|post))")  # torch's own ranges
+REDUCER = regex(r"reducer::")
+COLLECTIVE = regex(r"^(c10d::|FSDP::all_gather)")
+PRODUCT = regex(r"^aten::(addmm|mm|bmm|baddbmm|linear|matmul|_scaled_mm|addmv|mv)$")
+CONVOLUTION = regex(r"convolution")
 NONE_RECORDED = (
     "{}: this trace has no memory events. Record it with `daydream collect`, or with "
     "torch.profiler's profile_memory=True."

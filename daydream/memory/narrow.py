@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from daydream.costs.resize.operands import WEIGHT_ARGUMENTS
 from daydream.costs.workload.forward_calls import forward_rows
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.first_use import regex
 from daydream.graph.query.numbering import distinct_rows
 from daydream.memory.allocations import BEFORE, Allocations
 from daydream.memory.asked import nearest
@@ -33,28 +33,26 @@ from daydream.memory.passes import Parts, parts_of, place_before, renumber
 from daydream.memory.readers import first_factor, next_call, used_until
 from daydream.trace.schema import PHASES, UNKNOWN
 
-TO_16 = re.compile(
+TO_16 = regex(
     r"^aten::(_?convolution|_?conv(_tbc|_transpose)?[123]d|prelu|addmm|addmv|addr|matmul|einsum|mm|mv|linear|addbmm|"
     r"baddbmm|bmm|chain_matmul|linalg_vecdot|linalg_multi_dot|lstm|gru|rnn_\w+|\w+_cell|mkldnn_rnn_layer|"
     r"\w*scaled_dot_product\w*)$"
 )
-TO_32_ON_GPU = re.compile(
+TO_32_ON_GPU = regex(
     r"^aten::(acos|asin|cosh|erfinv|exp|expm1|log|log10|log2|log1p|reciprocal|rsqrt|sinh|tan|pow|softplus|"
     r"(native_)?layer_norm|rms_norm|group_norm|\w*_loss\w*|kl_div|binary_cross_entropy_with_logits|"
     r"[cp]?dist|renorm|logsumexp|upsample_\w+|prod|softmax|cumprod|cumsum|sum|norm|linalg_\w+_norm)$"
 )
-TO_32_ON_CPU = re.compile(
+TO_32_ON_CPU = regex(
     r"^aten::(avg_pool3d|binary_cross_entropy\w*|\w*_loss\w*|kl_div|grid_sampler|prod|quantile|cdist|trace|"
     r"upsample_\w+|linalg_\w+|fft_\w+|stft)$"
 )
-LOG_SOFTMAX = re.compile(
-    r"^aten::_?log_softmax$"
-)  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
+LOG_SOFTMAX = regex(r"^aten::_?log_softmax$")  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
 WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
 WEIGHTS = {**WEIGHT_ARGUMENTS, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (2,))}
-NORM = re.compile(r"^aten::(native_)?(layer|batch|group|rms|instance)_norm$")
-LOSS = re.compile(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
-SUM = re.compile(r"^aten::(add|sub)_?$")
+NORM = regex(r"^aten::(native_)?(layer|batch|group|rms|instance)_norm$")
+LOSS = regex(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
+SUM = regex(r"^aten::(add|sub)_?$")
 FLOAT = "float32"
 WITH_INDICES = r"^aten::(\w*with_indices|topk|sort|max|min|median|mode|cummax|cummin)$"  # 8 bytes each
 MASKS = (
@@ -62,17 +60,8 @@ MASKS = (
 )
 
 
-def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - those of any optimization
-    """Let products and what follows them hold 16 bits, beside 16-bit copies of their weights.
-
-    A weight is cast once in a forward pass, and its copy stays until that ends and the product's backward
-    pass is done. Gradients of weights come in 16 bits and are cast to 32. A loss inside of autocast, which
-    computes in 32 bits, counts as the most; as expected it follows the model's output.
-
-    Args:
-        held: the allocations.
-        **options: of the optimization, whatever they are.
-    """
+def narrow(held: Allocations) -> None:
+    """Let allocations hold 16 bits where `daydream.memory.in_16_bits` says so."""
     types = _Types(held)
     begin_row = held["begin_row"]
     call = np.where(begin_row >= 0, forward_rows(held.trace, np.maximum(begin_row, 0)), UNKNOWN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,13 +10,12 @@ import numpy as np
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.costs.workload.tiles import FIRST, result_size
+from daydream.first_use import regex
 from daydream.memory.allocations import Allocations
 from daydream.memory.asked import in_phase
 from daydream.trace.trace import Trace
 
-LAYER = re.compile(
-    r"^aten::mkldnn_rnn_layer(_backward)?$"
-)  # torch's call of it; other recurrent layers have none
+LAYER = regex(r"^aten::mkldnn_rnn_layer(_backward)?$")  # torch's call of it; other recurrent layers have none
 CONVOLUTION = r"^aten::convolution_backward$"
 PRODUCT = r"^aten::(addmm|mm)$"
 PAGE, LINE, WIDE = 4096, 64, 4  # bytes: of a page, of a line of the cache, of a number in 32 bits

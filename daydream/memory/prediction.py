@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -162,6 +161,8 @@ def changed(held: Allocations, changes: Sequence[MemoryChange], case: Case = "ex
         except DaydreamError:
             raise
         except Exception as error:  # a file of a user, or of another package, may raise anything
+            import traceback
+
             said = "; ".join(traceback.format_exception_only(error)).strip()
             raise GraphError(f"memory() of {change.name} failed: {said}") from error
         _check(after, change.name)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 
 from daydream.collect.load import load
+from daydream.first_use import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import reserved_for
@@ -24,9 +24,9 @@ from daydream.trace.trace import Trace
 EARLIER = "held before"  # a phase and a layer that no row tells
 NOWHERE = "no layer"
 NO_PHASE = "unknown"
-INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block, as reports of layers leave it out
-ATTENTION = re.compile(r"^aten::(_softmax|_safe_softmax|bmm|baddbmm|masked_fill\w*|_softmax_backward_data)$")
-LOSS = re.compile(r"^aten::(_?log_softmax\w*|nll_loss\w*|cross_entropy\w*)$")
+INSTANCE = regex(r"(?<![^._])\d+(?=\.|$)")  # the number of a block, as reports of layers leave it out
+ATTENTION = regex(r"^aten::(_softmax|_safe_softmax|bmm|baddbmm|masked_fill\w*|_softmax_backward_data)$")
+LOSS = regex(r"^aten::(_?log_softmax\w*|nll_loss\w*|cross_entropy\w*)$")
 NODE_RANGE = "autograd::engine::evaluate_function: "
 ONLY_ALLOCATE = {
     *(f"aten::{how}{like}" for how in ("empty", "zeros", "ones", "full") for like in ("", "_like")),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from daydream.first_use import regex
 from daydream.memory.history import PRESSED, History
 from daydream.memory.requests import ALLOCATE, DEFER, Request, Usage, held_after, usage
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport, OutOfMemory
@@ -15,7 +15,7 @@ from daydream.memory.settings import Settings, settings_text
 from daydream.memory.snapshot import read_snapshot
 from daydream.text import bytes_text, counted
 
-LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|torch|lib/python[\d.]*)/")
+LIBRARY = regex(r"(^|/)(site-packages|dist-packages|torch|lib/python[\d.]*)/")
 CODE = ".py"
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.trace.trace import Trace
 
-PRODUCT = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|_scaled_mm|addmv|mv)$")
+PRODUCT = regex(r"^aten::(addmm|mm|bmm|baddbmm|_scaled_mm|addmv|mv)$")
 MIB = 2**20
 # getChosenWorkspaceSize of PyTorch 2.6, aten/src/ATen/cuda/CublasHandlePool.cpp: bytes by vendor and compute
 # capability. CUBLAS_WORKSPACE_CONFIG, which changes them, is in no trace.

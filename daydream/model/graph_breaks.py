@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.model.captured import DISPATCH_NS
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
-REGION = re.compile(r"Torch-Compiled Region: (\S+)")
+REGION = regex(r"Torch-Compiled Region: (\S+)")
 PIECE = r"^CompiledFunction$"  # one compiled graph, with what wraps it
 PIECE_BACKWARD = r"^CompiledFunctionBackward$"
 GRAPH = r"^## Call CompiledFxGraph"

@@ -21,6 +21,7 @@ from daydream.costs.device.retime import Retimed, measured_first, retime
 from daydream.costs.device.roofline import device_or_none, names_fit, runs_in_tf32
 from daydream.costs.devices import Device
 from daydream.costs.kernels import floor_ns, grid_blocks, units_of, work
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.model.precision import tasks_in_matrix_units
@@ -44,20 +45,18 @@ class Sort:
 SORTS = (
     # cuDNN's for float16; for bfloat16 torch takes its own, which cuDNN's 32-bit ones leave behind
     # (ATen/native/Normalization.cpp, _select_batch_norm_backend): somewhere from 0.5 to 1.
-    Sort("batch norm", re.compile(r"(?i)bn_(fw|bw)|batch_?norm"), 0.75, 0.35),
+    Sort("batch norm", regex(r"(?i)bn_(fw|bw)|batch_?norm"), 0.75, 0.35),
     # Vector loads of 16 B: the bytes halve, arithmetic in 32 bits and conversions stay.
-    Sort("vectorized", re.compile(r"vectorized_elementwise|triton_poi"), 0.55, 0.2),
-    Sort("reduction", re.compile(r"reduce_kernel|triton_(red|per)|reduction"), 0.63, 0.25),
+    Sort("vectorized", regex(r"vectorized_elementwise|triton_poi"), 0.55, 0.2),
+    Sort("reduction", regex(r"reduce_kernel|triton_(red|per)|reduction"), 0.63, 0.25),
     # One element a thread at a time (offsets, strides, indices): elements count, not their bytes.
     Sort(
         "one by one",
-        re.compile(
-            r"(?i)elementwise_kernel|CatArray|nchwTo|nhwcTo|transpose|index|gather|scatter|embedding|pool"
-        ),
+        regex(r"(?i)elementwise_kernel|CatArray|nchwTo|nhwcTo|transpose|index|gather|scatter|embedding|pool"),
         0.87,
         0.2,
     ),
-    Sort("unknown", re.compile(r""), 0.7, 0.35),
+    Sort("unknown", regex(r""), 0.7, 0.35),
 )
 FEW_BLOCKS, FEW_BLOCKS_DOUBT = 0.9, 0.15  # a grid that leaves units idle waits for memory's latency
 # A step of a recurrent layer multiplies few rows by all weights: their bytes halve, and latency stays.
@@ -67,12 +66,12 @@ DOUBT_OF_PRODUCTS = 0.3  # CUDA cores to tensor cores: shares of peak differ so 
 DOUBT_ON_TENSOR_CORES = 0.15  # TF32 to 16 bits: the same units, twice as fast
 DOUBT_OF_CONVOLUTIONS = 0.45  # the library may choose another algorithm, with other layout changes
 
-ATTENTION_KERNEL = re.compile(r"(?i)fmha_cutlass|AttentionKernel|AttentionBackwardKernel|mem_eff")
+ATTENTION_KERNEL = regex(r"(?i)fmha_cutlass|AttentionKernel|AttentionBackwardKernel|mem_eff")
 # torch's 32-bit attention multiplies on tensor cores since the A100, three TF32 products for each
 # (CUTLASS, OpMultiplyAddFastF32): on vector units `vit_a100` would run at 1.2 of their peak. Before, on
 # vector units. The new kernel's share of the 16-bit peak, as a part of the old one's share of its own,
 # and the doubt:
-SINCE_2_2 = re.compile(r"std::array<char|gpu_kernel_impl_nocast|manual_unroll|pytorch_flash|nvjet")
+SINCE_2_2 = regex(r"std::array<char|gpu_kernel_impl_nocast|manual_unroll|pytorch_flash|nvjet")
 # - FlashAttention 1 (torch 2.0 and 2.1): 0.67 forward, 0.74 backward in `vit_a100`, a development pair.
 # - FlashAttention 2 (since torch 2.2) is 1.5 to 2 times as fast (arXiv 2307.08691, figures 4 to 7).
 # - V100 and T4 take CUTLASS kernels for both: about 0.3 of the peak of tensor cores, 0.55 of that of vector

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -16,6 +15,7 @@ from daydream.costs.device.call_scaling import tiny_call_ns
 from daydream.costs.kernels import grid_blocks, work
 from daydream.costs.passes import updated_by_grids
 from daydream.costs.workload.operator import itemsize
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.query.shapes import product, shapes_in
@@ -87,7 +87,7 @@ TAKES = {
     ),
     **dict.fromkeys(("LBFGS", "Muon", "SparseAdam"), ()),
 }  # fmt: skip
-CLASS_IN_RANGE = re.compile(r"Optimizer\.step#(\w+)\.step")
+CLASS_IN_RANGE = regex(r"Optimizer\.step#(\w+)\.step")
 FUSED_UPDATE_OP = r"_fused_(adam|sgd|adagrad|lamb)"
 FUSED_UPDATE_KERNEL = (
     r"(?i)fused_?(adam|sgd|adagrad|lamb|optimizer)|"

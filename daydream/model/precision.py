@@ -7,6 +7,7 @@ from math import ceil
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.device.roofline import is_matrix_kernel, names_fit
 from daydream.costs.kernels import floor_ns, work
@@ -15,6 +16,7 @@ from daydream.costs.workload.calls import NOT_MAIN
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.errors import NotApplicableError
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
@@ -22,8 +24,8 @@ from daydream.model.optimizers import UPDATE_RULES, Update, update_of
 from daydream.text import counted
 
 NARROW = ("float16", "bfloat16")
-NARROWER = re.compile(r"float[48]_")
-HELPER = re.compile(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
+NARROWER = regex(r"float[48]_")
+HELPER = regex(rf"{NOT_MAIN.pattern}|reduce_wgrad|reduce_kernel", re.IGNORECASE)
 PRODUCT_NODE = r"(Addmm|Mm|Linear|Convolution|Conv\w*)Backward\d*$"
 # Places of input, weight and bias among the arguments; products of two activations (bmm) have no weight.
 ARGUMENTS = {
@@ -177,7 +179,7 @@ def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
     )
     first = calls.group_by("call").first() if len(calls) else calls
     _, weight, bias = operand_elements(first)
-    parameters, steps = update_of(matrix.graph).elements, len(np.unique(first.step))
+    parameters, steps = update_of(matrix.graph).elements, len(unique(first.step))
     if not (weight > 0).any() and parameters > 0 and len(first):
         weight = np.full(len(first), parameters * steps // len(first))
     nodes = matrix.where(phase="backward").group_by("step", within=PRODUCT_NODE).first()

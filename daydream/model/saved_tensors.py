@@ -12,33 +12,34 @@ import numpy as np
 
 from daydream.costs.workload.forward_calls import forward_rows, innermost_makers, nodes, nodes_above
 from daydream.costs.workload.shapes import parse_shapes
+from daydream.first_use import regex
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
 from daydream.trace.trace import Trace
 
 NODE = r"^\w+Backward\d*$"
-NOTHING = re.compile(
+NOTHING = regex(
     r"^((Unsafe|Neg)?View(As\w+)?|ReshapeAlias|Alias|AsStrided|T|Transpose|Permute|Expand|Unsqueeze|Squeeze|"
     r"Slice|Select|Split\w*|Unbind|Narrow\w*|Diagonal|Unfold|Cat|Stack|Repeat|Flip|Roll|Clone|ToCopy|Tril|Triu|"
     r"ConstantPadNd|PixelShuffle|Upsample\w+[123]D|Add|Sub|Rsub|Neg|Sum|Mean|Cumsum)Backward\d*$"
     r"|^(Mul|Div)Backward[13]$"
 )
-INPUTS = re.compile(
+INPUTS = regex(
     r"^(Addmm|Mm|Bmm|Baddbmm|Addbmm|Mv|Linear|Matmul|(Cudnn|Miopen|Mkldnn)?Convolution|Mul|Div|Addcmul|Addcdiv|"
     r"Gelu|Silu|Mish|Glu|Hardswish|Hardsigmoid|Softplus|PreluKernel|Clamp\w*|Abs|Log|Log1P|Sin|Cos|Erf|Where|"
     r"MaskedFill|Embedding|Index|IndexSelect|Gather|Maximum|Minimum|(Adaptive)?AvgPool[23]D|Var|VarMean|"
     r"BinaryCrossEntropy\w*|MseLoss|SmoothL1Loss)Backward\d*$|^(Pow|LeakyRelu|Elu|Hardtanh)Backward0?$"
 )
-BY_SCALAR = re.compile(r"^(Mul|Div)Backward0?$")
+BY_SCALAR = regex(r"^(Mul|Div)Backward0?$")
 COUNTS = (  # tensors a node; one where nothing is said
-    (re.compile(r"^(Addmm|Mm|Bmm|Baddbmm|Linear|(Cudnn|Miopen)?Convolution|Mul|Div)Back"), 2),
-    (re.compile(r"^MaxPool2DWithIndicesBack"), 2),
-    (re.compile(r"^FusedRmsNormBack"), 3),
-    (re.compile(r"^NativeGroupNormBack"), 4),
-    (re.compile(r"^(NativeLayerNorm|ScaledDotProductFlashAttentionForCpu)Back"), 5),
-    (re.compile(r"^(Native|Cudnn|Miopen)BatchNormBack"), 6),
-    (re.compile(r"^ScaledDotProduct(Flash|Efficient)AttentionBack"), 7),
-    (re.compile(r"^MkldnnRnnLayerBack"), 11),
+    (regex(r"^(Addmm|Mm|Bmm|Baddbmm|Linear|(Cudnn|Miopen)?Convolution|Mul|Div)Back"), 2),
+    (regex(r"^MaxPool2DWithIndicesBack"), 2),
+    (regex(r"^FusedRmsNormBack"), 3),
+    (regex(r"^NativeGroupNormBack"), 4),
+    (regex(r"^(NativeLayerNorm|ScaledDotProductFlashAttentionForCpu)Back"), 5),
+    (regex(r"^(Native|Cudnn|Miopen)BatchNormBack"), 6),
+    (regex(r"^ScaledDotProduct(Flash|Efficient)AttentionBack"), 7),
+    (regex(r"^MkldnnRnnLayerBack"), 11),
 )  # fmt: skip
 UNKNOWN, NONE, BEFORE, BEHIND = -1, 0, 1, 2  # a forward call saves nothing, or before its work, or behind it
 

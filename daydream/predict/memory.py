@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 from daydream.errors import DaydreamError
 from daydream.graph.graph import Graph
 from daydream.memory.allocations import Allocations
-from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, cannot_say, memory_after
 from daydream.text import listed
 from daydream.trace.trace import Trace
@@ -88,6 +87,8 @@ def answer_of(graph: Graph, changes: Sequence[MemoryChange], capacity: int | Non
 def held_now(trace: Trace, graph: Graph | None = None) -> Allocations:
     """Return the allocations of a trace, worked out once. Raises `TraceError` if it has no memory events."""
     if trace not in _held:
+        from daydream.memory.lifetimes import allocations
+
         _held[trace] = allocations(trace)
     held = _held[trace]
     if graph is None or held.recorded_graph is not None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from daydream.predict.bottleneck import why_unmoved
-from daydream.predict.recorded_time import recorded_time
 from daydream.simulate.steady import SETTLED, Settled
 from daydream.text import counted
 
@@ -25,6 +24,8 @@ def preference(notes: Sequence[str], name: str) -> tuple[int, str]:
 
 def replay_notes(graph: Graph, settled: Settled) -> list[str]:
     """Return what a reader should know before trusting the figures, a sentence each."""
+    from daydream.predict.recorded_time import recorded_time
+
     facts = graph.facts
     said = [*(graph.trace.metadata.get("notes", []) if graph.trace else []), *facts.notes]
     time = recorded_time(graph.trace) if graph.trace is not None else None

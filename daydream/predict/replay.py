@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.arrays import percentile, unique
 from daydream.collect.derive.quality import unrest
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
@@ -204,7 +205,7 @@ class Replay(NotebookFigure):
         graph, facts = self.graph, self.graph.facts
         kernel = graph.alive & (graph.columns["kind"] == KERNEL)
         parts = kernel & fused_parts(graph)
-        kernels = int((kernel & ~parts).sum()) + len(np.unique(graph.columns["row"][parts]))
+        kernels = int((kernel & ~parts).sum()) + len(unique(graph.columns["row"][parts]))
         figures = (
             "measured_ns replayed_ns typical_measured_ns typical_replayed_ns error max_error "
             "unprofiled_measured_ns unprofiled_replayed_ns unprofiled_error start_error_ns"
@@ -347,4 +348,4 @@ def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:
     if not kernels.any():
         kernels = (timeline.copy == 0) & (measured >= 0)
     off = np.abs(timeline.start_ns[kernels] - measured[kernels])
-    return {"p50": round(float(np.percentile(off, 50))), "p95": round(float(np.percentile(off, 95)))}
+    return {"p50": round(float(percentile(off, 50))), "p95": round(float(percentile(off, 95)))}

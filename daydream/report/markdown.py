@@ -6,10 +6,10 @@ neither markup nor people nor issues.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from daydream.first_use import regex
 from daydream.report.text.difference import side_text, step_remarks
 from daydream.report.text.layout import printable, shortened
 from daydream.report.text.numbers import percent, range_text, time_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_CHANGES = 5
 NAME_WIDTH = 60
-MARKUP = re.compile(r"([\\`*_\[\]()|~$])")  # what GitHub's Markdown takes for its own in a sentence
+MARKUP = regex(r"([\\`*_\[\]()|~$])")  # what GitHub's Markdown takes for its own in a sentence
 UNKNOWN = "unknown"
 
 

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.graph.query.coverage import Coverage, sharing
 from daydream.graph.tables import COLLECTIVE, CPU, KERNEL
 
@@ -111,7 +112,7 @@ class Contention:
             if slowed.any():  # also with nothing beside them any more
                 held = self._held(graph, lowered, tasks[slowed], engine, copies, window)
                 lost = (1 - 1 / factor)[slowed]
-                losing = [(each, np.flatnonzero(lost == each)) for each in np.unique(lost).tolist()]
+                losing = [(each, np.flatnonzero(lost == each)) for each in unique(lost).tolist()]
                 found.append(_Slow(tasks[slowed], beside, losing, held))
         return found
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.graph.rules.synchronization import DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
 from daydream.memory.argument_bytes import argument_bytes
 from daydream.tools.events import Event, Events
@@ -113,7 +114,7 @@ class Synchronization:
         return {"calls": _largest(rows, "total_ns")}
 
 
-BARRIER = re.compile(r"\bbarrier\b", re.IGNORECASE)
+BARRIER = regex(r"\bbarrier\b", re.IGNORECASE)
 
 
 @tool

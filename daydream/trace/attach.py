@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import HandleError
+from daydream.first_use import regex
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.schema import DEVICE_KINDS, HOST_KINDS, UNKNOWN
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 WAYS = ("name", "order", "graph node id")
-NUMBERED = re.compile(r"(.+):(\d+)", re.ASCII | re.DOTALL)
+NUMBERED = regex(r"(.+):(\d+)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)

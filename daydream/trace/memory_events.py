@@ -6,8 +6,6 @@ as a small parquet file in base64, since not every reader of parquet takes metad
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 from collections.abc import Mapping
 
@@ -95,6 +93,8 @@ class MemoryEvents:
 
     def encode(self) -> bytes:
         """Return the table as text in ASCII, for the metadata of a trace file."""
+        import base64
+
         import pyarrow as pa
         from pyarrow.parquet import write_table
 
@@ -120,6 +120,9 @@ class MemoryEvents:
     @classmethod
     def decode(cls, text: bytes, most_bytes: int) -> MemoryEvents:
         """Return the table that `encode` gave. Raises `TraceError` if it is none, or takes more bytes."""
+        import base64
+        import binascii
+
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 

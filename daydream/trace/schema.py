@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCHEMA_VERSION = 1
+IMPORT_AGAIN = "Import the profiler's file again."  # what to do about a file that is not right
 METADATA_KEY = b"daydream"
 UNKNOWN = -1
 NO_ID = -(2**63)

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daydream.errors import TraceError
+from daydream.first_use import regex
 from daydream.trace.schema import UNKNOWN
 
-RANGE = re.compile(r"(\d{0,9}):(\d{0,9})", re.ASCII)
+RANGE = regex(r"(\d{0,9}):(\d{0,9})", re.ASCII)
 BEFORE = "it comes before the steps that were asked for"
 OF_MEMORY = ("held_before", "held_before_by_rank", "memory_from")
 ALWAYS = np.iinfo(np.int64)

@@ -14,12 +14,9 @@ import numpy as np
 
 from daydream.display import NotebookTables
 from daydream.errors import HandleError, TraceError
-from daydream.files.atomic import write_whole
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
-from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
-from daydream.trace.step_range import StepRange, choose
-from daydream.trace.trace_file import IMPORT_AGAIN, read_columns
+from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,6 +203,8 @@ class Trace(NotebookTables):
                 if self.handles is not None:
                     file.add_key_value_metadata({HANDLES_KEY: self.handles.to_json().encode()})
 
+        from daydream.files.atomic import write_whole
+
         write_whole(path, write, force=force)
 
     @classmethod
@@ -220,6 +219,9 @@ class Trace(NotebookTables):
         has a newer schema, or breaks a promise of `daydream.trace.valid` or `daydream.trace.metadata`;
         or if it has none of the steps.
         """
+        from daydream.trace.step_range import StepRange
+        from daydream.trace.trace_file import read_columns
+
         wanted = None if steps is None else StepRange.parse(steps)
         trace = cls(*read_columns(path, max_unpacked=max_unpacked, steps=wanted))
         trace.check(path)
@@ -233,6 +235,8 @@ class Trace(NotebookTables):
 
         Raises `TraceError` if it has none of them.
         """
+        from daydream.trace.step_range import StepRange, choose
+
         chosen = choose(self.metadata, StepRange.parse(steps))
         if chosen is None:
             return self

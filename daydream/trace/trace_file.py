@@ -19,14 +19,12 @@ from daydream.errors import HandleError, TraceError
 from daydream.files.input_files import check_regular, most_unpacked, too_large
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
-from daydream.trace.schema import FIELDS, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
+from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
 from daydream.trace.step_range import Chosen, StepRange, choose
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import FileMetaData, ParquetFile
-
-IMPORT_AGAIN = "Import the profiler's file again."
 
 
 def read_columns(

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from daydream.errors import TraceError
+from daydream.first_use import regex
 from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, NO_ID, PHASES, UNKNOWN
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ LARGEST_AMOUNT = 2**48  # of bytes or elements, in one tensor or transfer: 281 T
 AMOUNTS = ("bytes", "elements")
 SMALLEST = {"start_ns": 0, "duration_ns": 0, "pid": NO_ID, "tid": NO_ID}
 LARGEST = {"start_ns": LONGEST_NS, "duration_ns": LONGEST_NS, **dict.fromkeys(AMOUNTS, LARGEST_AMOUNT)}
-EXTENTS = re.compile(r"\d{1,10},\d{1,10},\d{1,10}", re.ASCII)
+EXTENTS = regex(r"\d{1,10},\d{1,10},\d{1,10}", re.ASCII)
 DEEPEST = 4  # arguments, lists of tensors, shapes, sizes
 
 

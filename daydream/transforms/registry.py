@@ -11,7 +11,6 @@ memory (a function `memory(held, *, option=default, ...)`, see `daydream.memory`
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import DaydreamError, GraphError, UnknownOptimizationError
+from daydream.text import closest
 from daydream.transforms import stages
 from daydream.transforms.own_code import OwnFileError, own_code
 
@@ -183,7 +183,7 @@ def _meant(name: str) -> str:
         return f"Did you mean the file './{beside}'?"
     if Path(name).is_file():
         return f"{name} is a file: a trace is given as --trace {name}, an optimization's file ends in .py"
-    near = difflib.get_close_matches(name.replace("_", "-"), names(), n=1)
+    near = closest(name.replace("_", "-"), names())
     return f"Did you mean {near[0]!r}?" if near else "`daydream whatif --list` shows those there are."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -20,10 +21,11 @@ sys.exit(code)
 HEAVY = {"torch", "pandas", "networkx", "numba", "rich"}
 
 
-def modules_after(*args: str, folder) -> set[str]:
+def modules_after(*args: str, folder, cache: str = "off") -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *args],
         cwd=folder,
+        env={**os.environ, "DAYDREAM_CACHE": cache},
         capture_output=True,
         encoding="utf-8",
         check=False,
@@ -60,6 +62,49 @@ def test_questions_to_a_parquet_trace_import_no_more_than_they_use(folder, args)
 
     assert {"numpy", "pyarrow.parquet"} <= loaded
     assert not loaded & HEAVY  # msgspec checks the metadata; it takes a few ms
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["whatif", "amp", "--trace", "step.parquet", "--json"],
+        ["whatif", "amp", "--trace", "step.parquet"],
+        ["replay", "--trace", "step.parquet"],
+        ["explain", "--trace", "step.parquet"],
+    ],
+)
+def test_a_kept_answer_reads_no_parquet_and_builds_no_graph(folder, tmp_path, args):
+    kept = str(tmp_path / "kept")
+    first = modules_after(*args, folder=folder, cache=kept)
+    second = modules_after(*args, folder=folder, cache=kept)
+
+    building = {"pyarrow", "daydream.graph.build", "daydream.trace.trace_file"}
+    assert building <= first
+    assert not second & (building | HEAVY)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["whatif", "amp", "--trace", "step.parquet", "--json"], ["replay", "--trace", "step.parquet"]],
+)
+def test_a_kept_answer_loads_nothing_that_it_does_not_use(folder, tmp_path, args):
+    kept = str(tmp_path / "kept")
+    modules_after(*args, folder=folder, cache=kept)
+    loaded = modules_after(*args, folder=folder, cache=kept)
+
+    unused = {
+        "csv", "difflib", "numpy.ma", "pyarrow",
+        "daydream.costs.resize.growth", "daydream.explanation.avoidable", "daydream.graph.build",
+        "daydream.memory.lifetimes", "daydream.memory.narrow", "daydream.report.text.ranking",
+    }  # fmt: skip
+    assert (loaded & unused) - modules_of_bare_imports() == set()
+
+
+def modules_of_bare_imports() -> set[str]:
+    """Return what click and numpy load by themselves, which differs between their versions."""
+    program = "import sys, click, numpy; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
+    return set(done.stdout.split())
 
 
 def test_import_of_json_needs_msgspec_and_not_torch(folder):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +18,13 @@ from daydream.collect.derive.nesting import nearest
 from daydream.collect.derive.phases import BACKWARD, OPTIMIZER, OPTIMIZER_RANGE
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.update_order import cut_by_parameter
+from daydream.first_use import regex
 from daydream.trace.schema import UNKNOWN
 
-ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad$|^AccumulateGrad$")
-COMPILED_NODE = re.compile(r"CompiledFunctionBackward")
-BUCKET_COPY = re.compile(r"reducer::copy_bucket_to_grad$")
-BUCKET_VIEW = re.compile(r"^aten::as_strided$")
+ACCUMULATE = regex(r"^torch::autograd::AccumulateGrad$|^AccumulateGrad$")
+COMPILED_NODE = regex(r"CompiledFunctionBackward")
+BUCKET_COPY = regex(r"reducer::copy_bucket_to_grad$")
+BUCKET_VIEW = regex(r"^aten::as_strided$")
 SCALAR = "[]"
 
 

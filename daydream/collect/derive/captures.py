@@ -6,14 +6,13 @@ device; the work runs when the graph is replayed. Such a call has lost no device
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
+from daydream.first_use import regex
 
-BEGIN = re.compile(r"StreamBeginCapture")
-END = re.compile(r"StreamEndCapture")
+BEGIN = regex(r"StreamBeginCapture")
+END = regex(r"StreamEndCapture")
 
 
 def in_capture(recording: Recording) -> np.ndarray:

@@ -8,22 +8,22 @@ begin at the layer around the call.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.text import counted
 from daydream.trace.handle_map import DebugHandleMap, Handle
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
-CALL = re.compile(r"## Call CompiledFxGraph (\S+) ##")
+CALL = regex(r"## Call CompiledFxGraph (\S+) ##")
 NO_KEY = "None"
-FUSED = re.compile(r"(?:graph_\d+_)?((?:cpp|triton)_\w+)")
-PLACE = re.compile(r":\d+$")
+FUSED = regex(r"(?:graph_\d+_)?((?:cpp|triton)_\w+)")
+PLACE = regex(r":\d+$")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from daydream.first_use import regex
+
 # Element types as torch's profiler and NCCL print them -> as torch names them.
 WORDS = {
     "float": "float32", "double": "float64", "c10::half": "float16", "half": "float16",
@@ -30,23 +32,23 @@ WIDE = ("float32", "float64")
 
 # Element types in kernel names. A C++ type tells most: that of the lambda a kernel applies, else
 # the first one named (results and inputs stand before accumulators).
-LAMBDA_TYPE = re.compile(r"\{lambda\(([\w: ]+?)[,)]")
-TEMPLATE_TYPE = re.compile(
+LAMBDA_TYPE = regex(r"\{lambda\(([\w: ]+?)[,)]")
+TEMPLATE_TYPE = regex(
     r"\b(c10::BFloat16|c10::Half|c10::Float8_e\w+|__nv_bfloat16|hip_bfloat16|__half2?|cutlass::half_t|"
     r"cutlass::bfloat16_t|cutlass::tfloat32_t|half_t|bfloat16_t|float|double)\b"
 )
-FUNCTOR_TYPE = re.compile(r"(?:Functor|functor|Op)\w*<(long|int|short|signed char|unsigned char|bool)\b")
+FUNCTOR_TYPE = regex(r"(?:Functor|functor|Op)\w*<(long|int|short|signed char|unsigned char|bool)\b")
 # Else the tags of matrix libraries and compilers, the first that is found.
-NARROWEST = ("float4_e2m1", re.compile(r"(?i)(mx|nv)fp4|e2m1|(?<![a-z0-9])fp4"))
+NARROWEST = ("float4_e2m1", regex(r"(?i)(mx|nv)fp4|e2m1|(?<![a-z0-9])fp4"))
 DTYPE_TAGS = (
-    ("float8_e4m3fn", re.compile(r"e4m3|_F8|fp8")),
-    ("float8_e5m2", re.compile(r"e5m2|_B8_")),
-    ("bfloat16", re.compile(r"BFloat16|bfloat16|bf16|_BBS_|_BSS_|_BB_")),
-    ("float16", re.compile(r"104HalfE|__half|half_t|(?<![a-z])f?f16|fp16|hgemm|_HHS_|_HSS_|_HH_")),
-    ("float32", re.compile(r"tf32|tfloat32|(?:cutlass_80|ampere|sm80)\w*s1688")),  # TF32 keeps 32-bit data
-    ("float16", re.compile(r"[hs]884|[hs]1688|[hs]16816")),  # tensor cores without a tag: half precision
-    ("float64", re.compile(r"dgemm|_DB_|(?<![a-z])f64|fp64|[di]884")),
-    ("float32", re.compile(r"sgemm|scudnn|(?<![a-z])f?f32|fp32|_SB_|_S_B")),
+    ("float8_e4m3fn", regex(r"e4m3|_F8|fp8")),
+    ("float8_e5m2", regex(r"e5m2|_B8_")),
+    ("bfloat16", regex(r"BFloat16|bfloat16|bf16|_BBS_|_BSS_|_BB_")),
+    ("float16", regex(r"104HalfE|__half|half_t|(?<![a-z])f?f16|fp16|hgemm|_HHS_|_HSS_|_HH_")),
+    ("float32", regex(r"tf32|tfloat32|(?:cutlass_80|ampere|sm80)\w*s1688")),  # TF32 keeps 32-bit data
+    ("float16", regex(r"[hs]884|[hs]1688|[hs]16816")),  # tensor cores without a tag: half precision
+    ("float64", regex(r"dgemm|_DB_|(?<![a-z])f64|fp64|[di]884")),
+    ("float32", regex(r"sgemm|scudnn|(?<![a-z])f?f32|fp32|_SB_|_S_B")),
 )  # fmt: skip
 
 # Kernels that communicate: those of the libraries for it, by what they begin with or the namespace they are
@@ -57,27 +59,27 @@ EXPERTS = (
     r"\b(intra|inter)node(_ll)?::\w*(dispatch|combine)|\bEp(Dispatch|Combine)|"
     r"\bpplx\b.*(dispatch|combine)|\bmoe_?a2a|moe_?all_?to_?all"
 )
-COLLECTIVE_KERNEL = re.compile(
+COLLECTIVE_KERNEL = regex(
     r"^(void )?(nccl|rccl|mscclKernel|msccl_|mscclpp|hcom_|oneccl|k?userbuffers_)|\b(nvshmem|rocshmem)|"
     r"symmetric_memory::|"
     r"^(?!triton_)(?!.*(warp|block|group|thread|sub)_?all_?reduce)(?!.*gemm).*"  # those stay within a device
     r"(all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|cross_device_reduce|multimem)|" + EXPERTS,
     re.IGNORECASE,
 )
-COLLECTIVE_CALL = re.compile(r"^(record_param_comms$|nccl:|rccl:|gloo:|c10d::|symm_mem::)")
+COLLECTIVE_CALL = regex(r"^(record_param_comms$|nccl:|rccl:|gloo:|c10d::|symm_mem::)")
 COLLECTIVES = (  # in this order: the longer name first
-    ("all_to_all", re.compile(rf"all_?to_?all|{EXPERTS}", re.IGNORECASE)),
-    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_reduce", re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE)),
-    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
-    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
-    ("barrier", re.compile(r"barrier", re.IGNORECASE)),
-    ("gather", re.compile(r"gather", re.IGNORECASE)),
-    ("scatter", re.compile(r"scatter", re.IGNORECASE)),
-    ("reduce", re.compile(r"reduce", re.IGNORECASE)),
-    ("send_recv", re.compile(r"send_?recv", re.IGNORECASE)),
-    ("send", re.compile(r"send", re.IGNORECASE)),
-    ("recv", re.compile(r"recv", re.IGNORECASE)),
+    ("all_to_all", regex(rf"all_?to_?all|{EXPERTS}", re.IGNORECASE)),
+    ("reduce_scatter", regex(r"reduce_?scatter", re.IGNORECASE)),
+    ("all_reduce", regex(r"all_?reduce|cross_device_reduce", re.IGNORECASE)),
+    ("all_gather", regex(r"all_?gather", re.IGNORECASE)),
+    ("broadcast", regex(r"broadcast", re.IGNORECASE)),
+    ("barrier", regex(r"barrier", re.IGNORECASE)),
+    ("gather", regex(r"gather", re.IGNORECASE)),
+    ("scatter", regex(r"scatter", re.IGNORECASE)),
+    ("reduce", regex(r"reduce", re.IGNORECASE)),
+    ("send_recv", regex(r"send_?recv", re.IGNORECASE)),
+    ("send", regex(r"send", re.IGNORECASE)),
+    ("recv", regex(r"recv", re.IGNORECASE)),
 )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from daydream.collect.derive.phase_evidence import launched
 from daydream.collect.derive.recording import Recording
+from daydream.first_use import regex
 from daydream.text import counted
 
 LONGER = 0.25
@@ -32,7 +33,7 @@ LOADS, LOADS_NS = 20, 1_000_000
 """Times as long as usual, and ns, that a launch takes which loads a module."""
 WORTH_SAYING = 0.1
 """Of the only step."""
-WAITS = re.compile(r"Synchronize|Memcpy|Wait|Query|DataLoader|data_?load|nccl|c10d", re.IGNORECASE)
+WAITS = regex(r"Synchronize|Memcpy|Wait|Query|DataLoader|data_?load|nccl|c10d", re.IGNORECASE)
 """Calls and operators that last as long as something else does: a loader, another rank, the device."""
 
 

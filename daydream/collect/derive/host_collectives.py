@@ -11,11 +11,12 @@ import re
 import numpy as np
 
 from daydream.collect.derive.device_names import collective_of_name
+from daydream.first_use import regex
 from daydream.trace.schema import DEVICE_KINDS
 from daydream.trace.trace import Trace
 
-RUN = re.compile(r"^gloo:")
-CALL = re.compile(r"^c10d::")
+RUN = regex(r"^gloo:")
+CALL = regex(r"^c10d::")
 # None of the members can be done before all have begun; of the others a root or a leaf can.
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")  # calls of others are given inputs and outputs
 NEED_ALL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")

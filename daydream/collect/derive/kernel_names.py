@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
+from daydream.first_use import regex
 
-FUSED = re.compile(r"(?:graph_\d+_)?(?:cpp|triton_[a-z]+)_fused_(\w+?)(?:_\d+)?(?::\d+)?")
-PLACE = re.compile(r":\d+$")
+FUSED = regex(r"(?:graph_\d+_)?(?:cpp|triton_[a-z]+)_fused_(\w+?)(?:_\d+)?(?::\d+)?")
+PLACE = regex(r":\d+$")
 
 
 def operators_of_kernel(name: str) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from daydream.collect.derive.by_parameter import (
@@ -16,10 +14,11 @@ from daydream.collect.derive.by_parameter import (
 from daydream.collect.derive.nesting import Nesting, nearest
 from daydream.collect.derive.phases import NODE_RANGE, OLD_NODE
 from daydream.collect.derive.recording import Recording
+from daydream.first_use import regex
 from daydream.trace.schema import UNKNOWN
 
 AUTOGRAD_THREADS = "autograd_threads"  # metadata of a recording: thread id by autograd's own id
-ACCUMULATE_GRAD = re.compile(r"AccumulateGrad$")
+ACCUMULATE_GRAD = regex(r"AccumulateGrad$")
 
 
 def link_forward(recording: Recording) -> np.ndarray:

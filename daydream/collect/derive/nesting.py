@@ -14,10 +14,11 @@ import numpy as np
 
 from daydream import compiled
 from daydream.collect.derive.recording import Recording, narrow
+from daydream.first_use import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
-STEP_MARKER = re.compile(r"^ProfilerStep#")
-LAUNCH_CALL = re.compile(r"launch|memcpy|memset|memprefetch", re.IGNORECASE)
+STEP_MARKER = regex(r"^ProfilerStep#")
+LAUNCH_CALL = regex(r"launch|memcpy|memset|memprefetch", re.IGNORECASE)
 ROUNDING_NS = 1000
 PORTION = 1 << 14
 

@@ -14,16 +14,17 @@ import numpy as np
 
 from daydream.collect.derive.launches import linked_calls
 from daydream.collect.derive.recording import Recording
+from daydream.first_use import regex
 from daydream.trace.schema import DEVICE_KINDS
 
-NUMBER = re.compile(r"\d+")
-CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-DETAILS = re.compile(r"(?<=[\w ])[\[({].*")
+NUMBER = regex(r"\d+")
+CAMEL = regex(r"(?<=[a-z])(?=[A-Z])")
+DETAILS = regex(r"(?<=[\w ])[\[({].*")
 """What an engine says of a step behind its name: `step[DECODE bs=32]`, `execute_context_1(128)`."""
-STEP_WORD = re.compile(
+STEP_WORD = regex(
     r"(?<![a-z])(step|iter|iteration|batch|minibatch|run_batch|execute_(model|new|context|\W*#_context))(?![a-z])"
 )
-PART_WORD = re.compile(
+PART_WORD = regex(
     r"(?<![a-z])(optim\w*|opt|adam\w*|sgd|scheduler|lr|forward|fwd|backward|bwd|loss|zero|grad\w*|data\w*"
     r"|load\w*|copy\w*|get|next|fetch|wait\w*|read\w*|prefetch\w*|prepare|h#d|d#h|d#d|all\w*reduce|sync\w*"
     r"|micro\w*|mb|mbs|sub\w*|layer\w*|block\w*|stage\w*|head\w*|expert\w*|bucket\w*|chunk\w*|epoch\w*|\w*norm"
@@ -31,7 +32,7 @@ PART_WORD = re.compile(
     r"|thread\w*|stream\w*|tower|stack|phase|trial|fold|sample|save|checkpoint\w*|capture\w*|compile\w*)(?![a-z])"
 )
 """What holds a part of a step, or many of them."""
-COUNTER = re.compile(r"(^|[ #=:_-])#(?![a-z])")
+COUNTER = regex(r"(^|[ #=:_-])#(?![a-z])")
 """A number that stands for itself, not the end of a module's name (`conv1`)."""
 LEAST, LEAST_UNNAMED = 0.5, 0.8
 """Share of the device time that steps launch; with start-up and evaluation beside them it is not all."""

@@ -13,23 +13,24 @@ import re
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
+from daydream.first_use import regex
 from daydream.trace.schema import PHASES, UNKNOWN
 
 FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(name) for name in ("forward", "backward", "optimizer"))
 
-BACKWARD_KERNEL = re.compile(
+BACKWARD_KERNEL = regex(
     r"backward|[_:]bwd|bwd_|bprop|wgrad|wrw|weight_grad|grad_input|grad_weight|GradInput|GammaBeta"
     r"|fmha_cutlassB|embedding_grad|EmbeddingBackward|cunn_SoftMaxBackward",
     re.IGNORECASE,
 )
 """Not `dgrad`, and MIOpen's `igemm_bwd` only with weights: transposed convolutions run them forward."""
-TRANSPOSED = re.compile(r"igemm_bwd|dgrad|bwd_data", re.IGNORECASE)
-OPTIMIZER_KERNEL = re.compile(
+TRANSPOSED = regex(r"igemm_bwd|dgrad|bwd_data", re.IGNORECASE)
+OPTIMIZER_KERNEL = regex(
     r"multi_tensor_apply.*(Adam|SGD|Lamb(?!da)|Adagrad|RMSprop|Lion)|fused_?(Adam|SGD|Lamb(?!da))"
     r"|adam_?w?_kernel|distributed_?adam|AdamFunctor|SGDFunctor",
     re.IGNORECASE,
 )
-LISTS = re.compile(r"multi_tensor_apply")
+LISTS = regex(r"multi_tensor_apply")
 """Kernels over lists of tensors: an optimizer's behind a backward pass, clipping and scaling before it."""
 WORTH = 0.1
 """Of the caller's launches that a backward pass makes; a loader's thread makes fewer."""

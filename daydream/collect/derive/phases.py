@@ -15,26 +15,27 @@ import numpy as np
 from daydream.collect.derive.nesting import STEP_MARKER, nearest
 from daydream.collect.derive.phase_evidence import autograd_threads, launched, mark_by_kernels
 from daydream.collect.derive.recording import PORTION, Recording
+from daydream.first_use import regex
 from daydream.trace.schema import PHASES, UNKNOWN
 
 DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 
-OPTIMIZER_RANGE = re.compile(r"^Optimizer\.step#")
-ZERO_GRAD_RANGE = re.compile(r"^Optimizer\.zero_grad#")
-DATA_RANGE = re.compile(r"DataLoader|^dataloader|data_?loading|^\[DALI\]", re.IGNORECASE)
-NODE_RANGE = re.compile(r"^autograd::engine::evaluate_function")
-REDUCER_RANGE = re.compile(  # also what sharding does around the backward pass, and after it
+OPTIMIZER_RANGE = regex(r"^Optimizer\.step#")
+ZERO_GRAD_RANGE = regex(r"^Optimizer\.zero_grad#")
+DATA_RANGE = regex(r"DataLoader|^dataloader|data_?loading|^\[DALI\]", re.IGNORECASE)
+NODE_RANGE = regex(r"^autograd::engine::evaluate_function")
+REDUCER_RANGE = regex(  # also what sharding does around the backward pass, and after it
     r"^torch(::|\.)distributed(::|\.)(ddp\.)?reducer|^FSDP::(root_)?(pre|post)_backward"
 )
-OLD_NODE = re.compile(r"^[A-Z]\w*Backward\d*$|AccumulateGrad$")  # before evaluate_function ranges, 2021
-LOSS_OPERATOR = re.compile(r"loss\b|_loss|cross_entropy|\bkl_div|nll_|Loss")
+OLD_NODE = regex(r"^[A-Z]\w*Backward\d*$|AccumulateGrad$")  # before evaluate_function ranges, 2021
+LOSS_OPERATOR = regex(r"loss\b|_loss|cross_entropy|\bkl_div|nll_|Loss")
 NAMED_RANGES = (  # what people call their ranges; `## forward ##` and `Forward` alike
-    (re.compile(r"^\W*(zero_?grad)\b", re.IGNORECASE), OTHER),
-    (re.compile(r"^\W*(optimi[sz]er|opt)([ _.]?step)?\W*$", re.IGNORECASE), OPTIMIZER),
-    (re.compile(r"^\W*(backward|bwd)([ _]pass)?\W*$", re.IGNORECASE), BACKWARD),
-    (re.compile(r"^\W*(forward|fwd)([ _]pass)?\W*$", re.IGNORECASE), FORWARD),
-    (re.compile(r"^\W*loss\W*$", re.IGNORECASE), LOSS),
-    (re.compile(r"^\W*(data|load[ _]?data|data[ _]?load(ing|er)?)\W*$", re.IGNORECASE), DATA),
+    (regex(r"^\W*(zero_?grad)\b", re.IGNORECASE), OTHER),
+    (regex(r"^\W*(optimi[sz]er|opt)([ _.]?step)?\W*$", re.IGNORECASE), OPTIMIZER),
+    (regex(r"^\W*(backward|bwd)([ _]pass)?\W*$", re.IGNORECASE), BACKWARD),
+    (regex(r"^\W*(forward|fwd)([ _]pass)?\W*$", re.IGNORECASE), FORWARD),
+    (regex(r"^\W*loss\W*$", re.IGNORECASE), LOSS),
+    (regex(r"^\W*(data|load[ _]?data|data[ _]?load(ing|er)?)\W*$", re.IGNORECASE), DATA),
 )
 
 

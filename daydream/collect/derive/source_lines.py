@@ -13,9 +13,10 @@ from functools import cache
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.trace.schema import UNKNOWN
 
-FRAME = re.compile(r"^(.+\.py)\((\d+)\): (.+)$")
+FRAME = regex(r"^(.+\.py)\((\d+)\): (.+)$")
 LIBRARIES = {"torch", "daydream", *sys.stdlib_module_names}
 OURSELVES = ("daydream", "collect")
 PLACES = ("site-packages", "dist-packages", "lib")  # what follows them is how a module is imported

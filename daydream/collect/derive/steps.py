@@ -20,17 +20,18 @@ from daydream.collect.derive.nesting import STEP_MARKER
 from daydream.collect.derive.numbered_ranges import DETAILS, find_numbered_ranges
 from daydream.collect.derive.recording import PORTION, Recording
 from daydream.errors import TraceError
+from daydream.first_use import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
-EXECUTE = re.compile(r"^Method::execute$")  # ExecuTorch: a run of the program
-OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(.*)\.step$|^Optimizer\.step#")
-BACKWARD_NODE = re.compile(r"^autograd::engine::evaluate_function|^[A-Z]\w*Backward\d*$|AccumulateGrad$")
+EXECUTE = regex(r"^Method::execute$")  # ExecuTorch: a run of the program
+OPTIMIZER_STEP = regex(r"^Optimizer\.step#(.*)\.step$|^Optimizer\.step#")
+BACKWARD_NODE = regex(r"^autograd::engine::evaluate_function|^[A-Z]\w*Backward\d*$|AccumulateGrad$")
 NO_PREDECESSOR = "no step before it in the window, so its step time is unknown"
 WORK_LOST = "much of the device work it launched was not recorded"
 LOST_BEFORE = "the end of the step before it was not recorded"
 MOST_LOST = 0.1  # of a step's launches; memsets and the odd kernel go unrecorded in complete traces too
-LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|ModuleLaunch|GraphLaunch|ExtLaunch")
-SYNCHRONIZE = re.compile(r"Synchronize")
+LAUNCH = regex(r"Launch(Cooperative)?Kernel|ModuleLaunch|GraphLaunch|ExtLaunch")
+SYNCHRONIZE = regex(r"Synchronize")
 LAUNCHED_BEFORE = "device work launched before the window runs in it"
 
 Ranges = list[tuple[str, int, int]]

@@ -11,8 +11,9 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.errors import TraceError
+from daydream.first_use import regex
 
-RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+RANK_IN_NAME = regex(r"rank[_-]?(\d+)", re.IGNORECASE)
 EPOCH_NS = 10**18  # clocks beyond it count from 1970; others from when a machine started
 APART_NS = 600_000_000_000  # clocks of one cluster agree within seconds, ranks are recorded together
 ALIKE = 100  # rows that begin at the same nanosecond: no two processes do

@@ -12,14 +12,13 @@ from itertools import islice
 from daydream.costs.counters.amounts import FLOP, CountedKernel
 from daydream.costs.counters.totals import Totals
 from daydream.errors import FileError
+from daydream.first_use import regex
 
-TIMES = re.compile(r"\d{1,12}\.\d{6}\|")
-SIZES = re.compile(r"(\d{1,18})\|(\d{1,18})\|([^|\s].*)")
-FLOPS = re.compile(r"(\d{1,18})\|([^|\s].*)")
-KERNEL = re.compile(
-    r"Kernel (\d{1,18}) \(refs=(\d{1,18}), objs=(\d{1,18}), obj_size=(\d{1,18}),[^)]*\):\t(.+)"
-)
-ACCESSES = re.compile(r"^Total memory accesses: (\d{1,18}) ", re.MULTILINE)
+TIMES = regex(r"\d{1,12}\.\d{6}\|")
+SIZES = regex(r"(\d{1,18})\|(\d{1,18})\|([^|\s].*)")
+FLOPS = regex(r"(\d{1,18})\|([^|\s].*)")
+KERNEL = regex(r"Kernel (\d{1,18}) \(refs=(\d{1,18}), objs=(\d{1,18}), obj_size=(\d{1,18}),[^)]*\):\t(.+)")
+ACCESSES = regex(r"^Total memory accesses: (\d{1,18}) ", re.MULTILINE)
 MARKS = ("memory accesses per kernel:", "Kernel 0 (refs=")
 
 

@@ -12,14 +12,15 @@ import numpy as np
 
 from daydream.costs.counters.amounts import CountedKernel
 from daydream.errors import FileError
+from daydream.first_use import regex
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
 MOST = 2**53
 TELL_NOTHING = {"cycles", "unit_cycles"}  # by themselves
 Key = tuple[str, int | None]  # a kernel and the blocks of its grid
-MANGLED = re.compile(r"(?:K|St)?(\d{1,4})")
-QUALIFIED = re.compile(r"(?:[\w~]+::)+(?=[\w~])")
+MANGLED = regex(r"(?:K|St)?(\d{1,4})")
+QUALIFIED = regex(r"(?:[\w~]+::)+(?=[\w~])")
 
 
 @dataclass

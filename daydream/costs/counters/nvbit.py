@@ -14,12 +14,13 @@ import re
 from daydream.costs.counters.amounts import CountedKernel
 from daydream.costs.counters.opcodes import WARP, amounts_of_sass
 from daydream.errors import FileError
+from daydream.first_use import regex
 
 LAUNCH = "#thread-blocks "
-COUNTS = re.compile(r"(\d{1,18}),\s{1,4}kernel instructions (\d{1,18}), total instructions (\d{1,18})\s*")
-NUMBERED = re.compile(r"kernel (\d{1,18})\s?-\s")
-OPCODE = re.compile(r"\s+([A-Z][A-Z0-9]*(?:\.[A-Za-z0-9_.]+)?) = (\d{1,18})\s*")
-BY_THREADS = re.compile(r"COUNT_WARP_LEVEL = 0\b")
+COUNTS = regex(r"(\d{1,18}),\s{1,4}kernel instructions (\d{1,18}), total instructions (\d{1,18})\s*")
+NUMBERED = regex(r"kernel (\d{1,18})\s?-\s")
+OPCODE = regex(r"\s+([A-Z][A-Z0-9]*(?:\.[A-Za-z0-9_.]+)?) = (\d{1,18})\s*")
+BY_THREADS = regex(r"COUNT_WARP_LEVEL = 0\b")
 LONGEST_LINE = 1 << 16
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from daydream.first_use import regex
+
 WARP, WAVE = 32, 64
 # FLOP of a lane. Packed instructions (FFMA2 since Blackwell, the halves of H...2) do two.
 SASS_FLOP = {
@@ -28,34 +30,32 @@ SASS_SHAPES = {
 VOLTA_STEPS = {"F32": 16, "F16": 8}
 VOLTA_PRODUCT = 2 * 16 * 16 * 16
 SASS_CLASSES = (
-    ("matrix", re.compile(r"(H|I|D|B|Q|O)G?MMA|UTC\w*MMA|WARPGROUP")),
-    ("shared", re.compile(r"(LDS|STS|ATOMS|LDSM|STSM)$")),
-    ("memory", re.compile(r"(LD|ST|ATOM|RED|TEX|TLD|SULD|SUST|UBLK|UTMA|CCTL|MEMBAR|ULDC)")),
+    ("matrix", regex(r"(H|I|D|B|Q|O)G?MMA|UTC\w*MMA|WARPGROUP")),
+    ("shared", regex(r"(LDS|STS|ATOMS|LDSM|STSM)$")),
+    ("memory", regex(r"(LD|ST|ATOM|RED|TEX|TLD|SULD|SUST|UBLK|UTMA|CCTL|MEMBAR|ULDC)")),
     (
         "control",
-        re.compile(r"(BRA|BRX|JMP|JMX|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BAR|WARPSYNC|DEPBAR|YIELD|KILL)"),
+        regex(r"(BRA|BRX|JMP|JMX|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BAR|WARPSYNC|DEPBAR|YIELD|KILL)"),
     ),
-    ("float", re.compile(r"([FDH](ADD|MUL|FMA|MNMX|SET|SEL|CHK|SWZ)|MUFU|FRND)")),
+    ("float", regex(r"([FDH](ADD|MUL|FMA|MNMX|SET|SEL|CHK|SWZ)|MUFU|FRND)")),
     (
         "integer",
-        re.compile(
-            r"(U?(I(?!PA)|LEA|LOP|SHF|SHL|SHR|POPC|FLO|BREV|PRMT|BMSK|SGXT|VABS|VIADD|VIMNMX)|[FI]2[FI])"
-        ),
+        regex(r"(U?(I(?!PA)|LEA|LOP|SHF|SHL|SHR|POPC|FLO|BREV|PRMT|BMSK|SGXT|VABS|VIADD|VIMNMX)|[FI]2[FI])"),
     ),
 )
 AMD_CLASSES = (
-    ("matrix", re.compile(r"V_S?MFMA|V_S?WMMA")),
-    ("shared", re.compile(r"DS_")),
-    ("memory", re.compile(r"(GLOBAL|FLAT|BUFFER|SCRATCH|IMAGE|S_LOAD|S_BUFFER|S_STORE|S_ATOMIC)_?")),
-    ("control", re.compile(r"S_(C?BRANCH|ENDPGM|BARRIER|SETPC|SWAPPC|CALL|WAITCNT|SLEEP)")),
-    ("float", re.compile(r"V_(PK_|DUAL_)?\w+_(F16|F32|F64|BF16)(_|$)")),
-    ("integer", re.compile(r"(V|S)_\w+_(I|U|B)(8|16|24|32|64)")),
+    ("matrix", regex(r"V_S?MFMA|V_S?WMMA")),
+    ("shared", regex(r"DS_")),
+    ("memory", regex(r"(GLOBAL|FLAT|BUFFER|SCRATCH|IMAGE|S_LOAD|S_BUFFER|S_STORE|S_ATOMIC)_?")),
+    ("control", regex(r"S_(C?BRANCH|ENDPGM|BARRIER|SETPC|SWAPPC|CALL|WAITCNT|SLEEP)")),
+    ("float", regex(r"V_(PK_|DUAL_)?\w+_(F16|F32|F64|BF16)(_|$)")),
+    ("integer", regex(r"(V|S)_\w+_(I|U|B)(8|16|24|32|64)")),
 )
-AMD_VECTOR = re.compile(
+AMD_VECTOR = regex(
     r"V_(PK_)?(ADD|SUB|SUBREV|MUL|FMA|FMAC|MAC|MAD|FMAAK|FMAMK|RCP|RSQ|SQRT|EXP|LOG|SIN|COS)_(F16|F32|F64)(_|$)"
 )
 AMD_TWICE = ("FMA", "FMAC", "MAC", "MAD", "FMAAK", "FMAMK")
-AMD_MATRIX = re.compile(
+AMD_MATRIX = regex(
     r"V_S?MFMA_(?:F32|F64)_(\d+)X(\d+)X(\d+)(?:_(\d+)B)?_?(F16|BF16|F32|F64|XF32|FP8|BF8)(_1K)?"
 )
 # Products side by side in one instruction, where its name does not count them ("AMD Instinct MI200

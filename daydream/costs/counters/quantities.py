@@ -6,8 +6,9 @@ unit: `bytes`, `cycles`, `flop`, `instructions`; `share` and `occupancy` are par
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+
+from daydream.first_use import regex
 
 QUANTITIES: dict[str, tuple[str, str]] = {
     "flop": ("FLOP", "all floating-point operations, two for a multiply-add"),
@@ -41,11 +42,11 @@ QUANTITIES: dict[str, tuple[str, str]] = {
 }
 
 PREFIX = "sm(?:sp)?__"
-NVIDIA = re.compile(PREFIX + r"sass_thread_inst_executed_op_([df])(add|mul|fma)_pred_on\.sum")
-NVIDIA_TENSOR = re.compile(PREFIX + r"inst_executed_pipe_tensor\w*\.sum")
-NVIDIA_TENSOR_OPS = re.compile(r"sm__ops_path_tensor_\w+\.sum")
-AMD = re.compile(r"SQ_INSTS_VALU_(ADD|MUL|TRANS|FMA)_F(16|32|64)")
-AMD_MATRIX = re.compile(r"SQ_INSTS_VALU_MFMA_MOPS_\w+")
+NVIDIA = regex(PREFIX + r"sass_thread_inst_executed_op_([df])(add|mul|fma)_pred_on\.sum")
+NVIDIA_TENSOR = regex(PREFIX + r"inst_executed_pipe_tensor\w*\.sum")
+NVIDIA_TENSOR_OPS = regex(r"sm__ops_path_tensor_\w+\.sum")
+AMD = regex(r"SQ_INSTS_VALU_(ADD|MUL|TRANS|FMA)_F(16|32|64)")
+AMD_MATRIX = regex(r"SQ_INSTS_VALU_MFMA_MOPS_\w+")
 WAVE, MATRIX_FLOP = 64, 512  # lanes of an AMD wave, and FLOP of a unit of MFMA_MOPS (AMD's counter reference)
 WIDTHS = {"f": "float32_flop", "d": "float64_flop"}
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared"  # NVIDIA's count is one cycle of a unit each

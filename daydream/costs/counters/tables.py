@@ -14,10 +14,11 @@ from math import isfinite, prod
 
 from daydream.costs.counters.amounts import CountedKernel
 from daydream.errors import FileError
+from daydream.first_use import regex
 
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-UNIT = re.compile(r"^([KMGTkmgt]?)(bytes?|inst|cycles?|sector|request|warp)$")
-NUMBER = re.compile(r"^-?\d{1,3}(,\d{3})+(\.\d+)?$")  # with thousands separators
+UNIT = regex(r"^([KMGTkmgt]?)(bytes?|inst|cycles?|sector|request|warp)$")
+NUMBER = regex(r"^-?\d{1,3}(,\d{3})+(\.\d+)?$")  # with thousands separators
 KB = 1024  # AMD counts fetched and written memory in units of this
 AMD_KIB = ("FETCH_SIZE", "FetchSize", "WRITE_SIZE", "WriteSize")
 LONG, WIDE = {"ID", "Kernel Name", "Metric Name", "Metric Value"}, {"ID", "Kernel Name"}
@@ -26,7 +27,7 @@ ROCPROF_V1, ROCPROF_V2 = {"KernelName", "grd", "wgr"}, {"Kernel_Name", "LDS_Per_
 ROCPROF = {"Kernel_Name", "Counter_Name", "Counter_Value"}
 MOST = 2.0**63
 # Of rocprof's columns: what the hardware counted, and not who launched it and when.
-COUNTER = re.compile(
+COUNTER = regex(
     r"(SQ|GRBM|TC[ACP]|TA|TD|CP[CF]|SPI)_|FetchSize$|WriteSize$|LDSBankConflict$|OccupancyPercent$"
 )
 ROCPROF_TABLE = "rocprofv3's table"

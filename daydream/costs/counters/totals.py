@@ -15,26 +15,27 @@ import numpy as np
 from daydream.costs.counters.opcodes import amounts_of_amd
 from daydream.costs.counters.quantities import QUANTITIES
 from daydream.errors import FileError
+from daydream.first_use import regex
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
-INSTRUCTIONS = re.compile(r"^Total instructions executed: (\S+)\s*$", re.MULTILINE)
-LDS = re.compile(
+INSTRUCTIONS = regex(r"^Total instructions executed: (\S+)\s*$", re.MULTILINE)
+LDS = regex(
     r"^Total number of LDS instructions: (\d{1,18})"
     r"(?: \(single-address: \d{1,18}, double-address: \d{1,18}\))?\s*$",
     re.MULTILINE,
 )
-CONFLICTS = re.compile(r"^Total number of bank conflicts detected: (\S+)\s*$", re.MULTILINE)
-HISTOGRAM = re.compile(r"^Instruction Opcode Results:\s*$", re.MULTILINE)
-OPCODE = re.compile(r"^  (\w{1,200}) = (\d{1,18})\s*$", re.MULTILINE)
-OPCODES_TOTAL = re.compile(r"^Total number of instructions counted: (\d{1,18})\s*$", re.MULTILINE)
-LUTHIER = re.compile(
+CONFLICTS = regex(r"^Total number of bank conflicts detected: (\S+)\s*$", re.MULTILINE)
+HISTOGRAM = regex(r"^Instruction Opcode Results:\s*$", re.MULTILINE)
+OPCODE = regex(r"^  (\w{1,200}) = (\d{1,18})\s*$", re.MULTILINE)
+OPCODES_TOTAL = regex(r"^Total number of instructions counted: (\d{1,18})\s*$", re.MULTILINE)
+LUTHIER = regex(
     r"^(Total instructions executed:|Total number of LDS instructions:|Instruction Opcode Results:"
     r"|Total number of bank conflicts)",
     re.MULTILINE,
 )
 MOST = 2.0**63
-WINDOW = re.compile(r"(.+)@(\d{1,15})-(\d{1,15})")
+WINDOW = regex(r"(.+)@(\d{1,15})-(\d{1,15})")
 MOST_SAID = 6
 
 

@@ -13,7 +13,6 @@ generate code look it up with each call.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.kernels import work
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.operator import MATRIX_FAMILIES
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU
@@ -36,11 +36,11 @@ BEST = 0.95  # quantile of rates, of the usual times of calls
 # Results larger than malloc's usual threshold come on fresh pages: their time is one of size.
 LEAST_RATE = 8.0
 SMALL_BYTES = 256 * 1024
-RANDOM = re.compile(r"bernoulli|normal|uniform|random|exponential|multinomial|dropout|poisson")
+RANDOM = regex(r"bernoulli|normal|uniform|random|exponential|multinomial|dropout|poisson")
 PACKED = 3.0  # times that an operand is moved which is packed first: read, written, read
 USUAL_OVERHEAD_NS = 5_000.0  # of an operator call, where the trace holds no tiny one
 SHORT_NS = 20_000  # calls of unknown work below this are taken for overhead
-NO_WORK = re.compile(
+NO_WORK = regex(
     r"^aten::(empty|empty_like|empty_strided|new_empty|view|_unsafe_view|reshape|transpose|t|permute|expand|"
     r"expand_as|as_strided_?|unsqueeze|squeeze|select|slice|narrow|split\w*|chunk|unbind|detach_?|alias|"
     r"resolve_\w+|resize_|result_type|item|_local_scalar_dense|is_nonzero|set_|view_as|flatten|lift_fresh|"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from daydream.costs.counters.quantities import conflict_share
@@ -12,13 +10,14 @@ from daydream.costs.devices import device_of
 from daydream.costs.kernels import bound, counted_tasks, number_formats, peaks, units_of, work
 from daydream.costs.workload.cache import bound_by_l2, counted_l2_bytes, reached_l2
 from daydream.costs.workload.counters import entry_of_rows
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.text import counted as number_of
 
 RULES = ("counters", "shapes", "names")
 # Kernels that by their names read and write, and calculate next to nothing.
-STREAMING_NAME = re.compile(
+STREAMING_NAME = regex(
     r"(?i)elementwise|reduce_kernel|CatArray|copy|fill|softmax|norm|multi_tensor|adam|dropout|triton_(poi|red|per)"
 )
 NAMED = {"compute": "products", "memory": "element-wise work or the like"}

@@ -24,18 +24,19 @@ from daydream.costs.device.roofline import is_matrix_kernel, names_fit
 from daydream.costs.kernels import grid_blocks
 from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block
 from daydream.costs.workload.tiles import named_tile
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
-GEMM = re.compile(r"gemm|cutlass|nvjet|^Cijk", re.IGNORECASE)
-CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit_gemm|winograd", re.IGNORECASE)
-FUSED_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
-REDUCTION = re.compile(r"softmax|(?<!splitK)reduce_kernel", re.IGNORECASE)
+GEMM = regex(r"gemm|cutlass|nvjet|^Cijk", re.IGNORECASE)
+CONVOLUTION = regex(r"conv|fprop|dgrad|wgrad|implicit_gemm|winograd", re.IGNORECASE)
+FUSED_ATTENTION = regex(r"flash|fmha|attention", re.IGNORECASE)
+REDUCTION = regex(r"softmax|(?<!splitK)reduce_kernel", re.IGNORECASE)
 # ATen's PersistentSoftmax.cuh: 4 warps a block, of a row or two (up to 2**7); SoftMax.cu: a block a row.
-WARP_SOFTMAX = re.compile(r"softmax_warp_\w+<.*?, (?:\(int\))?(\d+), ")
-BLOCK_SOFTMAX = re.compile(r"cunn_SoftMax\w+<")
+WARP_SOFTMAX = regex(r"softmax_warp_\w+<.*?, (?:\(int\))?(\d+), ")
+BLOCK_SOFTMAX = regex(r"cunn_SoftMax\w+<")
 WARPS, SHORT_ROW = 4, 7
-SPLIT_SUM = re.compile(r"split_?K_?reduce|reduce_?split_?K", re.IGNORECASE)
+SPLIT_SUM = regex(r"split_?K_?reduce|reduce_?split_?K", re.IGNORECASE)
 MOST = 0.5  # of the kernels between products of as many heads: scores are all of one length
 LEAST_LENGTH = 8
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from daydream.costs.devices import Device, device_properties
 from daydream.costs.kernels import Work, block_threads, filled, grid_blocks, units_of
-from daydream.costs.resize.prior_resizes import grown_by
 from daydream.costs.workload.tiles import output_tiles, tile_elements
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -47,6 +46,8 @@ class Grids:
         blocks = np.where((recorded > 0) & matrix, np.maximum(recorded, tiles), recorded)
         recorded_blocks = blocks
         if graph.resized:
+            from daydream.costs.resize.prior_resizes import grown_by
+
             flop, nbytes, results = grown_by(graph, selection)
             blocks = blocks * self.growth(flop, nbytes, results)
         self.blocks = np.where(recorded > 0, blocks, UNKNOWN)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.device.evidence import held_up
 from daydream.costs.device.measured import NewShapes, TimeRequest, from_table, need_times_of, types_of
 from daydream.costs.device.roofline import HALF, PAPER_SPEEDUPS, Change, is_matrix_kernel, is_tf32_kernel
@@ -42,7 +43,7 @@ class Retimed:
     def coverage(self) -> dict[str, int]:
         """How much of the old time each model answered for, in ns."""
         names = self.model.astype(str)
-        return {name: int(self.before_ns[names == name].sum()) for name in np.unique(names).tolist()}
+        return {name: int(self.before_ns[names == name].sum()) for name in unique(names).tolist()}
 
     def words(self) -> str:
         """Return a sentence that says which model was used for how much of the time."""

@@ -10,7 +10,6 @@ as `daydream calibrate --tool` times it: what it took before and, as `duration_n
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from pathlib import Path
@@ -133,6 +132,8 @@ def _is_parquet(path: str | os.PathLike[str]) -> bool:
 
 
 def _read_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    import csv
+
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

@@ -15,19 +15,20 @@ from pathlib import Path
 from daydream.costs.network.fitting import Measurement
 from daydream.errors import DaydreamError
 from daydream.files.input_files import check_regular
+from daydream.first_use import regex
 
 TESTS = (
-    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
-    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
-    ("all_to_all", re.compile(r"all_?to_?all", re.IGNORECASE)),
-    ("send_recv", re.compile(r"send_?recv", re.IGNORECASE)),
-    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
-    ("reduce", re.compile(r"(?<![a-z])reduce", re.IGNORECASE)),
+    ("all_reduce", regex(r"all_?reduce", re.IGNORECASE)),
+    ("reduce_scatter", regex(r"reduce_?scatter", re.IGNORECASE)),
+    ("all_gather", regex(r"all_?gather", re.IGNORECASE)),
+    ("all_to_all", regex(r"all_?to_?all", re.IGNORECASE)),
+    ("send_recv", regex(r"send_?recv", re.IGNORECASE)),
+    ("broadcast", regex(r"broadcast", re.IGNORECASE)),
+    ("reduce", regex(r"(?<![a-z])reduce", re.IGNORECASE)),
 )
-RANK_LINE = re.compile(r"#\s*Rank\s+(\d+)\s", re.IGNORECASE)
-COUNT_IN_NAME = re.compile(r"(\d+)[_-]?(?:gpus?|ranks?)", re.IGNORECASE)
-UNIT = re.compile(r"^(\w+)\s*\((\w+(?:/s)?)\)$")
+RANK_LINE = regex(r"#\s*Rank\s+(\d+)\s", re.IGNORECASE)
+COUNT_IN_NAME = regex(r"(\d+)[_-]?(?:gpus?|ranks?)", re.IGNORECASE)
+UNIT = regex(r"^(\w+)\s*\((\w+(?:/s)?)\)$")
 NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 WORDS_OF_HEADER = {"size", "time", "busbw"}
 LEAST_DIFFERENCE = 0.05

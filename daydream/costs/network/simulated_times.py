@@ -23,6 +23,7 @@ import numpy as np
 
 from daydream.errors import FileError, GraphError
 from daydream.files.input_files import check_regular
+from daydream.first_use import regex
 from daydream.graph.rules.communication import LAST_ARRIVAL
 from daydream.graph.tables import LONGEST_NS
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
 
-LOGGED = re.compile(
+LOGGED = regex(
     r"(issue|callback),sys->id=([0-9]{1,9}), tick=([0-9]{1,18}), node->id=([0-9]{1,18}), "
     r"node->name=(.*), node->type=7$"
 )

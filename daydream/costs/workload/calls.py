@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.workload.amount import Amount
 from daydream.costs.workload.hints import hints_of
 from daydream.costs.workload.operator import (
@@ -28,16 +29,17 @@ from daydream.costs.workload.operator import (
     operator_work,
 )
 from daydream.costs.workload.shapes import Shape
+from daydream.first_use import regex
 from daydream.graph.query.numbering import distinct_rows, once
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 
-MATRIX_KERNEL = re.compile(
+MATRIX_KERNEL = regex(
     r"gemm|gemv|conv|cudnn|cutlass|xmma|wgrad|dgrad|fprop|winograd|flash|fmha|attn|nvjet|^Cijk|igemm|miopen\w*conv|"
     r"scudnn|(?<!ga)mma|rnn|LSTM|GRU|fft|dot_kernel|ck_tile|ck::|matmul|fused_moe|attention",  # not GammaBeta
     re.IGNORECASE,
 )
-NOT_MAIN = re.compile(
+NOT_MAIN = regex(
     r"offsets|nchwTo|nhwcTo|scalePacked|SubTensorOp|transpose|splitK_?reduce|reduce_?splitK|elementwise|elemWise|fill|"
     r"batched_transpose|PackTensor|bn_fw|bn_bw|^triton_(poi|red|per)_",
     re.IGNORECASE,
@@ -292,7 +294,7 @@ class Calls:
         first = np.full(len(keys), -1, np.int64)
         first[inverse[::-1]] = np.arange(len(rows))[::-1]
         for column in work[:2]:
-            same[np.unique(inverse[column != column[first[inverse]]])] = False
+            same[unique(inverse[column != column[first[inverse]]])] = False
         return keys[same], work[:, first[same]]
 
     def _name(self, rows: np.ndarray) -> np.ndarray:

@@ -14,10 +14,11 @@ from math import prod
 from daydream.costs.workload.amount import Amount
 from daydream.costs.workload.matrix import Formula, product, tensors
 from daydream.costs.workload.shapes import Argument, Shape
+from daydream.first_use import regex
 
 GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
-EXPERTS = re.compile(r"fused_(experts|moe)|moe_forward", re.IGNORECASE)
-PRODUCT = re.compile(r"^(?!aten::)\w+::.*(gemm|scaled_mm|matmul_ogs)", re.IGNORECASE)
+EXPERTS = regex(r"fused_(experts|moe)|moe_forward", re.IGNORECASE)
+PRODUCT = regex(r"^(?!aten::)\w+::.*(gemm|scaled_mm|matmul_ogs)", re.IGNORECASE)
 
 
 def formula_of(op: str) -> Formula | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.trace.trace import Trace
 
-NODE = re.compile(r"Backward\d*$|AccumulateGrad$")  # autograd nodes; a Python function's has no number
+NODE = regex(r"Backward\d*$|AccumulateGrad$")  # autograd nodes; a Python function's has no number
 
 
 _nodes: WeakKeyDictionary[Trace, np.ndarray] = WeakKeyDictionary()

@@ -9,19 +9,18 @@ handed in as `hint`.
 
 from __future__ import annotations
 
-import re
-
 from daydream.collect.derive.device_names import ITEM_BYTES
 from daydream.costs.workload import experts, lookups, matrix, streaming
 from daydream.costs.workload.amount import Amount
 from daydream.costs.workload.matrix import Formula, tensors
 from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
+from daydream.first_use import regex
 
 FORMULAS: dict[str, Formula] = {**matrix.FORMULAS, **streaming.FORMULAS, **lookups.FORMULAS}
 NEEDS_OUTPUT = matrix.NEEDS_OUTPUT | lookups.NEEDS_OUTPUT
 NEEDS_WEIGHT = matrix.NEEDS_WEIGHT
 MATRIX_FAMILIES = ("matmul", "convolution", "attention", "recurrent")
-COMPILED = re.compile(r"triton_(poi|red|per)_")  # Inductor's kernels: pointwise, reduction, persistent
+COMPILED = regex(r"triton_(poi|red|per)_")  # Inductor's kernels: pointwise, reduction, persistent
 
 
 def bare_name(op: str) -> str:

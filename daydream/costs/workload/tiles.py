@@ -6,7 +6,6 @@ many tiles. Libraries write the tile into the kernel's name: `tilesize128x128x64
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from math import ceil, prod
 
@@ -15,9 +14,10 @@ import numpy as np
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import Argument, parse_shapes
+from daydream.first_use import regex
 from daydream.graph.graph import Graph
 
-TILE = re.compile(r"(?:tilesize|tile_|MT|_)(\d{2,3})x(\d{2,3})(?:x|_)")
+TILE = regex(r"(?:tilesize|tile_|MT|_)(\d{2,3})x(\d{2,3})(?:x|_)")
 LARGEST = (256, 128)  # of the tiles in use; without one in the name, so many there are at least
 CONVOLUTIONS = {"convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution", "miopen_convolution"}
 FIRST = {"linear": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # the first factor's place

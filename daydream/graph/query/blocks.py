@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.graph.tables import phase_code
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
-NUMBERED = re.compile(r"^(?:(?P<parent>.*)\.)?(?P<base>|[^.]*_)\d+$")  # `blocks.3`, `BertLayer_3`, `3`
+NUMBERED = regex(r"^(?:(?P<parent>.*)\.)?(?P<base>|[^.]*_)\d+$")  # `blocks.3`, `BertLayer_3`, `3`
 TOGETHER = " + "  # a block of several modules is named by all of them: `2 + 3`
 
 # Modules are of one kind if they share so many of the names of what is inside them. Dense layers of a

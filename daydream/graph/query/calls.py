@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.query.numbering import distinct, once
 from daydream.graph.tables import CPU
@@ -84,7 +85,7 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
         ranks, tids, starts = (np.asarray(trace[name], np.int64) for name in ("rank", "tid", "start_ns"))
         ends = starts + np.asarray(trace["duration_ns"], np.int64)
         phase = np.asarray(trace["phase"])
-        for rank in np.unique(ranks[ranges]).tolist():
+        for rank in unique(ranks[ranges]).tolist():
             here = host & (ranks == rank)
             own = ranges[ranks[ranges] == rank]
             caller = np.flatnonzero(here & (phase >= 0) & (phase != backward))
@@ -157,7 +158,7 @@ def operators(tasks: Selection) -> Selection:
     device = columns["kind"][alive] != CPU
     chosen = np.isin(alive, tasks.ids)
     picked = np.zeros(len(alive), bool)
-    for number in np.unique(repeat[chosen]).tolist():
+    for number in unique(repeat[chosen]).tolist():
         mine = repeat == number
         others = _around(parent, rows[mine & device & ~chosen], len(trace))
         own = _around(parent, rows[mine & device & chosen], len(trace))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from daydream.graph.query.calls import instances
 from daydream.graph.query.gradients import gradient_bytes, layer_order
 from daydream.graph.query.shapes import product, shape_codes, shapes_in
 from daydream.graph.tables import CODED, KINDS, UNSET
+from daydream.text import closest
 from daydream.trace.schema import FIELDS, PHASES
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
     if name in FIELDS:
         return _of_trace(graph, name, ids)
     known = ("kind", "phase", "lane", "rank", "measured_duration_ns", *graph.columns, *DERIVED, *FIELDS)
-    near = difflib.get_close_matches(name, known, n=1)
+    near = closest(name, known)
     raise GraphError(f"tasks have no column {name!r}" + (f". Did you mean {near[0]!r}?" if near else ""))
 
 

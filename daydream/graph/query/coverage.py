@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.arrays import unique
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,9 +52,9 @@ def sharing(lanes: Sequence[Lane]) -> list[tuple[np.ndarray, np.ndarray]]:
     device = np.array([lane.device for lane in lanes], np.int64)
     on_device = np.array([lane.on_device and not lane.host for lane in lanes], bool)
     found = []
-    for each in np.unique(rank[on_device]).tolist():
+    for each in unique(rank[on_device]).tolist():
         mine = on_device & (rank == each)
-        named = np.unique(device[mine & (device >= 0)]).tolist()
+        named = unique(device[mine & (device >= 0)]).tolist()
         for place, number in enumerate(named if len(named) > 1 else [None]):
             compute = transfers = mine
             if number is not None:

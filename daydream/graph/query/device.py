@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.graph.tables import CPU
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions
 
-LAUNCH = re.compile(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")
+LAUNCH = regex(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")
 
 
 def device_work(graph: Graph) -> np.ndarray:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daydream.errors import NotApplicableError
+from daydream.first_use import regex
 from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.tables import CPU, KERNEL
 from daydream.trace.schema import PHASES
@@ -15,7 +15,7 @@ from daydream.trace.schema import PHASES
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
-ACCUMULATE = re.compile(r"^(torch::autograd::)?AccumulateGrad$")
+ACCUMULATE = regex(r"^(torch::autograd::)?AccumulateGrad$")
 BYTES = {
     "float64": 8, "double": 8, "float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2,
     "complex64": 8, "complex128": 16,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
@@ -13,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
+from daydream.first_use import regex
 from daydream.graph.query.calls import call_rows
 from daydream.graph.query.columns import coded, is_text, lanes_named, read_column
 from daydream.graph.query.device import device_work
 from daydream.graph.tables import KINDS
+from daydream.text import closest
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 BY_GLOB = ("layer",)
 BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
-WANTED_LAYERS = re.compile(r"""\blayer=('[^']*'|"[^"]*"|\([^)]*\)|\[[^]]*\])""")  # as `matching` says it
-GLOB = re.compile(r"[*?[]")
+WANTED_LAYERS = regex(r"""\blayer=('[^']*'|"[^"]*"|\([^)]*\)|\[[^]]*\])""")  # as `matching` says it
+GLOB = regex(r"[*?[]")
 MOST_LAYERS = 6  # that a message lists
 
 
@@ -83,7 +84,7 @@ def _of_handles(graph: Graph, ids: np.ndarray, identifiers: list[Any]) -> np.nda
         raise GraphError("this trace has no debug handles; give a map with --handles FILE")
     unknown = [each for each in identifiers if each not in places]
     if unknown:
-        near = difflib.get_close_matches(str(unknown[0]), map(str, places), 1)
+        near = closest(str(unknown[0]), map(str, places))
         hint = f"Did you mean {near[0]!r:.60}?" if near else f"{len(places):,} are known."
         raise GraphError(f"no compiled piece has the identifier {unknown[0]!r:.60}. {hint}")
     return np.isin(read_column(graph, "handle", ids), [places[each] for each in identifiers])
@@ -108,7 +109,7 @@ def _known(name: str, options: Iterable[Any]) -> None:
     if vocabulary:
         for option in options:
             if option not in vocabulary:
-                near = difflib.get_close_matches(option, vocabulary, 1)
+                near = closest(option, vocabulary)
                 hint = f". Did you mean {near[0]!r}?" if near else ""
                 raise GraphError(f"unknown {name} {option!r}; choose from {', '.join(vocabulary)}{hint}")
 
@@ -165,10 +166,10 @@ def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
         plain = GLOB.sub("", part)
         spelled = [
             ".".join([*parts[:place], each + ("*" if part.endswith("*") else ""), *parts[place + 1 :]])
-            for each in difflib.get_close_matches(plain, here, 3, 0.7)
+            for each in closest(plain, here, 3, 0.7)
         ]
         matched = [pattern for pattern in spelled if fnmatch.filter(layers, pattern)]
         if matched:
             return matched[:2]
         break
-    return difflib.get_close_matches(GLOB.sub("", wanted).strip("."), layers, 3)
+    return closest(GLOB.sub("", wanted).strip("."), layers, 3)

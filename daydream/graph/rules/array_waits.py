@@ -7,10 +7,9 @@ returned. Where all had ended, the call waited for all.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.tables import CPU
@@ -19,7 +18,7 @@ Waits = list[
     tuple[int, int, int, int]
 ]  # call, lane waited for, when that had ended, program point (-1: the call)
 
-ARRAY_WAIT = re.compile(r"^(block_until_ready|_value)$")
+ARRAY_WAIT = regex(r"^(block_until_ready|_value)$")
 SKEW_NS = 5_000  # a call may seem to return this much before the work that it waited for
 
 

@@ -9,11 +9,11 @@ what-if as such. Treated as idle time, it would be missing from the step.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import GRAPH_LAUNCH
@@ -24,7 +24,7 @@ HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us
 NEAR_NS = 20_000
 CLOCK_NS = 3_000
 HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses some hundred
-BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
+BEGIN_CAPTURE = regex(r"StreamBeginCapture")
 PARTLY_NS = 100_000  # of a graph of which other nodes are missing; its first starts in 10 to 50 us
 UNTRACED = "untraced graph nodes"
 GRAPH_WORDS = {"cuda": "CUDA graph", "rocm": "HIP graph"}

@@ -20,19 +20,19 @@ recorded times contradict is not drawn.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.rules.event_targets import wait_on_known_streams
 from daydream.graph.tables import COLLECTIVE, CPU
 
-WAIT = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
-RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
+WAIT = regex(r"^(cuda|cu|hip)StreamWaitEvent")
+RECORD = regex(r"^(cuda|cu|hip)EventRecord")
 CLOCK_NS = 3_000  # device times of two streams against each other; recordings in whole us are 1 us off
 NEAR_NS = 20_000  # work that an event held back starts this soon after it
 LATE_NS = 30_000  # a start this much later than its known causes asks for another cause

@@ -13,6 +13,7 @@ import re
 
 import numpy as np
 
+from daydream.first_use import regex
 from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.array_waits import Waits, array_waits
@@ -20,24 +21,24 @@ from daydream.graph.rules.queue import usual_costs
 from daydream.graph.tables import CPU, MEMCPY
 from daydream.text import counted
 
-DEVICE_SYNC = re.compile(
+DEVICE_SYNC = regex(
     r"^(cuda|hip)(DeviceSynchronize|ThreadSynchronize)|^(cu|hip)CtxSynchronize|^aclrtSynchronizeDevice"
 )
-STREAM_SYNC = re.compile(
+STREAM_SYNC = regex(
     r"^(cuda|cu|hip|aclrt)StreamSynchronize|^aclrtSynchronizeStream|^synchronizeStream$"
     r"|^urQueueFinish|^zeCommand(Queue|List(Host)?)Synchronize"
 )
-EVENT_SYNC = re.compile(r"^(cuda|cu|hip)EventSynchronize|^urEventWait$|^ze(Event|Fence)HostSynchronize")
+EVENT_SYNC = regex(r"^(cuda|cu|hip)EventSynchronize|^urEventWait$|^ze(Event|Fence)HostSynchronize")
 # Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
-MAY_SYNC = re.compile(
+MAY_SYNC = regex(
     r"^(cuda|cu|hip)(Free|Malloc|Mem(Alloc|Free|Unmap|Release|Create|Map)|Host(Alloc|Free|Register|Unregister)|ModuleLoad|ModuleUnload|FreeHost)"
 )
 # Copies whose call lasts as long as the copy: from or to memory that is not pinned, and the synchronous
 # interfaces (CUDA runtime documentation, "API synchronization behavior"). Small copies to the device are
 # staged and return at once; large ones wait for their stream, and return 30 to 80 us before the last piece
 # has arrived (V100, RTX 2080 Ti).
-BLOCKING_COPY = re.compile(r"Pageable|Device -> Host|DtoH \(|CopyDeviceToHost")
-BLOCKING_COPY_CALL = re.compile(
+BLOCKING_COPY = regex(r"Pageable|Device -> Host|DtoH \(|CopyDeviceToHost")
+BLOCKING_COPY_CALL = regex(
     r"^(cudaMemcpy|hipMemcpy)(WithStream|DtoH|HtoD|DtoD|2D|3D|ToSymbol|FromSymbol)?(_ptsz|_ptds)?$"
 )
 CLOCK_SKEW_NS = (
@@ -291,7 +292,7 @@ def _split(
     graph.syncs.add(task=returns, lane=lanes, point=np.where(point >= 0, point, returns), latency_ns=early)
 
 
-RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
+RECORD = regex(r"^(cuda|cu|hip)EventRecord")
 
 
 def is_sync(name: str) -> bool:

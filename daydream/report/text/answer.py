@@ -28,7 +28,6 @@ from daydream.report.text.numbers import (
     speedup,
     time_text,
 )
-from daydream.report.text.ranking import needs_legend
 from daydream.simulate.causes import PathCause
 
 if TYPE_CHECKING:
@@ -196,6 +195,8 @@ def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None
     saved += f" [{suggestion.needs}]" if suggestion.needs else ""
     words = printable(shlex.join([suggestion.name, *suggestion.command]))
     blocks.append(Words(f"try next: {words} saves {saved}", MARGIN, 2 * MARGIN))
+    from daydream.report.text.ranking import needs_legend
+
     return [*blocks, *code_words(suggestion.code, 2 * MARGIN), *needs_legend([suggestion.needs])]
 
 
@@ -208,9 +209,8 @@ def own_notes(comparison: Prediction) -> list[str]:
     return [printable(note) for note in dict.fromkeys(comparison.notes) if note not in told]
 
 
-def short_notes(comparison: Prediction, most: int, trace: Sequence[str]) -> list[Block]:
-    """Return notes about this prediction, and how many others there are, also about the recording."""
-    own = own_notes(comparison)
+def short_notes(comparison: Prediction, own: Sequence[str], most: int, trace: Sequence[str]) -> list[Block]:
+    """Return the first of its own notes, and how many others there are, also about the recording."""
     what = "more note" if most else "note"
     more = [f"{count(len(own) - most, what)} with -v"] if len(own) > most else []
     of_memory = () if comparison.memory is None else comparison.memory.recording_notes

@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
+from daydream.first_use import regex
 from daydream.report.text.layout import (
     BESIDE,
     MARGIN,
@@ -40,9 +41,9 @@ from daydream.report.text.layout import (
 LEAST_WIDTH = 40  # of a terminal; one that is narrower breaks the lines itself
 LEAST_NAME, LEAST_REST = 16, 16  # of a column that is cut, however narrow the terminal is
 CHANGES = ("change", "speedup")  # heads of the columns that say whether a step got better
-CHANGE, RATIO = re.compile(r"[-+]\d[\d,.]*"), re.compile(r"(\d[\d,]*\.\d+)x")  # of a time, of a step
-LAST_RATIO = re.compile(rf"(?<= {{3}}){RATIO.pattern}$", re.MULTILINE)  # at the end of a line of figures
-GAIN = re.compile(rf"(?<=, ){RATIO.pattern}(?= \(|$)", re.MULTILINE)  # in a headline, before its range
+CHANGE, RATIO = regex(r"[-+]\d[\d,.]*"), regex(r"(\d[\d,]*\.\d+)x")  # of a time, of a step
+LAST_RATIO = regex(rf"(?<= {{3}}){RATIO.pattern}$", re.MULTILINE)  # at the end of a line of figures
+GAIN = regex(rf"(?<=, ){RATIO.pattern}(?= \(|$)", re.MULTILINE)  # in a headline, before its range
 ARROW = "->", "\N{RIGHTWARDS ARROW}"  # as it is piped, and where a terminal can show it
 # The terminal's own colours, which can be read on light and on dark: no yellow, no white, nothing bright.
 BETTER, WORSE, TITLE, ASIDE = "green", "red", "bold", "dim"

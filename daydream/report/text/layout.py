@@ -10,7 +10,10 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
+
+from daydream.first_use import regex
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,7 +25,7 @@ MARGIN = "  "
 PERCENT = "\N{NO-BREAK SPACE}%"  # a figure and its sign stay on one line
 BESIDE = " "  # more between figures, which stand to the right, and words, which stand to the left
 NAME_WIDTH = 46  # of a layer, an operator or a kernel in a table
-INSTANCE = re.compile(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
+INSTANCE = regex(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
 
 Rows: TypeAlias = Sequence[Sequence[str]]
 
@@ -245,8 +248,13 @@ def layer_name(layer: str, width: int = NAME_WIDTH) -> str:
 
 def wrapped(text: str, head: str, hanging: str, width: int) -> list[str]:
     """Return the lines of a text behind its head."""
+    return list(_wrapped(text, head, hanging, width))
+
+
+@lru_cache(maxsize=1024)  # what fits on a screen is tried out: the same sentences again and again
+def _wrapped(text: str, head: str, hanging: str, width: int) -> tuple[str, ...]:
     lines = textwrap.wrap(
         text.replace(" %", PERCENT), width, initial_indent=head, subsequent_indent=hanging,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-    return [line.replace(PERCENT, " %") for line in lines] or [head.rstrip()]
+    return tuple(line.replace(PERCENT, " %") for line in lines) or (head.rstrip(),)

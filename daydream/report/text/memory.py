@@ -19,7 +19,7 @@ from daydream.report.text.layout import (
     shortened,
 )
 from daydream.report.text.numbers import count, percent
-from daydream.text import bytes_text, memory_unit
+from daydream.text import bytes_text, capacity_text, memory_unit
 
 CLOSE = 600 << 20  # what the context of a device takes besides, at most: less than that left is no answer
 HOLDERS = (10, 6, 4, 3, 2)  # how many are shown, the most that leave the answer on one screen
@@ -79,14 +79,6 @@ def verdict(device: DeviceMemory) -> str:
     if left < CLOSE and device.device != "cpu":
         return f": too close to tell in {capacity_text(capacity)} ({bytes_text(left)} left)"
     return f": fits in {capacity_text(capacity)} ({bytes_text(left)} left)"
-
-
-def capacity_text(nbytes: int) -> str:
-    """Return a capacity in the unit in which it has two decimals at most: `24 GB`, `1.5 GiB`."""
-    for unit, size in (("GB", 10**9), ("GiB", 1 << 30), ("MB", 10**6), ("MiB", 1 << 20)):
-        if size <= nbytes < 10_000 * size and not 100 * nbytes % size:
-            return f"{nbytes / size:g} {unit}"
-    return bytes_text(nbytes)
 
 
 def _out_of_memory(device: DeviceMemory) -> list[Block]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from math import fsum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def far_mean(replay: Replay) -> str:
     odd = [each for each in times if (each > APART if mean > median else each < 1 / APART)]
     if not odd:
         return f"the step is the mean: steps take {min(times):.2f}x to {max(times):.2f}x the median"
-    takes = f"{'takes' if len(odd) == 1 else 'take'} {fmean(odd):.1f}x the median"
+    takes = f"{'takes' if len(odd) == 1 else 'take'} {fsum(odd) / len(odd):.1f}x the median"
     return f"the step is the mean: {len(odd):,} of {count(len(times), 'step')} {takes}"
 
 

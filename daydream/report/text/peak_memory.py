@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from daydream.predict.memory import MemoryAnswer
-from daydream.report.text.explain_costs import command
 from daydream.report.text.layout import MARGIN, Block, Headline, Screen, Words, notes, printable, tail
-from daydream.report.text.memory import capacity_text
 from daydream.report.text.numbers import percent, time_text
-from daydream.text import bytes_text, memory_unit
+from daydream.text import bytes_text, capacity_text, memory_unit
 
 if TYPE_CHECKING:
     from daydream.explanation import Explanation
@@ -54,6 +52,8 @@ def explained_memory(explanation: Explanation) -> list[Block]:
     peak = f"{best.memory.after_bytes / size:,.{2 if unit == 'GiB' else 1}f} {unit}"
     step = "" if best.answer.predicted_ns is None else f"; step {time_text(best.answer.predicted_ns)}"
     takes = f" ({best.needs})" if best.needs else ""
+    from daydream.report.text.explain_costs import command
+
     said = f"{command(best.answer)}   peak {peak}, {FITS[best.memory.fits]}{step}{takes}"
     blocks.append(Words(said, 2 * MARGIN, 3 * MARGIN))
     if best.answer.code:

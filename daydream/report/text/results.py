@@ -107,10 +107,10 @@ def whatif_text(
     if verbose:
         whole = breakdown_table(breakdown_rows(before, after))
         return Screen([*top, "", whole, *bottom, "", *_details(comparison), *notes(comparison.notes)])
-    notes_there = len(answer.own_notes(comparison))
+    own = answer.own_notes(comparison)
     screens = (
-        Screen([*top, *table, *bottom, *answer.short_notes(comparison, most, trace)])
-        for most in range(notes_there, -1, -1)
+        Screen([*top, *table, *bottom, *answer.short_notes(comparison, own, most, trace)])
+        for most in range(len(own), -1, -1)
         for table in (answer.tables(before, after) if known else [[]])
     )
     return fitting(screens, trace)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from daydream.collect.importers.executorch.rows import STAGES, Row, of_kernel, r
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.errors import TraceError
 from daydream.files.input_files import Counted, check_regular, most_unpacked, too_large
+from daydream.first_use import regex
 from daydream.handles.nodes import layer_path, operator_name, source_line
 from daydream.trace.handle_map import LONGEST_TEXT, Handle
 
@@ -27,10 +27,10 @@ NEEDED = ("event_name", "raw", "start_time")
 KNOWN = (
     COLUMN, *NEEDED, "op_types", "stack_traces", "module_hierarchy", "is_delegated_op",
 )  # fmt: skip
-UNIT = re.compile(r"avg \((.*)\)")
+UNIT = regex(r"avg \((.*)\)")
 NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 LARGEST = 2**63
-NODE = re.compile(r"(_\d+)?_*")
+NODE = regex(r"(_\d+)?_*")
 """What stands behind the operator in a node's name: `aten_relu_default_1_`."""
 
 

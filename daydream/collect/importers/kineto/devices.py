@@ -8,30 +8,30 @@ category, and a flow from the operator's call names the start of the work as its
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from daydream.collect.importers.kineto.events import Args, Event
+from daydream.first_use import regex
 from daydream.trace.schema import UNKNOWN
 
-CALLS = re.compile(r"_(runtime|driver)$")
+CALLS = regex(r"_(runtime|driver)$")
 QUEUES = ("enqueue", "dequeue")  # torch_npu hands its launches to a thread of its own
 NPU_FLOW = "async_npu"  # from the operator that asks for work to the work
-NPU_PREFIX = re.compile(r"^\w+@(?=acl)")  # `AscendCL@aclrtMemcpy`: the layer, the call
-NPU_COLLECTIVE = re.compile(r"^hcom_")
+NPU_PREFIX = regex(r"^\w+@(?=acl)")  # `AscendCL@aclrtMemcpy`: the layer, the call
+NPU_COLLECTIVE = regex(r"^hcom_")
 ENDS_OF_WAITS = {"event_wait": "Stream Wait Event", "synchronize": "Stream Sync"}  # as CUPTI calls them
-NO_WORK = re.compile(r"(?i)event.?(record|wait)|notify|wait_sqe|record_sqe")
-COPY = re.compile(r"(?i)memcpy|memory.?copy|^dma|sdma")
-SET = re.compile(r"(?i)^memset|^fill_?buffer")
+NO_WORK = regex(r"(?i)event.?(record|wait)|notify|wait_sqe|record_sqe")
+COPY = regex(r"(?i)memcpy|memory.?copy|^dma|sdma")
+SET = regex(r"(?i)^memset|^fill_?buffer")
 DIRECTIONS = (
-    (re.compile(r"(?i)host.?to.?dev|HtoD|H2D"), "Memcpy HtoD"),
-    (re.compile(r"(?i)dev\w*.?to.?host|DtoH|D2H"), "Memcpy DtoH"),
-    (re.compile(r"(?i)dev\w*.?to.?dev|DtoD|D2D"), "Memcpy DtoD"),
+    (regex(r"(?i)host.?to.?dev|HtoD|H2D"), "Memcpy HtoD"),
+    (regex(r"(?i)dev\w*.?to.?host|DtoH|D2H"), "Memcpy DtoH"),
+    (regex(r"(?i)dev\w*.?to.?dev|DtoD|D2D"), "Memcpy DtoD"),
 )
-XPU_COPY = re.compile(r"^Memcpy ([MSHD])2([MSHD])\b")  # PTI calls the host's memory M, shared memory S
+XPU_COPY = regex(r"^Memcpy ([MSHD])2([MSHD])\b")  # PTI calls the host's memory M, shared memory S
 XPU_ENDS = {"M": "H", "S": "H"}  # shared memory is the host's until a device works on it
 LARGEST_ID = 2**40  # flow ids may be times in ns
 

@@ -7,15 +7,16 @@ it, and proved by who reads the part before: if it ends elsewhere, the file is r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from daydream.first_use import regex
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
+EVENTS_KEY = regex(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+BETWEEN_EVENTS = regex(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
 GZIP_MAGIC = b"\x1f\x8b"
 PART_BLOCKS = 8
 WINDOW = 1 << 18  # bytes before the end of a part in which its last event begins

@@ -6,21 +6,23 @@ import json
 import re
 from collections.abc import Mapping
 
+from daydream.first_use import regex
+
 GRAPH = "CUDA graph"
-API_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000; the _v2 of cuMemFree_v2 is part of the name
+API_VERSION = regex(r"_v\d{4,}$")  # cudaLaunchKernel_v7000; the _v2 of cuMemFree_v2 is part of the name
 
 # The enum tables give these words where they are there; these are the ids of all versions seen.
 COPY_KINDS = ("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP",
               "HtoD", "DtoH", "DtoD")  # fmt: skip
 MEMORY_KINDS = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static",
                 "Unknown")  # fmt: skip
-COPY_KIND = re.compile(r"([A-Z])TO([A-Z])$")  # CUDA_MEMCPY_KIND_HTOD
+COPY_KIND = regex(r"([A-Z])TO([A-Z])$")  # CUDA_MEMCPY_KIND_HTOD
 
 # What torch.autograd.profiler.emit_nvtx writes: the operator's name, then `, seq = 12`, `, op_id = 345`,
 # `, sizes = [[2, 3]]` and `, input_op_ids = ...`, each only where it applies.
-SUFFIX = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
-SEQUENCE = re.compile(r", seq = (\d{1,18})(?:,|$)")
-SIZES = re.compile(r", sizes = (\[.*?\])(?:, input_op_ids = |$)")
+SUFFIX = regex(r", (?:seq|op_id|sizes|input_op_ids) = ")
+SEQUENCE = regex(r", seq = (\d{1,18})(?:,|$)")
+SIZES = regex(r", sizes = (\[.*?\])(?:, input_op_ids = |$)")
 
 
 class CopyNames:

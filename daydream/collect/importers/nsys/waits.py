@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
+from daydream.first_use import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
 # Kineto's names of what CUPTI's types are called.
@@ -19,12 +19,12 @@ TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context 
 # Older exports leave syncType unknown and count like this; seen with 3.17.
 DEPRECATED_TYPES = {0: "Context Sync", 1: "Event Sync", 2: "Stream Sync"}
 CALLS = (
-    (re.compile(r"EventQuery"), "Event Query"),
-    (re.compile(r"StreamQuery"), "Stream Query"),
-    (re.compile(r"StreamWaitEvent"), "Stream Wait Event"),
-    (re.compile(r"EventSynchronize"), "Event Sync"),
-    (re.compile(r"StreamSynchronize"), "Stream Sync"),
-    (re.compile(r"DeviceSynchronize|ThreadSynchronize|CtxSynchronize"), "Context Sync"),
+    (regex(r"EventQuery"), "Event Query"),
+    (regex(r"StreamQuery"), "Stream Query"),
+    (regex(r"StreamWaitEvent"), "Stream Wait Event"),
+    (regex(r"EventSynchronize"), "Event Sync"),
+    (regex(r"StreamSynchronize"), "Stream Sync"),
+    (regex(r"DeviceSynchronize|ThreadSynchronize|CtxSynchronize"), "Context Sync"),
 )
 QUERIES = ("Event Query", "Stream Query")
 EVENT_WAITS = ("Event Sync", "Stream Wait Event")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
+from daydream.first_use import regex
+
 PORTION_BYTES = 1 << 20
-BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
+BETWEEN = regex(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')
 CUTS_TRIED = 4
 Element = TypeVar("Element")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,10 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.row_builder import RowBuilder, small_numbers, whole
+from daydream.first_use import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
-CLONE = re.compile(r"( \[clone \.kd\]|\.kd)$")  # of the kernel's descriptor, which is no part of its name
+CLONE = regex(r"( \[clone \.kd\]|\.kd)$")  # of the kernel's descriptor, which is no part of its name
 NOTHING = (
     "holds no kernel, copy, call or range with a readable time. Record with rocprofv3 --kernel-trace "
     "--hip-trace --memory-copy-trace."

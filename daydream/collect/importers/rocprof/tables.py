@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,12 +41,13 @@ from daydream.collect.importers.rocprof.rows import (
 )
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
+from daydream.first_use import regex
 from daydream.trace.schema import NO_ID, UNKNOWN
 
 PORTION = 1 << 14  # rows
 LONGEST_LINE = 1 << 20
-AGENT = re.compile(r"(\d{1,18})$")  # `Agent 4`, or the number alone
-TABLE_IN_NAME = re.compile(
+AGENT = regex(r"(\d{1,18})$")  # `Agent 4`, or the number alone
+TABLE_IN_NAME = regex(
     r"_?(kernel|hip_api|hip_runtime|hip_runtime_api|hip_compiler_api|hsa_api|rccl_api|marker_api|memory_copy|"
     r"memory_allocation|scratch_memory|agent_info)(_trace)?\.csv(\.gz)?$"
 )

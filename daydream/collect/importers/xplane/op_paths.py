@@ -6,17 +6,18 @@ transpose of a derivative (`transpose(jvp(...))`), a forward pass that is differ
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
-WRAPPED = re.compile(r"^(jvp|transpose|vmap|pmap|remat|checkpoint|rematted_computation|custom_jvp_call|"
+from daydream.first_use import regex
+
+WRAPPED = regex(r"^(jvp|transpose|vmap|pmap|remat|checkpoint|rematted_computation|custom_jvp_call|"
                      r"custom_vjp_call|named)\((.*)\)$")  # fmt: skip
-CALLS = re.compile(r"^(jit|pjit|xla_call|shard_map|pmap|xla_pmap|core_call|closed_call)\(|^(jit|pjit|main)$")
+CALLS = regex(r"^(jit|pjit|xla_call|shard_map|pmap|xla_pmap|core_call|closed_call)\(|^(jit|pjit|main)$")
 CONTROL = frozenset({
     "while", "body", "cond", "scan", "checkpoint", "remat", "remat2", "rematted_computation", "closed_call",
     "custom_jvp_call", "custom_vjp_call", "pjit", "shard_map",
 })  # fmt: skip
-BRANCH = re.compile(r"^branch_\d+_fun$")
+BRANCH = regex(r"^branch_\d+_fun$")
 
 
 def phase_of(path: str) -> str | None:

@@ -9,7 +9,6 @@ phases, and the programs that the file holds give element types. Host names are 
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,21 +25,22 @@ from daydream.collect.importers.xplane.programs import PROGRAMS, kernel_of, type
 from daydream.collect.importers.xplane.space import Line, Plane, Value, lines, planes, stats_of
 from daydream.collect.importers.xplane.wire import DamagedError, damaged
 from daydream.errors import TraceError
+from daydream.first_use import regex
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.valid import is_amount
 
 HOST, ENVIRONMENT = "/host:CPU", "Task Environment"
-GPU = re.compile(r"^/device:GPU:(\d{1,6})")
-TPU = re.compile(r"^/device:TPU:\d")
-STREAM = re.compile(r"^Stream #(\d{1,9})")
-EXTENTS = re.compile(r"grid:(\d{1,10},\d{1,10},\d{1,10}) block:(\d{1,10},\d{1,10},\d{1,10})")
-SIZE = re.compile(r"\b(?:size|num_bytes):(\d{1,18})\b")
-ENDS = re.compile(r"kind_src:(\w+) kind_dst:(\w+)")
+GPU = regex(r"^/device:GPU:(\d{1,6})")
+TPU = regex(r"^/device:TPU:\d")
+STREAM = regex(r"^Stream #(\d{1,9})")
+EXTENTS = regex(r"grid:(\d{1,10},\d{1,10},\d{1,10}) block:(\d{1,10},\d{1,10},\d{1,10})")
+SIZE = regex(r"\b(?:size|num_bytes):(\d{1,18})\b")
+ENDS = regex(r"kind_src:(\w+) kind_dst:(\w+)")
 DIRECTIONS = {"H2D": "HtoD", "HostToDevice": "HtoD", "D2H": "DtoH", "DeviceToHost": "DtoH", "D2D": "DtoD",
               "DeviceToDevice": "DtoD", "P2P": "PtoP"}  # fmt: skip
-GRAPH_NUMBER = re.compile(r" \(CudaGraph:\d+\)$")
-DESCRIPTOR = re.compile(r"( \[clone \.kd\]|\.kd)$")  # ROCm's name of a kernel's descriptor
-FRAME = re.compile(r"^\$\S* ?")  # of Python: `$api.py:3105 block_until_ready`
+GRAPH_NUMBER = regex(r" \(CudaGraph:\d+\)$")
+DESCRIPTOR = regex(r"( \[clone \.kd\]|\.kd)$")  # ROCm's name of a kernel's descriptor
+FRAME = regex(r"^\$\S* ?")  # of Python: `$api.py:3105 block_until_ready`
 WAITS = ("block_until_ready", "_value")  # frames in which a thread stands until its arrays are computed
 STATS = frozenset({
     "correlation_id", "kernel_details", "memcpy_details", "memset_details", "Memset_details", "hlo_op",
