@@ -319,9 +319,8 @@ def predicted(name: str, rows: list[dict[str, Any]], **options: Any) -> Graph:
 
 def test_cheaper_keeps_its_ratio_and_dearer_pays_the_difference():
     graph = predicted("replace", GELU, op="^aten::gelu$")
-    # Here the call and its gradient take 8,000 ns, there they took 6,000: all is slower by 4/3.
-    assert work_of(graph) == {**RECORDED, "aten::gelu": 1_500, "aten::gelu_backward": 6_333}
-    said = "Measured in place: 1 call, whose 0.008 ms become 0.008 ms."
+    assert work_of(graph) == {**RECORDED, "aten::gelu": 1_500, "aten::gelu_backward": 6_000}
+    said = "Measured in place: 1 call, whose 0.008 ms become 0.007 ms."  # 8,000 ns and 7,500
     assert any(said[:25] in note and "0.008 ms become" in note for note in graph.facts.notes)
     assert work_of(predicted("replace", GELU)) == work_of(graph)  # all that the table holds
 
@@ -343,9 +342,7 @@ def test_every_change_of_an_operator_goes_by_what_was_measured(name, op, options
     shapes = "[[512], [64, 1024], [1024, 512]]" if op == "addmm" else "[[64, 1024]]"
     rows = [row(op, "forward", 1_000, 1_400, shapes), row(op, "backward", 1_000, 1_000, shapes)]
     graph = predicted(name, rows, **options)
-    here = RECORDED["aten::addmm"] + RECORDED["aten::mm"] if op == "addmm" else 8_000
-    added = round(400 * here / 2_000)
-    assert work_of(graph) == {**RECORDED, f"aten::{op}": RECORDED[f"aten::{op}"] + added}
+    assert work_of(graph) == {**RECORDED, f"aten::{op}": RECORDED[f"aten::{op}"] + 400}
 
 
 def test_a_change_that_is_not_measured_promises_no_more_than_its_share():

@@ -2,10 +2,8 @@
 
 A call of an operator (name, shapes, element type) was timed as it is and with the change, on the tensors
 of the run, forward and backward. What became cheaper keeps its ratio, so that what measurement and
-training step do not share cancels. What became dearer pays the difference, as added code does not
-take longer because the one operator beside it was recorded slowly; but all of it does where the recording
-that is asked about ran slower as a whole than that of the measurement (another load, another
-clock), which the calls that both hold tell together.
+training step do not share cancels; what became dearer pays the difference, as added code does not
+take longer because the operator beside it was recorded slowly.
 """
 
 from __future__ import annotations
@@ -87,25 +85,10 @@ def in_place(graph: Graph, tasks: Selection | None = None) -> InPlace:
     which = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
     total = np.bincount(which, old)[which]
     before, after = pair[:, 0], pair[:, 1]
-    slower = _slower(which, total, before)
-    added = (after - before) * slower
-    new_total = np.where(after <= before, total * after / np.maximum(before, 1.0), total + added)
+    new_total = np.where(after <= before, total * after / np.maximum(before, 1.0), total + after - before)
     share = np.where(total > 0, old / np.maximum(total, 1.0), 1 / np.bincount(which)[which])
     table.answers += 1
     return InPlace(mine, new_total * share, old, len(np.unique(call[found])))
-
-
-def _slower(which: np.ndarray, total: np.ndarray, before: np.ndarray) -> float:
-    """Return how many times as long the calls take here as where they were measured; 1 if unknown.
-
-    Args:
-        which: the call and pass of each task, int64, shape (tasks,).
-        total: what that takes here, ns, float64, likewise.
-        before: what it took where it was measured, likewise.
-    """
-    one = np.unique(which, return_index=True)[1]
-    there = float(before[one].sum())
-    return float(total[one].sum()) / there if there > 0 else 1.0
 
 
 def replace_cost(graph: Graph, tasks: Selection, factor: float | None = None) -> None:
