@@ -87,9 +87,10 @@ def pruning(
 
 def tool(*, sparsity: str = TWO_OF_FOUR, layer: str | None = None) -> Any:
     """Return what masks the weights of a running model; its kernels stay dense."""
-    from daydream.optimizations._operator_tools import Masked
+    from daydream.instrument.tools import Pruning, chosen
 
-    return Masked(_share(sparsity), layer)
+    share = _share(sparsity)
+    return Pruning(TWO_OF_FOUR if share is None else share, where=chosen("^aten::linear$", layer))
 
 
 def _share(sparsity: str) -> float | None:

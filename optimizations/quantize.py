@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 from daydream.optimizations._weighted_products import (
+    LINEAR,
     Products,
     elementwise_ns,
     insert_elementwise,
@@ -13,7 +14,8 @@ from daydream.optimizations._weighted_products import (
 )
 
 from daydream import Graph, NotApplicableError
-from daydream.costs import device_of, in_place, itemsize, retime, work
+from daydream.costs import device_of, elements, in_place, itemsize, parse_shapes, retime, work
+from daydream.memory import Allocations, in_phase, kept_calls, renumber
 from daydream.model import operand_elements
 from daydream.transforms import counted, stages
 
@@ -21,6 +23,7 @@ STAGE = stages.PRECISION
 EXCLUDES = frozenset({"fp8"})
 CODE = "torchao.quantization.quantize_(model, Int8DynamicActivationInt8WeightConfig())"
 
+BITS = {"int8": 8}
 MASK_BYTES = 1  # of `fake_quantize_per_tensor_affine_cachemask`: a truth value an element, for the gradient
 
 
@@ -52,7 +55,10 @@ def quantize(
 
     With a table of `daydream calibrate --tool` the layers take what was measured in place.
 
-    Not modelled: convolutions, attention, memory, accuracy.
+    Memory: while training each product keeps its rounded operands and a byte an element for the gradient, and
+    no longer its input itself; for inference weights are held in 8 bits.
+
+    Not modelled: convolutions, attention, accuracy.
     """
     products = weighted_products(graph, layer)
     measured = in_place(graph, products.work)
@@ -73,9 +79,12 @@ def tool(
     *, dtype: str = "int8", operands: str = "both", scaling: str = "dynamic", layer: str | None = None
 ) -> Any:
     """Return what rounds the operands of a running model's linear layers."""
-    from daydream.optimizations._operator_tools import FakeQuantized
+    from daydream.instrument.tools import FakeQuantization, chosen
 
-    return FakeQuantized(dtype, operands, scaling, layer)
+    return FakeQuantization(
+        BITS[dtype], training=scaling == "dynamic", activations=operands == "both",
+        where=chosen("^aten::linear$", layer),
+    )  # fmt: skip
 
 
 def _fake(graph: Graph, products: Products, operands: str, scaling: str) -> None:
@@ -151,3 +160,46 @@ def _ns(graph: Graph, products: Products, nbytes: np.ndarray) -> np.ndarray:
             "what rounding takes is not known: this trace has no element-wise work to go by"
         )
     return time
+
+
+def memory(
+    held: Allocations,
+    *,
+    dtype: Literal["int8"] = "int8",
+    operands: Literal["both", "weights"] = "both",
+    scaling: Literal["dynamic", "static"] = "dynamic",
+    layer: str | None = None,
+) -> None:
+    """Keep rounded operands and their masks for the backward pass, or hold weights in 8 bits."""
+    products = kept_calls(held, LINEAR, layer)
+    if not len(products):
+        raise NotApplicableError("no memory of this trace is due to linear layers")
+    rows = products.calls.keys[:, -1]
+    if not in_phase(held, "backward").any():
+        layers = {held.trace.text("layer")[code] for code in held.trace["layer"][rows].tolist() if code >= 0}
+        width = np.ones(len(held), np.int64)
+        for number in np.flatnonzero(held.where(kind="parameter") & (held["parameter"] >= 0)).tolist():
+            known = held.parameter(number)
+            if known["layer"] in layers and len(known["shape"]) > 1:
+                width[number] = itemsize(known["dtype"]) or 4
+        held.resize(width > 1, (held["bytes"] // width)[width > 1])
+        return
+    shapes = [_two_operands(held, row) for row in rows.tolist()]
+    inputs, weights = np.array(shapes, np.int64).T
+    codes = held.trace["dtype"][rows].tolist()
+    width = np.array([(itemsize(held.trace.text("dtype")[one]) if one >= 0 else None) or 4 for one in codes])
+    rounded = {"both": (inputs, weights), "weights": (weights,)}[operands]
+    if operands == "both":
+        products.drop_inputs(held, inputs > 0)
+    for size in rounded:
+        products.add(held, size * width)
+        products.add(held, size * MASK_BYTES)
+    renumber(held)
+
+
+def _two_operands(held: Allocations, row: int) -> tuple[int, int]:
+    """Return the elements of a call's input and weight, its arguments that are no vectors; 0 if unknown."""
+    code = int(held.trace["shapes"][row])
+    arguments = (parse_shapes(held.trace.text("shapes")[code]) if code >= 0 else None) or []
+    sizes = [elements(one) for one in arguments if len(one) > 1]
+    return (sizes[0], sizes[1]) if len(sizes) > 1 else (0, 0)

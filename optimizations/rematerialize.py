@@ -64,9 +64,9 @@ def rematerialize(graph: Graph, *, op: str = CHEAP, layer: str | None = None) ->
 
 def tool(*, op: str = CHEAP, layer: str | None = None) -> Any:
     """Return what runs a running model's operators again in its backward pass."""
-    from daydream.optimizations._operator_tools import Rematerialized
+    from daydream.instrument.tools import Rematerialization, chosen
 
-    return Rematerialized(op, layer)
+    return Rematerialization(where=chosen(op, layer))
 
 
 def _with_nodes(graph: Graph, calls: Groups) -> tuple[Groups, Selection]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
-from daydream import Graph, GraphError
+import numpy as np
+
+from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import in_place, replace_cost
+from daydream.memory import Allocations, KeptCalls, kept_calls, renumber
 from daydream.model import backward_chains
 from daydream.transforms import stages
 
 STAGE = stages.WORK
 
+# What autograd keeps of each (derivatives.yaml of torch 2.13): its result, its input or neither.
+KEEPS_RESULT, KEEPS_INPUT = ("relu", "tanh", "sigmoid"), ("silu", "rms_norm")
 By = Literal["identity", "relu", "silu", "tanh", "sigmoid", "rms_norm"]
 
 
@@ -33,9 +39,13 @@ def replace(
 
     `by` says what `daydream confirm` and `calibrate --tool` put there in a running model: a function of
     torch.nn.functional of the operator's first input (rms_norm also takes shape and weight of a
-    layer norm), or identity. It changes nothing in a prediction.
+    layer norm), or identity. It changes nothing in the time that is predicted.
 
-    Not modelled: what another operator saves for the backward pass, and another course of training.
+    Memory: `by` says what the new code keeps for its gradient: its result (relu, tanh, sigmoid), its input
+    (silu, rms_norm) or nothing (identity). Without it that is not known: from its result alone to
+    what the old one keeps and as much as its result besides.
+
+    Not modelled: another course of training.
     """
     if factor is not None and factor < 0:
         raise GraphError(f"factor must be 0 or more, not {factor:g}")
@@ -55,10 +65,60 @@ def replace(
     replace_cost(graph, called | nodes, factor)
 
 
+def memory(
+    held: Allocations,
+    *,
+    op: str | None = None,
+    layer: str | None = None,
+    factor: float | None = None,
+    by: By | None = None,
+) -> None:
+    """Keep for the backward pass what the new code keeps, and not what the old one did."""
+    calls = kept_calls(held, op or "", layer)
+    if (op is None and layer is None) or not len(calls):
+        raise NotApplicableError("which memory is due to the calls that are replaced is not known")
+    size = np.where(calls.output >= 0, held["recorded_bytes"][calls.output], 0)
+    if by is None:
+        calls.add(held, held.among(0 * size, 0 * size, size))
+        ends = held["end"].copy()
+        calls.drop_inputs(held)
+        held["end"][:] = held.among(held["end"], ends, ends)
+    elif by in KEEPS_INPUT:
+        calls.drop_outputs(held)
+        calls.keep(held, calls.input)
+        if by == "rms_norm":  # on a CPU it is made of others, and the product with the weight keeps its input
+            calls.add(held, np.where(held["device"][calls.output] < 0, size, 0))
+    elif by in KEEPS_RESULT:
+        calls.drop_inputs(held)
+        calls.keep(held, calls.output)
+    else:
+        _take_out(held, calls)
+    renumber(held)
+
+
+def _take_out(held: Allocations, calls: KeptCalls) -> None:
+    """Take calls away: what reads their results reads their inputs, which live as long as those would."""
+    there = (calls.input >= 0) & (calls.output >= 0)
+    calls.drop_inputs(held)
+    np.maximum.at(held["end"], calls.input[there], held["end"][calls.output[there]])
+    goes = calls.besides >= 0
+    goes[calls.output[there]] = True
+    held.remove(goes)
+
+
 def tool(*, op: str | None = None, layer: str | None = None, by: str | None = None) -> Any:
     """Return what replaces operators of a running model."""
-    from daydream.optimizations._operator_tools import Replaced
+    from daydream.instrument.tools import Replacing, chosen
 
     if op is None or by is None:
         raise GraphError("to replace operators for real, name them and what comes there: --op ... --by relu")
-    return Replaced(op, layer, by)
+    return Replacing(chosen(op, layer), _function(by), (0, 1, 2) if by == "rms_norm" else (0,))
+
+
+def _function(by: str) -> Callable[..., Any]:
+    if by == "identity":
+        return lambda value: value
+    from torch.nn import functional
+
+    found: Callable[..., Any] = getattr(functional, by)
+    return found

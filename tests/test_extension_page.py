@@ -50,7 +50,10 @@ def is_promised(module: str, name: str) -> bool:
     if module in PACKAGES:
         return name in importlib.import_module(module).__all__
     of, _, sibling = module.rpartition(".")
-    if module == "daydream.instrument":  # what makes changes for real; its names are those of its `__all__`
+    if module in (
+        "daydream.instrument",
+        "daydream.instrument.tools",
+    ):  # what makes changes for real; its names are those of its `__all__`
         return name in importlib.import_module(module).__all__
     theirs = (sibling, "apply", "memory")
     return of == "daydream.optimizations" and (sibling.startswith("_") or name in theirs)

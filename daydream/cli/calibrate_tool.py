@@ -54,16 +54,15 @@ def _calibrate_tool(
     compared, forward and backward. Options of the tool come before the script.
     """
     from daydream.calibration.in_place import calibrate_in_place
+    from daydream.cli.changed_run import change_of, run_changed
     from daydream.cli.collect import check_target
-    from daydream.cli.failures import message
     from daydream.cli.output import check
     from daydream.cli.results import print_json, print_next
     from daydream.cli.whatif_options import option_values, typed_options
-    from daydream.collect.launcher.runner import Recording, collect, command_line
+    from daydream.collect.launcher.runner import Recording, command_line
     from daydream.errors import DaydreamError
     from daydream.files.own_folders import own_folder
     from daydream.trace.trace import Trace
-    from daydream.transforms.registry import path_or_name
 
     check_target(target, module=module)
     ctx = click.get_current_context()
@@ -77,15 +76,13 @@ def _calibrate_tool(
             )
     values = option_values(chosen, options)
     check(output, force=force)
-    change = {"names": [path_or_name(each) for each in chosen], "options": values, "rounds": 0, "steps": 1}
+    change = change_of(chosen, values, rounds=0, steps=1)
     with own_folder("daydream") as folder:
-        done = collect(
+        done = run_changed(
             command_line(target, args, module=module), folder / "calibrate.parquet",
             Recording(steps=steps, warmup=warmup, stop_after=True, change=change, memory=False),
-            say=lambda text: click.echo(f"daydream: {text}", err=True), own_stdout=True, kept=False,
+            own_stdout=True, kept=False,
         )  # fmt: skip
-        for problem in done.problems:
-            click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
         if done.path is None:
             return done.exit_code or 1
         before = Trace.load(done.path)

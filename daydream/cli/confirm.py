@@ -97,18 +97,18 @@ def _confirm(
     Options of `confirm` and of the optimization come before the script. The changed steps
     train on, with the change: what the script saves after them is not what it would have been.
     """
+    from daydream.cli.changed_run import change_of, run_changed
     from daydream.cli.collect import check_target
     from daydream.cli.failures import INTERRUPTED, message
     from daydream.cli.output import check
     from daydream.cli.whatif_options import option_values
-    from daydream.collect.launcher.runner import Recording, collect, command_line
+    from daydream.collect.launcher.runner import Recording, command_line
     from daydream.collect.live.messages import changed_path
     from daydream.costs.device.table import KernelTable
     from daydream.errors import DaydreamError
     from daydream.files.own_folders import own_folder
     from daydream.predict.confirmation import blocks_of
     from daydream.trace.trace import Trace
-    from daydream.transforms.registry import path_or_name
 
     check_target(target, module=module)
     chosen: list[Optimization] = click.get_current_context().meta[CHOSEN]
@@ -116,24 +116,18 @@ def _confirm(
     if output is not None:
         for path in (Path(output), changed_path(Path(output))):
             check(path, force=force)
-    names = [path_or_name(each) for each in chosen]
     measured = None if table is None else KernelTable.load(table)
-    change = {
-        "names": names, "options": values, "rounds": rounds, "steps": block_steps, "cpu_time": cpu_time,
-    }  # fmt: skip
+    change = change_of(chosen, values, rounds=rounds, steps=block_steps, cpu_time=cpu_time)
     with own_folder("daydream") as folder:
         path = Path(output) if output is not None else folder / "confirm.parquet"
-        done = collect(
+        done = run_changed(
             command_line(target, args, module=module, nproc_per_node=nproc_per_node),
             path,
             Recording(steps=steps, warmup=warmup, stop_after=stop_after, change=change),
             force=force,
-            say=lambda text: click.echo(f"daydream: {text}", err=True),
             own_stdout=as_json,
             kept=output is not None,
         )
-        for problem in done.problems:
-            click.echo(message(problem) if done.path is None else f"note: {problem}", err=True)
         if done.path is None:
             return done.exit_code or 1
         trace = Trace.load(done.path)

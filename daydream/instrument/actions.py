@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from daydream.instrument.context import Action, Actions
 from daydream.instrument.errors import InstrumentError
 from daydream.instrument.gradients import straight_through, with_own_backward
 from daydream.instrument.kinds import Kind
+from daydream.instrument.opaque import opaque
 from daydream.instrument.places import Local
 
 Call = Callable[..., Any]
@@ -18,8 +19,7 @@ def call_inserted(local: Local, action: Action, values: Any) -> Any:
     """Call an inserted function with the values at its places; its own operators are not instrumented."""
     import torch
 
-    places = range(len(values)) if action.places is None else action.places
-    given = [values[place] for place in places]
+    given = _given(action, values)
     local.quiet += 1
     try:
         if action.grad:
@@ -30,8 +30,14 @@ def call_inserted(local: Local, action: Action, values: Any) -> Any:
         local.quiet -= 1
 
 
+def _given(action: Action, values: Any) -> list[Any]:
+    return list(values) if action.places is None else [values[place] for place in action.places]
+
+
 def changed(local: Local, action: Action, values: list[Any]) -> dict[int, Any]:
     """Return what an inserted function makes of the values at its places; nothing if it returned None."""
+    if local.tracing and not action.grad and tensors_in(_given(action, values)):
+        return _changed_when_compiled(local, action, values)
     result = call_inserted(local, action, values)
     if result is None:
         return {}
@@ -44,6 +50,18 @@ def changed(local: Local, action: Action, values: list[Any]) -> dict[int, Any]:
             f"an inserted function must return {len(places)} values, one for each of its places, or None"
         )
     return dict(zip(places, result, strict=True))
+
+
+def _changed_when_compiled(local: Local, action: Action, values: list[Any]) -> dict[int, Any]:
+    import torch
+
+    places = tuple(range(len(values))) if action.places is None else action.places
+    local.quiet += 1
+    try:
+        with torch.no_grad():
+            return dict(zip(places, opaque(action, _given(action, values), None), strict=True))
+    finally:
+        local.quiet -= 1
 
 
 def run_operator(local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]) -> Any:
@@ -91,13 +109,20 @@ def _own(local: Local, kind: Kind, actions: Actions, call: Call, values: list[An
         return call(*args, **kwargs)
     return with_own_backward(
         lambda: call(*args, **kwargs),
-        lambda grads, count: own_gradients(local, action, grads, count, kind.type),
+        lambda grads, count: own_gradients(local, action, grads, count, kind.type, tensors),
         tensors,
     )
 
 
-def own_gradients(local: Local, action: Action, grads: Any, count: int, name: str) -> tuple[Any, ...]:
-    """Return the gradients that a replacement of a backward operator computes, one for each tensor input."""
+def own_gradients(
+    local: Local, action: Action, grads: Any, count: int, name: str, like: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Return the gradients that a replacement of a backward operator computes, one for each tensor input.
+
+    `like` are tensors of their shapes, None for those without a gradient.
+    """
+    if local.tracing:
+        return _gradients_when_compiled(local, action, grads, like)
     result = call_inserted(local, action, grads)
     found = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(found) != count:
@@ -108,11 +133,28 @@ def own_gradients(local: Local, action: Action, grads: Any, count: int, name: st
     return found
 
 
+def _gradients_when_compiled(
+    local: Local, action: Action, grads: Any, like: Sequence[Any]
+) -> tuple[Any, ...]:
+    import torch
+
+    local.quiet += 1
+    try:
+        with torch.no_grad():
+            shaped = [one.detach() for one in like if one is not None]
+            made = iter(opaque(action, _given(action, grads), shaped))
+    finally:
+        local.quiet -= 1
+    return tuple(None if one is None else next(made) for one in like)
+
+
 def _replaced(local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]) -> Any:
     import torch
 
     action = actions.replace
     assert action is not None  # noqa: S101 - the caller asked
+    if local.tracing and not action.grad:
+        return _replaced_when_compiled(local, kind, actions, call, values)
     value = call_inserted(local, action, values)
     written = next(iter(sorted(kind.written)), None)
     tensors = tensors_in(values)
@@ -130,6 +172,30 @@ def _replaced(local: Local, kind: Kind, actions: Actions, call: Call, values: li
         made = straight_through(list(out), list(value))
         return tuple(made) if isinstance(out, tuple) else made
     return straight_through(out, value)
+
+
+def _replaced_when_compiled(local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]) -> Any:
+    """Run the operator, whose result tells the shapes, and go on with what the replacement returns."""
+    import torch
+
+    action = actions.replace
+    assert action is not None  # noqa: S101 - the caller asked
+    given = _given(action, values)
+    given = [one.clone() if kind.writes and isinstance(one, torch.Tensor) else one for one in given]
+    out = _own(local, kind, actions, call, values)
+    several = isinstance(out, (tuple, list))
+    outputs = list(out) if several else [out]
+    local.quiet += 1
+    try:
+        with torch.no_grad():
+            made = opaque(action, given, [one.detach() for one in outputs])
+    finally:
+        local.quiet -= 1
+    if kind.writes:
+        _write(local, outputs[0], made[0], grad=False)
+        return out
+    made = [straight_through(one, other) for one, other in zip(outputs, made, strict=True)]
+    return (tuple(made) if isinstance(out, tuple) else made) if several else made[0]
 
 
 def _write(local: Local, target: Any, value: Any, *, grad: bool) -> None:

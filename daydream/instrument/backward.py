@@ -11,6 +11,7 @@ from daydream.instrument.records import Record, Records
 from daydream.instrument.switch import SWITCH
 
 KEY = "daydream.instrument"  # in a node's metadata
+COMPILED = "CompiledFunctionBackward"  # the node of compiled code, which has its actions within
 
 
 def name_of(node: Any) -> str:
@@ -133,7 +134,7 @@ class Nodes:
         actions = record.actions
         values = list(made)
         if actions.replace_backward is not None and entry.name != "OwnBackwardBackward":
-            values = list(own_gradients(local, actions.replace_backward, grads, len(made), entry.name))
+            values = list(own_gradients(local, actions.replace_backward, grads, len(made), entry.name, made))
         if record.claim():
             self.records.offer(local, record, inputs=grads, outputs=tuple(values), grad_outputs=grads)
         for action in actions.after_backward:

@@ -43,7 +43,8 @@ class Local(threading.local):
         self.frames = [Frame("", None)]
         self.modules = 0  # frames of modules among them
         self.within_backward: list[bool] = [False]  # for each frame, whether a backward node was running
-        self.quiet = 0  # inserted code runs
+        self.quiet = 0  # inserted code runs, or compiled code, or a compiler
+        self.tracing = False  # a compiler traces a graph
         self.off = 0  # within `disabled()`
         self.running: Any = None  # the operator whose own kernel runs
         self.entered: set[Any] = set()  # models and optimizers, in this iteration
@@ -81,7 +82,7 @@ class Places:
         local, paths, met, enter = self.local, self.paths, self._met, self._enter
 
         def before(module: Any, _args: Any) -> None:
-            if compiling():
+            if compiling() or local.quiet or local.tracing:
                 return
             within = current_node() is not None
             if not local.modules and self._optimizers is not None:

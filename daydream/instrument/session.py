@@ -13,7 +13,8 @@ from typing import Any
 
 from daydream.instrument import torch_private
 from daydream.instrument.actions import run_operator, tensors_in
-from daydream.instrument.backward import Entry, Nodes
+from daydream.instrument.backward import COMPILED, Entry, Nodes
+from daydream.instrument.compiled import CompiledFunctions
 from daydream.instrument.kinds import Kind, all_kinds, kind_of
 from daydream.instrument.places import BACKWARD, Places
 from daydream.instrument.records import Record, Records
@@ -22,10 +23,6 @@ from daydream.instrument.tool import Tool, in_order
 
 Call = Callable[..., Any]
 OTHERS = {name.rstrip(":") for name in torch_private.NOT_OPERATORS}
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 class Session:
@@ -44,7 +41,7 @@ class Session:
         self._unfinished: set[int] = set()  # threads that have met something new and not ended the iteration
         self._owner = threading.get_ident()
         self._mode: Any = None
-        self._stance: Callable[[], None] = _nothing
+        self.compiled = CompiledFunctions(self.places)
         self._lock = threading.RLock()
 
     @property
@@ -57,7 +54,7 @@ class Session:
     def install(self) -> None:
         """Begin: hooks on modules and optimizers, and analysis."""
         try:
-            self._stance = torch_private.run_uncompiled()
+            self.compiled.install()
             self.places.install(torch_private.current_node())
             self.nodes.active = True
             self._analyse()
@@ -70,8 +67,7 @@ class Session:
         self.nodes.active = False
         self._override([])
         self._leave_mode()
-        self._stance()
-        self._stance = _nothing
+        self.compiled.remove()
         self.places.remove()
         self.analysing = False
 
@@ -80,7 +76,7 @@ class Session:
         with self._lock:
             if self.analysing:
                 return
-            self.analysing = self.nodes.analysing = True
+            self.analysing = self.nodes.analysing = self.compiled.eager = True
             self._override(all_kinds())
             if self._mode is None and threading.get_ident() == self._owner:
                 self._mode = torch_private.dispatch_mode(self._at_mode)
@@ -95,6 +91,7 @@ class Session:
             self._override([kind for kind in self._overrides if kind in needed])
             if not self.records.at_mode():
                 self._leave_mode()
+            self.compiled.eager = self._mode is not None
 
     def _override(self, kinds: list[Kind]) -> None:
         """Override some kinds and no others; those that stay are overridden throughout, for other threads."""
@@ -174,6 +171,8 @@ class Session:
         entry = None
         if phase is BACKWARD:
             entry = self.nodes.entry_of(node)
+            if entry.name == COMPILED:
+                return call(*args, **kwargs)
             op_id = entry.next(kind.name)
         else:
             op_id = f"{phase}/{frame.layer}/{kind.name}/{frame.next(kind.name)}"

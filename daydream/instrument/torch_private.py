@@ -142,6 +142,7 @@ class Override:
         name = schema.name.partition("::")[2]
         full = f"{name}.{schema.overload_name}" if schema.overload_name else name
         self._library.impl(full, key, run, True)
+        forget_dispatch(op)
 
     def remove(self) -> None:
         """Put back what was there.
@@ -153,6 +154,7 @@ class Override:
         if threads_run():
             _ON_THEIR_WAY.append(torch.library.get_kernel(*self._which))
         self._library.reset()
+        forget_dispatch(self._which[0])
 
 
 _ON_THEIR_WAY: list[Any] = []
@@ -201,15 +203,57 @@ def dispatch_mode(handle: Callable[..., Any]) -> Any:
     return Mode()
 
 
-def run_uncompiled() -> Callable[[], None]:
-    """Have compiled functions run their Python code, so that their operators pass the dispatcher one by one.
+def on_compiled_call(callback_of: Callable[[Any], Any]) -> Callable[[], None]:
+    """Have a function say, at each call of compiled code, what compiles it then.
 
-    Returns what has them run compiled again.
+    `callback_of` is given the compiler's callback; None has the call run uncompiled. What was compiled with
+    one backend is kept while another compiles the same function. Returns what puts back what was there.
     """
-    import torch
+    from torch._dynamo import eval_frame
 
-    stance: Any = getattr(torch.compiler, "set_stance", None)
-    if stance is None:
-        return lambda: None
-    held = stance("force_eager")
-    return lambda: held.__exit__(None, None, None)
+    home: Any = eval_frame
+    before = home._callback_from_stance  # noqa: SLF001
+
+    def of_stance(callback: Any) -> Any:
+        chosen = before(callback)
+        return chosen if chosen in (None, False) else callback_of(chosen)
+
+    home._callback_from_stance = of_stance  # noqa: SLF001
+
+    def restore() -> None:
+        home._callback_from_stance = before  # noqa: SLF001
+
+    return restore
+
+
+def with_backend(callback: Any, backend: Callable[..., Any], around: Callable[..., Any]) -> Any:
+    """Return a compiler's callback that differs in its backend.
+
+    `backend(theirs, graph, inputs)` compiles in the place of the callback's own, `theirs`; `around` is given
+    the callback and its arguments each time.
+    """
+    from torch._dynamo import convert_frame
+
+    convert = callback._torchdynamo_orig_backend  # noqa: SLF001
+    theirs = convert._torchdynamo_orig_backend  # noqa: SLF001
+
+    def compile_(graph: Any, inputs: Any) -> Any:
+        return backend(theirs, graph, inputs)
+
+    made = convert_frame.catch_errors_wrapper(convert._clone_with_backend(compile_), callback.hooks)  # noqa: SLF001
+
+    def ours(*args: Any, **kwargs: Any) -> Any:
+        return around(made, *args, **kwargs)
+
+    ours._torchdynamo_orig_backend = made  # type: ignore[attr-defined]  # noqa: SLF001
+    return ours
+
+
+def module_stack(node: Any) -> tuple[str, ...]:
+    """Return the modules that a node of a graph ran in: `id`, and `@` with a number for further calls."""
+    return tuple(str(key) for key in node.meta.get("nn_module_stack") or ())
+
+
+def forget_dispatch(op: Any) -> None:
+    """Have Python's part of the dispatcher, with which compilers trace, look for kernels anew."""
+    op._dispatch_cache.clear()  # noqa: SLF001

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from daydream.memory.fused import drop_scores, fuse, within
     from daydream.memory.growth import resize_input
     from daydream.memory.in_16_bits import hold_16_bits
+    from daydream.memory.kept import KeptCalls, kept_calls
     from daydream.memory.passes import Moved, Parts, parts_of, place_before, put_away, renumber, repeat
     from daydream.memory.prediction import unchanged
     from daydream.memory.readers import input_of_parts, next_call, read_behind, used_until
@@ -47,6 +48,7 @@ _HOMES = {
     "daydream.memory.fused": ("drop_scores", "fuse", "within"),
     "daydream.memory.growth": ("resize_input",),
     "daydream.memory.in_16_bits": ("hold_16_bits",),
+    "daydream.memory.kept": ("KeptCalls", "kept_calls"),
     "daydream.memory.passes": (
         "Moved", "Parts", "parts_of", "place_before", "put_away", "renumber", "repeat",
     ),
@@ -61,6 +63,7 @@ _HOMES = {
 
 __all__ = [
     "Allocations",
+    "KeptCalls",
     "Moved",
     "Parts",
     "add_buckets",
@@ -76,6 +79,7 @@ __all__ = [
     "hold_throughout",
     "in_phase",
     "input_of_parts",
+    "kept_calls",
     "let_go_behind",
     "nearest",
     "next_call",

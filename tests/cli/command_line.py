@@ -22,6 +22,6 @@ def daydream(*args: str, folder: Path, **environment: str) -> Done:
     """Run the command line in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "daydream", *args], cwd=folder, capture_output=True, encoding="utf-8",
-        env={**os.environ, "COLUMNS": "80", **environment}, timeout=120, check=False,
+        env={**os.environ, "COLUMNS": "80", **environment}, timeout=300, check=False,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)

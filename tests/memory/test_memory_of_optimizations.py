@@ -330,8 +330,32 @@ def test_what_compiled_code_need_not_keep_is_a_range(trace):
 
 def test_all_that_ship_say_what_they_do_but_those_that_cannot():
     unsaid = [name for name in names() if find(name).memory is None]
-    # Other layers, of which only the times are given; what code of another library keeps for its gradient.
-    assert unsaid == ["metaflow", "quantize", "replace"]
+    assert unsaid == ["metaflow"]  # other layers, of which only the times are given
+
+
+@pytest.mark.parametrize(("operands", "rounded"), [("weights", WEIGHT), ("both", WEIGHT + LAYER)])
+def test_rounded_operands_are_kept_with_a_byte_an_element(trace, operands, rounded):
+    before, after = held_by(trace), edited(trace, "quantize", operands=operands)
+    now, then = (sum(held_when(each, "aten::mse_loss_backward")) for each in (before, after))
+    # x, which the program holds, and a0, which ReLU keeps, are there still
+    assert then - now == 2 * (rounded + rounded // 4)
+    assert sum(held_when(after, "aten::sqrt")) == sum(held_when(before, "aten::sqrt"))
+
+
+def test_a_replaced_activation_keeps_its_result_or_its_input(trace):
+    at = "aten::mse_loss_backward"
+    before = held_when(held_by(trace), at)
+    assert before == [LAYER] * 4 + [LOSS]  # x, a0, a1, ga
+    assert held_when(edited(trace, "replace", op="^aten::relu$", by="tanh"), at) == before
+    # y0 and y1 besides: the product and the loss keep a0 and a1 as they did
+    assert held_when(edited(trace, "replace", op="^aten::relu$", by="silu"), at) == [LAYER] * 6 + [LOSS]
+    # y0 and y1 in the place of a0 and a1
+    assert held_when(edited(trace, "replace", op="^aten::relu$", by="identity"), at) == before
+
+
+def test_what_an_unknown_replacement_keeps_is_a_range(trace):
+    found = predict_memory(trace, "replace", {"op": "^aten::relu$", "factor": 2.0})
+    assert found.low_bytes <= found.after_bytes == found.before_bytes <= found.high_bytes
 
 
 def test_each_takes_the_options_of_its_optimization():

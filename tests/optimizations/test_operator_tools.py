@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from daydream.optimizations._operator_tools import Masked
 
 from daydream.errors import DaydreamError
+from daydream.instrument import apply
 from daydream.transforms.real_change import real_change, tools_of
 from daydream.transforms.registry import find, path_or_name
 
@@ -98,33 +98,15 @@ def test_pruned_weights_are_those_of_a_masked_model(model):
     assert operators == ["aten::linear"]
 
 
-def test_a_fraction_of_the_smallest_weights_is_zero(model):
-    seen = []
-    mask_of = tools_of(find("pruning"), {"sparsity": "0.75", "layer": "up"})[0]
-    assert isinstance(mask_of, Masked)
-    mask_of.change({"type": "linear"} | Seen(model.up.weight, seen))
-    assert seen[0].sum() == model.up.weight.numel() / 4
-    kept = model.up.weight.detach().abs()[seen[0] > 0].min()
-    assert kept >= model.up.weight.detach().abs()[seen[0] == 0].max()
-
-
-class Seen(dict):
-    """A context that keeps the mask."""
-
-    def __init__(self, weight, seen) -> None:
-        super().__init__()
-        self.weight, self.seen = weight, seen
-
-    def __ror__(self, facts):
-        self.update(facts)
-        return self
-
-    def get_inputs(self):
-        return (None, self.weight.detach())
-
-    def insert_before_op(self, func, *, inputs, mask):
-        assert inputs == [1]
-        self.seen.append(mask)
+def test_a_fraction_of_the_smallest_weights_of_one_layer_is_zero(model):
+    with apply(*tools_of(find("pruning"), {"sparsity": "0.75", "layer": "up"})) as session:
+        model(X)
+    ordered = {key: one.actions.before for key, one in session.contexts.items() if one.actions.before}
+    assert list(ordered) == ["forward/up/aten::linear/0"]
+    mask = ordered["forward/up/aten::linear/0"][0].kwargs["mask"]
+    assert mask.sum() == model.up.weight.numel() / 4
+    sizes = model.up.weight.detach().abs()
+    assert sizes[mask].min() >= sizes[~mask].max()
 
 
 def test_rounded_operands_are_those_of_fake_quantization_by_hand(model):

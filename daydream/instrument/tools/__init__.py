@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from daydream.instrument.tools.choice import chosen
 from daydream.instrument.tools.effective_path import EffectivePath
 from daydream.instrument.tools.mapping import Mapping
 from daydream.instrument.tools.pruning import Pruning
@@ -22,4 +23,5 @@ __all__ = [
     "Replacing",
     "Sparsity",
     "Tracing",
+    "chosen",
 ]

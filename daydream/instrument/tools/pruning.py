@@ -7,6 +7,7 @@ from typing import Any
 from daydream.instrument.context import OpContext
 from daydream.instrument.errors import InstrumentError
 from daydream.instrument.tool import Tool
+from daydream.instrument.tools.choice import Where
 from daydream.instrument.tools.mapping import Mapping
 
 TWO_OF_FOUR = "2:4"
@@ -43,25 +44,39 @@ class Pruning(Tool):
 
     Args:
         sparsity: the share to prune, or `2:4`, the pattern that GPUs have kernels for. Masked weights in a
-            dense kernel are no faster: this shows what pruning does to the loss.
+            dense kernel are no faster: this shows what pruning does to the loss. Weights with another
+            number of inputs than a multiple of four stay dense (`dense`, their ids).
         dynamic: mask anew in each call, by the weight as it is then, instead of once.
+        where: further condition on the context, such as its layer.
         mapping: gives the places of weights in operators of your own.
     """
 
     def __init__(
-        self, sparsity: float | str = 0.5, *, dynamic: bool = False, mapping: Mapping | None = None
+        self,
+        sparsity: float | str = 0.5,
+        *,
+        dynamic: bool = False,
+        where: Where | None = None,
+        mapping: Mapping | None = None,
     ) -> None:
         if sparsity != TWO_OF_FOUR and not (isinstance(sparsity, (int, float)) and 0 <= sparsity < 1):
             raise InstrumentError(f"sparsity is {sparsity!r}; it must be a share from 0 to below 1, or 2:4")
-        self.sparsity, self.dynamic = sparsity, dynamic
+        self.sparsity, self.dynamic, self.where = sparsity, dynamic, where
+        self.dense: list[str] = []
         self.depends_on(mapping or Mapping())
         self.add_inst_for_op(self._choose)
 
     def _choose(self, op: OpContext) -> None:
         if op["operation"] not in {"linear", "convolution"} or op["weight_place"] is None:
             return
+        if self.where is not None and not self.where(op):
+            return
         place = op["weight_place"]
-        mask = None if self.dynamic else mask_of(op.get_inputs()[place], self.sparsity)
+        weight = op.get_inputs()[place]
+        if self.sparsity == TWO_OF_FOUR and weight[0].numel() % 4:
+            self.dense.append(op["op_id"])
+            return
+        mask = None if self.dynamic else mask_of(weight, self.sparsity)
         op.insert_before_op(self._pruned, inputs=[place], mask=mask)
 
     def _pruned(self, weight: Any, mask: Any) -> Any:

@@ -6,16 +6,28 @@ from typing import Any
 
 from daydream.instrument.context import OpContext
 from daydream.instrument.tool import Tool
+from daydream.instrument.tools.choice import Where
 from daydream.instrument.tools.mapping import Mapping
+
+SMALLEST = 1e-12  # a scale: of a tensor of zeros
+
+
+def scale_of(tensor: Any, bits: int) -> Any:
+    """Return the step between the numbers that signed integers of some bits stand for, shape ()."""
+    return (tensor.detach().abs().max().float() / (2 ** (bits - 1) - 1)).clamp(min=SMALLEST)
 
 
 def rounded(tensor: Any, bits: int, scale: Any = None) -> Any:
-    """Return a tensor rounded to signed integers of some bits times a scale; its own if None."""
+    """Return a tensor rounded to signed integers of some bits times a scale; its own if None.
+
+    The gradient goes straight through, but for what lies beyond the largest integer: there it is 0.
+    """
+    import torch
+
+    scale = scale_of(tensor, bits) if scale is None else scale
+    zero = torch.zeros_like(scale, dtype=torch.int32)
     top = 2 ** (bits - 1) - 1
-    if scale is None:
-        scale = tensor.abs().max() / top
-    safe = scale if float(scale) else 1.0
-    return (tensor / safe).round().clamp(-top - 1, top) * safe
+    return torch.fake_quantize_per_tensor_affine(tensor, scale, zero, -top - 1, top)
 
 
 class FakeQuantization(Tool):
@@ -23,9 +35,10 @@ class FakeQuantization(Tool):
 
     Args:
         bits: of the integers.
-        training: gradients go straight through (QAT). Otherwise (PTQ) the scale of an input is that of
-            its first call, the calibration, and stays.
+        training: scales are those of each call (QAT). Otherwise (PTQ) they are those of the first call, the
+            calibration, and stay.
         activations: round inputs too; weights alone otherwise.
+        where: further condition on the context, such as its layer.
         mapping: gives the places of inputs and weights in operators of your own.
     """
 
@@ -35,18 +48,17 @@ class FakeQuantization(Tool):
         *,
         training: bool = True,
         activations: bool = True,
+        where: Where | None = None,
         mapping: Mapping | None = None,
     ) -> None:
-        self.bits, self.training, self.activations = bits, training, activations
+        self.bits, self.training, self.activations, self.where = bits, training, activations, where
         self.depends_on(mapping or Mapping())
         self.add_inst_for_op(self._choose)
 
     def _choose(self, op: OpContext) -> None:
-        if op["operation"] not in {"linear", "convolution"}:
+        if op["operation"] not in {"linear", "convolution"} or not (self.where is None or self.where(op)):
             return
-        top = 2 ** (self.bits - 1) - 1
-        places = [op["input_place"]] if self.activations else []
-        for place in [*places, op["weight_place"]]:
+        for place in [op["input_place"], op["weight_place"]] if self.activations else [op["weight_place"]]:
             if place is not None:
-                scale = None if self.training else op.get_inputs()[place].abs().max() / top
-                op.insert_before_op(rounded, inputs=[place], bits=self.bits, scale=scale)
+                scale = None if self.training else scale_of(op.get_inputs()[place], self.bits)
+                op.insert_before_op(rounded, inputs=[place], grad=True, bits=self.bits, scale=scale)

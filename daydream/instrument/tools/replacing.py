@@ -7,23 +7,25 @@ from typing import Any
 
 from daydream.instrument.context import OpContext
 from daydream.instrument.tool import Tool
+from daydream.instrument.tools.choice import Where
 
 
 class Replacing(Tool):
     """Computes a function, and its gradient, where operators of a type ran.
 
     Args:
-        type_: of the operators, such as `gelu` or `layer_norm`.
+        which: a type of operators, such as `gelu` or `layer_norm`, or a condition on the context.
         func: given the inputs at `inputs`.
         inputs: places in the operator's schema.
     """
 
-    def __init__(self, type_: str, func: Callable[..., Any], inputs: Sequence[int] = (0,)) -> None:
-        self.type, self.func, self.inputs = type_, func, tuple(inputs)
+    def __init__(self, which: str | Where, func: Callable[..., Any], inputs: Sequence[int] = (0,)) -> None:
+        self.which, self.func, self.inputs = which, func, tuple(inputs)
         self.replaced: list[str] = []  # ids
         self.add_inst_for_op(self._choose)
 
     def _choose(self, op: OpContext) -> None:
-        if op["type"] == self.type and op["phase"] == "forward":
+        meant = op["type"] == self.which if isinstance(self.which, str) else self.which(op)
+        if meant and op["phase"] == "forward":
             self.replaced.append(op["op_id"])
             op.replace_op(self.func, inputs=self.inputs, grad=True)

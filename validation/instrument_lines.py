@@ -1,0 +1,102 @@
+"""Lines of code of the tools that ship, beside the same by hand and beside the paper's table.
+
+    python validation/instrument_lines.py > docs/instrument_lines.md
+
+A line counts if it holds code: no blank line, comment or docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ROOT / "daydream" / "instrument" / "tools"
+BY_HAND = Path(__file__).with_name("by_hand.py")
+OWN = Path(__file__).with_name("own_changes")
+NAMES = (
+    "tracing", "sparsity", "pruning", "quantization", "statistics", "rematerialization", "replacing",
+    "effective_path", "mapping",
+)  # fmt: skip
+# Amanda (ASPLOS 2024), table 4: lines of the project, and of the same as a tool of the paper.
+PAPER = (
+    ("Tile-wise pruning (TensorFlow)", 1203, 213), ("Dynamic channel pruning", 387, 115),
+    ("Activation pruning", 650, 193), ("Attention pruning", 1105, 179), ("APEX vector-wise (2:4) pruning", 499, 279),
+)  # fmt: skip
+TEXT = """# Lines of code of a tool
+
+Made by `python validation/instrument_lines.py > docs/instrument_lines.md`; a test holds it. Lines with code, imports included; no
+docstrings, comments and blank lines.
+
+## Tools that ship
+
+*By hand*: the same for the modules of one model, `validation/by_hand.py`, with the same losses (tested). It changes modules of the
+types that it names, and not what a model calls as a function, custom operators or scripts that cannot be edited; options (static
+or dynamic, a share or 2:4, places in operators of one's own) are the tool's alone. For one change in one model by hand is shorter.
+
+| tool | lines | by hand |
+|---|--:|--:|
+{tools}
+
+## Own changes: the prediction and the change in one file
+
+Files of `validation/own_changes`.
+
+| file | lines |
+|---|--:|
+{own}
+
+## The paper's table
+
+Amanda (ASPLOS 2024), table 4: projects of the community, and the same as the paper's tools. Those choose what to prune and train
+on, which the files above do not: of the rows only the 2:4 pattern of the last is what `pruning` does.
+
+| project | its lines | the paper's tool |
+|---|--:|--:|
+{paper}
+"""
+
+
+def main() -> None:
+    """Print the page."""
+    print(page(), end="")
+
+
+def page() -> str:
+    """Return the page."""
+    hand = by_hand()
+    rows = [
+        f"| `{name}` | {lines(ast.parse((TOOLS / f'{name}.py').read_text()), TOOLS / f'{name}.py')} "
+        f"| {hand.get(name, '-')} |"
+        for name in NAMES
+    ]
+    own = [
+        f"| `{path.stem}` | {lines(ast.parse(path.read_text()), path)} |"
+        for path in sorted(OWN.glob("*.py")) if path.stem != "train"
+    ]  # fmt: skip
+    paper = [f"| {name} | {project} | {tool} |" for name, project, tool in PAPER]
+    return TEXT.format(tools="\n".join(rows), own="\n".join(own), paper="\n".join(paper))
+
+
+def by_hand() -> dict[str, int]:
+    """Return the lines of each function that makes a change by hand."""
+    tree = ast.parse(BY_HAND.read_text())
+    return {one.name: lines(one, BY_HAND) for one in tree.body if isinstance(one, ast.FunctionDef)}
+
+
+def lines(tree: ast.Module | ast.FunctionDef, path: Path) -> int:
+    """Return how many lines of a file, or of one function in it, hold code."""
+    text = path.read_text().splitlines()
+    first, last = (1, len(text)) if isinstance(tree, ast.Module) else (tree.lineno, tree.end_lineno or 0)
+    told: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            told |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return sum(
+        number not in told and bool(text[number - 1].strip()) and not text[number - 1].strip().startswith("#")
+        for number in range(first, last + 1)
+    )
+
+
+if __name__ == "__main__":
+    main()
