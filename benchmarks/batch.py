@@ -15,7 +15,7 @@ from traces import sources
 import daydream
 from daydream.graph.plan import Plan
 from daydream.simulate import scan
-from daydream.simulate.batch import Change, ends, scaled
+from daydream.simulate.batch import Scaled, ends, scaled
 from daydream.simulate.steady import settle
 from daydream.simulate.steady_variants import Speedup, settle_all
 
@@ -112,7 +112,7 @@ def _race(
     }
 
 
-def _one_by_one(plan: Plan, changes: list[Change], observed: np.ndarray) -> np.ndarray:
+def _one_by_one(plan: Plan, changes: list[Scaled], observed: np.ndarray) -> np.ndarray:
     return np.array([scan.run(variant)[1][observed] for change in changes for variant in change.plans(plan)])
 
 

@@ -2,7 +2,8 @@
 
 What a tool is lies in `tool.py`, what it is shown in `context.py`, how operators get their ids in
 `places.py`, how actions run in `actions.py` and `backward.py`, how all of it is put on and off in
-`session.py`. Private names of torch are touched in `torch_private.py` only.
+`session.py`, how compiled functions get them in `compiled.py` and `opaque.py`. Private names of torch are
+touched in `torch_private.py` only.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from daydream.instrument import torch_private
-from daydream.instrument.opaque import forget
 from daydream.instrument.places import Frame, Places
 
 Call = Callable[..., Any]
@@ -43,7 +42,6 @@ class CompiledFunctions:
             self._restore()
             self._restore = None
             self._known.clear()
-            forget()
 
     def _callback(self, theirs: Any) -> Any:
         """Return what compiles a function in the place of what does now; None has it run uncompiled."""

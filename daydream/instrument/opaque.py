@@ -28,7 +28,7 @@ class Call:
     observes: bool  # None means that all stays
 
 
-_CALLS: dict[int, Call] = {}
+_CALLS: dict[int, Call] = {}  # by number; kept, as compiled code may run its backward pass any time later
 
 
 def opaque(action: Action, given: Sequence[Any], like: Sequence[Any] | None) -> list[Any]:
@@ -72,11 +72,6 @@ def opaque(action: Action, given: Sequence[Any], like: Sequence[Any] | None) -> 
     _CALLS[number] = Call(action, places, likes, observes=like is None)
     found: list[Any] = _operator()(tensors, number)
     return found
-
-
-def forget() -> None:
-    """Let go of all functions; no compiled code that calls them may run after."""
-    _CALLS.clear()
 
 
 @lru_cache(maxsize=1)

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from daydream.simulate.batch import Scaled
 
 GROUPS, VARIANTS = 8, 32  # that go through a plan together; only speed depends on the second
+# Making a skeleton takes as long as some hundred variants side by side, and each further one is then quicker
+# in plans that are larger than a cache. Only speed depends on these two.
+MOST_VARIANTS, SMALL_PLAN = 256, 1 << 14
 EXACT = 2.0**52  # ns, 52 days: doubles hold every whole number below twice that
 
 
 def fits(plan: Plan, groups: Sequence[Scaled]) -> bool:
-    """Tell whether no sum of times can grow so long that doubles round it."""
+    """Tell whether this is the way to go, and no sum of times can grow so long that doubles round it."""
+    if len(plan) > SMALL_PLAN and sum(map(len, groups)) > MOST_VARIANTS:
+        return False
     most = max((max(group.factors) for group in groups), default=1.0)
     costs = float(plan.duration_ns.sum(dtype=np.float64) + plan.gap_ns.sum(dtype=np.float64))
     delays = float(np.abs(plan.edge_latency_ns).sum(dtype=np.float64)) + float(plan.release_ns.max(initial=0))

@@ -85,7 +85,7 @@ def test_what_l2_bounds_and_where_its_roof_is_from_is_said(counted):
     graph = counted(lambda at, ns: 6_000)
     said = evidence(graph, graph.select(kind="kernel"))
     assert any(
-        "Its roof is taken to be the highest rate of this recording, 6,000 GB/s" in one for one in said
+        "Its roof is assumed to be the highest rate of this recording, 6,000 GB/s" in one for one in said
     )
 
 

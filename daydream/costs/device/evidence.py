@@ -156,7 +156,7 @@ def _of_l2(graph: Graph, kernels: Selection, part: np.ndarray) -> list[str]:
     kernels_near = number_of(int(near.sum()), "kernel")
     said = (
         f"L2 bounds {kernels_near}, {part[near].sum():.1%} of the time: more passes it than memory gives. "
-        f"Its roof is taken to be the highest rate of this recording, {highest:,.0f} GB/s."
+        f"Its roof is assumed to be the highest rate of this recording, {highest:,.0f} GB/s."
     )
     return [said]
 
