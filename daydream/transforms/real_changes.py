@@ -19,6 +19,7 @@ def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
     before = [{name: group.get(name, MISSING) for name in settings} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group.update(settings)
+    _place_step_counts(optimizer)
     try:
         yield
     finally:
@@ -28,3 +29,17 @@ def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
                     group.pop(name, None)
                 else:
                     group[name] = value
+        _place_step_counts(optimizer)
+
+
+def _place_step_counts(optimizer: Any) -> None:
+    """Move the counts of steps to where torch makes them: beside the parameters of fused and capturable groups.
+
+    The loop and the foreach kernels take them from the CPU; a fused one refuses them there.
+    """
+    for group in optimizer.param_groups:
+        beside = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if hasattr(state.get("step"), "to"):  # a number in some optimizers
+                state["step"] = state["step"].to(parameter.device if beside else "cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from daydream.optimizations.foreach_optimizer import foreach_optimizer
@@ -16,6 +17,7 @@ from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs.device.bandwidth import link_bandwidth, memory_bandwidth
 from daydream.costs.device.call_scaling import tiny_call_ns
 from daydream.model.optimizers import TAKES, UPDATE_RULES, update_of
+from daydream.transforms import optimizer_settings
 from daydream.transforms.compose import parse
 
 COPY = "Memcpy DtoD (Device -> Device)"
@@ -318,6 +320,30 @@ def test_real_changes_can_be_made_and_undone():
         optimizer.zero_grad(set_to_none=False)
     assert weight.grad is None
     assert "zero_grad" not in vars(optimizer)
+
+
+class Tensor:
+    """A tensor on some device, as far as moving it goes."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def to(self, device: str) -> Tensor:
+        return Tensor(device)
+
+
+def test_counts_of_steps_are_beside_the_parameters_of_a_fused_optimizer_and_back_after_it():
+    on_gpu = Tensor("cuda:0")
+    state = {on_gpu: {"step": Tensor("cpu")}}
+    optimizer = SimpleNamespace(param_groups=[{"params": [on_gpu, Tensor("cuda:0")]}], state=state)
+
+    with optimizer_settings(optimizer, fused=True, foreach=False):
+        assert state[on_gpu]["step"].device == "cuda:0"
+    assert state[on_gpu]["step"].device == "cpu"
+
+    state[on_gpu]["step"] = 3  # some optimizers count in a number
+    with optimizer_settings(optimizer, fused=True):
+        assert state[on_gpu]["step"] == 3
 
 
 # What torch's classes can be asked for
