@@ -33,7 +33,7 @@ def optimizer_settings(optimizer: Any, **settings: Any) -> Iterator[None]:
 
 
 def _place_step_counts(optimizer: Any) -> None:
-    """Move the counts of steps to where torch makes them: beside the parameters of fused and capturable groups.
+    """Move counts of steps to where torch makes them: beside the parameters of fused and capturable groups.
 
     The loop and the foreach kernels take them from the CPU; a fused one refuses them there.
     """
