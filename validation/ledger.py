@@ -31,6 +31,7 @@ import daydream
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- begin: ledger -->", "<!-- end: ledger -->"
 PAPER: dict[str, dict[str, Any]] = {"fused-adam": {"model": "sum"}}  # one kernel for the sum of the old ones
+IN_TURNS = "Each is in a process of its own; before and after in blocks that take turns."
 CLOSE = 0.05  # ratios nearer than this are no ranking that a measurement of this noise can tell
 
 
@@ -159,8 +160,8 @@ def page(found: Ledger) -> Iterator[str]:
         document, mine = device.document, device.entries
         yield ""
         yield (
-            f"`validation/{device.name}`: {document['machine']}. {len({one.recording for one in mine})} recordings, "
-            "each in a process of its own; before and after in blocks that take turns. Ratios of the step after to the "
+            f"`validation/{device.name}`: {document['machine']}. {len({one.recording for one in mine})} recordings. "
+            f"{document.get('how', IN_TURNS)} Ratios of the step after to the "
             "step before, the median of the recordings; errors of the predicted step, the least and the most in brackets. "
             f"Recordings left out because the unchanged step differed from itself by more than 5 %: "
             f"{sum(document['left_out'].values())}."
