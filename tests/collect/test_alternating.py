@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from daydream.collect.live.alternating import WARM_UP, Alternating
+from daydream.collect.live.unprofiled import UnprofiledSteps
 from daydream.errors import DaydreamError
 from daydream.predict.confirmation import Blocks, blocks_of
 
@@ -50,6 +51,46 @@ def test_blocks_take_turns_every_other_round_backwards():
     expected = [True] * warm + [False] * 2 * one + [True] * 2 * one + [False] * 2 * one
     assert script.log == expected
     assert sum(a != b for a, b in pairwise(script.log)) == 3
+
+
+class Behind:
+    """A device 10 ns a step behind a script whose own steps take 4 ns."""
+
+    def __init__(self) -> None:
+        self.now = self.done = 0
+        self.waits = 0
+
+    def step(self) -> None:
+        self.now += 4
+        self.done = max(self.done, self.now) + 10
+
+    def settle(self) -> bool:
+        self.waits += 1
+        self.now = max(self.now, self.done)
+        return True
+
+
+def test_a_device_that_is_behind_is_waited_for_where_the_steps_that_count_begin_and_end():
+    script = Behind()
+    blocks = Alternating(nullcontext, rounds=1, steps=3, clock=lambda: script.now, settle=script.settle)
+    while not blocks.enough:
+        script.step()
+        blocks.end_step()
+
+    # Three steps from one wait to the next: the first is launched after 4 ns, then the device works 30 ns.
+    assert blocks.result() == {kind: [pytest.approx(34 / 3)] for kind in ("base", "again", "changed")}
+    assert script.waits == 2 * 4  # blocks: the warm-up and three
+
+
+def test_steps_without_a_profiler_share_what_the_device_took():
+    script = Behind()
+    steps = UnprofiledSteps(3, clock=lambda: script.now, settle=script.settle)
+    while not steps.enough:
+        script.step()
+        steps.end_step()
+
+    assert steps.durations_ns() == [11, 11, 11]  # 34 ns of three
+    assert script.waits == 2
 
 
 def test_a_step_that_is_left_out_is_made_up_for():

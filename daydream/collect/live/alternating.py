@@ -6,8 +6,9 @@
 A machine's speed drifts by more than many changes give, so blocks of few steps take turns, and
 only blocks of one round are compared. The first step of a block runs on what the other one left
 behind and does not count; nor does the second one with a tool, which looks at all operators in the
-first and only then settles. Blocks end after a number of steps, not after a time, so that
-ranks which meet in collectives make the change at the same step.
+first and only then settles. A script runs ahead of its device, so that is waited for where the
+steps that count begin and where they end: what is measured is their mean. Blocks end after a number
+of steps, not after a time, so that ranks which meet in collectives make the change at the same step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from statistics import fmean
 from typing import Any
+
+from daydream.collect.live.unprofiled import no_device
 
 BASE, AGAIN, CHANGED = "base", "again", "changed"
 WARM_UP = 3  # steps with the change before the first round: what it builds on first use does not count
@@ -37,8 +40,9 @@ class Alternating:
         rounds: int,
         steps: int,
         clock: Callable[[], int] = time.perf_counter_ns,
+        settle: Callable[[], bool] = no_device,
     ) -> None:
-        self.change, self._clock = change, clock
+        self.change, self._clock, self._settle = change, clock, settle
         order = (BASE, AGAIN, CHANGED)
         turns = [kind for number in range(rounds) for kind in (order if number % 2 == 0 else order[::-1])]
         self._blocks = [(CHANGED, WARM_UP), *((kind, steps) for kind in turns)]
@@ -55,6 +59,11 @@ class Alternating:
         return self._place == len(self._blocks)
 
     @property
+    def _left(self) -> int:
+        """How many steps of this block are still to be counted."""
+        return self._blocks[self._place][1] - len(self._times[self._place])
+
+    @property
     def rounds(self) -> int:
         """How many rounds are complete."""
         return max(self._place - 1, 0) // 3
@@ -65,12 +74,14 @@ class Alternating:
 
     def end_step(self) -> None:
         """Take the time, and make or undo the change where a block ends."""
+        if self._skip == 1 or (not self._skip and self._left == 1):
+            self._settle()
         taken = self._clock() - self._began
         if self._skip:
             self._skip -= 1
         else:
             self._times[self._place].append(taken)
-        if len(self._times[self._place]) == self._blocks[self._place][1]:
+        if not self._left:
             self._place += 1
             self._begin()
         self._began = self._clock()

@@ -167,11 +167,13 @@ def _alternate(change: dict[str, Any] | None) -> Callable[[list[Any]], Any] | No
 
     def alternate(optimizers: list[Any]) -> Any:
         from daydream.collect.live.alternating import Alternating
+        from daydream.collect.live.unprofiled import settle_device
 
         return Alternating(
             lambda: hooks.ask("real_change", change["names"], change["options"], optimizers),
             rounds=change["rounds"], steps=change["steps"],
             clock=time.process_time_ns if change.get("cpu_time") else time.perf_counter_ns,
+            settle=settle_device,
         )  # fmt: skip
 
     return alternate

@@ -7,7 +7,7 @@ from typing import Any
 
 from daydream.collect.live.alternating import Alternating
 from daydream.collect.live.changed_window import ChangedWindow
-from daydream.collect.live.unprofiled import UnprofiledSteps
+from daydream.collect.live.unprofiled import UnprofiledSteps, settle_device
 
 
 class FreeSteps:
@@ -23,7 +23,7 @@ class FreeSteps:
         on_timed: Callable[[], None],
         record: Callable[[Alternating], ChangedWindow] | None = None,
     ) -> None:
-        self._timed = UnprofiledSteps(wanted)
+        self._timed = UnprofiledSteps(wanted, settle=settle_device)
         self._alternate, self._on_timed, self._record = alternate, on_timed, record
         self._blocks: Alternating | None = None
         self._window: ChangedWindow | None = None
