@@ -1,18 +1,23 @@
 """Import recordings of real changes on one GPU: traces of unchanged steps, and what each change gave.
 
-    python validation/gpu_recordings.py FOLDER... -o validation/h200
+    python validation/gpu_recordings.py FOLDER... --confirmed train_gpt=FOLDER -o validation/h200
 
 Each folder holds a `measured.json`, {model: {variant: {"synced_median_us", ...}}}, and `MODEL/base.json.gz`,
 the trace of the unchanged steps, with `MODEL/base_memory.json.gz` where allocations were recorded. A ratio is
 that of the medians of steps that each end with a synchronization, without a profiler. `again` is the unchanged
 step in another run of the same process: the control. Where it differs by more than 5 %, the recording is kept as unsteady,
 and judges nothing.
+
+A folder of `--confirmed` holds, of one script, what `daydream confirm NAME -o confirm_NAME.parquet --json SCRIPT`
+wrote and printed (`confirm_NAME.json`): a recording by `collect` for each change, measured in turns with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,8 @@ import daydream
 MACHINE = "one NVIDIA H200, torch {torch}, CUDA {cuda}, float32 without TF32"
 HOW = (
     "One process trains a variant after the other; a trace of three steps is recorded after the unchanged one. "
-    "`again` is that one once more, the control."
+    "`again` is that one once more, the control. `train_gpt` is `examples/train_gpt.py` (6 layers, width 768, 256 "
+    "tokens) by `daydream confirm`, a process a change, in blocks that take turns."
 )
 # What a variant of the recording script is called here.
 CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -46,6 +52,7 @@ def main() -> None:
     """Write the parquet traces and `measured.json`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--confirmed", action="append", default=[], metavar="MODEL=FOLDER")
     parser.add_argument("-o", "--output", required=True, type=Path)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -60,6 +67,9 @@ def main() -> None:
             steady = abs(recording["control"] - 1) <= LARGEST_CONTROL
             document["recordings" if steady else "unsteady"][model] = [recording]
             document["left_out"][model] = int(not steady)
+    for each in options.confirmed:
+        model, _, folder = each.partition("=")
+        document["recordings"][model] = list(_confirmed(model, Path(folder), options.output))
     text = json.dumps(document, indent=1) + "\n"
     (options.output / "measured.json").write_text(text, encoding="utf-8")
 
@@ -73,6 +83,21 @@ def _recording(trace: str, variants: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     control = ratios["again"]
     return {"trace": trace, "step_ms": round(base_us / 1e3, 3), "control": control, "changes": changes}
+
+
+def _confirmed(model: str, folder: Path, output: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("confirm_*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        name = found["optimization"]
+        trace = f"{model}-{name}.parquet"
+        shutil.copy(path.with_suffix(".parquet"), output / trace)
+        ratio = round(found["confirmed_ns"] / found["baseline_ns"], 4)
+        change = {"optimization": name, "options": {}, "measured": ratio}
+        title = next((title for title, known, _ in CHANGES.values() if known == name), name)
+        step_ms = round(found["baseline_ns"] / 1e6, 3)
+        yield {
+            "trace": trace, "step_ms": step_ms, "control": round(found["control"], 4), "changes": {title: change},
+        }  # fmt: skip
 
 
 if __name__ == "__main__":

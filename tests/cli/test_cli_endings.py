@@ -60,16 +60,16 @@ WRITING = """
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-import daydream.trace.trace
+import daydream.files.atomic
 from daydream.cli import main
-real = daydream.trace.trace.write_whole
+real = daydream.files.atomic.write_whole
 def slow(path, write, force):
     def forever(temporary):
         write(temporary)
         print("writing", flush=True)
         time.sleep(60)
     real(path, forever, force=force)
-daydream.trace.trace.write_whole = slow
+daydream.files.atomic.write_whole = slow
 main(["import", "step.json.gz", "-o", "new.parquet"])
 """
 
