@@ -3,16 +3,43 @@
     _HOMES = {"daydream.costs.devices": ("Device", "find_device")}
     __getattr__, __dir__ = lazy.names(__name__, _HOMES)
 
-Type checkers read the same names from imports under `TYPE_CHECKING`, and `__all__`.
+Type checkers read the same names from imports under `TYPE_CHECKING`, and `__all__`. Regular expressions
+are compiled when they are first used, too: a module that holds a dozen of them costs next to nothing.
+
+    MATRIX = regex(r"gemm|conv")
+    MATRIX.search(name)  # compiled here, once
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["names", "regex"]
+
+if TYPE_CHECKING:
+    from re import compile as regex
+else:
+
+    class regex:  # noqa: N801 - stands where a function stands
+        """A regular expression that is compiled when one of its attributes is first asked for."""
+
+        def __init__(self, text: str | bytes, flags: int = 0) -> None:
+            self._given = text, flags
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # pickle and copy ask for what a pattern does not have
+                raise AttributeError(name)
+            value = getattr(re.compile(*self._given), name)
+            self.__dict__[name] = value  # from now on it is found there
+            return value
+
+        def __reduce__(self) -> tuple[Any, ...]:  # a worker compiles its own
+            return regex, self._given
 
 
 def names(

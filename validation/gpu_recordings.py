@@ -27,7 +27,8 @@ MACHINE = "one NVIDIA H200, torch {torch}, CUDA {cuda}, float32 without TF32"
 HOW = (
     "One process trains a variant after the other; a trace of three steps is recorded after the unchanged one. "
     "`again` is that one once more, the control. `train_gpt` is `examples/train_gpt.py` (6 layers, width 768, 256 "
-    "tokens) by `daydream confirm`, a process a change, in blocks that take turns."
+    "tokens) by `daydream confirm`, a process a change, in blocks that take turns. Nothing was fitted to these "
+    "recordings, the ranges neither."
 )
 # What a variant of the recording script is called here.
 CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -56,7 +57,14 @@ def main() -> None:
     parser.add_argument("-o", "--output", required=True, type=Path)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {"machine": "", "how": HOW, "recordings": {}, "left_out": {}, "unsteady": {}}
+    document: dict[str, Any] = {
+        "machine": "",
+        "how": HOW,
+        "blind": True,
+        "recordings": {},
+        "left_out": {},
+        "unsteady": {},
+    }
     for folder in options.folders:
         measured = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
         document["machine"] = MACHINE.format(**measured.pop("environment"))

@@ -78,8 +78,9 @@ class Ledger:
     public: list[public_pairs.Found]
 
     def pairs(self) -> list[ranges.Pair]:
-        """Return all that has a prediction."""
-        recorded = [one.pair for device in self.recorded for one in device.entries]
+        """Return all that has a prediction, but for devices whose pairs judge the ranges as they ship."""
+        fitted = [device for device in self.recorded if not device.document.get("blind")]
+        recorded = [one.pair for device in fitted for one in device.entries]
         public = [one.pair for one in self.public]
         return [pair for pair in [*recorded, *public] if pair is not None]
 

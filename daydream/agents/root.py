@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daydream.errors import DaydreamError
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 MOST_FILES = 10_000  # of a folder given as a trace
 LONGEST = 4096  # characters of a name

@@ -23,7 +23,7 @@ from daydream.agents.jobs import ask
 from daydream.agents.root import Root
 from daydream.agents.skill import skill
 from daydream.errors import DaydreamError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.transforms.registry import find
 
 NAMES = regex(r"[a-z0-9]+(-[a-z0-9]+)*(\+[a-z0-9]+(-[a-z0-9]+)*)*")

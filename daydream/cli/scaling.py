@@ -19,7 +19,7 @@ from daydream.cli.source import (
     trace_words,
 )
 from daydream.cli.value_lists import numbers_of
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 DEFAULT = "1,2,4,8,...,1024"
 PLOTS = (".png", ".svg", ".html")

@@ -6,7 +6,7 @@ import re
 
 import click
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 UNITS = " KMGT"
 SIZE = regex(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE | re.ASCII)

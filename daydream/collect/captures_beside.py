@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.errors import HandleError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.text import counted, listed
 from daydream.trace.handle_map import DebugHandleMap, Handle
 from daydream.trace.schema import UNKNOWN

@@ -10,7 +10,7 @@ import msgspec
 
 from daydream.errors import HandleError
 from daydream.files.input_files import check_regular
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.handle_map import DebugHandleMap, Handle
 from daydream.trace.trace import Trace
 

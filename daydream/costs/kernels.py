@@ -14,13 +14,13 @@ from daydream.costs.workload.cache import bound_by_l2
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.counters import counted_work
 from daydream.costs.workload.operator import MATRIX_FAMILIES
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.query.columns import read_column
 from daydream.graph.query.device import whole_duration_ns
 from daydream.graph.query.texts import for_each, is_among
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, kind_code
+from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 

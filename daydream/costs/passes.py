@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.costs.kernels import grid_blocks
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 
 ELEMENTWISE = regex(r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)")
 VECTORIZED = regex(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")

@@ -19,11 +19,11 @@ from daydream.explanation.asking import WhatIfResult, WhatIfRunner
 from daydream.explanation.beside import Waits, waits
 from daydream.explanation.causes import Chain
 from daydream.explanation.places import Place, place_of
-from daydream.first_use import regex
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import device_work
 from daydream.graph.selection import Selection
 from daydream.graph.tables import MEMCPY
+from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
 from daydream.model.loading import untraced_waits
 from daydream.simulate.causes import PathCause

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from daydream.errors import HandleError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.handle_map import LONGEST_TEXT, Handle
 
 OVERLOAD = regex(r"^(\w+)\.(\w+)(?:\.\w+)?$")  # aten.addmm.default, as str(node.target) says

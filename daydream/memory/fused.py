@@ -14,9 +14,9 @@ from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import parse_shapes
 from daydream.costs.workload.tiles import result_size
 from daydream.errors import NotApplicableError
-from daydream.first_use import regex
 from daydream.graph.groups import Groups
 from daydream.graph.query.calls import call_rows
+from daydream.lazy import regex
 from daydream.memory.allocations import Allocations, rounded
 from daydream.memory.asked import in_phase, nearest
 from daydream.memory.growth import asking_operators

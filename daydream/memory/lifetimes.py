@@ -14,7 +14,7 @@ import numpy as np
 
 from daydream.costs.workload.forward_calls import innermost_makers, nodes
 from daydream.errors import TraceError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.before import add_held_before
 from daydream.memory.moments import Moments, moments

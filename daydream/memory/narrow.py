@@ -18,8 +18,8 @@ from daydream.costs.resize.operands import WEIGHT_ARGUMENTS
 from daydream.costs.workload.forward_calls import forward_rows
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import elements, parse_shapes
-from daydream.first_use import regex
 from daydream.graph.query.numbering import distinct_rows
+from daydream.lazy import regex
 from daydream.memory.allocations import BEFORE, Allocations
 from daydream.memory.asked import nearest
 from daydream.memory.onednn import (

@@ -10,7 +10,7 @@ import numpy as np
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.costs.workload.tiles import FIRST, result_size
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.memory.allocations import Allocations
 from daydream.memory.asked import in_phase
 from daydream.trace.trace import Trace

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from daydream.collect.load import load
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import reserved_for

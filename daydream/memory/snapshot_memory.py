@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.memory.history import PRESSED, History
 from daydream.memory.requests import ALLOCATE, DEFER, Request, Usage, held_after, usage
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport, OutOfMemory

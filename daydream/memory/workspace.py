@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.trace import Trace
 
 PRODUCT = regex(r"^aten::(addmm|mm|bmm|baddbmm|_scaled_mm|addmv|mv)$")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 from daydream.model.captured import DISPATCH_NS
 from daydream.text import counted
 from daydream.trace.trace import Trace

@@ -21,9 +21,9 @@ from daydream.costs.device.retime import Retimed, measured_first, retime
 from daydream.costs.device.roofline import device_or_none, names_fit, runs_in_tf32
 from daydream.costs.devices import Device
 from daydream.costs.kernels import floor_ns, grid_blocks, units_of, work
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 from daydream.model.precision import tasks_in_matrix_units
 
 

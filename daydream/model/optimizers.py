@@ -15,11 +15,11 @@ from daydream.costs.device.call_scaling import tiny_call_ns
 from daydream.costs.kernels import grid_blocks, work
 from daydream.costs.passes import updated_by_grids
 from daydream.costs.workload.operator import itemsize
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 
 
 @dataclass(frozen=True)

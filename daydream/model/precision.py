@@ -16,10 +16,10 @@ from daydream.costs.workload.calls import NOT_MAIN
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.errors import NotApplicableError
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 from daydream.model.optimizers import UPDATE_RULES, Update, update_of
 from daydream.text import counted
 

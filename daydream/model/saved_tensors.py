@@ -12,9 +12,9 @@ import numpy as np
 
 from daydream.costs.workload.forward_calls import forward_rows, innermost_makers, nodes, nodes_above
 from daydream.costs.workload.shapes import parse_shapes
-from daydream.first_use import regex
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 from daydream.trace.trace import Trace
 
 NODE = r"^\w+Backward\d*$"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.report.text.difference import side_text, step_remarks
 from daydream.report.text.layout import printable, shortened
 from daydream.report.text.numbers import percent, range_text, time_text

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from daydream.first_use import regex
 from daydream.graph.rules.synchronization import DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC
+from daydream.lazy import regex
 from daydream.memory.argument_bytes import argument_bytes
 from daydream.tools.events import Event, Events
 from daydream.tools.tool import tool

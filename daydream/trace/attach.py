@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import HandleError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.schema import DEVICE_KINDS, HOST_KINDS, UNKNOWN
 

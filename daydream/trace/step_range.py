@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daydream.errors import TraceError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
 RANGE = regex(r"(\d{0,9}):(\d{0,9})", re.ASCII)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from daydream.errors import TraceError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, NO_ID, PHASES, UNKNOWN
 
 if TYPE_CHECKING:

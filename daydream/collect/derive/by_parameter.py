@@ -18,7 +18,7 @@ from daydream.collect.derive.nesting import nearest
 from daydream.collect.derive.phases import BACKWARD, OPTIMIZER, OPTIMIZER_RANGE
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.update_order import cut_by_parameter
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
 ACCUMULATE = regex(r"^torch::autograd::AccumulateGrad$|^AccumulateGrad$")

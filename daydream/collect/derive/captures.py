@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 BEGIN = regex(r"StreamBeginCapture")
 END = regex(r"StreamEndCapture")

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.text import counted
 from daydream.trace.handle_map import DebugHandleMap, Handle
 from daydream.trace.schema import UNKNOWN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 # Element types as torch's profiler and NCCL print them -> as torch names them.
 WORDS = {

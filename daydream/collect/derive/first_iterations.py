@@ -13,7 +13,7 @@ import numpy as np
 
 from daydream.collect.derive.phase_evidence import launched
 from daydream.collect.derive.recording import Recording
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.text import counted
 
 LONGER = 0.25

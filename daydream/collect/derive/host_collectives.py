@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from daydream.collect.derive.device_names import collective_of_name
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS
 from daydream.trace.trace import Trace
 

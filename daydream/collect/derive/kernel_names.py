@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 FUSED = regex(r"(?:graph_\d+_)?(?:cpp|triton_[a-z]+)_fused_(\w+?)(?:_\d+)?(?::\d+)?")
 PLACE = regex(r":\d+$")

@@ -14,7 +14,7 @@ from daydream.collect.derive.by_parameter import (
 from daydream.collect.derive.nesting import Nesting, nearest
 from daydream.collect.derive.phases import NODE_RANGE, OLD_NODE
 from daydream.collect.derive.recording import Recording
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
 AUTOGRAD_THREADS = "autograd_threads"  # metadata of a recording: thread id by autograd's own id

@@ -14,7 +14,7 @@ import numpy as np
 
 from daydream import compiled
 from daydream.collect.derive.recording import Recording, narrow
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
 STEP_MARKER = regex(r"^ProfilerStep#")

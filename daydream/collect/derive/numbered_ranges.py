@@ -14,7 +14,7 @@ import numpy as np
 
 from daydream.collect.derive.launches import linked_calls
 from daydream.collect.derive.recording import Recording
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS
 
 NUMBER = regex(r"\d+")

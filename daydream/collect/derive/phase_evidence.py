@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import PHASES, UNKNOWN
 
 FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(name) for name in ("forward", "backward", "optimizer"))

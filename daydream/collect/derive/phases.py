@@ -15,7 +15,7 @@ import numpy as np
 from daydream.collect.derive.nesting import STEP_MARKER, nearest
 from daydream.collect.derive.phase_evidence import autograd_threads, launched, mark_by_kernels
 from daydream.collect.derive.recording import PORTION, Recording
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import PHASES, UNKNOWN
 
 DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))

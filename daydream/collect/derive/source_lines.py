@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
 FRAME = regex(r"^(.+\.py)\((\d+)\): (.+)$")

@@ -20,7 +20,7 @@ from daydream.collect.derive.nesting import STEP_MARKER
 from daydream.collect.derive.numbered_ranges import DETAILS, find_numbered_ranges
 from daydream.collect.derive.recording import PORTION, Recording
 from daydream.errors import TraceError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
 EXECUTE = regex(r"^Method::execute$")  # ExecuTorch: a run of the program

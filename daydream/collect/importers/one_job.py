@@ -11,7 +11,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.errors import TraceError
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 RANK_IN_NAME = regex(r"rank[_-]?(\d+)", re.IGNORECASE)
 EPOCH_NS = 10**18  # clocks beyond it count from 1970; others from when a machine started

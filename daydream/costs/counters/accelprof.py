@@ -12,7 +12,7 @@ from itertools import islice
 from daydream.costs.counters.amounts import FLOP, CountedKernel
 from daydream.costs.counters.totals import Totals
 from daydream.errors import FileError
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 TIMES = regex(r"\d{1,12}\.\d{6}\|")
 SIZES = regex(r"(\d{1,18})\|(\d{1,18})\|([^|\s].*)")

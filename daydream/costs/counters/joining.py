@@ -12,7 +12,7 @@ import numpy as np
 
 from daydream.costs.counters.amounts import CountedKernel
 from daydream.errors import FileError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.text import counted
 from daydream.trace.trace import Trace
 

@@ -14,7 +14,7 @@ import re
 from daydream.costs.counters.amounts import CountedKernel
 from daydream.costs.counters.opcodes import WARP, amounts_of_sass
 from daydream.errors import FileError
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 LAUNCH = "#thread-blocks "
 COUNTS = regex(r"(\d{1,18}),\s{1,4}kernel instructions (\d{1,18}), total instructions (\d{1,18})\s*")

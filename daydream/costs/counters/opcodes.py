@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 WARP, WAVE = 32, 64
 # FLOP of a lane. Packed instructions (FFMA2 since Blackwell, the halves of H...2) do two.

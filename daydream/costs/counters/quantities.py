@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 QUANTITIES: dict[str, tuple[str, str]] = {
     "flop": ("FLOP", "all floating-point operations, two for a multiply-add"),

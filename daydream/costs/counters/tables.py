@@ -14,7 +14,7 @@ from math import isfinite, prod
 
 from daydream.costs.counters.amounts import CountedKernel
 from daydream.errors import FileError
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 UNIT = regex(r"^([KMGTkmgt]?)(bytes?|inst|cycles?|sector|request|warp)$")

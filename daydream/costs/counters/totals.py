@@ -15,7 +15,7 @@ import numpy as np
 from daydream.costs.counters.opcodes import amounts_of_amd
 from daydream.costs.counters.quantities import QUANTITIES
 from daydream.errors import FileError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.text import counted
 from daydream.trace.trace import Trace
 

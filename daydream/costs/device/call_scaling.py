@@ -21,10 +21,10 @@ from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.kernels import work
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.operator import MATRIX_FAMILIES
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU
+from daydream.lazy import regex
 
 TINY_BYTES = 16 * 1024  # moved in well under a microsecond
 TINY_FLOP = 32 * 1024

@@ -10,9 +10,9 @@ from daydream.costs.devices import device_of
 from daydream.costs.kernels import bound, counted_tasks, number_formats, peaks, units_of, work
 from daydream.costs.workload.cache import bound_by_l2, counted_l2_bytes, reached_l2
 from daydream.costs.workload.counters import entry_of_rows
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 from daydream.text import counted as number_of
 
 RULES = ("counters", "shapes", "names")

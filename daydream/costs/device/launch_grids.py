@@ -24,9 +24,9 @@ from daydream.costs.device.roofline import is_matrix_kernel, names_fit
 from daydream.costs.kernels import grid_blocks
 from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block
 from daydream.costs.workload.tiles import named_tile
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 
 GEMM = regex(r"gemm|cutlass|nvjet|^Cijk", re.IGNORECASE)
 CONVOLUTION = regex(r"conv|fprop|dgrad|wgrad|implicit_gemm|winograd", re.IGNORECASE)

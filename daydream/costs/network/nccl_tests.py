@@ -15,7 +15,7 @@ from pathlib import Path
 from daydream.costs.network.fitting import Measurement
 from daydream.errors import DaydreamError
 from daydream.files.input_files import check_regular
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 TESTS = (
     ("all_reduce", regex(r"all_?reduce", re.IGNORECASE)),

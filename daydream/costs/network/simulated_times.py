@@ -23,9 +23,9 @@ import numpy as np
 
 from daydream.errors import FileError, GraphError
 from daydream.files.input_files import check_regular
-from daydream.first_use import regex
 from daydream.graph.rules.communication import LAST_ARRIVAL
 from daydream.graph.tables import LONGEST_NS
+from daydream.lazy import regex
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph

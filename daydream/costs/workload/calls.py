@@ -29,8 +29,8 @@ from daydream.costs.workload.operator import (
     operator_work,
 )
 from daydream.costs.workload.shapes import Shape
-from daydream.first_use import regex
 from daydream.graph.query.numbering import distinct_rows, once
+from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
 

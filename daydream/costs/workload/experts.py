@@ -14,7 +14,7 @@ from math import prod
 from daydream.costs.workload.amount import Amount
 from daydream.costs.workload.matrix import Formula, product, tensors
 from daydream.costs.workload.shapes import Argument, Shape
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 EXPERTS = regex(r"fused_(experts|moe)|moe_forward", re.IGNORECASE)

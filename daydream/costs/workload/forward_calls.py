@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.trace import Trace
 
 NODE = regex(r"Backward\d*$|AccumulateGrad$")  # autograd nodes; a Python function's has no number

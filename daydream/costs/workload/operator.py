@@ -14,7 +14,7 @@ from daydream.costs.workload import experts, lookups, matrix, streaming
 from daydream.costs.workload.amount import Amount
 from daydream.costs.workload.matrix import Formula, tensors
 from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 FORMULAS: dict[str, Formula] = {**matrix.FORMULAS, **streaming.FORMULAS, **lookups.FORMULAS}
 NEEDS_OUTPUT = matrix.NEEDS_OUTPUT | lookups.NEEDS_OUTPUT

@@ -14,8 +14,8 @@ import numpy as np
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.operator import bare_name
 from daydream.costs.workload.shapes import Argument, parse_shapes
-from daydream.first_use import regex
 from daydream.graph.graph import Graph
+from daydream.lazy import regex
 
 TILE = regex(r"(?:tilesize|tile_|MT|_)(\d{2,3})x(\d{2,3})(?:x|_)")
 LARGEST = (256, 128)  # of the tiles in use; without one in the name, so many there are at least

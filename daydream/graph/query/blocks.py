@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream.first_use import regex
 from daydream.graph.tables import phase_code
+from daydream.lazy import regex
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream.first_use import regex
 from daydream.graph.tables import CPU
+from daydream.lazy import regex
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph

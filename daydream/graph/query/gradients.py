@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.errors import NotApplicableError
-from daydream.first_use import regex
 from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.tables import CPU, KERNEL
+from daydream.lazy import regex
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.errors import GraphError
-from daydream.first_use import regex
 from daydream.graph.query.calls import call_rows
 from daydream.graph.query.columns import coded, is_text, lanes_named, read_column
 from daydream.graph.query.device import device_work
 from daydream.graph.tables import KINDS
+from daydream.lazy import regex
 from daydream.text import closest
 from daydream.trace.schema import PHASES
 

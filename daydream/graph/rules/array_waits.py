@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.first_use import regex
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.tables import CPU
+from daydream.lazy import regex
 
 Waits = list[
     tuple[int, int, int, int]

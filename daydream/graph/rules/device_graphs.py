@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.first_use import regex
 from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import GRAPH_LAUNCH
 from daydream.graph.tables import CPU, KERNEL
+from daydream.lazy import regex
 from daydream.text import counted
 
 HOLE_NS = 10_000  # nodes of a graph follow each other in 0.5 to 2 us

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.first_use import regex
 from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.rules.event_targets import wait_on_known_streams
 from daydream.graph.tables import COLLECTIVE, CPU
+from daydream.lazy import regex
 
 WAIT = regex(r"^(cuda|cu|hip)StreamWaitEvent")
 RECORD = regex(r"^(cuda|cu|hip)EventRecord")

@@ -13,12 +13,12 @@ import re
 
 import numpy as np
 
-from daydream.first_use import regex
 from daydream.graph.builder import GraphBuilder, stream_runs
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.array_waits import Waits, array_waits
 from daydream.graph.rules.queue import usual_costs
 from daydream.graph.tables import CPU, MEMCPY
+from daydream.lazy import regex
 from daydream.text import counted
 
 DEVICE_SYNC = regex(

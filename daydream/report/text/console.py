@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.report.text.layout import (
     BESIDE,
     MARGIN,

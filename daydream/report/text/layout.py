@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 if TYPE_CHECKING:
     from typing_extensions import Self

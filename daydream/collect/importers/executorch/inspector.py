@@ -19,8 +19,8 @@ from daydream.collect.importers.executorch.rows import STAGES, Row, of_kernel, r
 from daydream.collect.importers.kineto.values import plain_text
 from daydream.errors import TraceError
 from daydream.files.input_files import Counted, check_regular, most_unpacked, too_large
-from daydream.first_use import regex
 from daydream.handles.nodes import layer_path, operator_name, source_line
+from daydream.lazy import regex
 from daydream.trace.handle_map import LONGEST_TEXT, Handle
 
 NEEDED = ("event_name", "raw", "start_time")

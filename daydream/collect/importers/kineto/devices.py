@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from daydream.collect.importers.kineto.events import Args, Event
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
 CALLS = regex(r"_(runtime|driver)$")

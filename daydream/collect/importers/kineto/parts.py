@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 EVENTS_KEY = regex(rb'(?<!\\)"traceEvents"\s*:\s*\[')

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 GRAPH = "CUDA graph"
 API_VERSION = regex(r"_v\d{4,}$")  # cudaLaunchKernel_v7000; the _v2 of cuMemFree_v2 is part of the name

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 PORTION_BYTES = 1 << 20
 BETWEEN = regex(rb'\}\s*,\s*(?=\{\s*"[\w ]{1,40}"\s*:)')

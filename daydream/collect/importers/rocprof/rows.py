@@ -9,7 +9,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.row_builder import RowBuilder, small_numbers, whole
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
 CLONE = regex(r"( \[clone \.kd\]|\.kd)$")  # of the kernel's descriptor, which is no part of its name

@@ -41,7 +41,7 @@ from daydream.collect.importers.rocprof.rows import (
 )
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import NO_ID, UNKNOWN
 
 PORTION = 1 << 14  # rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 FIRST_PLANE = regex(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12", re.DOTALL)
 """The first field of an XSpace, a plane: its length, perhaps its id, and the mark of its name."""

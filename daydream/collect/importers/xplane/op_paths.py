@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 WRAPPED = regex(r"^(jvp|transpose|vmap|pmap|remat|checkpoint|rematted_computation|custom_jvp_call|"
                      r"custom_vjp_call|named)\((.*)\)$")  # fmt: skip

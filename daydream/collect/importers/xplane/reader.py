@@ -25,7 +25,7 @@ from daydream.collect.importers.xplane.programs import PROGRAMS, kernel_of, type
 from daydream.collect.importers.xplane.space import Line, Plane, Value, lines, planes, stats_of
 from daydream.collect.importers.xplane.wire import DamagedError, damaged
 from daydream.errors import TraceError
-from daydream.first_use import regex
+from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.valid import is_amount
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import daydream
-from daydream.first_use import regex
+from daydream.lazy import regex
 
 
 def test_a_regular_expression_does_what_a_compiled_one_does():
