@@ -66,7 +66,7 @@ DOUBT_OF_PRODUCTS = 0.3  # CUDA cores to tensor cores: shares of peak differ so 
 DOUBT_ON_TENSOR_CORES = 0.15  # TF32 to 16 bits: the same units, twice as fast
 DOUBT_OF_CONVOLUTIONS = 0.45  # the library may choose another algorithm, with other layout changes
 
-ATTENTION_KERNEL = regex(r"(?i)fmha_cutlass|AttentionKernel|AttentionBackwardKernel|mem_eff")
+ATTENTION_KERNEL = re.compile(r"(?i)fmha_cutlass|AttentionKernel|AttentionBackwardKernel|mem_eff")
 # torch's 32-bit attention multiplies on tensor cores since the A100, three TF32 products for each
 # (CUTLASS, OpMultiplyAddFastF32): on vector units `vit_a100` would run at 1.2 of their peak. Before, on
 # vector units. The new kernel's share of the 16-bit peak, as a part of the old one's share of its own,

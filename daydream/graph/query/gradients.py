@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,13 +10,12 @@ import numpy as np
 from daydream.errors import NotApplicableError
 from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.tables import CPU, KERNEL
-from daydream.lazy import regex
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
-ACCUMULATE = regex(r"^(torch::autograd::)?AccumulateGrad$")
+ACCUMULATE = re.compile(r"^(torch::autograd::)?AccumulateGrad$")
 BYTES = {
     "float64": 8, "double": 8, "float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2,
     "complex64": 8, "complex128": 16,
