@@ -16,7 +16,7 @@ import pytest
 from test_project import PROJECT, ROOT
 from test_repository import EXAMPLES, files
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("builds")]  # builds of one tree disturb each other
+pytestmark = pytest.mark.slow  # one process runs this file: builds of one tree disturb each other
 MADE = {"PKG-INFO", "setup.cfg"}  # by setuptools, as is the folder *.egg-info
 
 

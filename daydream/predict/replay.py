@@ -275,7 +275,7 @@ def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
     from daydream.predict.cached_replay import Kept, cached_replay, keep  # for those who ask for it
 
     found = cached_replay(trace, entry)
-    if found is not None:
+    if found is not None and found.steps:  # no replay is without
         steps = [StepReplay(*step) for step in found.steps]
         return Replay(found.graph, found.settled, steps, found.start_error_ns, found.said)
     from daydream.graph.build import build
