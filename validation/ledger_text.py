@@ -87,6 +87,6 @@ No number in daydream is fitted to the pair it is judged by, with the exceptions
 The emulated links of `ddp_link` and `fsdp_link` have the bandwidth that the prediction is told: nothing is fitted there. The models were
 written with the CPU and public pairs in sight, so rules were kept or dropped by how they did on all of them. The
 H200's recordings are the first blind test: they were predicted before anything was changed for them. Where 16 bits or TF32 leave the device
-idle, the step is as long as the CPU lets it be, and a profiler with shapes and layers makes that longer: such answers came out 17 to 118 %
+idle, the step is as long as the CPU lets it be, and a profiler with shapes and layers makes that longer: such answers came out 5 to 118 %
 too slow from traces that do not know what recording cost.
 """
