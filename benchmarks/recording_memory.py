@@ -26,7 +26,7 @@ ROUNDS, STEPS = 40, 8
 PLAIN, RECORDED, MEMORY = "plain", "recorded", "memory"
 MODELS = ("GPT", "MLP", "LSTM", "CNN", "TransformerEncoder")
 TABLE = (
-    "| model | events a step | recorded / plain | with memory / recorded | ns an event | by `collect` |\n"
+    "| model | events a step | recorded / plain | with memory / recorded | ns an event | on two threads |\n"
     "|---|---|---|---|---|---|"
 )
 
@@ -52,9 +52,9 @@ def main() -> None:
 def _measured(name: str) -> str:
     import small_models
     import torch
+    from event_costs import measure_profiler_cost
 
     from daydream.collect.live.capture import prepared_profiler
-    from daydream.collect.live.profiler_cost import measure_profiler_cost
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

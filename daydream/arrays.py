@@ -20,6 +20,12 @@ def unique(values: npt.ArrayLike) -> np.ndarray:
     return ordered[new]
 
 
+def places(values: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct values in ascending order, and the place of each value among them, int64."""
+    found = unique(values)
+    return found, np.searchsorted(found, values)
+
+
 def percentile(values: npt.ArrayLike, percent: float | Sequence[float]) -> Any:
     """Return what this share of the values is below, to the last bit as `np.percentile` does.
 

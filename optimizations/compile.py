@@ -67,7 +67,8 @@ def compile(  # noqa: A001 - the command is `compile`
     With `layers`, a shell pattern as `blocks.*`, each outermost module that matches is compiled by itself,
     with fixed costs of its own; the loss and all else stay as they are. `graph_breaks` is how many breaks
     each compiled forward call has: each costs guards and Python once more, and a node in the backward
-    pass; what would fuse across a break is fused all the same. Of a trace that runs compiled code with
+    pass, and on a CPU the mask of a ReLU in front of it, as likely there as elsewhere between two products;
+    what would fuse across a break is fused all the same. Of a trace that runs compiled code with
     graph breaks in it, the breaks are taken away.
 
     `mode` is torch's. `reduce-overhead` launches the compiled passes as CUDA graphs too, forward and backward
@@ -86,9 +87,10 @@ def compile(  # noqa: A001 - the command is `compile`
 
     On a CPU the calls of matrix libraries stay and what lies between two of them becomes one
     loop, without operator dispatch, autograd's nodes and the traffic between its parts; the model's
-    Python goes. What comes are the fixed costs of compiled code, as measured
-    (daydream/model/compiled_calls.py): a small model may take longer. The loss is outside, as `apply`
-    compiles the model. Modules that call torch's LSTM, GRU or RNN stay uncompiled, as Dynamo leaves them.
+    Python goes. Convolutions of images run channels last. What comes are the fixed costs of compiled
+    code, as measured (daydream/model/compiled_calls.py): a small model may take longer. The loss is
+    outside, as `apply` compiles the model. Modules that call torch's LSTM, GRU or RNN stay uncompiled,
+    as Dynamo leaves them.
     """
     if graph_breaks < 0 or product_speedup <= 0:
         raise GraphError(

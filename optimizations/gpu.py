@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from daydream import Graph, GraphError
-from daydream.costs import device_of, find_device, retime, say_evidence, work
+from daydream.costs import device_of, find_device, retime, retime_untyped, say_evidence, work
 from daydream.memory import unchanged
 from daydream.transforms import stages
 
 STAGE = stages.HARDWARE
 memory = unchanged
 
+MODEL_ERROR = 0.2  # of kernels whose type is known: `uncertainty.MODEL_ERROR`
+SMALL = 0.005  # of the kernels' time
 OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"
 
 
@@ -19,7 +23,8 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
     Kernels are retimed for the device `to` by the roofline: each keeps its share of the peak that bounds
     it, in arithmetic or in bandwidth, and its fixed cost becomes the other device's. A kernel of few blocks
     goes with the rates of the units that it runs on. Copies to and from the CPU go with the peak rate of
-    PCIe, others with the memory's bandwidth. Peaks are the vendors' (`costs/devices.py` names its
+    PCIe, others with the memory's bandwidth. Products of unknown element type take the middle of what 32 and
+    16 bits give, and the range covers both. Peaks are the vendors' (`costs/devices.py` names its
     sources); how well this does between two GPUs is in docs/costs.md. With `speedup` all kernels and copies
     within the device take 1/speedup of their time instead.
 
@@ -45,7 +50,16 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
             new.peak(new.matrix_format(dtype))  # refuses a type that it has no units for
         say_evidence(graph, kernels.where(kind="kernel"))
         retimed = retime(graph, kernels, device=new)
+        untyped, middle, off = retime_untyped(graph, kernels, device=new)
         kernels.set(duration_ns=retimed.duration_ns)
+        if untyped.any():
+            share = retimed.before_ns[untyped].sum() / max(retimed.before_ns.sum(), 1)
+            graph.tasks(kernels.ids[untyped]).set(duration_ns=middle).doubt(np.hypot(off, MODEL_ERROR))
+            say = graph.note if share >= SMALL else graph.facts.rules.append
+            say(
+                f"Products of unknown element type take {share:.1%} of the kernels' time: the range covers "
+                "32 and 16 bits."
+            )
         graph.note(f"From a {old.name} to a {new.name}. {retimed.words()}")
     if len(graph.select(kind="collective")):
         graph.note("Collectives keep their time; `network` predicts a faster link.")

@@ -19,6 +19,13 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream.cli.cached import cache_entry
+from daydream.costs import contention
+from daydream.costs.contention import measured_contention
+from daydream.costs.contention_evidence import evidence_json
+from daydream.costs.workload import calls
+from daydream.costs.workload.calls import work_by_row
+from daydream.explanation import parts
+from daydream.explanation.parts import parts_of_replay
 from daydream.files import cache_folder
 from daydream.files.cache_file import HEAD, Contents, pack
 from daydream.files.cache_folder import ENTRY, FOLDER, read_entry, write_entry
@@ -70,6 +77,41 @@ def test_the_second_answer_comes_out_of_the_cache(trace: Path) -> None:
     entry_of(trace).unlink()
     assert answer(trace) == (right, False)
     assert answer(trace) == (right, True)
+
+
+def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = daydream.replay(daydream.load(trace))
+    right = parts_of_replay(made), measured_contention(made.graph), work_by_row(made.graph.trace)
+    entry = cache_entry(str(trace), None, None)
+    assert entry is not None
+    found = cached_trace(entry)
+    assert found is not None
+    kept = daydream.replay(found)
+    for module, name in ((parts, "parts_of"), (contention, "_measure"), (calls, "calls_of")):
+        monkeypatch.setattr(module, name, None)  # none of them is asked again
+    assert parts_of_replay(kept) == right[0]
+    assert evidence_json(measured_contention(kept.graph)) == evidence_json(right[1])
+    for one, other in zip(work_by_row(found), right[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert made.corrected is not None
+    assert kept.corrected is not None
+    for name in ("duration_ns", "gap_ns"):
+        np.testing.assert_array_equal(kept.corrected.columns[name], made.corrected.columns[name])
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [("parts", {"by_cause": {"gpu": "1"}}), ("families", [1]), ("contention", {"met": 1}), ("parts", None)],
+)
+def test_facts_that_somebody_made_up_are_not_taken(trace: Path, where: str, value: object) -> None:
+    right, _ = answer(trace)
+    contents = contents_of(trace)
+    contents.document["replay"][where] = value
+    key = entry_of(trace).name.removesuffix(ENTRY)
+    assert write_entry(key, contents)
+    assert answer(trace)[0] == right
 
 
 def test_what_one_changes_another_does_not_see(trace: Path) -> None:

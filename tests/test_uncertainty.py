@@ -128,7 +128,7 @@ def test_causes_are_said_in_order_of_their_weight():
     assert found.words(1_000) == "cost models 5.0 %, step-to-step variation 1.0 %"
     assert found.total_ns == pytest.approx(hypot(10, 50, 0.1))
     assert found.to_json() == {
-        "variation": 10, "replay": 0, "model": 50, "unknown": 0, "rerun": 0,
+        "variation": 10, "replay": 0, "model": 50, "unknown": 0, "rerun": 0, "recording": 0,
     }  # fmt: skip
 
 

@@ -27,8 +27,8 @@ MACHINE = "one NVIDIA H200, torch {torch}, CUDA {cuda}, float32 without TF32"
 HOW = (
     "One process trains a variant after the other; a trace of three steps is recorded after the unchanged one. "
     "`again` is that one once more, the control. `train_gpt` is `examples/train_gpt.py` (6 layers, width 768, 256 "
-    "tokens) by `daydream confirm`, a process a change, in blocks that take turns. Nothing was fitted to these "
-    "recordings, the ranges neither."
+    "tokens) by `daydream confirm`, a process a change, in blocks that take turns. The errors "
+    "that ranges are made of were not fitted to these recordings."
 )
 # What a variant of the recording script is called here.
 CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {

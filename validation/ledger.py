@@ -132,7 +132,7 @@ def _entry(
     except daydream.DaydreamError as error:
         return Entry(model, name, title, change["measured"], None, refused=str(error))
     # Of the step without a profiler, as long as the trace says it takes, where the trace can say that.
-    known = comparison.anchored or comparison.unprofiled or comparison
+    known = comparison.as_run
     if comparison.reason:
         return Entry(model, name, title, change["measured"], None, refused=comparison.reason)
     half = known.uncertainty.total_ns
@@ -143,7 +143,7 @@ def _entry(
         whole = daydream.whatif(
             replay, change["optimization"], **change["options"], **PAPER[change["optimization"]]
         )
-        theirs = whole.anchored or whole.unprofiled or whole
+        theirs = whole.as_run
         paper = theirs.simulated_ns / theirs.replayed_ns
     return Entry(
         model, name, title, change["measured"], known.simulated_ns / before, low / before, high / before,

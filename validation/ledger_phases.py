@@ -7,7 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 import daydream
+from daydream.graph.tables import CPU
+from daydream.trace.schema import PHASES
 
 # What a measured part holds of the phases of a trace: the loss is called in what is timed as forward, and
 # what stands between two steps, as `zero_grad`, with the optimizer.
@@ -17,16 +21,42 @@ PARTS = {
     "optimizer": ("optimizer", "other"),
 }
 
+# Operators by which `backward` makes the gradient that it begins with.
+SEED = ("aten::ones_like", "aten::empty_like", "aten::empty_strided", "aten::fill_")
+
+
+def parts_ns(settled: Any) -> dict[str, float]:
+    """Return the time of each part of the median step on the CPU, ns, bounded as a measurement is that calls them in turns.
+
+    What lies between two tasks belongs to the later one's part: a loss has ended with its last operator, and
+    autograd's way to the first node is `backward`'s, with the gradient of the loss that it makes (`ones_like`).
+    """
+    timeline, steps = settled.timeline, list(settled.step_times())
+    columns = timeline.graph.columns
+    at = np.flatnonzero(columns["kind"][timeline.task] == CPU)
+    at = at[np.argsort(timeline.start_ns[at], kind="stable")]
+    reached = np.maximum.accumulate(timeline.end_ns[at])
+    spent = np.diff(reached, prepend=timeline.start_ns[at[:1]])
+    task = timeline.task[at]
+    inside = (timeline.copy[at] == settled.copy) & np.isin(columns["step"][task], steps)
+    phase = columns["phase"][task].copy()
+    seed = np.isin(timeline.graph.column("op", task), SEED) & (phase == PHASES.index("loss"))
+    phase[seed] = PHASES.index("backward")
+    of_part = {part: [PHASES.index(phase) for phase in phases] for part, phases in PARTS.items()}
+    found = {}
+    for part, codes in of_part.items():
+        mine = inside & np.isin(phase, codes)
+        by_step = np.bincount(columns["step"][task[mine]], spent[mine], len(timeline.graph.steps))
+        found[part] = float(np.median(by_step[steps]))
+    return found
+
 
 def predicted_ratios(comparison: daydream.Prediction) -> dict[str, float]:
     """Return after over before of the unprofiled step and of its parts, as the change is predicted."""
-    known = comparison.anchored or comparison.unprofiled or comparison
-    before, after = (side["by_phase"] for side in known.breakdowns())
-    found = {"step": known.simulated_ns / known.replayed_ns}
-    for part, phases in PARTS.items():
-        was = sum(before.get(phase, 0) for phase in phases)
-        found[part] = sum(after.get(phase, 0) for phase in phases) / was if was else 1.0
-    return found
+    known = comparison.as_run
+    before, after = parts_ns(known.replay.settled), parts_ns(known.after)
+    ratios = {part: after[part] / before[part] if before[part] else 1.0 for part in PARTS}
+    return {"step": known.simulated_ns / known.replayed_ns, **ratios}
 
 
 def rows(folder: Path, document: dict[str, Any]) -> Iterator[str]:

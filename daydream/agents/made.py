@@ -238,14 +238,8 @@ def _name(change: Json) -> str:
 
 
 def confirmed_of(document: Json) -> Confirmed:
-    """Return what `confirm --json` says.
-
-    The range is that of the recorded prediction, moved to the step without a profiler by the same factor.
-    """
-    predicted, recorded = document["predicted_ns"], document["recorded_predicted_ns"]
-    range_ns = interval(document)
-    if range_ns is not None and predicted is not None and recorded:
-        range_ns = [round(end * predicted / recorded) for end in range_ns]
+    """Return what `confirm --json` says: all times are of the step without a profiler."""
+    predicted, range_ns = document["predicted_ns"], interval(document)
     confirmed = document["confirmed_ns"]
     inside = None if range_ns is None or predicted is None else range_ns[0] <= confirmed <= range_ns[1]
     return Confirmed(

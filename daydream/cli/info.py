@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from daydream.cli.source import cache_option, json_option, read, step_options, trace_words, verbose_option
+from daydream.cli.source import (
+    cache_option,
+    counters_option,
+    json_option,
+    read,
+    step_options,
+    trace_words,
+    verbose_option,
+)
 
 
 def _info(
@@ -51,6 +59,7 @@ command = click.Command(
     params=[
         click.Argument(["trace"], required=False, metavar="TRACE"),
         click.Option(["--trace", "named"], metavar="TRACE", help="The same, as other commands take it."),
+        counters_option(),
         *step_options(),
         cache_option(),
         verbose_option("all that the trace holds, and every note"),

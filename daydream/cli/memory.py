@@ -15,6 +15,7 @@ from daydream.cli.source import (
     json_option,
     max_unpacked,
     step_options,
+    trace_option,
     verbose_option,
 )
 from daydream.cli.written import timeline_option
@@ -142,9 +143,7 @@ command = click.Command(
     help=help_of(_memory),
     short_help="Say who holds the peak of memory, and whether it fits.",
     params=[
-        click.Option(
-            ["--trace"], metavar="TRACE", help="A trace that `daydream import` wrote, or anything it accepts."
-        ),
+        trace_option(),
         *step_options(),
         cache_option(),
         click.Option(

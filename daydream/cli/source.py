@@ -23,6 +23,7 @@ NO_CACHE = "daydream.no_cache"
 AUTO = "auto"  # `--steps` then says how steps are found, else which are read
 HANDLES, CAPTURE = "daydream.handles", "daydream.capture"
 COUNTERS = "daydream.counters"
+T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -97,17 +98,22 @@ def handle_options() -> list[click.Option]:
             expose_value=False,
             help="The recording of the capture of the CUDA or HIP graphs that the trace replays.",
         ),
-        click.Option(
-            ["--counters"],
-            metavar="FILE",
-            multiple=True,
-            callback=_keep_counters,
-            expose_value=False,
-            help="What a profiler counted of the same program's kernels: files of Nsight Compute, rocprof, "
-            "NVBit, AccelProf, Kineto or Luthier (sums; FILE@100-200 of these kernels); several times for "
-            "several passes.",
-        ),
+        counters_option(),
     ]
+
+
+def counters_option() -> click.Option:
+    """Return `--counters`, which `read` knows."""
+    return click.Option(
+        ["--counters"],
+        metavar="FILE",
+        multiple=True,
+        callback=_keep_counters,
+        expose_value=False,
+        help="What a profiler counted of the same program's kernels: files of Nsight Compute, rocprof, "
+        "NVBit, AccelProf, Kineto or Luthier (sums; FILE@100-200 of these kernels); several times for "
+        "several passes.",
+    )
 
 
 def step_options() -> list[click.Option]:
@@ -150,13 +156,32 @@ def max_unpacked() -> int | None:
 
 def trace_options() -> list[click.Parameter]:
     """Return `--trace` and the options that say where its steps come from."""
-    trace = click.Option(
-        ["--trace"],
-        required=True,
-        metavar="TRACE",
-        help="A trace that `daydream import` wrote, or anything it accepts.",
-    )
-    return [trace, *step_options(), *handle_options(), cache_option()]
+    return [trace_option(required=True), *step_options(), *handle_options(), cache_option()]
+
+
+def trace_option(*, required: bool = False) -> click.Option:
+    """Return `--trace`; not required where another option answers without a trace."""
+    said = "A trace that `daydream import` wrote, or anything it accepts."
+    return click.Option(["--trace"], required=required, metavar="TRACE", help=said)
+
+
+def need_trace(trace: str | None) -> str:
+    """Return the trace. Raises `click.UsageError` where none was given."""
+    if trace is None:
+        raise click.UsageError("missing option '--trace'", click.get_current_context())
+    return trace
+
+
+def ask_rows(
+    trace: str | None, step_marker: str | None, steps: str | None, doing: str, ask: Callable[[Trace], T]
+) -> T:
+    """Return what a question about a trace's rows gives, which needs no replay; shows how far it is."""
+    from daydream.cli.progress import Progress
+
+    with Progress() as progress, stdout_for_the_result():
+        recording = read([need_trace(trace)], step_marker, steps, progress, keep=False)
+        progress(doing)
+        return ask(recording)
 
 
 def trace_words(trace: str, step_marker: str | None, steps: str | None) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from daydream.cli.source import (
+    ask_rows,
     cache_option,
     json_option,
-    read,
-    stdout_for_the_result,
     step_options,
+    trace_option,
     verbose_option,
 )
 
@@ -37,24 +37,18 @@ def _sql(
     other file is reached. Times are in ns, what is not known is null. Needs the package duckdb:
     pip install 'daydream[sql]'.
     """
-    from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_screen
     from daydream.integrations.sql import query as ask
     from daydream.report.text.layout import Screen, Words
     from daydream.report.text.tool import tool_text
 
-    context = click.get_current_context()
     if schema:
         _show_schema(as_json=as_json)
         return
     if query is None:
-        raise click.UsageError("missing argument 'QUERY'; `daydream sql --schema` shows the tables", context)
-    if trace is None:
-        raise click.UsageError("missing option '--trace'", context)
-    with Progress() as progress, stdout_for_the_result():
-        recording = read([trace], step_marker, steps, progress, keep=False)
-        progress("asking")
-        found = ask(recording, query, most=most)
+        lacks = "missing argument 'QUERY'; `daydream sql --schema` shows the tables"
+        raise click.UsageError(lacks, click.get_current_context())
+    found = ask_rows(trace, step_marker, steps, "asking", lambda recording: ask(recording, query, most=most))
     if as_json:
         print_json({"trace": trace, "query": query, **found.to_json()})
         return
@@ -101,9 +95,7 @@ command = click.Command(
     short_help="Ask a trace in SQL.",
     params=[
         click.Argument(["query"], required=False),
-        click.Option(
-            ["--trace"], metavar="TRACE", help="A trace that `daydream import` wrote, or anything it accepts."
-        ),
+        trace_option(),
         click.Option(["--schema"], is_flag=True, help="Show the tables and their columns."),
         click.Option(
             ["--most"], type=click.IntRange(1, 10_000_000), default=MOST_ROWS, show_default=True, metavar="N",

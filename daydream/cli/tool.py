@@ -5,11 +5,13 @@ from __future__ import annotations
 import click
 
 from daydream.cli.source import (
+    ask_rows,
     cache_option,
     json_option,
-    read,
+    need_trace,
     stdout_for_the_result,
     step_options,
+    trace_option,
     verbose_option,
 )
 
@@ -31,14 +33,12 @@ def _tool(
     annotation:REGEX or kernels:FIRST-LAST. What is launched there and its backward pass
     belong to it.
     """
-    from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_screen
     from daydream.report.text.layout import Facts, Screen
     from daydream.report.text.tool import tool_text
     from daydream.tools.finding import find_tool, tools
     from daydream.tools.run import run_tool
 
-    context = click.get_current_context()
     if as_list:
         if as_json:
             print_json({"tools": [{"name": each, "summary": said} for each, said in tools().items()]})
@@ -46,14 +46,14 @@ def _tool(
         print_screen(Screen([Facts(list(tools().items()))]))
         return
     if name is None:
-        raise click.UsageError("missing argument 'NAME'; `daydream tool --list` shows the tools", context)
-    if trace is None:
-        raise click.UsageError("missing option '--trace'", context)
-    with Progress() as progress, stdout_for_the_result():
-        cls = find_tool(name)
-        recording = read([trace], step_marker, steps, progress, keep=False)
-        progress("running the tool")
-        found = run_tool(cls, recording, range)
+        lacks = "missing argument 'NAME'; `daydream tool --list` shows the tools"
+        raise click.UsageError(lacks, click.get_current_context())
+    need_trace(trace)
+    with stdout_for_the_result():
+        cls = find_tool(name)  # before the trace is read, which takes longer
+    found = ask_rows(
+        trace, step_marker, steps, "running the tool", lambda recording: run_tool(cls, recording, range)
+    )
     if as_json:
         print_json(found)
     else:
@@ -67,9 +67,7 @@ command = click.Command(
     short_help="Run a small analysis over the events of a trace, or your own by its path.",
     params=[
         click.Argument(["name"], required=False),
-        click.Option(
-            ["--trace"], metavar="TRACE", help="A trace that `daydream import` wrote, or anything it accepts."
-        ),
+        trace_option(),
         click.Option(["--range"], metavar="RANGE", help="The part of the trace that the tool sees."),
         *step_options(),
         cache_option(),

@@ -15,6 +15,7 @@ from daydream.cli.sizes import capacity_option
 from daydream.cli.source import (
     force_option,
     json_option,
+    need_trace,
     read,
     stdout_for_the_result,
     table_option,
@@ -158,8 +159,7 @@ def _whatif(
     ctx = click.get_current_context()
     if name is None:
         raise click.UsageError("name an optimization, such as amp; `daydream whatif --list` shows them", ctx)
-    if trace is None:
-        raise click.UsageError("missing option '--trace'", ctx)
+    trace = need_trace(trace)
     import daydream
     from daydream.cli.output import free_name
     from daydream.cli.progress import Progress

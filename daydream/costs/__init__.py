@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from daydream.costs.device.launch_grids import GridGrowth, grown_time, growth_by_grids
     from daydream.costs.device.measured import NewShapes
-    from daydream.costs.device.retime import Retimed, measured_first, retime, sped_up
+    from daydream.costs.device.retime import Retimed, measured_first, retime, retime_untyped, sped_up
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, device_or_none, names_fit, runs_in_tf32
     from daydream.costs.device.table import KernelTable
     from daydream.costs.devices import DEVICES, Device, device_of, find_device
@@ -82,7 +82,7 @@ _HOMES = {
     ),
     "daydream.costs.device.launch_grids": ("GridGrowth", "grown_time", "growth_by_grids"),
     "daydream.costs.device.measured": ("NewShapes",),
-    "daydream.costs.device.retime": ("Retimed", "measured_first", "retime", "sped_up"),
+    "daydream.costs.device.retime": ("Retimed", "measured_first", "retime", "retime_untyped", "sped_up"),
     "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "device_or_none", "names_fit", "runs_in_tf32"),
     "daydream.costs.device.table": ("KernelTable",),
     "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device"),
@@ -112,8 +112,8 @@ __all__ = [
     "machine_of",
     "measured_first", "memory_bandwidth", "names_fit", "need_shapes", "need_size", "network_of",
     "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch", "recorded_length",
-    "replace_cost", "resized_time", "resized_work", "retime", "runs_in_tf32", "say_evidence", "scaled_time",
-    "shares_of_growth", "simulated_times", "sped_up", "work", "workers_of",
+    "replace_cost", "resized_time", "resized_work", "retime", "retime_untyped", "runs_in_tf32",
+    "say_evidence", "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "work", "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -116,16 +116,16 @@ class Measured:
 
 
 NOTHING = Measured(None, None, None, None, met=False)
-_known: WeakKeyDictionary[Trace, Measured] = WeakKeyDictionary()
+known: WeakKeyDictionary[Trace, Measured] = WeakKeyDictionary()  # what was worked out, by trace
 
 
 def measured_contention(graph: Graph) -> Measured:
     """Return what the trace of a graph shows of contention, worked out once."""
     if graph.trace is None:
         return NOTHING
-    if graph.trace not in _known:
-        _known[graph.trace] = _measure(graph, graph.trace)
-    return _known[graph.trace]
+    if graph.trace not in known:
+        known[graph.trace] = _measure(graph, graph.trace)
+    return known[graph.trace]
 
 
 def _measure(graph: Graph, trace: Trace) -> Measured:

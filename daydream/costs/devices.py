@@ -103,6 +103,18 @@ def _cdna2(vector: float, matrix: float, half: float) -> dict[str, float]:
     }  # fmt: skip
 
 
+CDNA4 = "AMD Instinct MI350 series data sheets; AMD CDNA 4 whitepaper"
+
+
+def _cdna4(ghz: float) -> dict[str, float]:
+    """Return the peaks of 256 compute units, each of so many FLOP a cycle; TF32 has no units there."""
+    each = {
+        "float64": 128, "float64_matrix": 128, "float32": 256, "float32_matrix": 256, "float16": 4096,
+        "bfloat16": 4096, "float8": 8192, "int8": 8192,
+    }  # fmt: skip
+    return {name: round(256 * flop * ghz / 1e3, 1) for name, flop in each.items()}
+
+
 # What benchmarks reach of the peaks, where one source measured both vendors: "AMD MI300X GPU Performance
 # Analysis" (arXiv 2510.27583): 45 % of matrix peak and 81 % of bandwidth on MI300X, up to 93 % and about
 # 90 % on H100 and B200. Used in comparing devices only; the same parts are taken for their generations.
@@ -189,6 +201,8 @@ DEVICES = (
            sustained=CDNA3_SUSTAINED, floor_ns=4_400),
     Device("MI325X", r"MI325X", MI300_TFLOPS, 6000, 304, 256, 64, "AMD Instinct MI325X data sheet",
            l2=32, link=896, sustained=CDNA3_SUSTAINED),
+    Device("MI350X", r"MI350X", _cdna4(2.2), 8000, 256, 288, 64, CDNA4, l2=32, link=1075),
+    Device("MI355X", r"MI355X", _cdna4(2.4), 8000, 256, 288, 64, CDNA4, l2=32, link=1075),
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from daydream.arrays import percentile
 from daydream.costs.devices import Device, device_of, device_properties
 from daydream.costs.workload.cache import bound_by_l2
-from daydream.costs.workload.calls import calls_of
+from daydream.costs.workload.calls import work_by_row
 from daydream.costs.workload.counters import counted_work
 from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.graph import Graph
@@ -100,12 +100,10 @@ def work_of_rows(trace: Trace, rows: np.ndarray) -> Work:
     """Return the recorded work of rows of a trace, device or operator; -1 stands for no row."""
     found = _unknown(len(rows))
     there = np.flatnonzero(rows >= 0)
-    for column, values in zip(
-        (found.flop, found.nbytes, found.family, found.call),
-        calls_of(trace).work_of_rows(rows[there]),
-        strict=True,
-    ):
-        column[there] = values
+    flop, nbytes, family, owner, families = work_by_row(trace)
+    here = rows[there]
+    found.flop[there], found.nbytes[there], found.call[there] = flop[here], nbytes[here], owner[here]
+    found.family[there] = np.array([*families, None], dtype=object)[family[here]]
     if trace.metadata.get("counters"):
         for amounts, column in zip((found.flop, found.nbytes), counted_work(trace), strict=True):
             here = there[column[rows[there]] >= 0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.arrays import unique
+from daydream.costs.kernel_names import family
 from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import KINDS, Graph
@@ -139,8 +140,6 @@ def labels(graph: Graph, tasks: np.ndarray) -> tuple[np.ndarray, list[str]]:
 def _label(kind: str, name: str | None, op: str | None, recorded: object) -> str:
     if kind == "cpu":
         return op or name or "CPU work"
-    from daydream.predict.sensitivity import family  # loads the engine of many variants
-
     return family(name or kind) if recorded and kind in {"kernel", "collective"} else name or kind
 
 

@@ -59,8 +59,10 @@ def parts_of(timeline: Timeline, copy: int, steps: Collection[int]) -> dict[str,
 
 
 def parts_of_replay(replay: Replay) -> dict[str, dict[str, int]]:
-    """Return the parts of a step as it replays, the mean over the steps."""
-    return parts_of(replay.timeline, replay.settled.copy, replay.settled.step_times())
+    """Return the parts of a step as it replays, the mean over the steps; they are kept with the replay."""
+    if replay.parts is None:
+        replay.parts = parts_of(replay.timeline, replay.settled.copy, replay.settled.step_times())
+    return {key: dict(parts) for key, parts in replay.parts.items()}
 
 
 def parts_of_change(comparison: Prediction) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
-from daydream.predict.notes import preference
+from daydream.predict.notes import prediction_notes, preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.transforms import stages
 from daydream.transforms.code_lines import framework_of
@@ -67,9 +67,11 @@ def suggestion(
     """Return the what-if to try on top of a change; None if none of the likely ones saves anything.
 
     All that may remove the largest costs of the changed step are simulated, and the one that saves most is
-    returned. `optimizations` and `options` are what was asked for, as it was typed; they are simulated with
-    each candidate. Of a very long recording none is asked: the answer is not to wait for it.
+    returned; of the step without a profiler, where the answer is. `optimizations` and `options` are what was
+    asked for, as it was typed; they are simulated with each candidate. Of a very long recording none is
+    asked: the answer is not to wait for it.
     """
+    comparison = comparison.as_run
     settled, tasks = comparison.after, int(comparison.replay.graph.alive.sum())
     steps = list(settled.step_times())
     if tasks > MOST_TASKS or comparison.reason is not None or not comparison.simulated_ns or not steps:
@@ -91,7 +93,8 @@ def suggestion(
             if both.predicted_ns is not None:
                 now_ns, framework = comparison.simulated_ns, framework_of(comparison.replay.graph)
                 tried = Suggestion(name, own, now_ns, both.predicted_ns, framework)
-                found.append((both.predicted_ns, preference(both.notes, name), tried))
+                notes = prediction_notes(both, as_recorded=True)
+                found.append((both.predicted_ns, preference(notes, name), tried))
             if asked == MOST_ASKED:
                 break
         answered += asked > before

@@ -272,8 +272,8 @@ def distinct_rows(columns: list[np.ndarray]) -> tuple[np.ndarray, list[tuple[int
     number = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         if len(column) and (column != column[0]).any():
-            values, code = np.unique(column, return_inverse=True)
-            number = number * len(values) + code.reshape(-1)
+            values, code = distinct(column)
+            number = number * len(values) + code
     values, number = distinct(number)
     first = first_of(number, len(values))
     return number, [tuple(int(column[row]) for column in columns) for row in first.tolist()]

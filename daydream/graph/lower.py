@@ -92,7 +92,8 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         task, copy, src, dst = task[sequence], copy[sequence], rank[src], rank[dst]
         seams = rank[seams[0]], rank[seams[1]]
     duration, gap = _costs(graph, task, seams)
-    release = np.where(copy == 0, graph.columns["release_ns"][task], 0)
+    release = graph.columns["release_ns"]
+    release = np.where(copy == 0, release[task], 0) if release.any() else np.zeros(len(task), np.int64)
     priority = None
     if graph.scheduled:
         priority = np.zeros(len(task), np.int64)
@@ -115,43 +116,64 @@ def _lay_out(graph: Graph, copies: int, window: Window | None) -> _Layout:
     ids = block = graph.ids
     order, lanes = graph.columns["order"][ids], graph.columns["lane"][ids]
     shift = np.zeros(len(graph.lanes), np.int64)
-    ahead = ids[:0]
+    ahead, lanes_ahead = ids[:0], lanes[:0]
     if copies > 1:
         if window is None:
             raise GraphError("repeating needs a window")
         begin, end = borders(graph, window)
         shift = end - begin
-        before = order < begin[lanes]
-        inside = ~before & (order < end[lanes])
+        one = len(set(zip(begin.tolist(), end.tolist(), strict=True))) == 1  # for all lanes
+        before = order < (begin[0] if one else begin[lanes])
+        inside = ~before & (order < (end[0] if one else end[lanes]))
         ahead, block = ids[before], ids[inside]
-        block_order, distance = order[inside], shift[lanes[inside]]
-        order = np.concatenate([order[before], *(block_order + c * distance for c in range(copies))])
-        lanes = np.concatenate([lanes[before], *[lanes[inside]] * copies])
+        lanes_ahead, lanes = lanes[before], lanes[inside]
         ids = np.concatenate([ahead, *[block] * copies])
+        order_ahead, order_block = order[before], order[inside]
+        distance = shift[0] if one else shift[lanes]
+        order = np.empty(len(ids), np.int64)
+        order[: len(ahead)] = order_ahead
+        for number in range(copies):
+            first = len(ahead) + number * len(block)
+            np.add(order_block, number * distance, out=order[first : first + len(block)])
     copy = np.zeros(len(ids), np.int32)
     at = np.full((copies, graph.size), -1, np.int32)
-    at[0, ahead] = np.arange(len(ahead))
+    at[0, ahead] = np.arange(len(ahead), dtype=np.int32)
     for number in range(copies):
         first = len(ahead) + number * len(block)
-        at[number, block] = np.arange(first, first + len(block))
+        at[number, block] = np.arange(first, first + len(block), dtype=np.int32)
         copy[first : first + len(block)] = number
-    by_lane = stable_order(lanes, len(graph.lanes))
-    bounds = np.append(0, np.cumsum(np.bincount(lanes, minlength=len(graph.lanes)))).tolist()
+    by_lane, bounds, seams = _by_lane(lanes_ahead, lanes, len(graph.lanes), copies)
     on_device = {
         k: by_lane[bounds[k] : bounds[k + 1]] for k, lane in enumerate(graph.lanes) if lane.on_device
     }
-    seams = _seams(lanes, len(graph.lanes), len(ahead), len(block), copies)
     return _Layout(ids, copy, order, at, shift, len(ahead), by_lane, on_device, seams)
 
 
-def _seams(lanes: np.ndarray, count: int, begin: int, block: int, copies: int) -> Seams:
-    """Return where lanes go from one copy of the window to the next, and what leads each into the first."""
-    before, last = np.full(count, -1), np.full(count, -1)
-    before[lanes[:begin]] = np.arange(begin)  # of what is assigned to one place, the last stays
-    last[lanes[begin : begin + block]] = np.arange(begin, begin + block)
-    led = np.flatnonzero((before >= 0) & (last >= 0))
-    ends = np.concatenate([last[led] + copy * block for copy in range(copies - 1)] or [led[:0]])
-    return ends, np.tile(before[led], copies - 1)
+def _by_lane(
+    ahead: np.ndarray, block: np.ndarray, count: int, copies: int
+) -> tuple[np.ndarray, list[int], Seams]:
+    """Return plan ids by (lane, id), where each lane begins there, and where its copies meet.
+
+    `ahead` are the lanes of what lies before the window, `block` those of the window: each is sorted once,
+    however often it is repeated.
+    """
+    sorted_ahead, sorted_block = stable_order(ahead, count), stable_order(block, count)
+    of_ahead, of_block = (np.bincount(lanes, minlength=count) for lanes in (ahead, block))
+    begin_ahead, begin_block = (np.append(0, np.cumsum(each)) for each in (of_ahead, of_block))
+    bounds = np.append(0, np.cumsum(of_ahead + copies * of_block)).tolist()
+    by_lane = np.empty(bounds[-1], np.int64)
+    for lane in np.flatnonzero(of_ahead + of_block).tolist():
+        first = sorted_ahead[begin_ahead[lane] : begin_ahead[lane + 1]]
+        mine = sorted_block[begin_block[lane] : begin_block[lane + 1]]
+        at = bounds[lane] + len(first)
+        by_lane[bounds[lane] : at] = first
+        for number in range(copies):
+            to = at + number * len(mine)
+            np.add(mine, len(ahead) + number * len(block), out=by_lane[to : to + len(mine)])
+    led = np.flatnonzero((of_ahead > 0) & (of_block > 0))
+    last = len(ahead) + sorted_block[begin_block[led + 1] - 1]
+    ends = np.concatenate([last + number * len(block) for number in range(copies - 1)] or [led[:0]])
+    return by_lane, bounds, (ends, np.tile(sorted_ahead[begin_ahead[led + 1] - 1], copies - 1))
 
 
 def _costs(graph: Graph, task: np.ndarray, seams: Seams) -> tuple[np.ndarray, np.ndarray]:

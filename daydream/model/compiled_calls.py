@@ -24,33 +24,37 @@ from daydream.graph.query.numbering import distinct_rows
 from daydream.graph.selection import Selection
 from daydream.model.autograd_walks import NODE, graph_walks
 from daydream.model.captured import DISPATCH_NS
+from daydream.model.compiled_layouts import DOUBT, channels_last_factors
 from daydream.model.compiled_masks import masks_ns
 from daydream.model.compiled_modules import compiled_parts
+from daydream.model.compiled_random import draws, random_numbers_ns
 from daydream.model.optimizers import ACCUMULATE
 
 
 @dataclass(frozen=True)
 class FixedCosts:
-    """Time of compiled code beside its calculation, ns: a call of it, a parameter it uses.
+    """Time of compiled code beside its calculation, ns: a call of it, a parameter it uses, a graph break.
 
     A call checks the guards, passes through the wrappers of the ahead-of-time compiler and is one autograd
     node; each parameter has guards, and its gradient a buffer of its own. Behind a graph break the rest of
-    the frame is a compiled function with guards, wrappers and a node of its own: one call more.
+    the frame is a compiled function with guards, wrappers and a node of its own, but no module to enter.
     """
 
     call_ns: int
     parameter_ns: int
+    break_ns: int
 
     def of(self, parameters: int, breaks: int = 0) -> int:
         """Return the fixed costs of a call with so many parameters and graph breaks in it, ns."""
-        return self.call_ns * (1 + breaks) + self.parameter_ns * parameters
+        return self.call_ns + self.break_ns * breaks + self.parameter_ns * parameters
 
 
-# Fitted to 1 to 40 modules of one parameter of 8 elements, and to 1 to 24 products of 8 x 8 with and
-# without a ReLU behind each, against the same modules uncompiled; torch 2.13.0 on an x86 server CPU at
-# one thread. None of these is a model of the ledger.
-FORWARD = FixedCosts(51_500, 2_000)
-BACKWARD = FixedCosts(47_500, 2_300)
+# Calls and breaks: 1 to 4 modules of one parameter of 8 elements, products of 8 x 8, and chains with 1 to
+# 4 graph breaks, each against the same uncompiled, by phase (benchmarks/compiled_costs.py). Parameters: from
+# the same with up to 32 of them. torch 2.13.0 on an x86 server CPU at one thread. None of these is a model of
+# the ledger.
+FORWARD = FixedCosts(69_500, 2_000, 34_000)
+BACKWARD = FixedCosts(43_500, 1_200, 24_500)
 LIBRARY_CALL_NS = 1_700  # more than the operator itself: called from Python, its output allocated there
 FUSED_LOOP_NS = 1_000
 # Of autograd's walks over its graph, a node: before a backward pass and behind it (autograd_walks.py).
@@ -58,7 +62,7 @@ WALK_NS = (150, 250)
 # Operators that a compiler takes apart; what does the work is within.
 COMPOSITE = {
     "linear", "matmul", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "scaled_dot_product_attention",
+    "conv_transpose3d", "scaled_dot_product_attention", "_scaled_dot_product_attention_math",
 }  # fmt: skip
 RECURRENT = r"^aten::(lstm|gru|rnn_tanh|rnn_relu)$"
 
@@ -86,9 +90,17 @@ def compile_cpu_calls(
     library = compiled.where(within=pattern) if pattern else compiled.of(compiled.ids[:0], compiled.words)
     _shorten_walks(graph, compiled)
     before, loops = len(compiled.group_by("call")), 0
-    masks = masks_ns(compiled, library)
+    added = np.zeros(len(graph.alive))
+    for part in parts:
+        added += random_numbers_ns(part.tasks, library & part.tasks)
+        added += masks_ns(part.tasks, library & part.tasks, breaks)
     if product_speedup != 1 and len(library):
         library.scale(1 / product_speedup)
+    if len(library):
+        laid_out = channels_last_factors(library)
+        changed = library.of(library.ids[laid_out != 1], library.words)
+        if len(changed):
+            changed.scale(laid_out[laid_out != 1]).doubt(DOUBT)
     for part in parts:
         others = cpu - part.tasks - accumulate
         for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
@@ -96,7 +108,7 @@ def compile_cpu_calls(
             if len(region):
                 fixed_ns = fixed.of(part.parameters, breaks)
                 loops += _compile(
-                    region, library & region, pattern, others, masks, fixed_ns, once=layers is not None
+                    region, library & region, pattern, others, added, fixed_ns, once=layers is not None
                 )
     calls = len(library.group_by(within=pattern)) if pattern else 0
     steps = max(len(cpu.group_by("step")), 1)
@@ -161,7 +173,7 @@ def _compile(
     library: Selection,
     pattern: str,
     others: Selection,
-    masks: np.ndarray,
+    added: np.ndarray,
     fixed_ns: int,
     *,
     once: bool,
@@ -181,7 +193,7 @@ def _compile(
         fixed[np.setdiff1d(np.arange(len(runs)), in_order[in_steps])] = 0
     loops = (region - library).stretches(others | library, on_lane=True)
     number = np.repeat(np.arange(len(loops)), loops.sizes)
-    bodies = fused_bodies_ns(graph, loops) + np.bincount(number, masks[loops.by_group.ids], len(loops))
+    bodies = fused_bodies_ns(graph, loops) + np.bincount(number, added[loops.by_group.ids], len(loops))
     works = bodies > 0
     kept, gone = loops.where(works), loops.where(~works)
     graph.insert_before(runs.first(), "guards and wrappers", duration_ns=fixed // 2)
@@ -219,13 +231,16 @@ def fused_bodies_ns(graph: Graph, loops: Groups) -> np.ndarray:
     amounts = work(graph, tasks)
     overhead, _ = cpu_overheads(graph, tasks)
     body = np.where(amounts.family != None, tasks.duration_ns - overhead, 0.0)  # noqa: E711 - an array
+    body[draws(tasks)] = 0.0  # compiled code draws by itself
     known = np.flatnonzero((amounts.call >= 0) & (amounts.nbytes > 0))
     first, which = distinct_rows([number[known], amounts.call[known]])  # a call may be cut into pieces
     nbytes = np.bincount(which, amounts.nbytes[known], len(first))
     at = known[first]
     widths = np.array([itemsize(dtype) or 0 for dtype in tasks.dtype[at].tolist()], np.int64)
     left = bytes_left(number[at], nbytes, tasks.input_elements[at] * widths, len(loops))
-    return np.bincount(number, np.maximum(body, 0), len(loops)) * left
+    # The gradient of a normalization needs sums over all that comes in before it writes anything.
+    twice = (amounts.family == "normalization") & (tasks.phase == "backward")
+    return np.bincount(number, np.maximum(body, 0) * np.where(twice, 1.0, left[number]), len(loops))
 
 
 def _library_calls(graph: Graph) -> str:

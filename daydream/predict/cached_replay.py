@@ -9,19 +9,27 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from daydream.costs.contention import known, measured_contention
+from daydream.costs.contention_evidence import evidence_json, evidence_of
+from daydream.costs.workload.calls import work_known
+from daydream.costs.workload.kept_work import kept_work, work_contents
 from daydream.errors import DaydreamError
 from daydream.files.cache_file import Contents, text_of, whole_of
-from daydream.graph.cached_graph import cached_graph, graph_contents, is_plain, need_range
+from daydream.graph.cached_graph import INT64, cached_graph, graph_contents, is_plain, need, need_range
 from daydream.graph.cached_plan import cached_plan, plan_arrays
+from daydream.graph.tables import LONGEST_NS
 from daydream.simulate.steady import Settled, repeatable
 from daydream.simulate.timeline import Timeline
 from daydream.trace.cached_trace import trace_contents
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from daydream.graph.graph import Graph
     from daydream.trace.cached_trace import CacheEntry
     from daydream.trace.trace import Trace
 
+TIMES = ("corrected.duration_ns", "corrected.gap_ns")
 START = "start_ns"  # the array of when each task of the plan starts
 LATEST_NS = 2**62
 MISTAKES = (
@@ -37,6 +45,8 @@ class Kept(NamedTuple):
     steps: list[tuple[str, int, int, int]]
     start_error_ns: dict[str, int]
     said: list[str]
+    parts: dict[str, dict[str, int]]
+    times: tuple[np.ndarray, np.ndarray] | None  # durations and gaps without what recording cost, in ns
 
 
 def keep(replay: Kept, entry: CacheEntry) -> bool:
@@ -62,6 +72,10 @@ def _contents(replay: Kept, trace: Trace) -> Contents:
     of_trace = trace_contents(trace)
     graph, arrays = graph_contents(replay.graph)
     settled, timeline = replay.settled, replay.settled.timeline
+    families, work = work_contents(trace)
+    arrays |= work
+    if replay.times is not None:
+        arrays |= dict(zip(TIMES, replay.times, strict=True))
     arrays |= plan_arrays(replay.graph, settled.passes, repeatable(replay.graph))
     arrays[START] = timeline.start_ns
     if (timeline.end_ns != timeline.start_ns + timeline.plan.duration_ns).any():
@@ -76,6 +90,9 @@ def _contents(replay: Kept, trace: Trace) -> Contents:
         "steps": [list(step) for step in replay.steps],
         "start_error_ns": replay.start_error_ns,
         "said": replay.said,
+        "parts": replay.parts,
+        "families": families,
+        "contention": evidence_json(measured_contention(replay.graph)),
     }
     return Contents({**of_trace.document, "replay": document}, of_trace.arrays | arrays)
 
@@ -90,7 +107,8 @@ def _replay(trace: Trace, document: Mapping[str, Any], found: Contents) -> Kept:
     need_range(start, 0, LATEST_NS)
     repeats = {whole_of(rank): (whole_of(first), whole_of(last)) for rank, first, last in document["repeats"]}
     timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns, repeats=repeats)
-    return Kept(
+    work, evidence = kept_work(trace, document["families"], found.arrays), evidence_of(document["contention"])
+    kept = Kept(
         graph,
         _settled(timeline, document, passes),
         [
@@ -99,7 +117,25 @@ def _replay(trace: Trace, document: Mapping[str, Any], found: Contents) -> Kept:
         ],
         {name: whole_of(document["start_error_ns"][name]) for name in ("p50", "p95")},
         [text_of(each) for each in document["said"]],
+        {
+            text_of(key): {text_of(name): whole_of(ns) for name, ns in parts.items()}
+            for key, parts in document["parts"].items()
+        },
+        _times(graph, found.arrays),
     )
+    work_known[trace], known[trace] = work, evidence  # all of it is right: none is worked out again
+    return kept
+
+
+def _times(graph: Graph, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    if TIMES[0] not in arrays:
+        return None
+    duration, gap = (arrays[name] for name in TIMES)
+    columns = {"duration_ns": duration, "gap_ns": gap, "order": graph.columns["order"]}
+    need(columns, dict.fromkeys(columns, INT64))
+    for values in (duration, gap):
+        need_range(values, 0, LONGEST_NS)
+    return duration, gap
 
 
 def _settled(timeline: Timeline, document: Mapping[str, Any], passes: int) -> Settled:

@@ -17,6 +17,7 @@ FEWEST_ROUNDS = 3  # of fewer no median is worth much
 ROUNDS, BLOCK_STEPS = 5, 5  # if not asked otherwise
 SHORT_BLOCKS = 2  # steps of a block, for scripts of few steps
 APART = 0.1  # recorded steps that tell a speedup this far from the timed ones' were held up by something
+PREDICTED = ("predicted_ns", "predicted_low_ns", "predicted_high_ns")
 PREDICTION, CHANGED = "the prediction", "the changed steps"
 RESTLESS = 0.05  # an A/A control further from 1 tells of a machine that changes its speed
 
@@ -76,7 +77,7 @@ class Confirmation:
         """The predicted one; of the step without a profiler where it is known. None without a prediction."""
         if self.comparison.reason:
             return None
-        known = self.comparison.anchored or self.comparison.unprofiled or self.comparison
+        known = self.comparison.as_run
         return known.replayed_ns / known.simulated_ns if known.simulated_ns else float("inf")
 
     @property
@@ -84,6 +85,15 @@ class Confirmation:
         """The predicted step: the measured baseline over the predicted speedup."""
         times = self.predicted_speedup
         return None if times is None else self.blocks.baseline_ns / times
+
+    @property
+    def predicted_range_ns(self) -> tuple[int, int] | None:
+        """Both ends of the predicted step's range, of the same step as `predicted_ns`; None without one."""
+        middle, known = self.predicted_ns, self.comparison.as_run
+        if middle is None or not known.predicted_ns:
+            return None
+        apart = middle * known.uncertainty.total_ns / known.predicted_ns
+        return max(round(middle - apart), 0), round(middle + apart)
 
     @property
     def error(self) -> float | None:
@@ -109,11 +119,18 @@ class Confirmation:
         return recorded is not None and abs(recorded / self.blocks.speedup - 1) > APART
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison's document, with what was confirmed."""
+        """Return the comparison's document, with what was confirmed.
+
+        `predicted_ns` and both ends of its range are of the step that was timed, without a profiler; those of
+        the recorded step begin with `recorded_`.
+        """
         document = self.comparison.to_json()
+        low, high = self.predicted_range_ns or (None, None)
         return {
             **document,
-            "recorded_predicted_ns": document["predicted_ns"],
+            **{f"recorded_{key}": document[key] for key in PREDICTED},
+            "predicted_low_ns": low,
+            "predicted_high_ns": high,
             "baseline_ns": round(self.blocks.baseline_ns),
             "predicted_ns": None if self.predicted_ns is None else round(self.predicted_ns),
             "confirmed_ns": round(self.blocks.confirmed_ns),
@@ -165,7 +182,8 @@ def blocks_of(trace: Trace, *, rounds: int = ROUNDS, block_steps: int = BLOCK_ST
 def _too_short(trace: Trace, rounds: int, block_steps: int) -> str:
     """Return how many training steps a script needs, and how many more it should have had."""
     asked = trace.metadata.get("collected", {})
-    captured = (asked.get("steps", 3) + 1) * asked.get("captures", 1)  # again on a busy machine
+    captures = asked.get("captures", 1)  # again on a busy machine, a step after the one before
+    captured = (asked.get("steps", 3) + 1) * captures + captures - 1
     begin = asked.get("warmup", 5) + captured + asked.get("unprofiled", 20) + 1
     least, whole, short = (
         begin + steps_needed(*each)

@@ -68,14 +68,18 @@ def replay_notes(graph: Graph, settled: Settled) -> list[str]:
     return said
 
 
-def prediction_notes(prediction: Prediction) -> list[str]:
-    """Return the replay's notes and those about this prediction."""
+def prediction_notes(prediction: Prediction, *, as_recorded: bool = False) -> list[str]:
+    """Return the replay's notes and those about this prediction.
+
+    `as_recorded`: only of the step as recorded, which is not predicted once more without the profiler.
+    """
     said = list(prediction.replay.notes)
     said += [note for note in prediction.graph.facts.notes if note not in said]
     if prediction.left_out is not None:
         said.append(str(prediction.left_out))
     if prediction.contention is not None:
         said.append(prediction.contention.note())
+    said += filter(None, [None if as_recorded else recording_note(prediction)])
     if not prediction.after.timeline.overlaps_settled:
         said.append(
             "Which kernels run during transfers changed with every simulation; "
@@ -102,6 +106,17 @@ def prediction_notes(prediction: Prediction) -> list[str]:
     if len(prediction.replay.steps) == 1:
         said.append("Only one step is covered: the interval leaves out how steps vary.")
     return said
+
+
+def recording_note(prediction: Prediction) -> str | None:
+    """Return that the trace does not say what recording cost, and what it is taken for; None if it does."""
+    if prediction.unprofiled is None or prediction.unprofiled.beside is None:
+        return None
+    return (
+        "What recording cost is not in this trace: for the step without the profiler, the typical "
+        f"{prediction.replay.recorded_share:.0%} of the CPU's time was taken out. `daydream collect` "
+        "times steps without the profiler, too."
+    )
 
 
 def _whole_microseconds(trace: Trace) -> bool:

@@ -11,8 +11,10 @@ from warnings import warn
 from daydream import hooks
 from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.alike import alike, share_plans
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
+from daydream.graph.recording_cost import was_measured
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.affected import Affected, Edits, counts
 from daydream.predict.bottleneck import bound_by, waited_for_ns
@@ -20,6 +22,7 @@ from daydream.predict.contention_option import MEASURED, Choice, choose
 from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.memory import MemoryAnswer, answer_of
 from daydream.predict.notes import prediction_notes
+from daydream.predict.recording import SHOWS, cpu_share, moved_by_recording
 from daydream.predict.replay import Replay
 from daydream.predict.replayed_work import LeftOut, left_in_replays
 from daydream.predict.uncertainty import Uncertainty, uncertainty_of, why_unpredictable
@@ -62,6 +65,7 @@ class Prediction(NotebookFigure):
     bias: float | None = None  # how far that graph's step is from the step that was measured so
     memory_changes: Callable[[], Sequence[MemoryChange]] | None = None
     capacity_bytes: int | None = None  # what each device has; by default what the trace says
+    beside: Prediction | None = None  # the one as recorded, where this is without a typical cost of recording
 
     @classmethod
     def unchanged(cls, replay: Replay) -> Prediction:
@@ -186,24 +190,59 @@ class Prediction(NotebookFigure):
 
     @cached_property
     def unprofiled(self) -> Prediction | None:
-        """The same change without the profiler's cost; None if that is not known.
+        """The same change without the profiler's cost; None if that is not known, or does not count.
 
-        `predicted_ns` of it is the prediction for a run without a profiler.
+        `predicted_ns` of it is the prediction for a run without a profiler. Where the cost was not measured
+        it is the typical one (`recording_cost`), which counts where it moves the answer.
         """
-        return self._again(
-            self.replay.unprofiled if self.edit is not None else None, self.replay.unprofiled_error
-        )
+        if self.edit is None:
+            return None
+        measured = self.replay.unprofiled
+        if measured is not None or not self.recording_moves:
+            return self._again(measured, self.replay.unprofiled_error)
+        again = self._again(self.replay.typically_unprofiled, beside=self)
+        return again if again is not None and abs(again.ratio - self.ratio) > SHOWS else None
 
     @cached_property
     def anchored(self) -> Prediction | None:
         """The same change in unprofiled steps that take as long as measured; see `Replay.anchored`."""
-        return self._again(self.replay.anchored if self.edit is not None else None)
+        return None if self.edit is None else self._again(self.replay.anchored)
 
-    def _again(self, before: Replay | None, bias: float | None = None) -> Prediction | None:
+    @property
+    def as_run(self) -> Prediction:
+        """The same change in the step as a run pays for it: without a profiler, where that is known."""
+        return self.anchored or self.unprofiled or self
+
+    @property
+    def recording_cost(self) -> str | None:
+        """Whether the cost of recording was `measured` or is `typical`; None where it does not count."""
+        if self.unprofiled is None:
+            return None
+        trace = self.replay.graph.trace
+        return "measured" if trace is not None and was_measured(trace) else "typical"
+
+    @cached_property
+    def recording_moves(self) -> float:
+        """How far a typical cost of recording moves after / before; 0.0 where it does not count."""
+        return moved_by_recording(self)
+
+    @cached_property
+    def cpu_share(self) -> tuple[float, float]:
+        """How much of the step waits for the CPU, before and after: 0 to 1."""
+        return cpu_share(waited_for_ns(self.replay.settled)), cpu_share(self.waited_for_ns)
+
+    @property
+    def ratio(self) -> float:
+        """The step after the change over the one before, as simulated; 0.0 where that one takes no time."""
+        return self.simulated_ns / self.replayed_ns if self.replayed_ns else 0.0
+
+    def _again(
+        self, before: Replay | None, bias: float | None = None, beside: Prediction | None = None
+    ) -> Prediction | None:
         if before is None or self.edit is None:
             return None
-        again = predict(before, self.edit, contention=self.contention or MEASURED)
-        return replace(again, recorded=self.replay, bias=bias)
+        again = predict(before, self.edit, contention=self.contention or MEASURED, like=self.graph)
+        return replace(again, recorded=self.replay, bias=bias, beside=beside)
 
     @property
     def unprofiled_predicted_ns(self) -> int | None:
@@ -288,7 +327,7 @@ class Prediction(NotebookFigure):
             "left_in_replays_ns": None if self.left_out is None else round(self.left_out.replayed_ns),
             "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
             "unprofiled_replayed_ns": None if self.unprofiled is None else self.unprofiled.replayed_ns,
-            **as_json(self, "unprofiled_predicted_ns unprofiled_anchored_ns"),
+            **as_json(self, "unprofiled_predicted_ns unprofiled_anchored_ns recording_cost"),
             "steps": [
                 {
                     "name": steps[step]["name"],
@@ -311,12 +350,14 @@ def predict(
     start: Graph | None = None,
     contention: ContentionOption | Choice = MEASURED,
     capacity_bytes: int | None = None,
+    like: Graph | None = None,
 ) -> Prediction:
     """Return what an edit would give: it is made in a copy of the replay's graph, which is simulated.
 
     `start` is a changed copy of that graph, for an edit that comes on top of another change. `contention`
     says how kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one or two factors.
-    `capacity_bytes` is what each device has, by default what the trace says of it.
+    `capacity_bytes` is what each device has, by default what the trace says of it. `like` is a graph that the
+    edit made of one that differs in durations only: where the plans are the same, they are taken over.
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
@@ -330,10 +371,13 @@ def predict(
     if not (changed or inserted or removed or graph.edits > old.edits):
         raise NotApplicableError(f"{edit.name} found nothing to change in this trace")
     need_steps(graph)
+    if like is not None and alike(graph, like):
+        share_plans(graph, like)
     chosen = choose(contention, old, graph)
     slowed = None if chosen is None else chosen.between(old, graph)
     try:
-        after = settle(graph, passes=replay.settled.passes, contention=slowed)
+        before = replay.settled
+        after = settle(graph, passes=before.passes if slowed is None else before.judged, contention=slowed)
     except GraphError as error:  # a cycle, or a lane whose key cannot be read
         raise GraphError(f"{edit.name} left a broken graph: {error}.") from None
     return Prediction(

@@ -13,6 +13,7 @@ from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryPrediction
 from daydream.predict.couples import couples_of
+from daydream.predict.notes import prediction_notes
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.sensitivity import Curve, curves
@@ -325,7 +326,7 @@ def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_rang
         changed=comparison.changed,
         inserted=comparison.inserted,
         removed=comparison.removed,
-        notes=tuple(note for note in comparison.notes if note not in known),
+        notes=tuple(note for note in prediction_notes(comparison, as_recorded=True) if note not in known),
         reason=comparison.reason,
         code="; ".join(code) if all(code) else None,
         memory=comparison.memory,

@@ -16,11 +16,14 @@ from daydream.costs.device.measured import give_table
 from daydream.costs.device.table import KernelTable
 from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError
+from daydream.graph.alike import retimed
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.query.device import fused_parts
-from daydream.graph.tables import COLLECTIVE, KERNEL
-from daydream.graph.unprofiled import can_be_corrected, without_profiler
+from daydream.graph.recording_cost import cost_of_recording, told_cost
+from daydream.graph.tables import KERNEL
+from daydream.graph.unprofiled import taken_out, without_profiler
+from daydream.predict.contention_option import MEASURED, choose
 from daydream.predict.notes import replay_notes
 from daydream.simulate.pinned import held_ns
 from daydream.simulate.steady import Settled, settle
@@ -33,8 +36,7 @@ if TYPE_CHECKING:
     from daydream.trace.cached_trace import CacheEntry
 
 Source = Trace | str | os.PathLike[str]
-
-
+LARGEST_SHARE = 0.6  # of the CPU's time: a typical cost of recording that would be more is not believed
 APART = 0.05  # typical and mean step: further apart both are said
 
 
@@ -79,6 +81,8 @@ class Replay(NotebookFigure):
     start_error_ns: dict[str, int]
     said: list[str] = field(default_factory=list)  # of the recording and its graph
     as_recorded: bool = True  # not without the cost of recording
+    parts: dict[str, dict[str, int]] | None = None  # where a step's time goes, once that was asked for
+    kept_times: tuple[np.ndarray, np.ndarray] | None = None  # durations and gaps of `corrected`
 
     def __repr__(self) -> str:
         return (
@@ -163,9 +167,41 @@ class Replay(NotebookFigure):
     @cached_property
     def unprofiled(self) -> Replay | None:
         """The replay without the profiler's cost; None if the trace does not say what recording cost."""
-        if not can_be_corrected(self.graph):
+        trace = self.graph.trace
+        if trace is None or told_cost(trace) is None:
             return None
-        return replace(replay_graph(without_profiler(self.graph)), as_recorded=False)
+        assert self.corrected is not None  # noqa: S101 - the cost is known
+        return self._changed(self.corrected)
+
+    @cached_property
+    def corrected(self) -> Graph | None:
+        """The graph without what recording cost, as measured or typical; None where that is not known."""
+        trace = self.graph.trace
+        if trace is None or cost_of_recording(trace) is None:
+            return None
+        if self.kept_times is not None:
+            return retimed(self.graph, *self.kept_times)
+        return without_profiler(self.graph)
+
+    @cached_property
+    def typically_unprofiled(self) -> Replay | None:
+        """The replay without what recording typically costs, where that was not measured; None elsewhere."""
+        found = self._without_typical_cost
+        return None if found is None else self._changed(found[0])
+
+    @cached_property
+    def recorded_share(self) -> float:
+        """How much of the CPU's time recording took if it cost what is typical; 0 where it was measured."""
+        return 0.0 if self._without_typical_cost is None else self._without_typical_cost[1]
+
+    @cached_property
+    def _without_typical_cost(self) -> tuple[Graph, float] | None:
+        """The corrected graph, and how much of the CPU's time it is without."""
+        trace = self.graph.trace if self.as_recorded else None
+        if trace is None or told_cost(trace) is not None or self.corrected is None:
+            return None
+        share = taken_out(self.graph, self.corrected)
+        return (self.corrected, share) if share <= LARGEST_SHARE else None
 
     @cached_property
     def anchored(self) -> Replay | None:
@@ -181,7 +217,10 @@ class Replay(NotebookFigure):
         cpu = graph.select(kind="cpu")
         if len(cpu):
             cpu.scale(measured / without.settled.step_ns, gaps=True)
-        return replace(replay_graph(graph), as_recorded=False)
+        return self._changed(graph)
+
+    def _changed(self, graph: Graph) -> Replay:
+        return replace(replay_graph(graph, passes=self.settled.judged), as_recorded=False)
 
     @property
     def unprofiled_replayed_ns(self) -> int | None:
@@ -202,6 +241,8 @@ class Replay(NotebookFigure):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `replay --json` prints, without the trace's name."""
+        from daydream.predict.replayed_collectives import collectives
+
         graph, facts = self.graph, self.graph.facts
         kernel = graph.alive & (graph.columns["kind"] == KERNEL)
         parts = kernel & fused_parts(graph)
@@ -277,21 +318,30 @@ def _from_cache(trace: Trace, entry: CacheEntry) -> Replay:
     found = cached_replay(trace, entry)
     if found is not None and found.steps:  # no replay is without
         steps = [StepReplay(*step) for step in found.steps]
-        return Replay(found.graph, found.settled, steps, found.start_error_ns, found.said)
+        return Replay(
+            found.graph, found.settled, steps, found.start_error_ns, found.said,
+            parts=found.parts, kept_times=found.times,
+        )  # fmt: skip
+    from daydream.explanation.parts import parts_of_replay
     from daydream.graph.build import build
 
     made = replay_graph(build(trace))
     rows = [(step.name, step.rank, step.measured_ns, step.replayed_ns) for step in made.steps]
-    keep(Kept(made.graph, made.settled, rows, made.start_error_ns, made.said), entry)
+    parts, corrected = parts_of_replay(made), made.corrected
+    times = None if corrected is None else (corrected.columns["duration_ns"], corrected.columns["gap_ns"])
+    keep(Kept(made.graph, made.settled, rows, made.start_error_ns, made.said, parts, times), entry)
     return made
 
 
-def replay_graph(graph: Graph) -> Replay:
+def replay_graph(graph: Graph, *, passes: int = 2) -> Replay:
     """Return how an untouched graph's simulation compares with the recording.
+
+    `passes` are simulated at first; only speed depends on it, see `settle`.
 
     Raises `GraphError` if the trace covers no step.
     """
-    settled = settle(graph)
+    slows = choose(MEASURED, graph, graph)
+    settled = settle(graph, passes=passes, spare=int(slows is not None and slows.slows))
     times = settled.first_pass()
     steps = [
         StepReplay(info["name"], info.get("rank", 0), int(info["measured_ns"]), times[number])
@@ -303,42 +353,6 @@ def replay_graph(graph: Graph) -> Replay:
             "none of the steps of this trace holds any work; name another marker with --step-marker"
         )
     return Replay(graph, settled, steps, _start_error(graph, settled.timeline), replay_notes(graph, settled))
-
-
-def collectives(result: Replay) -> list[dict[str, Any]]:
-    """Return every collective: its place in order, name, bytes, ranks, and how far its ends spread."""
-    from daydream.collect.derive.collective_matching import match_collectives
-
-    graph, timeline = result.graph, result.timeline
-    first = timeline.copy == 0
-    measured_work = graph.columns["row"][timeline.task] >= 0
-    chosen = np.flatnonzero((graph.columns["kind"][timeline.task] == COLLECTIVE) & first & measured_work)
-    if not len(chosen):
-        return []
-    tasks = timeline.task[chosen]
-    ranks = graph.column("rank", tasks)
-    trace_start, trace_duration = graph.column("start_ns", tasks), graph.column("measured_duration_ns", tasks)
-    measured = trace_start + trace_duration
-    name, sizes = graph.column("name", tasks), graph.column("bytes", tasks)
-    place = dict(zip(graph.columns["row"][tasks].tolist(), range(len(tasks)), strict=True))
-    met = [] if graph.trace is None else match_collectives(graph.trace).rows
-    groups = [[place[row] for row in rows.tolist() if row in place] for rows in met]
-    alone = set(range(len(tasks))).difference(*groups)
-    groups = [group for group in groups if group] + [[one] for one in sorted(alone)]
-    groups.sort(key=lambda group: int(measured[group].max()))
-    rows = []
-    for index, at in enumerate(groups):
-        rows.append(
-            {
-                "index": index,
-                "name": str(name[at[0]]),
-                "bytes": int(sizes[at[0]]) if sizes[at[0]] >= 0 else None,
-                "ranks": [int(rank) for rank in ranks[at]],
-                "measured_end_spread_ns": int(np.ptp(measured[at])),
-                "replayed_end_spread_ns": int(np.ptp(timeline.end_ns[chosen[at]])),
-            }
-        )
-    return rows
 
 
 def _start_error(graph: Graph, timeline: Timeline) -> dict[str, int]:

@@ -8,13 +8,13 @@ bends, something else has begun to decide: that is its knee.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.costs.kernel_names import family
 from daydream.display import NotebookFigure, as_json
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, CPU, KERNEL, MEMCPY
@@ -101,7 +101,7 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
     now, settled = before.settled.step_ns, before.settled.step_times()
     parts = list(_parts(before.graph, now))
     speedups = [Speedup(p.ids, FACTORS, p.gaps, p.durations) for p in parts]
-    found = settle_all(before.graph, speedups, passes=before.settled.passes)
+    found = settle_all(before.graph, speedups, passes=before.settled.judged)
     columns = [column for column, step in enumerate(found.steps) if step in settled]
     times = found.step_ns[:, columns]
     work = np.array([settled[found.steps[column]] for column in columns])
@@ -182,15 +182,3 @@ def _is_call(graph: Graph) -> np.ndarray:
     if graph.trace is None or not len(graph.trace):
         return np.zeros(graph.size, bool)
     return graph.trace.is_kind("runtime")[np.maximum(rows, 0)] & (rows >= 0)
-
-
-def family(name: str) -> str:
-    """Return a kernel's name without its arguments, template parameters and tile sizes.
-
-    What is left is what instances of one kernel for other shapes and types have in common.
-    """
-    name = re.sub(r"\((anonymous namespace|anonymous class)\)::|<unnamed>::", "", name)
-    head = re.split(r"[<(]", name, maxsplit=1)[0]
-    head = head.split("::")[-1].split()[-1:] or [name]
-    short = re.sub(r"_?(MT)?\d+x\d+.*$", "", head[0])
-    return re.sub(r"_\d+$", "", short) or head[0]

@@ -53,7 +53,7 @@ def pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
 
 
 def _pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
-    parts: list[tuple[np.ndarray, ...]] = []
+    parts: list[tuple[int, np.ndarray, tuple[np.ndarray, ...]]] = []
     windows = []
     # A trace of one rank may say which it is; its rows, and so its lanes, do not.
     ranks = {lane.rank for lane in timeline.graph.lanes}
@@ -69,27 +69,37 @@ def _pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
         begin = np.maximum(timeline.start_ns[path.task], each.begin_ns)
         behind, edge = np.where(gap, before, own), path.cause.astype(np.int64)
         for task, since, ns, why in (
-            (own, begin, work, np.full(len(own), -1)),
+            (own, begin, work, np.broadcast_to(-1, len(own))),
             (behind, begin - delay, delay, edge),
         ):
-            there = np.flatnonzero(ns)
-            parts.append((np.full(len(there), number), task[there], since[there], ns[there], why[there]))
-    nothing = (np.zeros(0, np.int64),) * 5  # a change may have left the steps no work
-    columns = [np.concatenate(column) for column in zip(nothing, *parts, strict=True)]
-    return Pieces(np.array(windows, np.int64).reshape(-1, 3), *columns)
+            parts.append((number, np.flatnonzero(ns), (task, since, ns, why)))
+    ends = np.cumsum([0, *(len(there) for _, there, _ in parts)]).tolist()
+    window, *columns = np.empty((5, ends[-1]), np.int64)
+    for place, (number, there, values) in enumerate(parts):
+        here = slice(ends[place], ends[place + 1])
+        window[here] = number
+        for column, value in zip(columns, values, strict=True):
+            column[here] = value[there]
+    return Pieces(np.array(windows, np.int64).reshape(-1, 3), window, *columns)
 
 
 def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     """Return the code of each piece's `PathCause`, int64; what bounds a kernel is left open."""
     columns = graph.columns
     kind, work = columns["kind"][task], edge < 0
-    found = np.array([OF_KIND[name].code for name in KINDS])[kind]
+    by_kind = np.array([OF_KIND[name].code for name in KINDS])
     if not device_work(graph)[graph.alive].any():
-        found[kind == CPU] = PathCause.OPERATORS.code
-    waits = np.isin(task, graph.syncs["task"]) & (kind == CPU)
+        by_kind[CPU] = PathCause.OPERATORS.code
+    found = by_kind[kind]
+    blocking = np.zeros(graph.size, bool)
+    blocking[graph.syncs["task"]] = True
+    waits = blocking[task] & (kind == CPU)
     found[waits & work] = PathCause.SYNC.code
+    by_edge = np.full(max(Cause) + 2, -1)  # the last is of work
     for each, cause in OF_EDGE.items():
-        found[edge == each] = cause.code
+        by_edge[each] = cause.code
+    bound = by_edge[edge]
+    found = np.where(bound >= 0, bound, found)
     found[untraced_device_work(graph, task) & work] = PathCause.UNTRACED_DEVICE.code
     lane = edge == Cause.LANE
     between = PathCause.BETWEEN
@@ -120,5 +130,8 @@ def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[Pat
 
 def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
     """Return a mask of those tasks that stand for device work that the profiler left out."""
-    names = [number for number, text in enumerate(graph.texts["name"]) if text in NOT_TRACED]
-    return np.isin(graph.columns["name"][task], names) & (graph.columns["row"][task] < 0)
+    names = np.array([text in NOT_TRACED for text in graph.texts["name"]] + [False])
+    if not names.any():
+        return np.zeros(len(task), bool)
+    found: np.ndarray = names[graph.columns["name"][task]] & (graph.columns["row"][task] < 0)
+    return found

@@ -71,6 +71,11 @@ class Settled:
         """How often the window was simulated."""
         return int(self.timeline.copy.max(initial=0)) + 1
 
+    @property
+    def judged(self) -> int:
+        """How many of these passes were judged; some may have been simulated behind them."""
+        return 1 + max((copy for copy, _ in self.times), default=0)
+
     def first_pass(self) -> dict[int, int]:
         """Return the times of the covered steps as recorded, not repeated."""
         return {step: ns for (copy, step), ns in self.times.items() if copy == 0}
@@ -94,14 +99,15 @@ class Settled:
         return chosen, chosen
 
 
-def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = None) -> Settled:
+def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = None, spare: int = 0) -> Settled:
     """Simulate the covered steps until they have settled. Raises `GraphError` if the trace covers none.
 
     `passes` are simulated at once, as `Settled.passes` of a graph without contention counts them. Where
     they are more than it takes, the first of them are judged as if they stood alone: what comes later
     changes nothing before it. So only the speed depends on this number; a change often takes as many as
     the untouched graph.
-    `contention` is as in `simulate`.
+    `contention` is as in `simulate`. `spare` passes are simulated behind those that are judged: one, where
+    changes of the graph will be with contention, makes its plan that of the changes, too.
     """
     need_steps(graph)
     window = repeatable(graph)
@@ -109,7 +115,7 @@ def settle(graph: Graph, *, passes: int = 2, contention: Contention | None = Non
         timeline = simulate(graph, contention=contention)
         return Settled(timeline, timeline.step_times(), 0, settled=True)
     members = coupled(graph, waiting=True)
-    beyond = 0 if contention is None else 1  # what transfers meet in the pass behind slows them too
+    beyond = spare if contention is None else 1  # what transfers meet in the pass behind slows them too
     asked = 2
     copies = asked if graph.scheduled else max(asked, passes)  # by policy a later pass may overtake another
     while True:

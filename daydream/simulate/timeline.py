@@ -116,15 +116,15 @@ class Timeline(NotebookFigure):
         return found
 
     def _closing(self) -> np.ndarray:
-        step, lanes = _completes(self.graph)[self.task], len(self.graph.lanes)
-        inside = np.flatnonzero(step >= 0)
-        if self.plan.scheduled or not len(inside):
-            return inside  # a lane with a policy runs in another order than that of ids
-        pass_ = self.copy[inside] * np.int64((len(self.graph.steps) + 1) * lanes)
-        key = pass_ + step[inside] * np.int64(lanes) + self.plan.lane[inside]
-        last = np.full(int(key.max()) + 1, -1)
-        last[key] = inside  # of what is assigned to one place, the last stays
-        return np.sort(last[last >= 0])
+        step, lanes = _completes(self.graph), len(self.graph.lanes)
+        if self.plan.scheduled:  # a lane with a policy runs in another order than that of ids
+            return np.flatnonzero(step[self.task] >= 0)
+        none = len(self.graph.steps) * lanes  # the place of what completes no step
+        place = np.where(step >= 0, step * np.int64(lanes) + self.graph.columns["lane"], none)[self.task]
+        place += self.copy * np.int64(none + 1)
+        last = np.full((int(self.copy.max(initial=0)) + 1, none + 1), -1)
+        last.reshape(-1)[place] = np.arange(len(place))  # of what is assigned to one place, the last stays
+        return np.sort(last[:, :none][last[:, :none] >= 0])
 
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from heapq import nsmallest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ MOST = 20  # rows of a table
 
 
 def _largest(rows: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: (-row[by], str(next(iter(row.values())))))[:MOST]
+    return nsmallest(MOST, rows, key=lambda row: (-row[by], str(next(iter(row.values())))))
 
 
 @tool
@@ -162,18 +164,23 @@ class IdleGaps:
     """The longest times in which a device had no work, and the kernel or copy that ended each."""
 
     def __init__(self) -> None:
-        self.end: dict[tuple[int, int], int] = {}
-        self.gaps: list[tuple[Any, ...]] = []
+        self.work: list[tuple[Any, ...]] = []
 
-    def on_kernel(self, work: Event) -> None:
-        device = (work.rank or 0, work.device)
-        before = self.end.setdefault(device, work.start_ns)
-        self.gaps.append((work.name, *device, before, work.start_ns - before))
-        self.end[device] = max(before, work.end_ns)
+    def on_kernels(self, work: Events) -> None:
+        columns = (work.values(name) for name in ("start_ns", "duration_ns", "rank", "device", "name"))
+        self.work += zip(*columns, strict=True)
 
-    on_copy = on_kernel
+    on_copies = on_kernels
 
     def result(self) -> dict[str, Any]:
-        names = ("until", "rank", "device", "start_ns", "gap_ns")
-        rows = [dict(zip(names, gap, strict=True)) for gap in self.gaps if gap[-1] > 0]
-        return {"gaps": _largest(rows, "gap_ns")}
+        end: dict[tuple[int, int], int] = {}
+        gaps = []
+        for start, ns, rank, device, name in sorted(self.work, key=itemgetter(0)):
+            before = end.setdefault((rank, device), start)
+            gaps.append((before - start, name, rank or 0, device, before))
+            end[rank, device] = max(before, start + ns)
+        most = nsmallest(MOST, gaps, key=itemgetter(0, 1))
+        return {"gaps": [dict(zip(GAP, (*gap[1:], -gap[0]), strict=True)) for gap in most if gap[0] < 0]}
+
+
+GAP = ("until", "rank", "device", "start_ns", "gap_ns")

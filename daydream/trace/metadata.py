@@ -218,6 +218,16 @@ class UncompiledFrame(Struct):
     at: str | None = None  # what made it, file, line and function
 
 
+class OperatorWork(Struct):
+    """What a call of an operator with these shapes does, where its compiler tells and its name does not."""
+
+    name: str
+    shapes: str
+    family: Annotated[str, Meta(pattern=r"^[a-z-]{1,20}\Z")]
+    flop: Amount | None = None
+    bytes: Amount | None = None
+
+
 class CountedWindow(Struct):
     """Sums that were counted over kernels, from `first` to `last` in the order of their launches."""
 
@@ -265,6 +275,7 @@ class Metadata(Struct):
     uncompiled_frames: list[UncompiledFrame] = []
     counters: list[Counter] = []
     counted_windows: list[CountedWindow] = []
+    operators: list[OperatorWork] = []
     unprofiled_step_ns_by_rank: dict[str, list[Span]] = {}
     confirmed_by_rank: dict[str, Confirmed] = {}
     profiler_cost_by_rank: dict[str, ProfilerCost] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from itertools import product
@@ -12,6 +11,7 @@ import pytest
 from graph.small_traces import note, op, trace
 from test_cli_golden import COMMANDS
 
+import daydream
 from daydream.report.text.numbers import speedup, time_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -99,11 +99,14 @@ def test_a_suggested_file_is_a_new_one(ask, folder):
     assert done.err.endswith("-o amp-2.json.gz\n")
 
 
-def test_a_change_to_try_next_keeps_what_was_typed_and_saves_what_was_said(ask):
+def test_a_change_to_try_next_keeps_what_was_typed_and_saves_what_was_said(ask, folder):
     asked = ("whatif", "amp", "--math-speedup", "2.5", "--trace", "step.parquet")
     done = ask(*asked)
     words = shlex.split(done.err.splitlines()[-1].removeprefix(NEXT))
-    alone, both = (json.loads(ask(*each, "--json").out)["predicted_ns"] for each in (asked, words))
+    # Of the step without the profiler, as the answer is.
+    without = daydream.whatif(folder / "step.parquet", "amp", math_speedup=2.5).unprofiled
+    both = daydream.whatif(without.replay, words[1], math_speedup=2.5).simulated_ns
+    alone = without.simulated_ns
 
     assert words[1].startswith("amp+")
     assert words[2:6] == [*asked[2:]]

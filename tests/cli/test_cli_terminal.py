@@ -17,10 +17,10 @@ def on_terminal(folder):
 
 
 def test_a_terminal_gets_colours_for_what_is_better_and_what_is_worse(on_terminal, run):
-    shown = on_terminal(*WHATIF)
+    shown = on_terminal(*WHATIF, columns=120)
 
     headline = shown.splitlines()[0]
-    assert f" ms per step, {GREEN}1.44x\x1b[0m (90 % interval " in headline, headline
+    assert f" ms per step without the profiler, {GREEN}1.68x\x1b[0m (90 % interval " in headline, headline
     assert f"{BOLD}what a step waits for, ms" in shown
     changes = [line for line in shown.splitlines() if line.startswith("    ") and "\x1b[3" in line]
     assert changes
@@ -29,7 +29,7 @@ def test_a_terminal_gets_colours_for_what_is_better_and_what_is_worse(on_termina
 
 @pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
 def test_who_wants_no_colours_gets_the_words_alone(on_terminal, run, setting):
-    shown = on_terminal(*WHATIF, **setting)
+    shown = on_terminal(*WHATIF, columns=120, **setting)
 
     assert not CODE.search(shown)
     assert "\x1b" not in shown

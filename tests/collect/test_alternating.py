@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from daydream.collect.live.alternating import WARM_UP, Alternating
+from daydream.collect.live.hook_times import HookTimes
 from daydream.collect.live.unprofiled import UnprofiledSteps
 from daydream.errors import DaydreamError
 from daydream.predict.confirmation import Blocks, blocks_of
@@ -165,7 +166,8 @@ def test_how_many_steps_are_missing_is_said():
 def test_steps_that_were_captured_once_more_count():
     said = too_short(61, captures=2, rounds=3, block_steps=2)
 
-    assert f"3 rounds take {61 + 4} training steps; 61 ran. Let it train about 4 steps longer" in said
+    # 4 recorded again, and the step between the two captures
+    assert f"3 rounds take {61 + 5} training steps; 61 ran. Let it train about 5 steps longer" in said
 
 
 def test_no_shorter_blocks_are_offered_to_those_who_have_them():
@@ -173,3 +175,25 @@ def test_no_shorter_blocks_are_offered_to_those_who_have_them():
 
     assert "3 rounds take 61 training steps; 20 ran." in said
     assert "--block-steps" not in said
+
+
+def test_without_a_device_what_our_hooks_took_is_no_part_of_a_step():
+    ticks = iter([0, 10, 20, 31, 42])
+    steps = UnprofiledSteps(3, clock=lambda: next(ticks))
+    while not steps.enough:
+        steps.end_step()
+
+    assert steps.durations_ns(hooks_ns=4) == [6, 7, 7]
+
+
+def test_the_hooks_of_a_step_are_those_of_all_its_markers():
+    times = HookTimes()
+    for _ in range(2):  # two steps of three backward passes each
+        times.add(1, 0, 50)
+        for duration in (3, 4, 5):
+            times.add(1, -1, duration)
+    times.add(2, 0, 7)
+
+    assert times.in_step(1, once_a_step=0) == 50 + 3 * 4
+    assert times.in_step(2, once_a_step=0) == 7
+    assert times.in_step(3, once_a_step=0) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from kineto_text import document, op, row, write
 from shared import shared_trace
 
 from daydream.collect.importers import import_trace
+from daydream.collect.importers.kineto.kernel_details import details_of
 from daydream.trace.trace import Trace
 
 DEVICE, STREAM = 17, 3536
@@ -107,6 +109,48 @@ def test_rows_of_ascend_are_device_work_launched_by_their_operator(tmp_path: Pat
     assert trace["parent"][names.index("Memcpy (MEMCPY_ASYNC)")] == launch
     # Layers of software have process numbers of their own there; the call lies in its operator.
     assert trace["parent"][names.index("aclrtSynchronizeStream")] == names.index("aten::mm")
+
+
+DETAILS = (  # the columns of the public tables that are read, as versions write them
+    "Step Id,Name,Type,Start Time(us),Duration(us),Input Shapes,Input Data Types,Input Formats,Output\n"
+    '1,MatMul1,MatMulV2,"1704161511422904.204\t",20.0,"""2048,4096;4096,512""",DT_BF16;DT_BF16,ND;ND,"""2048,512"""\n'
+    "1,short\n"
+    '1,Cast2,Cast,1704161511422999.1,1.0,"""544404480""",FLOAT16,FORMAT_ND,"""544404480"""\n'
+    "1,hcom_broadcast__445_0,hcom_broadcast_,1704161511422950.5,3.0,N/A,N/A,N/A,N/A\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "dtype", "shapes", "said"),
+    [
+        (DETAILS, "bfloat16", "[[2048,4096],[4096,512]]", "of 1 of 1 kernels"),
+        (DETAILS.replace("ND;ND", "FRACTAL_NZ;ND"), "bfloat16", None, "of 1 of 1 kernels"),
+        (DETAILS.replace("422904", "422905"), None, None, "of another recording"),
+        ("Kernel,Time\nMatMul1,3\n", None, None, "not a table of kernels"),
+        ("", None, None, "not a table of kernels"),
+    ],
+)
+def test_a_table_of_kernels_beside_an_ascend_trace_tells_types_and_shapes(
+    tmp_path: Path, table: str, dtype: str | None, shapes: str | None, said: str
+) -> None:
+    (tmp_path / "kernel_details.csv").write_text(table)
+    trace = imported(tmp_path, ascend())
+    kernel = trace.values("name").index("MatMul1")
+    assert (trace.values("dtype")[kernel], trace.values("shapes")[kernel]) == (dtype, shapes)
+    assert any(said in note for note in trace.metadata["notes"])
+
+
+def test_the_public_tables_of_kernels_are_read() -> None:
+    for name, types in (
+        ("kernel_details.csv.gz", {"float16", "float32"}),
+        ("kernel_details_short.csv", None),
+    ):
+        content = shared_trace(f"formats/ascend/{name}").read_bytes()
+        text = (gzip.decompress(content) if name.endswith(".gz") else content).decode()
+        told = details_of(text)
+        assert told is not None
+        assert len(told) > 20
+        assert {dtype for dtype, _ in told.values()} >= (types or {"bfloat16"})
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from xspace import PlaneWriter, field, training, write
 import daydream
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
+from daydream.collect.importers.xplane.amounts import Told, told_by
 from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
-from daydream.collect.importers.xplane.programs import kernel_of, types_of
+from daydream.collect.importers.xplane.programs import kernel_of, programs_of
 from daydream.collect.importers.xplane.space import Plane, planes
+from daydream.costs.kernels import bound, work
 from daydream.errors import TraceError
 from daydream.trace.trace import Trace
 from daydream.transforms.code_lines import IN_JAX, code_of, framework_of
@@ -179,21 +181,21 @@ def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "kernels", "devices"),
+    ("name", "kernels", "devices", "gpu"),
     [
-        ("a10g_conv2d", 60, 1),
-        ("mi300x_jax0.8_conv_8gpu", 235, 8),
-        ("mi300x_jax_legacy_conv_8gpu", 78, 2),
-        ("mi300x_jax_te_fused_attn_training", 150, 1),
+        ("a10g_conv2d", 60, 1, "NVIDIA A10G"),
+        ("mi300x_jax0.8_conv_8gpu", 235, 8, "AMD Instinct MI300X"),
+        ("mi300x_jax_legacy_conv_8gpu", 78, 2, "AMD Instinct MI300X"),
+        ("mi300x_jax_te_fused_attn_training", 150, 1, "AMD Instinct MI355X"),  # gfx950 at 2.4 GHz
     ],
 )
-def test_public_profiles_are_linked_and_replay(name, kernels, devices):
+def test_public_profiles_are_linked_and_replay(name, kernels, devices, gpu):
     trace = import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
 
     work = trace.is_kind("kernel", "memcpy", "memset", "collective")
     assert work.sum() == kernels
     assert (trace["parent"][work] >= 0).all()
-    assert len(trace.metadata["devices"]) == devices
+    assert [device["name"] for device in trace.metadata["devices"]] == [gpu] * devices
     assert daydream.replay(trace).max_error < 0.01
 
 
@@ -227,29 +229,62 @@ def test_threads_of_xlas_pool_complete_the_steps_of_a_recording_of_the_cpu():
     assert replay.max_error < 0.001
 
 
+def shape(kind: int, *sizes: int) -> bytes:
+    return field(2, kind) + b"".join(field(3, size) for size in sizes)
+
+
+def instruction(
+    name: str, opcode: str, number: int, returns: bytes, *, takes=(), calls=(), more=b""
+) -> bytes:
+    parts = field(1, name) + field(2, opcode) + field(3, returns) + field(35, number) + more
+    return parts + b"".join(field(36, one) for one in takes) + b"".join(field(38, one) for one in calls)
+
+
 def hlo() -> bytes:
-    """A program: a convert to float32, and a fusion to float32 of a product of two bfloat16 matrices."""
-
-    def shape(kind: int) -> bytes:
-        return field(2, kind)
-
-    def instruction(name: str, opcode: str, kind: int, number: int, *, takes=(), calls=()) -> bytes:
-        parts = field(1, name) + field(2, opcode) + field(3, shape(kind)) + field(35, number)
-        return parts + b"".join(field(36, one) for one in takes) + b"".join(field(38, one) for one in calls)
-
+    """A program of each sort of operator; BF16 is 16, F32 11, S8 2 of `xla_data.proto`."""
+    of_left = field(30, field(1, 1) + field(2, 0))  # contracted: the last dimension of the left
     inner = [
-        instruction("a", "parameter", 16, 1),
-        instruction("b", "parameter", 16, 2),
-        instruction("dot.9", "dot", 11, 3, takes=(1, 2)),
+        instruction("a", "parameter", 1, shape(16, 64, 32), more=field(9, 0)),
+        instruction("b", "parameter", 2, shape(16, 32, 128), more=field(9, 1)),
+        instruction("dot.9", "dot", 3, shape(11, 64, 128), takes=(1, 2), more=of_left),
+        instruction("bias.9", "add", 4, shape(11, 64, 128), takes=(3, 3)),
     ]
+    sliced = [
+        instruction("large", "parameter", 1, shape(11, 1000, 1000), more=field(9, 0)),
+        instruction("part", "slice", 2, shape(11, 10, 1000), takes=(1,)),
+        instruction("sum", "reduce", 3, shape(11, 10), takes=(2, 2)),
+    ]
+    updated = [
+        instruction("cache", "parameter", 1, shape(11, 1000, 1000), more=field(9, 0)),
+        instruction("row", "parameter", 2, shape(11, 1, 1000), more=field(9, 1)),
+        instruction("new", "dynamic-update-slice", 3, shape(11, 1000, 1000), takes=(1, 2)),
+    ]
+    pair = field(2, 13) + field(4, shape(16, 8, 4)) + field(4, shape(2, 4096))  # a result, and workspace
+    settings = '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
+    gemm = field(28, "__cublas$gemm") + field(43, settings)
+    images = field(16, field(4, 3))  # kernels are height, width, channels in, channels out
     outer = [
-        instruction("convert.2", "convert", 11, 4),
-        instruction("gemm_fusion_dot.1", "fusion", 11, 5, calls=(77,)),
-        instruction("pair", "tuple", 13, 6),
+        instruction("x", "parameter", 1, shape(16, 64, 32)),
+        instruction("w", "parameter", 2, shape(16, 32, 128)),
+        instruction("big", "parameter", 3, shape(11, 1000, 1000)),
+        instruction("convert.2", "convert", 4, shape(11, 64, 32), takes=(1,)),
+        instruction("gemm_fusion_dot.1", "fusion", 5, shape(11, 64, 128), takes=(1, 2), calls=(77,)),
+        instruction("input_reduce_fusion", "fusion", 6, shape(11, 10), takes=(3,), calls=(78,)),
+        instruction("row.1", "parameter", 7, shape(11, 1, 1000)),
+        instruction("loop_update_fusion", "fusion", 8, shape(11, 1000, 1000), takes=(3, 7), calls=(79,)),
+        instruction("left", "parameter", 9, shape(16, 8, 16)),
+        instruction("right", "parameter", 10, shape(16, 4, 16)),
+        instruction("custom-call.3", "custom-call", 11, pair, takes=(9, 10), more=gemm),
+        instruction("photos", "parameter", 12, shape(16, 2, 10, 10, 3)),
+        instruction("kernels", "parameter", 13, shape(16, 3, 3, 3, 7)),
+        instruction("conv.4", "convolution", 14, shape(16, 2, 8, 8, 7), takes=(12, 13), more=images),
+        instruction("mine.5", "custom-call", 15, shape(16, 8, 4), takes=(9, 10), more=field(28, "my_kernel")),
+        instruction("all-reduce.6", "all-reduce-start", 16, shape(11, 1000, 1000), takes=(3,)),
+        instruction("pair", "tuple", 17, shape(13)),
     ]
     computations = [
-        field(3, b"".join(field(2, one) for one in inner) + field(5, 77)),
-        field(3, b"".join(field(2, one) for one in outer) + field(5, 78)),
+        field(3, b"".join(field(2, one) for one in some) + field(5, number))
+        for number, some in ((77, inner), (78, sliced), (79, updated), (80, outer))
     ]
     return field(1, field(1, "jit_step") + b"".join(computations))
 
@@ -263,19 +298,57 @@ def metadata_plane(proto: bytes) -> tuple[bytes, Plane]:
     return data, next(planes(data))
 
 
-def test_the_programs_of_a_profile_tell_element_types():
+def test_the_programs_of_a_profile_tell_what_operators_do():
     data, plane = metadata_plane(hlo())
-    types = types_of(data, plane)
-    assert types["jit_step", "convert.2"] == "float32"
-    assert types["jit_step", "gemm_fusion_dot.1"] == "bfloat16"  # what it multiplies, not what it returns
-    assert ("jit_step", "pair") not in types
+    (program,) = programs_of(data, plane)
+    told = told_by(program)
+
+    assert program.name == "jit_step"
+    assert told["convert.2"] == Told("float32", "[[64, 32]]", "copy", 0, 64 * 32 * (2 + 4))
+    # Its type is what it multiplies, not what it returns; the sum behind the product is 8,192 FLOP more.
+    product = 2 * 64 * 32 * 128 + 64 * 128
+    moved = 2 * (64 * 32 + 32 * 128) + 4 * 64 * 128
+    assert told["gemm_fusion_dot.1"] == Told("bfloat16", "[[64, 32], [32, 128]]", "matmul", product, moved)
     assert kernel_of("gemm_fusion_dot.1") == "gemm_fusion_dot_1"
+    # Only the slice is read, only the row written.
+    assert told["input_reduce_fusion"] == Told("float32", "[[1000, 1000]]", "reduction", 10_000, 40_040)
+    assert (told["loop_update_fusion"].flop, told["loop_update_fusion"].nbytes) == (0, 2 * 4_000)
+    # A library's product: as its settings say, without its workspace.
+    gemm = told["custom-call.3"]
+    assert (gemm.family, gemm.flop, gemm.nbytes) == ("matmul", 2 * 8 * 16 * 4, 2 * (8 * 16 + 4 * 16 + 8 * 4))
+    assert (told["conv.4"].family, told["conv.4"].flop) == ("convolution", 2 * (2 * 8 * 8 * 7) * (3 * 3 * 3))
+    # A call of someone's own kernel tells nothing, and a collective how much goes in.
+    assert told["mine.5"] == Told("bfloat16", "[[8, 16], [4, 16]]")
+    assert told["all-reduce.6"] == Told("float32", "[[1000, 1000]]", elements=1_000_000)
+    assert told["pair"] == Told(None)
 
 
 def test_a_damaged_program_is_none():
     for cut in range(0, len(hlo()), 7):
         data, plane = metadata_plane(hlo()[:cut])
-        assert isinstance(types_of(data, plane), dict)
+        for program in programs_of(data, plane):
+            assert isinstance(told_by(program), dict)
+
+
+def test_kernels_of_public_profiles_have_the_work_of_their_operators():
+    trace = import_trace([shared_trace("formats/jax/mi300x_jax0.8_conv_8gpu.xplane.pb.gz")])
+    kernels = daydream.replay(trace).graph.select(kind="kernel")
+    amounts = work(kernels.graph, kernels)
+    product = kernels.name == "input_transpose_fusion"
+    # It reads 5,120 x 34 x 31 x 53 elements of 16 bits and writes them in another order.
+    assert set(amounts.nbytes[product].tolist()) == {2 * 2 * 5120 * 34 * 31 * 53}
+    convolution = amounts.family == "convolution"
+    # Each of the outputs is a sum over 16 channels and 1 x 2 x 2 places; Im3d2Col only prepares it.
+    assert set(amounts.flop[convolution].tolist()) == {2 * 5120 * 34 * 31 * 53 * 16 * 2 * 2}
+    assert {name[:4] for name in kernels.name[convolution].tolist()} == {"Cijk"}
+    assert set(bound(kernels.graph, kernels).kind[product].tolist()) == {"memory"}
+    assert "roofline 96%" in " ".join(daydream.whatif(trace, "gpu", to="h100").notes)
+
+
+def test_kernels_of_a_device_graph_have_the_work_of_their_names():
+    trace = import_trace([shared_trace("formats/jax/a10g_conv2d.xplane.pb.gz")])
+    kernels = daydream.replay(trace).graph.select(kind="kernel")
+    assert (work(kernels.graph, kernels).nbytes > 0).all()
 
 
 @pytest.mark.parametrize(
@@ -291,3 +364,15 @@ def test_public_profiles_tell_element_types(name, kernel, dtype):
     rows = zip(trace.values("name"), trace.values("dtype"), trace.is_kind("kernel"), strict=True)
     found = {told for own, told, is_kernel in rows if own == kernel and is_kernel}
     assert found == {dtype}
+
+
+def test_a_collective_has_the_elements_that_its_program_gives_it(tmp_path):
+    weights = instruction("grads", "parameter", 1, shape(11, 300, 1000))
+    reduced = instruction("all-reduce.1", "all-reduce", 2, shape(11, 300, 1000), takes=(1,))
+    computation = field(3, field(2, weights) + field(2, reduced) + field(5, 1))
+    programs, _ = metadata_plane(field(1, computation))  # a module without a name, as the rows name none
+    trace = import_trace([write(tmp_path / "t.xplane.pb", training() + programs)])
+
+    rows = trace.is_kind("collective")
+    assert set(trace["elements"][rows].tolist()) == {300_000}
+    assert set(trace["bytes"][rows].tolist()) == {1_200_000}

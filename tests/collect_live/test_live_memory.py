@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import types
-from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from daydream.collect.derive.recording import Recording
 from daydream.collect.live.capture import prepared_profiler
 from daydream.collect.live.events import read_events
 from daydream.collect.live.memory import held_before, read_memory, until_the_last_row
-from daydream.collect.live.profiler_cost import measure_profiler_cost
 from daydream.collect.live.torch_private import events_of
 from daydream.memory.enclosing import enclosing_rows
 from daydream.memory.pairing import paired
@@ -101,16 +99,6 @@ def test_torch_says_nothing_of_frees_it_does_not_know(tmp_path, capfd):
     record(loop_of("mixed"), tmp_path)
 
     assert "unknown size" not in capfd.readouterr().err
-
-
-def test_the_cost_of_an_event_is_measured_where_memory_is_recorded():
-    with_memory = measure_profiler_cost(partial(prepared_profiler, memory=True), seconds=0.05)
-    without = measure_profiler_cost(prepared_profiler, seconds=0.05)
-    if not with_memory:
-        pytest.skip("this torch cannot switch recording on and off")
-
-    assert 0 <= with_memory["memory_ns"] < 1e6
-    assert "memory_ns" not in without
 
 
 def test_events_of_a_gpu_have_its_number_and_totals():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import daydream
-from daydream.costs.workload.calls import calls_of
+from daydream.costs.kernels import work_of_rows
 from daydream.costs.workload.operator import MATRIX_FAMILIES
 
 torch = pytest.importorskip("torch")
@@ -43,7 +43,8 @@ def recorded(run: Callable[[], Any]) -> dict[str, list[tuple[int, int, str]]]:
         profiler.export_chrome_trace(str(path))
         trace = daydream.load(path)
     rows = np.flatnonzero(trace.is_kind("operator"))
-    flop, nbytes, family, _ = calls_of(trace).work_of_rows(rows)
+    work = work_of_rows(trace, rows)
+    flop, nbytes, family = work.flop, work.nbytes, work.family
     found: dict[str, list[tuple[int, int, str]]] = {}
     for row, *amounts in zip(rows, flop.tolist(), nbytes.tolist(), family.tolist(), strict=True):
         if amounts[2] is not None:

@@ -160,6 +160,37 @@ def test_where_numbers_differ_each_has_the_mean_and_it_is_said(tmp_path):
     assert "3 kernels could not be told apart" in trace.metadata["notes"][1]
 
 
+def on_two_devices():
+    trace = kernels("axpy", "axpy", "axpy", "axpy")
+    trace.columns["device"] = np.array([2, 9, 2, 9])
+    return trace
+
+
+def of_agents(*agents):
+    header = "Dispatch_Id,Agent_Id,Grid_Size,Kernel_Name,Workgroup_Size,Counter_Name,Counter_Value\n"
+    return header + "".join(
+        f"{at},Agent {agent},1024,axpy,64,{name},{at + 1}\n"
+        for at, agent in enumerate(agents) for name in ("FETCH_SIZE", "WRITE_SIZE")
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("agents", "kib", "said"),
+    [
+        ((4, 10, 4, 10), [2, 4, 6, 8], None),  # launches of the two devices as they are launched
+        ((10, 10, 4, 4), [6, 2, 8, 4], None),  # one device after the other: Agent 4 is before Agent 10
+        ((4, 4), [2, 2, 4, 4], "counts one device; its counts are used for each of 2"),
+        ((4, 4, 4), [4, 4, 4, 4], "could not be told apart"),  # of one device, and one launch more
+        ((4, 5, 6, 7), [2, 4, 6, 8], None),  # more devices than were recorded: all in order of the launches
+    ],
+)
+def test_launches_meet_kernels_of_their_device(tmp_path, agents, kib, said):
+    (tmp_path / "c.csv").write_text(of_agents(*agents))
+    trace = attach_counters(on_two_devices(), [tmp_path / "c.csv"])
+    assert [entry["bytes"] for entry in trace.metadata["counters"]] == [1024 * each for each in kib]
+    assert said is None or any(said in note for note in trace.metadata["notes"])
+
+
 def test_a_file_without_grids_is_joined_by_order_over_all_grids(tmp_path):
     trace = kernels("axpy", "axpy", "axpy", grid="16,1,1")
     trace.texts["grid"] = ["16,1,1", "4,1,1"]
@@ -200,6 +231,13 @@ def test_passes_of_one_program_add_their_counters(tmp_path):
         ),
         (long_table(("axpy", 16, {"sm__cycles_elapsed.avg": ("cycle", "1")})), "neither FLOP nor bytes"),
         (long_table(("dot", 16, axpy())), "is a kernel of this trace"),
+        (long_table(("axpy", 16, axpy())) + LONG.splitlines()[1] + "\n", "another table begins here"),
+        (
+            long_table(("axpy", 16, axpy())) + "Dispatch_Id,Kernel_Name,Counter_Name,Counter_Value\n",
+            "another table begins here",
+        ),
+        ("ID;Kernel Name;Metric Name;Metric Value\n0;axpy;dram__bytes.sum;1.048.576\n", "by semicolons"),
+        (LONG.replace("Metric Value", "Valeur") + "0,7,axpy,,,,dram__bytes.sum,byte,1\n", "no counters that"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(tmp_path, text, said):
@@ -249,6 +287,41 @@ def test_public_samples(file, launches, flop, nbytes):
         assert (found[0].flop, found[0].bytes) == (flop, nbytes)
     else:
         assert found[0].bytes == 1_124_711_000 + 408_483_000  # AMD's counters, in bytes as the table says
+
+
+def test_amds_l2_tells_bytes_by_its_requests():
+    found = read_kernels(shared_trace("formats/rocprof_v2/omniperf_MI300X_pmc_perf_merged.csv.gz"))
+    size = 4096 * 256 * 8  # the copy of doubles: a thread each
+    assert [one.name[:7] for one in found] == ["vecCopy"] * 3
+    for one in found:
+        amounts = one.amounts
+        assert amounts["dram_written_bytes"] == size
+        assert amounts["dram_read_bytes"] == pytest.approx(size, rel=2e-3)
+        assert amounts["l2_bytes"] == pytest.approx(2 * size, rel=1e-2)
+        assert one.bytes == amounts["dram_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "read", "written", "through"),
+    [
+        ({"TCC_EA_RDREQ_sum": 10, "TCC_EA_RDREQ_32B_sum": 4}, 4 * 32 + 6 * 64, None, None),
+        ({"TCC_EA_WRREQ_sum": 10, "TCC_EA_WRREQ_64B_sum": 4}, None, 4 * 64 + 6 * 32, None),
+        # An MI300 reads 128 bytes at once, too: without the count of those nothing is known.
+        ({"TCC_EA0_RDREQ_sum": 10, "TCC_EA0_RDREQ_32B_sum": 4}, None, None, None),
+        (
+            {"TCC_EA0_RDREQ_sum": 10, "TCC_EA0_RDREQ_32B_sum": 4, "TCC_BUBBLE_sum": 5},
+            4 * 32 + 64 + 5 * 128, None, None,
+        ),
+        ({"TCC_REQ_sum": 10}, None, None, 1280),
+        ({"TCC_REQ_sum": 10, "TCC_READ_sum": 6, "TCC_WRITE_sum": 4}, None, None, 6 * 128 + 4 * 64),
+        # What AMD's profiler itself sums up goes first.
+        ({"TCC_EA_RDREQ_sum": 10, "TCC_EA_RDREQ_32B_sum": 4, "FETCH_SIZE": 3}, 3, None, None),
+    ],
+)  # fmt: skip
+def test_requests_of_amds_l2_are_bytes(metrics, read, written, through):
+    amounts = CountedKernel("k", metrics={name: float(value) for name, value in metrics.items()}).amounts
+    names = ("dram_read_bytes", "dram_written_bytes", "l2_bytes")
+    assert [amounts.get(name) for name in names] == [read, written, through]
 
 
 def test_kinetos_ranges_are_counters_too(tmp_path):

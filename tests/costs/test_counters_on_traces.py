@@ -16,6 +16,7 @@ from test_counter_files import OPS, kernels, long_table
 import daydream
 from daydream import attach_counters, build, counters_table
 from daydream.costs.counters.joining import base_name
+from daydream.costs.counters.listing import counted_in
 from daydream.report.text.counted import counted_sentences
 
 HEADER = (
@@ -124,3 +125,15 @@ def test_the_public_ranges_meet_their_launches_one_to_one(tmp_path):
     assert len(trace.metadata["counters"]) == 77
     assert [each["flop"] for each in trace.metadata["counters"]] == [one.flop for one in found]
     assert not any("the mean" in note for note in trace.metadata["notes"])
+
+
+def test_what_was_counted_is_told_in_short():
+    assert counted_in(kernels("axpy")) is None
+    trace = kernels("axpy", "dot", "dot")
+    trace.metadata["counters"] = [
+        {"name": "axpy", "flop": 64, "bytes": None, "amounts": {"occupancy": 0.5}},
+        {"name": "dot", "flop": None, "bytes": None, "amounts": {}},
+        {"name": "dot", "flop": None, "bytes": None},
+    ]
+    told = {"kernels": 1, "of": 3, "quantities": ["flop", "occupancy"], "windows": []}
+    assert counted_in(trace) == told

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from daydream.optimizations.cpu import cpu
-from daydream.optimizations.gpu import gpu
+from daydream.optimizations.gpu import MODEL_ERROR, gpu
 from daydream.optimizations.pcie import pcie
 from recorded import Program, thread_and_stream, wait_before
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.costs import retime
+from daydream.predict import uncertainty
 
 MIB = 2**20
 V100 = [{"id": 0, "name": "Tesla V100-SXM2-16GB", "multiprocessors": 80}]
@@ -88,6 +91,35 @@ def test_kernels_of_unknown_work_go_with_the_bandwidth_or_the_peak():
     assert graph.select(on="gpu").duration_ns.tolist() == [6_400 * 16 / 64, streaming, product]
     assert simulate(graph).makespan_ns == BEGIN + 1_600 + streaming + product
     assert any("From a V100 SXM2 to a H100 SXM" in note for note in graph.facts.notes)
+
+
+def test_the_range_covers_what_an_unknown_element_type_may_be():
+    p = Program()
+    p.op("my::op", "forward", ("my_gemm", 905_000))
+    p.op("my::op", "forward", ("sgemm", 905_000))
+    graph = p.graph(devices=V100)
+    open_type = graph.select(name="my_gemm").set(dtype=None)
+    assert open_type.dtype.tolist() == [None]
+    gpu(graph, to="h100")
+
+    wide = 5_000 + 900_000 * 15.7 / 66.9
+    narrow = retime(v100_in("float16"), v100_in("float16").select(name="my_gemm"), device="h100")
+    middle = (round(wide) + int(narrow.duration_ns[0])) // 2
+    assert open_type.duration_ns.tolist() == [middle]
+    ((ids, error),) = graph.doubted
+    assert ids.tolist() == open_type.ids.tolist()
+    half = abs(wide - narrow.duration_ns[0]) / 2
+    assert error[0] == pytest.approx(np.hypot(half / middle, 0.2), rel=1e-3)
+    said = "Products of unknown element type take 50.0% of the kernels' time"
+    assert any(said in note for note in graph.facts.notes)
+
+
+def v100_in(dtype: str) -> Graph:
+    p = Program()
+    p.op("my::op", "forward", ("my_gemm", 905_000))
+    graph = p.graph(devices=V100)
+    graph.select(name="my_gemm").set(dtype=dtype)
+    return graph
 
 
 def test_a_gpu_by_a_factor_leaves_the_link_alone():
@@ -188,3 +220,7 @@ def test_links_that_are_no_question_are_refused():
         pcie(copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16)
     with pytest.raises(NotApplicableError, match="copies between CPU and device"):
         pcie(thread_and_stream(("k", 5, "forward")), bandwidth=16)
+
+
+def test_products_of_unknown_type_are_at_least_as_uncertain_as_other_kernels():
+    assert uncertainty.MODEL_ERROR["kernels"] == MODEL_ERROR

@@ -19,6 +19,7 @@ from daydream.errors import DaydreamError
 from daydream.explanation.parts import parts_of_change
 from daydream.explanation.suggestion import Suggestion, suggestion
 from daydream.predict.difference import compare
+from daydream.predict.recording import SHOWS
 from daydream.report.html.page import page
 from daydream.report.html.ranking import whatifs
 from daydream.report.notebook import html
@@ -133,11 +134,14 @@ def test_the_answer_comes_first_in_one_line(replay):
     comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
     first, *_ = whatif_text(comparison).splitlines()
 
-    low = comparison.replayed_ns / comparison.predicted_high_ns
-    high = comparison.replayed_ns / comparison.predicted_low_ns
+    told = comparison.unprofiled  # with a typical cost of recording: the trace does not say its own
+    low = told.replayed_ns / told.predicted_high_ns
+    high = told.replayed_ns / told.predicted_low_ns
+    assert comparison.recording_cost == "typical"
     assert first == (
-        f"scale: {comparison.replayed_ns / 1e6:.3f} -> {comparison.predicted_ns / 1e6:.3f} ms per step, "
-        f"{comparison.speedup:.2f}x (90 % interval {low:.2f} to {high:.2f}x); replay error 0.00 %"
+        f"scale: {told.replayed_ns / 1e6:.3f} -> {told.predicted_ns / 1e6:.3f} ms per step "
+        "without the profiler, "
+        f"{told.speedup:.2f}x (90 % interval {low:.2f} to {high:.2f}x); replay error 0.00 %"
     )
 
 
@@ -149,7 +153,7 @@ def test_the_headline_is_the_step_without_the_profiler_where_the_trace_knows_it(
     screen = whatif_text(daydream.whatif(small_run(), halve_b)).splitlines()
 
     assert screen[0].startswith("halve-b: 18.00 -> 15.10 us per step without the profiler, 1.19x (90 % ")
-    assert "  with the profiler, as below: 20.00 -> 17.00 us, 1.18x" in screen
+    assert "  with the profiler, as below: 20.00 -> 17.00 us, 1.18x; its cost is estimated" in screen
 
 
 def test_where_the_step_was_measured_without_a_profiler_the_prediction_starts_from_that():
@@ -258,7 +262,11 @@ def test_what_is_suggested_saves_what_is_said_on_top_of_the_change(replay, asked
     found = suggestion(comparison, options=given)
 
     both = daydream.whatif(replay, f"{asked}+{found.name}", **given, **found.options)
-    assert found.saving_ns == comparison.predicted_ns - both.predicted_ns > 0
+    assert comparison.as_run is comparison.unprofiled  # with a typical cost of recording, as the headline
+    without = daydream.whatif(comparison.as_run.replay, f"{asked}+{found.name}", **given, **found.options)
+    assert found.saving_ns == comparison.as_run.simulated_ns - without.simulated_ns > 0
+    # Where it moves the ratio by less, the whole is told as recorded.
+    assert abs(without.ratio - both.as_run.ratio) <= SHOWS
     assert found.name not in asked
     assert f"try next: {found.name} saves" in whatif_text(comparison, suggestion=found)
 

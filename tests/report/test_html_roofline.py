@@ -10,26 +10,34 @@ import pytest
 from chromium import Chromium, browser
 
 import daydream
+from daydream import Graph
 from daydream.costs.devices import find_device
 from daydream.report.html.page import write
-from daydream.report.html.roofline import MOST, Point, _svg, picture
+from daydream.report.html.roofline import MOST, NO_PEAKS, NO_WORK, Point, _svg, picture
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
 
 
-@pytest.fixture(scope="module")
-def replay():
-    """Of a trace made by hand; counters, made too, give its products 10 TFLOP/s at 100 FLOP a byte."""
+def counted(amounts):
+    """Return the trace made by hand, on an A100, with what `amounts` gives for a kernel's name and ns."""
     trace = daydream.load(EXAMPLE)
     trace.metadata["devices"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
-    names, rows = trace.text("name"), np.flatnonzero(trace.is_kind("kernel"))
+    rows = np.flatnonzero(trace.is_kind("kernel"))
     rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
+    times = trace["duration_ns"][rows].tolist()
     trace.metadata["counters"] = [
-        {"name": names[trace["name"][row]], "flop": 10_000 * ns, "bytes": 100 * ns}
-        if "gemm" in names[trace["name"][row]] else {"name": names[trace["name"][row]]}
-        for row, ns in zip(rows.tolist(), trace["duration_ns"][rows].tolist(), strict=True)
-    ]  # fmt: skip
-    return daydream.replay(trace)
+        {"name": name, **amounts(name, ns)}
+        for name, ns in zip(trace.values("name", rows), times, strict=True)
+    ]
+    return trace
+
+
+@pytest.fixture(scope="module")
+def replay():
+    """Of counters that give its products 10 TFLOP/s at 100 FLOP a byte."""
+    return daydream.replay(
+        counted(lambda name, ns: {"flop": 10_000 * ns, "bytes": 100 * ns} if "gemm" in name else {})
+    )
 
 
 def point(intensity, rate, ns=1_000, name="k", layer="blocks.1", kind="compute"):
@@ -58,10 +66,22 @@ def test_a_large_trace_draws_a_bounded_picture():
     assert _svg(many, find_device("a100"), ["float32"]).count("<title>") == MOST
 
 
-def test_without_shapes_and_counters_there_is_no_picture():
-    graph = daydream.build(daydream.load(EXAMPLE))
-    graph.trace.metadata["devices"] = []
-    assert picture(graph) == ""
+def test_without_peaks_or_work_there_is_no_picture_and_it_is_said():
+    trace = daydream.load(EXAMPLE)
+    trace.columns.pop("shapes", None)
+    trace.metadata["devices"] = []
+    assert picture(daydream.build(trace)) == f'<p class="help">{NO_PEAKS}</p>'
+    trace.metadata["devices"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
+    assert picture(daydream.build(trace)) == f'<p class="help">{NO_WORK}</p>'
+    assert picture(Graph()) == ""
+
+
+def test_kernels_of_no_known_type_are_drawn_under_one_line():
+    graph = daydream.build(counted(lambda name, ns: {"flop": 1_000, "bytes": 100}))
+    graph.select(kind="kernel").set(dtype=None)
+    drawn = picture(graph)
+    assert "<circle" in drawn
+    assert drawn.count(">float32<") == 1
 
 
 def test_the_picture_says_how_much_it_covers_and_by_what(replay):

@@ -107,6 +107,8 @@ class Capture:
         """Leave a step marker in the recording."""
         with self._range(MARKER_NAME.format(number)):
             pass
+        if self._warm is not None:
+            self._warm.add_if_used_up()
 
     def abandon(self) -> None:
         """Take the layer hooks off; for a forked child, which has no profiler of its own to stop."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from daydream.collect.derive.quality import MOST_VARYING, far_from_usual
 from daydream.collect.derive.steps import Ranges
-from daydream.collect.live.capture import Captured, prepared_profiler
-from daydream.collect.live.interruption import HeldInterruptions
+from daydream.collect.live.capture import Captured
 from daydream.collect.live.periods_of_steps import DIFFERENT
-from daydream.collect.live.profiler_cost import measure_profiler_cost
-from daydream.collect.live.step_sequence import INTERRUPTED
 from daydream.collect.live.warm_memory import give_back
 from daydream.text import counted
 from daydream.trace.trace import Trace
@@ -62,22 +58,6 @@ class CapturedSteps:
     def worth(self) -> tuple[float, ...]:
         """How many steps, how many of their layers, and how alike the steps are; the larger the better."""
         return self.count, -self.captured.unseen, -self.apart
-
-    def measure_cost(self, interruptions: HeldInterruptions, step_hooks_ns: int) -> None:
-        """Note what recording costs an event, in this process; where that fails, why."""
-        make_profiler = partial(prepared_profiler, memory=self.captured.recording.memory is not None)
-        with interruptions as held:
-            try:
-                cost = measure_profiler_cost(make_profiler, stop=lambda: held.came)
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                self.metadata["notes"].append(f"What recording costs could not be measured: {error}.")
-                return
-            if cost:
-                self.metadata["profiler_cost"] = {**cost, "step_hooks_ns": step_hooks_ns}
-            elif held.came:
-                self.metadata["notes"].append(
-                    f"What recording costs was not measured: {INTERRUPTED} came before."
-                )
 
     def save(self, output: Path, *, force: bool, wanted: int, reason: str) -> Trace:
         """Write the trace and return it; fewer steps than `wanted` are noted with the reason."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import places
 from daydream.trace.trace import Trace
 
 CLASSES = ("forward", "backward", "optimizer")  # of operators
@@ -51,7 +52,9 @@ def heads(trace: Trace) -> dict[tuple[str, str, str], tuple[int, float]]:
     operator = trace.is_kind("operator")
     inner = operator[rows] & (trace["parent"][rows] >= 0)
     rows, of_class = rows[inner], of_class[inner]
-    outer, first = np.unique(trace["parent"][rows], return_index=True)  # rows are in order of start
+    outer, place = places(trace["parent"][rows])
+    first = np.empty(len(outer), np.int64)
+    first[place[::-1]] = np.arange(len(place))[::-1]  # the last assigned stays: rows are in order of start
     rows, of_class = rows[first], of_class[first]
     kept = operator[outer]
     rows, of_class, outer = rows[kept], of_class[kept], outer[kept]
@@ -60,8 +63,9 @@ def heads(trace: Trace) -> dict[tuple[str, str, str], tuple[int, float]]:
     name = np.asarray(trace["name"], np.int64)
     size = len(trace.text("name"))
     keys = (of_class * size + name[outer]) * size + name[rows]
-    keys, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    means = np.bincount(group.reshape(-1), weights=length, minlength=len(keys)) / np.maximum(counts, 1)
+    keys, group = places(keys)
+    counts = np.bincount(group, minlength=len(keys))
+    means = np.bincount(group, weights=length, minlength=len(keys)) / np.maximum(counts, 1)
     texts = trace.text("name")
     return {
         (CLASSES[key // size // size], texts[key // size % size], texts[key % size]): (count, mean)

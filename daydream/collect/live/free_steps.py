@@ -13,18 +13,17 @@ from daydream.collect.live.unprofiled import UnprofiledSteps, settle_device
 class FreeSteps:
     """Times `wanted` steps, then, with `alternate`, blocks of steps; `record` then records changed ones.
 
-    `on_timed` is called behind the timed steps. A change that cannot be made ends it; why is kept.
+    A change that cannot be made ends it; why is kept.
     """
 
     def __init__(
         self,
         wanted: int,
         alternate: Callable[[], Alternating] | None,
-        on_timed: Callable[[], None],
         record: Callable[[Alternating], ChangedWindow] | None = None,
     ) -> None:
         self._timed = UnprofiledSteps(wanted, settle=settle_device)
-        self._alternate, self._on_timed, self._record = alternate, on_timed, record
+        self._alternate, self._record = alternate, record
         self._blocks: Alternating | None = None
         self._window: ChangedWindow | None = None
         self._failed: str | None = None
@@ -43,7 +42,6 @@ class FreeSteps:
             self._timed.end_step()
             if not self._timed.enough:
                 return False
-            self._on_timed()
         try:
             if self._blocks is not None:
                 self._blocks.end_step()
@@ -78,10 +76,10 @@ class FreeSteps:
             except Exception as error:  # noqa: BLE001 - see above
                 self._not_recorded = f"{type(error).__name__}: {error}"
 
-    def document(self) -> dict[str, Any]:
-        """Return what was found, for the trace's metadata."""
+    def document(self, hooks_ns: int) -> dict[str, Any]:
+        """Return what was found, for the trace's metadata; our hooks took `hooks_ns` of a timed step."""
         found: dict[str, Any] = {}
-        if times := self._timed.durations_ns():
+        if times := self._timed.durations_ns(hooks_ns):
             found["unprofiled_step_ns"] = times
         if self._failed is not None:
             found["confirmed"] = {"failed": self._failed}

@@ -31,6 +31,7 @@ from daydream.collect.live.own_profilers import OwnProfilers
 from daydream.collect.live.rank import is_loader_worker
 from daydream.collect.live.step_hooks import BACKWARD, StepHooks
 from daydream.collect.live.step_sequence import StepSequence, why_nothing
+from daydream.collect.live.typical_cost import TYPICAL
 from daydream.errors import DaydreamError
 from daydream.files.atomic import refuse_to_replace
 from daydream.text import counted
@@ -263,7 +264,6 @@ class Session:
         self._free = FreeSteps(
             self._unprofiled,
             None if self._alternate is None else self._begin_alternating,
-            self._measure_cost,
             self._record_changed,
         )
         self._tell(f"timing {counted(self._unprofiled, 'step')} without the profiler")
@@ -289,14 +289,6 @@ class Session:
             self._sequence.steps += 1
             if self._free.end_step():
                 self.finish("the end")
-
-    def _measure_cost(self) -> None:
-        captured = self._captures.kept
-        if captured is None:
-            return
-        self._tell("measuring what recording costs")
-        hooks_ns = self._hook_times.more_in(CAPTURING, than=TIMING, once_a_step=self._captures.anchor or 0)
-        self._as_ours(lambda: captured.measure_cost(self._interruptions, hooks_ns))
 
     def _start_again(self) -> None:
         """Forget the backward passes that were taken for steps: an optimizer steps after all."""
@@ -326,14 +318,18 @@ class Session:
         self._tell("writing")
         self._captures.kept = None
         if self._free is not None:
-            captured.metadata.update(self._free.document())
+            captured.metadata.update(self._free.document(self._hooks_ns(TIMING)))
         asked = {
             "warmup": self._warmup, "steps": self._steps, "unprofiled": self._unprofiled,
             "captures": 1 + self._busy.repeated,
         }  # fmt: skip
+        captured.metadata["profiler_cost"] = {**TYPICAL, "step_hooks_ns": self._hooks_ns(CAPTURING)}
         captured.metadata["notes"] += self._busy.notes()
         captured.metadata.update(source=self._output.name, collected={**asked, "ran": self._sequence.steps})
         self.trace = captured.save(self._output, force=self._force, wanted=self._steps, reason=reason)
+
+    def _hooks_ns(self, state: int) -> int:
+        return self._hook_times.in_step(state, once_a_step=self._captures.anchor or 0)
 
     def _take_down(self) -> None:
         """Leave the process as it was."""

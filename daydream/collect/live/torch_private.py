@@ -73,56 +73,6 @@ def profiler_runs() -> bool:
     return ask is not None and bool(ask())
 
 
-def recording_switch() -> Callable[[bool], None] | None:
-    """Return what switches a running profiler's recording of operators off and on, for this thread alone.
-
-    None where this torch cannot.
-    """
-    import torch
-
-    autograd: Any = getattr(vars(torch)["_C"], "_autograd", None)
-    switch: Callable[[bool], None] | None = getattr(autograd, "_enable_record_function", None)
-    return switch
-
-
-def compute_alone() -> None:
-    """Let operators of this thread use no other threads; those of the other threads go on as before.
-
-    OpenMP's setting is the thread's own, unlike `torch.set_num_threads`. Torch sets it itself when a
-    thread first asks, so that is done before.
-    """
-    import ctypes
-
-    import torch
-
-    torch.get_num_threads()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).omp_set_num_threads(1)
-
-
-@contextlib.contextmanager
-def without_global_hooks() -> Iterator[None]:
-    """Leave out all hooks on every module and every optimizer while this is open.
-
-    The tables are put aside, not emptied: the script may be walking through one of them.
-    """
-    from torch.nn.modules import module
-    from torch.optim import optimizer
-
-    kept = [
-        (where, name, table)
-        for where, prefix in ((module, "_global_"), (optimizer, "_global_optimizer_"))
-        for name, table in vars(where).items() if name.startswith(prefix) and isinstance(table, dict)
-    ]  # fmt: skip
-    for where, name, table in kept:
-        setattr(where, name, type(table)())
-    try:
-        yield
-    finally:
-        for where, name, table in kept:
-            setattr(where, name, table)
-
-
 def events_of(profiler: Any) -> list[Any]:
     """Return the raw events of a stopped `torch.profiler.profile`; none if its recording was taken away."""
     results = getattr(getattr(profiler, "profiler", None), "kineto_results", None)

@@ -61,10 +61,15 @@ class UnprofiledSteps:
             self._on_device = self._settle()
         self._ends.append(self._clock())
 
-    def durations_ns(self) -> list[int]:
-        """Return the durations of the ordinary steps; with a device, their mean for each."""
+    def durations_ns(self, hooks_ns: int = 0) -> list[int]:
+        """Return the durations of the ordinary steps without our hooks'; with a device, their mean for each.
+
+        A device works while the hooks run, so there they are not taken out.
+        """
         times = self._times()
-        return [round(sum(times) / len(times))] * len(times) if self._on_device and times else times
+        if self._on_device and times:
+            return [round(sum(times) / len(times))] * len(times)
+        return [max(time - hooks_ns, 0) for time in times]
 
     def _times(self) -> list[int]:
         ends = self._ends

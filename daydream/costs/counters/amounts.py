@@ -34,6 +34,7 @@ class CountedKernel:
         metrics: values by the names of the counters, in base units: bytes, instructions, operations.
         launches: how many launches the values are the mean of.
         ordered: whether it stands where it was launched among those of its name.
+        device: what the file calls its device; empty if it does not say.
     """
 
     name: str
@@ -41,6 +42,7 @@ class CountedKernel:
     metrics: dict[str, float] = field(default_factory=dict)
     launches: int = 1
     ordered: bool = True
+    device: str = ""
 
     @property
     def flop(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -18,7 +19,8 @@ from daydream.trace.trace import Trace
 
 MOST = 2**53
 TELL_NOTHING = {"cycles", "unit_cycles"}  # by themselves
-Key = tuple[str, int | None]  # a kernel and the blocks of its grid
+Key = tuple[str, int | None, int]  # a kernel, the blocks of its grid, and the place of its device
+ALONE = 0
 MANGLED = regex(r"(?:K|St)?(\d{1,4})")
 QUALIFIED = regex(r"(?:[\w~]+::)+(?=[\w~])")
 
@@ -34,8 +36,9 @@ class Joined:
 def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
     """Return counters for the kernels of a trace, as its metadata has them, and what is to be said of them.
 
-    The n-th launch of a kernel with a grid has the n-th that was counted, where there are as many of both;
-    else each has the mean of those that were counted, which is said. What was counted and is not in the
+    The n-th launch of a kernel with a grid on a device has the n-th that was counted, where there are as many
+    of both; else each has the mean of those that were counted, which is said. Devices are those of the file
+    in their order; what was counted on one alone is taken for each. What was counted and is not in the
     trace is said, too. Raises `FileError` where nothing meets.
     """
     rows = np.flatnonzero(trace.is_kind("kernel"))
@@ -43,21 +46,28 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
     names, grids = trace.text("name"), trace.text("grid")
     base = [base_name(name) for name in names]
     blocks = [_blocks(grid) for grid in grids]
+    devices = _Devices(trace, rows, kernels)
     recorded = [
-        (base[name], blocks[grid] if grid >= 0 else None)
-        for name, grid in zip(trace["name"][rows].tolist(), trace["grid"][rows].tolist(), strict=True)
+        (base[name], blocks[grid] if grid >= 0 else None, device)
+        for name, grid, device in zip(
+            trace["name"][rows].tolist(), trace["grid"][rows].tolist(), devices.recorded, strict=True
+        )
     ]
-    wanted = [(base_name(one.name), one.blocks) for one in kernels]
+    wanted = [
+        (base_name(one.name), one.blocks, device)
+        for one, device in zip(kernels, devices.counted, strict=True)
+    ]
     # Where one of the two does not know a kernel's grids, its launches are told apart by order alone.
-    without = {name for name, grid in (*recorded, *wanted) if grid is None}
+    without = {name for name, grid, _ in (*recorded, *wanted) if grid is None}
     counts, launches = (_grouped(each, without) for each in (wanted, recorded))
     found: list[CountedKernel | None] = [None] * len(rows)
-    aggregated = met = 0
-    for key, places in launches.items():
-        mine = counts.get(key)
+    aggregated = 0
+    used: set[int] = set()
+    for (name, grid, device), places in launches.items():
+        mine = counts.get((name, grid, ALONE if devices.alone else device))
         if not mine:
             continue
-        met += len(mine)
+        used.update(mine)
         one_by_one = len(mine) == len(places) and all(
             kernels[each].launches == 1 and kernels[each].ordered for each in mine
         )
@@ -69,7 +79,7 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
         aggregated += 0 if one_by_one else len(places)
         for place, one in zip(places, whole, strict=True):
             found[place] = one
-    if not met:
+    if not used:
         raise FileError(
             f"{file}: none of its {counted(len(kernels), 'launch', 'launches')} is a kernel of this trace; "
             f"the first is {kernels[0].name!r:.60}. Count the program that was recorded"
@@ -96,12 +106,38 @@ def join(trace: Trace, kernels: Sequence[CountedKernel], file: str) -> Joined:
             f"{counted(aggregated, 'kernel')} could not be told apart from others of the same name and grid: "
             "each has the mean of those that were counted."
         )
-    left = len(kernels) - met
+    if devices.alone:
+        notes.append(f"{file} counts one device; its counts are used for each of {devices.number}.")
+    left = len(kernels) - len(used)
     if left > 0:
         notes.append(
             f"{counted(left, 'counted launch', 'counted launches')} of {file} met no kernel of the trace."
         )
     return Joined(counters, notes)
+
+
+class _Devices:
+    """Which device each launch is of, recorded and counted: places in the order of their numbers.
+
+    All are 0 where they cannot be told apart, as with more of them in one of the two.
+    """
+
+    def __init__(self, trace: Trace, rows: np.ndarray, kernels: Sequence[CountedKernel]) -> None:
+        pairs = list(zip(trace["rank"][rows].tolist(), trace["device"][rows].tolist(), strict=True))
+        places = {pair: place for place, pair in enumerate(sorted(set(pairs)))}
+        names = sorted({one.device for one in kernels}, key=_order)
+        named = {name: place for place, name in enumerate(names)}
+        self.number = len(places)
+        self.alone = self.number > 1 and len(named) == 1
+        together = not self.alone and len(named) != self.number
+        self.recorded = [0 if together else places[pair] for pair in pairs]
+        self.counted = [0 if together else named[one.device] for one in kernels]
+
+
+def _order(device: str) -> tuple[int, str]:
+    """Return what devices are sorted by: `Agent 10` stands behind `Agent 2`."""
+    number = re.search(r"\d{1,18}$", device)
+    return (int(number[0]) if number else -1, device)
 
 
 def _entry(name: str, one: CountedKernel | None) -> dict[str, Any]:
@@ -118,6 +154,7 @@ def _taken(counters: Sequence[dict[str, Any]]) -> str:
     return "their FLOP and bytes are taken from them"
 
 
+@lru_cache(maxsize=1 << 14)  # many launches, few names
 def base_name(name: str) -> str:
     """Return a kernel's own name: without its return type, namespaces, template arguments and parameters.
 
@@ -153,8 +190,8 @@ def _mangled_base(name: str) -> str | None:
 def _grouped(keys: Sequence[Key], without: Collection[str]) -> dict[Key, list[int]]:
     """Return the places of each kernel and grid; of kernels `without` known grids, of the kernel alone."""
     found: dict[Key, list[int]] = {}
-    for place, (name, grid) in enumerate(keys):
-        found.setdefault((name, None if name in without else grid), []).append(place)
+    for place, (name, grid, device) in enumerate(keys):
+        found.setdefault((name, None if name in without else grid, device), []).append(place)
     return found
 
 

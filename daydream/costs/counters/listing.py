@@ -51,6 +51,36 @@ def counters_table(trace: Trace | str | os.PathLike[str]) -> list[dict[str, Any]
     return found
 
 
+def counted_in(trace: Trace) -> dict[str, Any] | None:
+    """Return of how many kernels something was counted, and what; None if nothing was.
+
+    Args:
+        trace: a recording.
+
+    Returns:
+        `kernels` that were counted, `of` how many, their `quantities` by the names of
+        `daydream.costs.counters.quantities`, and the `windows` of which only sums are known.
+
+    """
+    entries = trace.metadata.get("counters") or []
+    windows = trace.metadata.get("counted_windows") or []
+    if not entries and not windows:
+        return None
+    rows = np.flatnonzero(trace.is_kind("kernel"))
+    told = [
+        {key for key in ("flop", "bytes") if entry.get(key) is not None} | {*(entry.get("amounts") or ())}
+        for entry in entries
+    ]
+    counted = np.array([*map(bool, told), False])[entry_of_rows(trace)[rows]]
+    told += [set(window["amounts"]) for window in windows]
+    return {
+        "kernels": int(counted.sum()),
+        "of": len(rows),
+        "quantities": [name for name in QUANTITIES if any(name in each for each in told)],
+        "windows": [f"{window['first']} to {window['last']}, {window['source']}" for window in windows],
+    }
+
+
 def _means(told: list[dict[str, float]]) -> dict[str, float]:
     """Return the means of what all of some launches have."""
     shared = [name for name in QUANTITIES if all(name in each for each in told)]

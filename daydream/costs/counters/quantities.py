@@ -76,6 +76,8 @@ SAME: dict[str, tuple[tuple[str, float], ...]] = {
         ("OccupancyPercent", 0.01),
     ),
 }  # fmt: skip
+# Requests of AMD's L2 to memory, as MI200 names them and as MI300: the second's reads may be of 128 bytes.
+AMD_EDGES = {"TCC_EA": False, "TCC_EA0": True}
 PARTS_OF_1 = ("shared_conflict_share", "occupancy")
 
 
@@ -97,6 +99,8 @@ def quantities_of(metrics: Mapping[str, float]) -> dict[str, float]:
     tensor = [value for name, value in metrics.items() if NVIDIA_TENSOR.fullmatch(name)]
     if tensor:
         found.setdefault("matrix_instructions", sum(tensor))
+    for name, value in (*_requested_bytes(metrics).items(), *_bytes_of_amds_l2(metrics).items()):
+        found.setdefault(name, value)
     both = [found.get(name) for name in ("dram_read_bytes", "dram_written_bytes")]
     if None not in both:
         found.setdefault("dram_bytes", sum(one for one in both if one is not None))
@@ -104,6 +108,36 @@ def quantities_of(metrics: Mapping[str, float]) -> dict[str, float]:
         if name in found:
             found[name] = min(found[name], 1.0)
     return found
+
+
+def _requested_bytes(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what AMD's L2 read from memory and wrote, by its requests: of 32, 64 and 128 bytes.
+
+    As AMD derives FETCH_SIZE and WRITE_SIZE ("MI300 and MI200 series performance counters").
+    """
+    found = {}
+    for edge, may_be_wide in AMD_EDGES.items():
+        reads, narrow = (metrics.get(f"{edge}_RDREQ{part}_sum") for part in ("", "_32B"))
+        wide = metrics.get("TCC_BUBBLE_sum") if may_be_wide else 0.0
+        if reads is not None and narrow is not None and wide is not None:
+            found["dram_read_bytes"] = 32 * narrow + 64 * max(reads - narrow - wide, 0.0) + 128 * wide
+        writes, whole = (metrics.get(f"{edge}_WRREQ{part}_sum") for part in ("", "_64B"))
+        if writes is not None and whole is not None:
+            found["dram_written_bytes"] = 64 * whole + 32 * max(writes - whole, 0.0)
+    return found
+
+
+def _bytes_of_amds_l2(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what AMD's L2 was asked for: 128 bytes a read, 64 a write, an upper bound.
+
+    A request looks up a line of 128 bytes (AMD's own "L2 bandwidth" is 128 a request), a write brings half of
+    one: the public copy of 8,388,608 bytes on an MI300X has 65,536 reads and 131,072 writes. An MI200 reads
+    half lines, too. Where reads and writes were not told apart, all are taken as whole lines.
+    """
+    reads, writes, all_of_them = (metrics.get(f"TCC_{what}_sum") for what in ("READ", "WRITE", "REQ"))
+    if reads is not None and writes is not None:
+        return {"l2_bytes": 128 * reads + 64 * writes}
+    return {} if all_of_them is None else {"l2_bytes": 128 * all_of_them}
 
 
 def _flop_by_type(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -50,6 +50,7 @@ class _Symbol(Struct):
 class _Dispatch(Struct):
     kernel_id: Id
     dispatch_id: Id = 0
+    agent_id: _Handle = field(default_factory=lambda: _Handle(0))
     workgroup_size: _Size = field(default_factory=_Size)
     grid_size: _Size = field(default_factory=_Size)
 
@@ -107,7 +108,8 @@ def kernels_of_json(raw: bytes, file: str) -> list[CountedKernel]:
                 metrics[name] = metrics.get(name, 0.0) + record.value * (KB if name in AMD_KIB else 1)
             group = dispatch.workgroup_size.volume()
             blocks = round(dispatch.grid_size.volume() / group) if group else None
-            found.append(CountedKernel(kernels[dispatch.kernel_id], blocks or None, metrics))
+            device = str(dispatch.agent_id.handle)
+            found.append(CountedKernel(kernels[dispatch.kernel_id], blocks or None, metrics, device=device))
     if not found:
         raise FileError(f"{file}: rocprofv3 counted nothing there; run it with --pmc")
     return found

@@ -25,6 +25,7 @@ LONG, WIDE = {"ID", "Kernel Name", "Metric Name", "Metric Value"}, {"ID", "Kerne
 SUMMARY = {"Kernel Name", "Metric Name", "Invocations", "Average"}
 ROCPROF_V1, ROCPROF_V2 = {"KernelName", "grd", "wgr"}, {"Kernel_Name", "LDS_Per_Workgroup", "Workgroup_Size"}
 ROCPROF = {"Kernel_Name", "Counter_Name", "Counter_Value"}
+DEVICES = ("Device", "Agent_Id", "GPU_ID", "gpu-id")  # columns that name a launch's device
 MOST = 2.0**63
 # Of rocprof's columns: what the hardware counted, and not who launched it and when.
 COUNTER = regex(
@@ -42,6 +43,10 @@ def kernels_of_table(text: str, file: str) -> list[CountedKernel] | None:
     for place, line in enumerate(lines):
         header = next(csv.reader([line]), [])
         names = {name.strip() for name in header}
+        if _is_header({name.strip().strip('"') for name in line.split(";")}):
+            raise FileError(
+                f"{file}, line {place + 1}: fields are parted by semicolons; export with LC_ALL=C"
+            )
         rows = _rows(lines, place, header, file)
         if names >= ROCPROF:
             return _of_rocprof(rows)
@@ -67,12 +72,21 @@ def _rows(lines: list[str], place: int, header: list[str], file: str) -> Iterato
     for number, fields in enumerate(csv.reader(lines[place + 1 :]), place + 2):
         if not fields or fields[0].startswith("=="):
             continue
+        if _is_header({name.strip() for name in fields}):
+            raise FileError(
+                f"{file}, line {number}: another table begins here; give each in a file of its own"
+            )
         if len(fields) > len(known):
             raise FileError(
                 f"{file}, line {number}: {len(fields)} fields under {len(known)} names; a table that a "
                 "spreadsheet saved without quotes splits its numbers. Export it again"
             )
         yield number, dict(zip(known, [*fields, *[""] * (len(known) - len(fields))], strict=True))
+
+
+def _is_header(names: set[str]) -> bool:
+    """Return whether these are the names of the columns of some table of counters."""
+    return any(names >= each for each in (LONG, SUMMARY, ROCPROF, ROCPROF_V1, ROCPROF_V2))
 
 
 def _of_long(rows: Iterator[tuple[int, dict[str, str]]], file: str) -> list[CountedKernel]:
@@ -82,7 +96,7 @@ def _of_long(rows: Iterator[tuple[int, dict[str, str]]], file: str) -> list[Coun
             continue  # a rule's advice
         launch = found.setdefault(
             (row.get("Process ID", ""), row["ID"]),
-            CountedKernel(row["Kernel Name"], _blocks(row.get("Grid Size", ""))),
+            CountedKernel(row["Kernel Name"], _blocks(row.get("Grid Size", "")), device=_device(row)),
         )
         if launch.name != row["Kernel Name"]:
             raise FileError(
@@ -120,7 +134,7 @@ def _of_wide(
             units = row
             continue
         grid = row.get("launch__grid_size") or row.get("Grid Size") or ""
-        launch = CountedKernel(row["Kernel Name"], _blocks(grid))
+        launch = CountedKernel(row["Kernel Name"], _blocks(grid), device=_device(row))
         for name in metrics:
             _add(launch, name, row[name], units.get(name, ""), file, number)
         found.append(launch)
@@ -135,7 +149,7 @@ def _of_rocprof(rows: Iterator[tuple[int, dict[str, str]]]) -> list[CountedKerne
         group = _value(row.get("Workgroup_Size", ""), ROCPROF_TABLE, number)
         blocks = round(items / group) if items and group else None
         key = (row.get("Process_Id", ""), row.get("Dispatch_Id") or row.get("Correlation_Id", ""))
-        launch = found.setdefault(key, CountedKernel(row["Kernel_Name"], blocks))
+        launch = found.setdefault(key, CountedKernel(row["Kernel_Name"], blocks, device=_device(row)))
         value = _value(row["Counter_Value"], ROCPROF_TABLE, number)
         if value is not None:
             name = row["Counter_Name"]
@@ -155,6 +169,7 @@ def _of_old_rocprof(rows: Iterator[tuple[int, dict[str, str]]], file: str) -> li
         launch = CountedKernel(
             row.get("Kernel_Name") or row.get("KernelName", ""),
             round(items / group) if items and group else None,
+            device=_device(row),
         )
         for name, text in row.items():
             value = _value(text, file, number) if COUNTER.match(name) else None
@@ -162,6 +177,10 @@ def _of_old_rocprof(rows: Iterator[tuple[int, dict[str, str]]], file: str) -> li
                 launch.metrics[name] = value * (KB if name in AMD_KIB else 1)
         found.append(launch)
     return found
+
+
+def _device(row: dict[str, str]) -> str:
+    return next((row[name] for name in DEVICES if row.get(name)), "")
 
 
 def _add(launch: CountedKernel, name: str, value: str, unit: str, file: str, line: int) -> None:

@@ -68,6 +68,7 @@ def retime(
     table: KernelTable | None = None,
     shapes: NewShapes | None = None,
     model: str = "auto",
+    assumed: str | None = None,
 ) -> Retimed:
     """Return what the kernels would take in another element type, on another device, with other work.
 
@@ -87,6 +88,7 @@ def retime(
         table: measured times; by default the graph's own.
         shapes: those of the changed calls, for a table of measured times.
         model: `auto`, or `paper`: the constants of the paper throughout.
+        assumed: the element type of products of which none is known.
 
     Returns:
         `Retimed`, arrays in the order of the selection.
@@ -107,6 +109,7 @@ def retime(
         flop_factor=flop_factor,
         bytes_factor=bytes_factor,
         grid_factor=grid_factor,
+        assumed=assumed,
     )
     new, used = change.predict()
     if dtype is not None:
@@ -127,6 +130,34 @@ def retime(
         measured, known = from_table(graph, selection, table, change.work, asked)
         new[known], used[known] = measured[known], "table"
     return Retimed(_whole(new), used, old)
+
+
+UNTYPED = ("float32", "float16")  # the slow and the fast of the units that products of a step run on
+
+
+def retime_untyped(
+    graph: Graph, selection: Selection, *, device: Device
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return times of products of unknown element type on another device, as far as types leave them open.
+
+    Args:
+        graph: the graph of the trace.
+        selection: kernels.
+        device: a row of the table of GPUs.
+
+    Returns:
+        the mask of such products, shape (tasks,), bool; for each the middle of what the types give, ns,
+        shape (products,), int64; and by which part of it that may be off, likewise, float64.
+    """
+    products = work(graph, selection).is_matrix | is_matrix_kernel(selection.name)
+    products &= selection.dtype == None  # noqa: E711 - a column of texts and None
+    if not products.any():
+        return products, np.zeros(0, np.int64), np.zeros(0)
+    mine = graph.tasks(selection.ids[products])
+    cases = np.stack([retime(graph, mine, device=device, assumed=one).duration_ns for one in UNTYPED])
+    low, high = cases.min(axis=0), cases.max(axis=0)
+    middle = (low + high) // 2
+    return products, middle, (high - low) / np.maximum(2 * middle, 1)
 
 
 def sped_up(before_ns: np.ndarray, by: np.ndarray, model: str | np.ndarray) -> Retimed:

@@ -103,12 +103,16 @@ class Change:
         flop_factor: float | np.ndarray,
         bytes_factor: float | np.ndarray,
         grid_factor: float | np.ndarray = np.nan,
+        assumed: str | None = None,
     ) -> None:
         self.graph, self.selection, self.dtype = graph, selection, dtype
         self.names, self.dtypes = selection.name, selection.dtype
         self.old = selection.duration_ns.astype(np.float64)
         self.work = work(graph, selection)
         self.matrix = self.work.is_matrix | is_matrix_kernel(self.names)
+        if assumed is not None:
+            unknown = self.matrix & (self.dtypes == None)  # noqa: E711 - a column of texts and None
+            self.dtypes = np.where(unknown, assumed, self.dtypes)
         self.tf32 = runs_in_tf32(graph, selection)
         self.source = device_or_none(graph)
         self.target = target or self.source

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -58,6 +59,26 @@ DONE_BY = {
 _known: WeakKeyDictionary[Trace, Calls] = WeakKeyDictionary()
 
 
+class RowWork(NamedTuple):
+    """Work of every row of a trace: FLOP and bytes (-1 for unknown), family and owner, shape (rows,)."""
+
+    flop: np.ndarray  #: int64
+    nbytes: np.ndarray  #: int64
+    family: np.ndarray  #: int8, a place in `families`, -1 for unknown
+    owner: np.ndarray  #: int64, the row of the operator call, -1 for none
+    families: list[str]
+
+
+work_known: WeakKeyDictionary[Trace, RowWork] = WeakKeyDictionary()  # what was worked out, by trace
+
+
+def work_by_row(trace: Trace) -> RowWork:
+    """Return the work of every row of a trace, worked out once, as many ask about some rows."""
+    if trace not in work_known:
+        work_known[trace] = calls_of(trace).by_row()
+    return work_known[trace]
+
+
 def calls_of(trace: Trace) -> Calls:
     """Return the operator calls of a trace, worked out once."""
     if trace not in _known:
@@ -82,6 +103,7 @@ class Calls:
         self.amounts: list[Amount] = []
         self.keys: list[tuple[str, str, Shape | None]] = []  # operator, shapes and hint of each amount
         self.which = np.full(len(self.trace), UNKNOWN, np.int64)
+        self.of_kernel = self.which.copy()  # of a kernel that tells its own work
         self.rows = np.flatnonzero(self.trace.is_kind("operator", "annotation"))
         self._work_out()
 
@@ -89,8 +111,10 @@ class Calls:
         """Set `which` for every operator row with a formula, each distinct call once."""
         trace = self.trace
         names = trace.text("name")
+        self._take_what_is_told()
         told = np.array([has_formula(name) or name.startswith("triton_") for name in names] + [False])
         rows = self.rows[told[trace["name"][self.rows]] & (trace["shapes"][self.rows] >= 0)]
+        rows = rows[self.which[rows] < 0]
         if not len(rows):
             return
         hints, hint_of = hints_of(trace, self.rows, rows)
@@ -105,6 +129,36 @@ class Calls:
                 self.amounts.append(amount)
                 self.keys.append(key)
         self.which[rows] = np.array(places, np.int64)[inverse]
+
+    def _take_what_is_told(self) -> None:
+        """Set `which` of operators, and of kernels, that the trace itself tells the work of (XLA's)."""
+        entries = self.trace.metadata.get("operators") or []
+        if not entries:
+            return
+        names, shapes = (
+            {text: code for code, text in enumerate(self.trace.text(column))} for column in ("name", "shapes")
+        )
+        wide = len(shapes) + 1
+        keys = {}
+        for entry in entries:
+            if entry["name"] in names and entry["shapes"] in shapes:
+                keys[names[entry["name"]] * wide + shapes[entry["shapes"]]] = len(self.amounts)
+                moved = entry.get("bytes")  # of several types: none of them is the call's own
+                self.amounts.append(
+                    Amount(entry["family"], entry.get("flop"), None if moved is None else 0, moved or 0)
+                )
+                self.keys.append((entry["name"], entry["shapes"], None))
+        if not keys:
+            return
+        wanted = np.array(sorted(keys), np.int64)
+        rows = np.flatnonzero((self.trace["shapes"] >= 0) & self.trace.is_kind("operator", "kernel"))
+        mine = np.asarray(self.trace["name"], np.int64)[rows] * wide + self.trace["shapes"][rows]
+        place = np.minimum(np.searchsorted(wanted, mine), len(wanted) - 1)
+        found = np.array([keys[key] for key in wanted.tolist()], np.int64)[place]
+        hit = wanted[place] == mine
+        is_kernel = self.trace.is_kind("kernel")[rows]
+        self.which[rows[hit & ~is_kernel]] = found[hit & ~is_kernel]
+        self.of_kernel[rows[hit & is_kernel]] = found[hit & is_kernel]
 
     # by distinct work -------------------------------------------------------------------------
 
@@ -212,8 +266,9 @@ class Calls:
         parent = np.asarray(trace["parent"], np.int64)
         return _above(parent, np.flatnonzero(self.on_device))
 
-    def work_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return FLOP, bytes (-1 for unknown), family and owner of rows, device or operator."""
+    def by_row(self) -> RowWork:
+        """Return the work of each row, device or operator."""
+        rows = np.arange(len(self.trace))
         is_device = self.on_device[rows]
         cpu_call = ~is_device & ~self.wraps[rows] & ~self.launches_work[rows] & (self.which[rows] >= 0)
         owner = np.where(is_device, self.owner[rows], np.where(cpu_call, rows, UNKNOWN))
@@ -223,7 +278,13 @@ class Calls:
         orphan = np.flatnonzero(is_device & (owner < 0) & self.kernels[rows])
         if len(orphan):
             flop[orphan], nbytes[orphan], which[orphan] = self._like_twins(rows[orphan])
-        return flop, nbytes, self.families[which], owner
+            alone = orphan[(which[orphan] < 0) & (self.of_kernel[rows[orphan]] >= 0)]
+            which[alone] = self.of_kernel[rows[alone]]
+            whole = np.ones(len(alone))
+            flop[alone], nbytes[alone] = self._scaled(which[alone], whole, rows[alone], owner[alone])
+        names = list(dict.fromkeys(amount.family for amount in self.amounts))
+        code = np.array([*(names.index(amount.family) for amount in self.amounts), UNKNOWN], np.int8)
+        return RowWork(flop, nbytes, code[which], owner, names)
 
     def which_of_tasks(self, rows: np.ndarray) -> np.ndarray:
         """Return the distinct work that each row is part of, helpers included; -1 for none."""
@@ -233,7 +294,8 @@ class Calls:
         own[~is_device & (self.launches_work[rows] | self.wraps[rows])] = UNKNOWN
         orphan = np.flatnonzero(is_device & (owner < 0) & self.kernels[rows])
         if len(orphan):
-            own[orphan] = self._like_twins(rows[orphan])[2]
+            twin = self._like_twins(rows[orphan])[2]
+            own[orphan] = np.where(twin >= 0, twin, self.of_kernel[rows[orphan]])
         return own
 
     def _scaled(

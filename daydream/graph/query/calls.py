@@ -10,18 +10,22 @@ belongs to no call.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daydream.arrays import unique
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.query.numbering import distinct, once
+from daydream.graph.plan import stable_order
+from daydream.graph.query.numbering import once
 from daydream.graph.tables import CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
+
+MOST_NAMES = 4  # whose calls are kept
 
 
 def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False) -> np.ndarray:
@@ -46,15 +50,56 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
         return np.full(len(ids), -1)
     if name is None:
         return _operator_of_rows(graph, inner=inner)[rows]
+    return _within_named(graph, name, inner=inner)[rows]
+
+
+def _within_named(graph: Graph, name: str, *, inner: bool) -> np.ndarray:
+    """Return the innermost (or outermost) call of a name around each row; the last entry is no row.
+
+    The last few are kept with the trace: what one optimization asks for, the next one does, too.
+    """
+    assert graph.trace is not None  # noqa: S101 - only asked for rows of a trace
+    trace, kept = graph.trace, graph._of_trace.setdefault("within", {})
+    if (name, inner) in kept:
+        kept[name, inner] = kept.pop((name, inner))  # the latest stands last
+        return np.asarray(kept[name, inner])
     try:
         match = re.compile(name).search
     except re.error as error:
         raise GraphError(f"{name!r} is not a regular expression ({error})") from None
     fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
     wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
-    own, place = distinct(rows)
-    found = _enclosing(_with_hand_offs(graph), wanted, own, inner=inner)
-    return found[place]
+    found = np.full(len(trace) + 1, -1, np.int64)
+    found[:-1] = np.where(wanted, np.arange(len(trace)), -1)
+    parent = _with_hand_offs(graph)
+    for rows in _by_depth(graph):
+        around = found[parent[rows]]
+        if inner:
+            found[rows] = np.where(found[rows] >= 0, found[rows], around)
+        else:
+            found[rows] = np.where(around >= 0, around, found[rows])
+    while len(kept) >= MOST_NAMES:
+        del kept[next(iter(kept))]
+    kept[name, inner] = found
+    return found
+
+
+def _by_depth(graph: Graph) -> list[np.ndarray]:
+    """Return the rows that lie in others, by how deep: each one's parent comes in a list before its own."""
+    if "by_depth" not in graph._of_trace:
+        parent = _with_hand_offs(graph)
+        depth = np.zeros(len(parent), np.int16)
+        inside = np.flatnonzero(parent >= 0)
+        up = parent[inside]
+        while len(inside):
+            depth[inside] += 1
+            up = parent[up]
+            inside, up = inside[up >= 0], up[up >= 0]
+        order = stable_order(depth, int(depth.max(initial=0)) + 1)
+        bounds = np.cumsum(np.bincount(depth)).tolist()
+        graph._of_trace["by_depth"] = [order[begin:end] for begin, end in pairwise(bounds)]
+    found: list[np.ndarray] = graph._of_trace["by_depth"]
+    return found
 
 
 def _operator_of_rows(graph: Graph, *, inner: bool) -> np.ndarray:

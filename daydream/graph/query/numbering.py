@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from daydream.arrays import places
+
 SPAN = 4  # a table of this many places for each value is quicker than sorting the values
 
 
@@ -16,8 +18,7 @@ def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     whole = values.astype(np.int64)
     low, high = int(whole.min()), int(whole.max())
     if high - low > SPAN * len(values) + 1024:
-        found, place = np.unique(values, return_inverse=True)
-        return found, place.reshape(-1)
+        return places(values)
     seen = np.zeros(high - low + 1, bool)
     shifted = whole - low
     seen[shifted] = True

@@ -27,6 +27,12 @@ HELP = (
     "Each circle is a kernel in a layer, its area the time that it takes; hover for its name. Lines "
     "are what the device can do at best: memory bounds below the slope, arithmetic below a flat line."
 )
+NO_PEAKS = "No picture: the peaks of the GPU are not known."
+NO_WORK = (
+    "No picture: of no kernel that calculates are FLOP and bytes known. Record shapes, or give --counters."
+)
+ROOM = 0.12  # powers of ten left of and below the lowest point, so that its circle is whole
+UNTYPED = "float32"  # whose line is drawn where no kernel's type is known
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 410, 64, 44, 26, 92
 MOST = 400  # circles: those that take longest
 LARGEST, SMALLEST = 22.0, 2.0  # radii
@@ -48,16 +54,17 @@ class Point(NamedTuple):
 
 
 def picture(graph: Graph) -> Html:
-    """Return the picture and what it covers; nothing where the device or all work is unknown."""
+    """Return the picture and what it covers, or why there is none; nothing where there is no kernel."""
     device = device_or_none(graph)
     kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == KERNEL) & graph.alive))
-    if device is None or not len(kernels) or not kernels.duration_ns.sum():
+    if not len(kernels) or not kernels.duration_ns.sum():
         return Html()
-    points = points_of(graph, kernels, device)
-    if not points:
-        return Html()
-    formats = number_formats(kernels, work(graph, kernels), device)
-    used = sorted({name for name in formats.tolist() if name in device.tflops})
+    points = [] if device is None else points_of(graph, kernels, device)
+    if device is None or not points:
+        return element("p", NO_PEAKS if device is None else NO_WORK, class_="help")
+    amounts = work(graph, kernels)
+    formats = number_formats(kernels, amounts, device)[(amounts.flop > 0) & (amounts.nbytes > 0)]
+    used = sorted({name for name in formats.tolist() if name in device.tflops}) or [UNTYPED]
     return joined(
         element("p", _covered(points, int(kernels.duration_ns.sum())), class_="help"),
         _svg(points, device, used, reached_l2(graph)),
@@ -110,8 +117,8 @@ class _Scale:
         peaks = [device.peak(name) for name in formats]
         x = [log10(point.intensity) for point in points] + [log10(peak / device.bandwidth) for peak in peaks]
         y = [log10(point.rate) for point in points] + [log10(peak) for peak in peaks]
-        self.x0, self.x1 = floor(min(x)), max(ceil(max(x)), floor(min(x)) + 1)
-        self.y0, self.y1 = floor(min(y)), max(ceil(max(y)), floor(min(y)) + 1)
+        self.x0, self.y0 = floor(min(x) - ROOM), floor(min(y) - ROOM)
+        self.x1, self.y1 = max(ceil(max(x)), self.x0 + 1), max(ceil(max(y)), self.y0 + 1)
 
     def x(self, value: float) -> float:
         part = (log10(value) - self.x0) / (self.x1 - self.x0)

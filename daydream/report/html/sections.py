@@ -276,6 +276,8 @@ def _unprofiled_prediction(comparison: Prediction) -> list[tuple[str, str, str]]
     if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
         measured = time_text(comparison.replay.unprofiled_measured_ns)
         told += f"; {time_text(anchored)} from {measured} measured"
+    if comparison.recording_cost == "typical":
+        told += ", without what recording typically costs"
     return [("unprofiled", time_text(comparison.unprofiled_predicted_ns), told)]
 
 

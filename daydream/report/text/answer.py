@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from daydream.predict.bottleneck import why_unmoved
+from daydream.predict.notes import recording_note
 from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, shows, sums
 from daydream.report.text.layout import (
     MARGIN,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 WAITS_FOR = "what a step waits for"
 MOST_CAUSES, FEWEST_CAUSES = 8, 2
+MOST_DOUBTS, FEWEST_DOUBTS = 3, 1  # causes of a range that are named
 AT_LEAST = 3  # causes of a step that are shown, changed or not, where there is room
 
 
@@ -54,20 +56,19 @@ class _Told:
         return max(self.after_ns - self.half_width_ns, 0), self.after_ns + self.half_width_ns
 
 
-def _told(comparison: Prediction) -> _Told:
+def _told(comparison: Prediction, most_causes: int = MOST_DOUBTS) -> _Told:
     """Return the step without a profiler where the trace knows it, as a run pays for it; else as recorded.
 
     Where it was measured, the prediction starts from that measured time.
     """
-    known, measured = comparison.anchored, comparison.replay.unprofiled_measured_ns
-    if known is None or measured is None or not known.replayed_ns:
-        known, measured = comparison.unprofiled or comparison, None
-    times = 1.0 if measured is None else measured / known.replayed_ns
+    known = comparison.as_run
+    measured = comparison.replay.unprofiled_measured_ns if known is comparison.anchored else None
+    times = measured / known.replayed_ns if measured and known.replayed_ns else 1.0
     return _Told(
         before_ns=times * known.replayed_ns,
         after_ns=times * known.simulated_ns,
         half_width_ns=times * known.uncertainty.total_ns,
-        causes=known.uncertainty.words(known.simulated_ns),
+        causes=known.uncertainty.words(known.simulated_ns, most_causes),
         profiled=known is comparison,
     )
 
@@ -106,7 +107,7 @@ def options_words(comparison: Prediction) -> list[Block]:
     return [Words(f"with {', '.join(given)}", MARGIN, 2 * MARGIN)] if given else []
 
 
-def range_words(comparison: Prediction) -> list[Block]:
+def range_words(comparison: Prediction, most_causes: int = MOST_DOUBTS) -> list[Block]:
     """Return the range as times and what it is made of, or why there is no prediction, wrapped.
 
     With it the recorded step, where the headline is about another one, and how much no change can move.
@@ -115,13 +116,14 @@ def range_words(comparison: Prediction) -> list[Block]:
     if comparison.predicted_ns is None:
         now = f"The step takes {time_text(comparison.replayed_ns)} without the change"
         return [Words(f"because {printable(comparison.reason or '')}{held}. {now}.")]
-    told = _told(comparison)
+    told = _told(comparison, most_causes)
     made_of = f" ({told.causes})" if told.causes else ""
     blocks: list[Block] = [Words(f"90 % interval {range_text(*told.ends_ns)}{made_of}{held}")]
     if not told.profiled:
         recorded = change_text(comparison.replayed_ns, comparison.predicted_ns)
         times = speedup(comparison.replayed_ns, comparison.predicted_ns)
-        blocks.append(Words(f"with the profiler, as below: {recorded}, {times}"))
+        estimated = "; its cost is estimated" if comparison.recording_cost == "typical" else ""
+        blocks.append(Words(f"with the profiler, as below: {recorded}, {times}{estimated}"))
     return blocks
 
 
@@ -202,10 +204,17 @@ def bottleneck(comparison: Prediction, moved: str, suggestion: Suggestion | None
 
 def own_notes(comparison: Prediction) -> list[str]:
     """Return the notes about this prediction that no other line of the screen tells."""
-    # The bottleneck's line tells why a step does not move, that of memory why it is not known.
+    # The bottleneck's line tells why a step does not move, that of memory why it is not known, that of the
+    # recorded step that the cost of recording is estimated.
     memory, unsaid = comparison.memory, f"{comparison.memory_answer.unsaid}."
     of_recording = () if memory is None else memory.recording_notes
-    told = {*comparison.replay.notes, *of_recording, why_unmoved(comparison), unsaid}
+    told = {
+        *comparison.replay.notes,
+        *of_recording,
+        why_unmoved(comparison),
+        unsaid,
+        recording_note(comparison),
+    }
     return [printable(note) for note in dict.fromkeys(comparison.notes) if note not in told]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from daydream.predict.sensitivity import family
+from daydream.costs.kernel_names import family
 from daydream.predict.work_of_steps import SAME, Change
 from daydream.report.text.breakdown import Parts, breakdown_rows, breakdown_table, moved_bound
 from daydream.report.text.layout import (

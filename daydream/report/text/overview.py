@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.costs.counters.listing import counted_in
 from daydream.display import as_json, plain
 from daydream.errors import GraphError
 from daydream.graph.query.coverage import Coverage
@@ -227,6 +228,7 @@ class Overview:
             "device_rows": self.device_tasks,
             "orphans": facts.orphans,
             "memory": self.memory(),
+            "counters": counted_in(trace),
             "event_waits": dict(facts.event_waits),
             "unresolved_syncs": facts.unresolved_syncs,
             "sync_rows": rows_by_kind(trace).get("sync", 0),

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from daydream.costs.counters.listing import counted_in
 from daydream.files.cache_folder import MOST_BYTES, cache_folder, entry_bytes
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.recorded_time import recorded_time
 from daydream.report.text.collected import collected_facts
+from daydream.report.text.counted import counted_sentences
 from daydream.report.text.layout import (
     MARGIN,
     Block,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 MOST_STREAMS = 6
 NO_MEMORY = "not recorded: record with daydream collect, or profile_memory=True"
 OF_A_RANGE = "not known of a range of steps"
+NO_COUNTERS = "none: --counters FILE gives what Nsight Compute, rocprof or others counted of the kernels"
 MOST_REASONS = 3
 LEAST_SHOWN = 0.0005
 NOUNS = {  # of kinds of events
@@ -40,7 +43,7 @@ NOUNS = {  # of kinds of events
     "runtime": ("runtime call",),
     "sync": ("synchronization",),
 }
-FIRST = ("trace", "device", "steps", "memory")  # what stands on every screen
+FIRST = ("trace", "device", "steps", "memory", "counters")  # what stands on every screen
 LAST = ("software", "events", "runs on", "launches", "waits")  # left out first where lines are few
 QUESTIONS = {
     "replay": "replaying",
@@ -68,6 +71,7 @@ def info_text(overview: Overview, *, verbose: bool = False, trace: Sequence[str]
         ("waits", _waits(overview)),
         ("phases", _phases(overview)),
         *_memory(overview, verbose=verbose),
+        *_counters(overview, verbose=verbose),
         *(_kept(overview) if verbose else []),
     ]  # fmt: skip
     verdicts = overview.verdicts()
@@ -226,6 +230,19 @@ def _kept(overview: Overview) -> list[tuple[str, str]]:
         why = f"no step replays, {where} cannot be written, or it is more than {bytes_text(MOST_BYTES)}"
         return [("kept", f"nothing for the next question: {why}")]
     return [("kept", f"the replay, for the next question: {bytes_text(size)} in {where}")]
+
+
+def _counters(overview: Overview, *, verbose: bool) -> list[tuple[str, str]]:
+    """Return what was counted of kernels; where nothing was, how to give it, if there is room for all."""
+    found = counted_in(overview.trace)
+    if found is None:
+        without = verbose and overview.has_kernels
+        return [("counters", NO_COUNTERS)] if without else []
+    text = f"of {found['kernels']:,} of {count(found['of'], 'kernel')}: {', '.join(found['quantities'])}"
+    if found["windows"]:
+        text += f"; sums of kernels {'; '.join(found['windows'])}"
+    rows = counted_sentences(overview.trace) if verbose else []
+    return [("counters", "\n".join([text, *rows]))]
 
 
 def _memory(overview: Overview, *, verbose: bool) -> list[tuple[str, str]]:

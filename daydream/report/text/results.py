@@ -93,11 +93,12 @@ def whatif_text(
 
     before, after = parts_of_change(comparison)
     moved = moved_bound(before, after)
-    top: list[Block] = [
+    head: list[Block] = [
         answer.headline(comparison),
         *map(Words, filter(None, [far_mean(comparison.replay)])),
         *answer.options_words(comparison),
-        *answer.range_words(comparison),
+    ]
+    middle: list[Block] = [
         *map(Figures, typical_prediction(comparison)),
         *memory_words(comparison.memory_answer),
         *answer.code_words(code_of(comparison.optimization, framework_of(comparison.replay.graph))),
@@ -106,11 +107,14 @@ def whatif_text(
     bottom: list[Block] = answer.bottleneck(comparison, moved, suggestion) if known else []
     if verbose:
         whole = breakdown_table(breakdown_rows(before, after))
+        top = [*head, *answer.range_words(comparison), *middle]
         return Screen([*top, "", whole, *bottom, "", *_details(comparison), *notes(comparison.notes)])
     own = answer.own_notes(comparison)
     screens = (
-        Screen([*top, *table, *bottom, *answer.short_notes(comparison, own, most, trace)])
-        for most in range(len(own), -1, -1)
+        Screen([*head, *doubts, *middle, *table, *bottom, *answer.short_notes(comparison, own, most, trace)])
+        for causes in (answer.MOST_DOUBTS, answer.FEWEST_DOUBTS)
+        for doubts in [answer.range_words(comparison, causes)]
+        for most in range(len(own) if causes == answer.MOST_DOUBTS else 0, -1, -1)
         for table in (answer.tables(before, after) if known else [[]])
     )
     return fitting(screens, trace)
@@ -294,6 +298,8 @@ def unprofiled_prediction(comparison: Prediction) -> list[str]:
     if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
         measured = time_text(comparison.replay.unprofiled_measured_ns)
         line += f"   anchored to the measured {measured}: {time_text(anchored)}"
+    if comparison.recording_cost == "typical":
+        line += "   without what recording typically costs"
     return [line]
 
 

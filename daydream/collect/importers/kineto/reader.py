@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from daydream.collect.derive.recording import Recording, narrow
 from daydream.collect.importers.kineto.blocks import BLOCK_BYTES, EventReader
 from daydream.collect.importers.kineto.devices import launch_with_neighbours, small_ids
+from daydream.collect.importers.kineto.kernel_details import add_details
 from daydream.collect.importers.kineto.kinds import CALLED, DEVICE, HOST, KINDS, is_kind
 from daydream.collect.importers.kineto.metadata import metadata_of
 from daydream.collect.importers.kineto.rows import MODULE, Rows
@@ -34,6 +36,7 @@ from daydream.trace.schema import UNKNOWN
 if TYPE_CHECKING:
     from daydream.collect.importers.kineto.readers import Readers
 
+RANGES = "cuda_profiler_range"  # of CUPTI's range profiler, which `costs/kineto_counters.py` reads
 DAY_NS = 86_400_000_000_000
 LARGEST_BASE_NS = 2**62
 
@@ -102,7 +105,10 @@ class _Importer:
         memory = self.rows.memory.events(first_ns)
         self._note(metadata["notes"])
         metadata["notes"] += self.rows.memory.notes
-        return Recording(columns, self._texts(columns), metadata, memory)
+        recording = Recording(columns, self._texts(columns), metadata, memory)
+        if self.rows.of_npu:
+            add_details(recording, Path(self.reader.path))
+        return recording
 
     def _columns(self) -> dict[str, np.ndarray]:
         """Return the whole columns in order of start, outer rows first, without rows at absurd times."""
@@ -161,4 +167,10 @@ class _Importer:
         for reason, count in sorted((+self.left_out).items()):
             tell(count, reason)
         for category, count in sorted(self.rows.categories.items()):
+            if category == RANGES:
+                notes.append(
+                    f"{counted(count, 'row is', 'rows are')} counters of kernels ({RANGES}): give the file "
+                    "with --counters, too."
+                )
+                continue
             tell(count, f"had the category {category!r}")

@@ -18,16 +18,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.database import quoted
-from daydream.collect.importers.rocprof.rows import (
-    COPY_LANES,
-    NOTHING,
-    add_calls,
-    blocks,
-    copy_lanes,
-    copy_name,
-    finish,
-    kernel_name,
-)
+from daydream.collect.importers.rocprof import rows as rocprof
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
 from daydream.trace.schema import UNKNOWN
@@ -49,7 +40,7 @@ def read_rocpd(connection: sqlite3.Connection, path: Path) -> list[Recording]:
     found = [_Process(connection, suffix, path) for suffix in _suffixes(connection)]
     recordings = [each.recording() for each in found if not each.is_empty()]
     if not recordings:
-        raise TraceError(f"{path} {NOTHING}")
+        raise TraceError(f"{path} {rocprof.NOTHING}")
     return recordings
 
 
@@ -85,14 +76,11 @@ class _Process:
                 "are not used. Record without --pmc."
             )
         ids = self._correlations()
-        kernels = self._rows("kernel_dispatch", KERNELS)
-        copies = self._rows("memory_copy", COPIES)
-        self._kernels(kernels, ids)
-        notes = [COPY_LANES] if self._copies(copies, ids) else []
+        notes: list[str] = []
+        self._kernels(self._rows("kernel_dispatch", KERNELS), ids)
+        self._copies(self._rows("memory_copy", COPIES), ids, notes)
         self._calls(self._rows("region", CALLS), ids)
-        recording = self.builder.recording(
-            self.path, NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True
-        )
+        recording = rocprof.recording_of(self.builder, self.path)
         used = (
             set(np.unique(np.asarray(recording["device"])).tolist())
             if "device" in recording.columns
@@ -101,7 +89,7 @@ class _Process:
         recording.metadata["devices"] = [
             self._described(number, key) for key, number in self.numbers.items() if number in used
         ]
-        return finish(recording, notes)
+        return rocprof.finish(recording, notes)
 
     def _described(self, number: int, key: Any) -> dict[str, Any]:
         names = (self.agents.get(key, {}).get(name) for name in AGENT_NAMES)
@@ -113,34 +101,26 @@ class _Process:
             row["id"]: row["display_name"] or row["kernel_name"]
             for row in self._rows("info_kernel_symbol", ("id", "display_name", "kernel_name"))
         }
-        names = [kernel_name(str(symbols.get(row["kernel_id"]) or "")) for row in rows]
         grids, threads = (
             [[row[f"{what}_size_{axis}"] for row in rows] for axis in AXES] for what in ("grid", "workgroup")
         )
-        grid, block = blocks(self.builder, grids, threads)
-        self.builder.add(
-            "kernel", *_times(rows), name=self.builder.coded("name", names), grid=grid, block=block,
-            device=self._devices([row["agent_id"] for row in rows]), stream=_streams(rows),
-            correlation=_by_event(rows, ids),
+        rocprof.add_kernels(
+            self.builder, _times(rows), [str(symbols.get(row["kernel_id"]) or "") for row in rows],
+            grids, threads, _streams(rows), correlation=_by_event(rows, ids),
+            device=rocprof.numbers_of(self.numbers, [row["agent_id"] for row in rows]),
         )  # fmt: skip
 
-    def _copies(self, rows: list[dict[str, Any]], ids: dict[Any, int]) -> bool:
-        """Add the copies; return whether some have no stream."""
-        said = [copy_name(self._direction(row)) for row in rows]
-        names, stream = self.builder.coded("name", said), _streams(rows)
-        ends = [(row["dst_agent_id"], row["src_agent_id"]) for row in rows]
-        device = [next((self.numbers[one] for one in pair if one in self.numbers), UNKNOWN) for pair in ends]
-        self.builder.add(
-            "memcpy", *_times(rows), name=names, bytes=whole([row["size"] for row in rows]),
-            stream=np.where(stream < 0, copy_lanes(self.builder, names), stream),
-            device=np.array(device, np.int64), correlation=_by_event(rows, ids),
+    def _copies(self, rows: list[dict[str, Any]], ids: dict[Any, int], notes: list[str]) -> None:
+        rocprof.add_copies(
+            self.builder, _times(rows), [self._direction(row) for row in rows], _streams(rows), notes,
+            device=rocprof.ends_of(self.numbers, *([row[end] for row in rows] for end in ENDS)),
+            bytes=whole([row["size"] for row in rows]), correlation=_by_event(rows, ids),
         )  # fmt: skip
-        return bool((stream < 0).any())
 
     def _direction(self, row: dict[str, Any]) -> str:
         """Return the direction of a copy as its name says it, else as its ends do."""
         name = str(self.texts.get(row["name_id"]) or "")
-        if copy_name(name) != copy_name(""):
+        if rocprof.copy_name(name) != rocprof.copy_name(""):
             return name
         ends = [self.agents.get(row[side], {}).get("type") for side in ("src_agent_id", "dst_agent_id")]
         words = ["DEVICE" if end == "GPU" else "HOST" if end == "CPU" else "" for end in ends]
@@ -154,7 +134,7 @@ class _Process:
             "tid": whole([self.tids.get(row["tid"], row["tid"]) for row in rows]),
             "correlation": _by_event(rows, ids),
         }
-        add_calls(self.builder, domains, names, *_times(rows), columns)
+        rocprof.add_calls(self.builder, domains, names, *_times(rows), columns)
 
     def _correlations(self) -> dict[Any, int]:
         """Return the correlation of each event, by the id of the two that ties more work to calls."""
@@ -172,13 +152,6 @@ class _Process:
             best = max(best, (tied, of), key=lambda each: each[0])
         return best[1]
 
-    def _devices(self, agents: list[Any]) -> np.ndarray:
-        """Return the numbers of agents; one that is not described gets the next."""
-        known = [
-            self.numbers.setdefault(one, len(self.numbers)) if one is not None else UNKNOWN for one in agents
-        ]
-        return np.array(known, np.int64)
-
     def _named(self, table: str, column: str) -> dict[Any, Any]:
         return {row["id"]: row[column] for row in self._rows(table, ("id", column))}
 
@@ -193,24 +166,23 @@ class _Process:
         return [dict(zip(columns, row, strict=True)) for row in cursor]
 
 
+ENDS = ("dst_agent_id", "src_agent_id")
 AGENT_NAMES = ("product_name", "model_name", "name")
 TIMES = ("start", "end", "event_id")
 KERNELS = (
     *TIMES, "agent_id", "kernel_id", "queue_id", "stream_id",
     *(f"{what}_size_{axis}" for what in ("grid", "workgroup") for axis in AXES),
 )  # fmt: skip
-COPIES = (*TIMES, "name_id", "dst_agent_id", "src_agent_id", "size", "queue_id", "stream_id")
+COPIES = (*TIMES, "name_id", *ENDS, "size", "queue_id", "stream_id")
 CALLS = (*TIMES, "pid", "tid", "name_id")
 
 
-def _times(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+def _times(rows: list[dict[str, Any]]) -> rocprof.Times:
     return whole([row["start"] for row in rows]), whole([row["end"] for row in rows])
 
 
 def _streams(rows: list[dict[str, Any]]) -> np.ndarray:
-    """Return the stream of each row, its queue where it has none."""
-    streams = whole([row["stream_id"] for row in rows])
-    return np.where(streams < 0, whole([row["queue_id"] for row in rows]), streams)
+    return rocprof.streams_or_queues([row["stream_id"] for row in rows], [row["queue_id"] for row in rows])
 
 
 def _by_event(rows: list[dict[str, Any]], ids: dict[Any, int]) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,10 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.kineto.blocks import opened
+from daydream.collect.importers.rocprof import rows as rocprof
 from daydream.collect.importers.rocprof.portions import portions
-from daydream.collect.importers.rocprof.rows import (
-    COPY_LANES,
-    NOTHING,
-    add_calls,
-    blocks,
-    copy_lanes,
-    copy_name,
-    finish,
-    kernel_name,
-)
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
-from daydream.trace.schema import UNKNOWN
 from daydream.trace.valid import is_amount
 
 EMPTY = msgspec.Raw(b"[]")
@@ -40,6 +30,7 @@ MARKER_TEXTS = "marker_api"
 DEVICE_FIELDS = {
     "cu_count": "multiprocessors", "wave_front_size": "warp_size", "workgroup_max_size": "threads_per_block",
 }  # fmt: skip
+ENDS = ("dst_agent_id", "src_agent_id")
 SPEED = "max_engine_clk_fcompute"  # MHz
 
 
@@ -165,7 +156,7 @@ def read_rocprof_json(
             f"{path}: the JSON is cut off or damaged ({str(error)[:100]}). Copy it again, or record again."
         ) from None
     if not recordings:
-        raise TraceError(f"{path} {NOTHING}")
+        raise TraceError(f"{path} {rocprof.NOTHING}")
     return recordings
 
 
@@ -186,17 +177,16 @@ def _recording(path: Path, process: _Process) -> Recording:
     notes: list[str] = []
     records = process.buffer_records
     _add_kernels(builder, process, numbers)
-    if _add_copies(builder, process, numbers):
-        notes.append(COPY_LANES)
+    _add_copies(builder, process, numbers, notes)
     for name in CALLS:
         _add_calls(builder, process, getattr(records, name), pid)
-    recording = builder.recording(path, NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True)
+    recording = rocprof.recording_of(builder, path)
     used = set(np.unique(np.asarray(recording["device"])).tolist())
     described = [
         _described(number, devices.get(handle, {})) for handle, number in numbers.items() if number in used
     ]
     recording.metadata["devices"] = described or [{"id": number} for number in sorted(used) if number >= 0]
-    return finish(recording, notes)
+    return rocprof.finish(recording, notes)
 
 
 def _described(number: int, agent: dict[str, Any]) -> dict[str, Any]:
@@ -210,18 +200,12 @@ def _described(number: int, agent: dict[str, Any]) -> dict[str, Any]:
     return device
 
 
-def _times(rows: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _times(rows: list[Any]) -> rocprof.Times:
     return whole([row.start_timestamp for row in rows]), whole([row.end_timestamp for row in rows])
 
 
 def _correlation(rows: list[Any]) -> np.ndarray:
-    ids = whole([row.correlation_id.internal for row in rows])
-    return np.where(ids == 0, UNKNOWN, ids)
-
-
-def _device(numbers: dict[int, int], handle: int | None) -> int:
-    """Return the number of a device by its handle; one that is not described gets the next."""
-    return UNKNOWN if handle is None or handle < 0 else numbers.setdefault(handle, len(numbers))
+    return rocprof.correlations([row.correlation_id.internal for row in rows])
 
 
 def _add_kernels(builder: RowBuilder, process: _Process, numbers: dict[int, int]) -> None:
@@ -233,36 +217,26 @@ def _add_kernels(builder: RowBuilder, process: _Process, numbers: dict[int, int]
         info = [row.dispatch_info for row in rows]
         grids = [[getattr(one.grid_size, axis) for one in info] for axis in "xyz"]
         threads = [[getattr(one.workgroup_size, axis) for one in info] for axis in "xyz"]
-        grid, block = blocks(builder, grids, threads)
-        known = [kernel_name(names.get(-1 if one.kernel_id is None else one.kernel_id, "")) for one in info]
-        builder.add(
-            "kernel", *_times(rows), name=builder.coded("name", known), correlation=_correlation(rows),
-            device=np.array([_device(numbers, one.agent_id.handle) for one in info], np.int64),
-            stream=_streams(rows, [one.queue_id.handle for one in info]), grid=grid, block=block,
+        rocprof.add_kernels(
+            builder, _times(rows),
+            [names.get(-1 if one.kernel_id is None else one.kernel_id, "") for one in info], grids, threads,
+            _streams(rows, [one.queue_id.handle for one in info]), correlation=_correlation(rows),
+            device=rocprof.numbers_of(numbers, [one.agent_id.handle for one in info]),
         )  # fmt: skip
 
 
-def _streams(rows: list[Any], queues: list[int | None]) -> np.ndarray:
-    """Return the stream of each row, its queue where the file has no streams."""
-    streams = whole([row.stream_id.handle for row in rows])
-    return np.where(streams < 0, whole(queues), streams)
+def _streams(rows: list[Any], queues: Sequence[int | None]) -> np.ndarray:
+    return rocprof.streams_or_queues([row.stream_id.handle for row in rows], queues)
 
 
-def _add_copies(builder: RowBuilder, process: _Process, numbers: dict[int, int]) -> bool:
-    """Add copies; return whether some have no stream."""
-    without = False
+def _add_copies(builder: RowBuilder, process: _Process, numbers: dict[int, int], notes: list[str]) -> None:
     for rows in _portions(process.buffer_records.memory_copy, _Copy):
-        names = builder.coded("name", [copy_name(_operation(process, row)) for row in rows])
-        stream = whole([row.stream_id.handle for row in rows])
-        without |= bool((stream < 0).any())
-        ends = [(row.dst_agent_id.handle, row.src_agent_id.handle) for row in rows]
-        device = [next((numbers[one] for one in pair if one in numbers), UNKNOWN) for pair in ends]
-        builder.add(
-            "memcpy", *_times(rows), name=names, correlation=_correlation(rows),
-            stream=np.where(stream < 0, copy_lanes(builder, names), stream),
-            device=np.array(device, np.int64), bytes=whole([row.bytes for row in rows]),
+        rocprof.add_copies(
+            builder, _times(rows), [_operation(process, row) for row in rows],
+            _streams(rows, [None] * len(rows)), notes, correlation=_correlation(rows),
+            device=rocprof.ends_of(numbers, *([getattr(row, end).handle for row in rows] for end in ENDS)),
+            bytes=whole([row.bytes for row in rows]),
         )  # fmt: skip
-    return without
 
 
 def _add_calls(builder: RowBuilder, process: _Process, array: msgspec.Raw, pid: int) -> None:
@@ -282,7 +256,7 @@ def _add_calls(builder: RowBuilder, process: _Process, array: msgspec.Raw, pid: 
             "pid": np.full(len(rows), pid, np.int64), "tid": whole([row.thread_id for row in rows]),
             "correlation": _correlation(rows),
         }  # fmt: skip
-        add_calls(builder, domains, names, *_times(rows), columns)
+        rocprof.add_calls(builder, domains, names, *_times(rows), columns)
 
 
 def _operation(process: _Process, row: _Record) -> str:

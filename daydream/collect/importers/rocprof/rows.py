@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ COPY_NAMES = {
     "DEVICE_TO_DEVICE": "Memcpy DtoD (Device -> Device)",
     "HOST_TO_HOST": "Memcpy HtoH (Host -> Host)",
 }
+Times = tuple[np.ndarray, np.ndarray]
 MARKERS, RCCL = "MARKER", "RCCL"
 NO_LAUNCHES = (
     "No call into HIP or HSA was recorded: kernels have no launches, and what the CPU does is unknown. "
@@ -33,6 +35,67 @@ UNLINKED = (
 )
 COPY_LANES = "Copies have no stream in this file: they stand on a lane for each direction."
 FIRST_COPY_LANE = 1_000_000  # above the numbers of streams and queues
+
+
+def add_kernels(
+    builder: RowBuilder,
+    times: Times,
+    names: Sequence[str],
+    items: Sequence[Any],
+    threads: Sequence[Any],
+    streams: np.ndarray,
+    **columns: np.ndarray,
+) -> None:
+    """Add kernels: names as recorded, grids in work-items and workgroups by axis, streams or queues."""
+    grid, block = blocks(builder, items, threads)
+    name = builder.coded("name", [kernel_name(one) for one in names])
+    builder.add("kernel", *times, name=name, stream=streams, grid=grid, block=block, **columns)
+
+
+def add_copies(
+    builder: RowBuilder,
+    times: Times,
+    directions: Sequence[str],
+    streams: np.ndarray,
+    notes: list[str],
+    **columns: np.ndarray,
+) -> None:
+    """Add copies by their directions; those of no stream stand on a lane for each, and that is noted."""
+    name = builder.coded("name", [copy_name(one) for one in directions])
+    stream = np.where(streams < 0, copy_lanes(builder, name), streams)
+    builder.add("memcpy", *times, name=name, stream=stream, **columns)
+    if (streams < 0).any() and COPY_LANES not in notes:
+        notes.append(COPY_LANES)
+
+
+def streams_or_queues(streams: Sequence[Any], queues: Sequence[Any]) -> np.ndarray:
+    """Return the stream of each row, its queue where it has none."""
+    known = whole(streams)
+    return np.where(known < 0, whole(queues), known)
+
+
+def correlations(ids: Sequence[Any]) -> np.ndarray:
+    """Return correlation ids; 0 stands for none (rocprofv3 6.2 writes it for all copies)."""
+    known = whole(ids)
+    return np.where(known == 0, UNKNOWN, known)
+
+
+def numbers_of(numbers: dict[Any, int], agents: Sequence[Any]) -> np.ndarray:
+    """Return the numbers of devices by their agents; one that is not described gets the next."""
+    known = [one is not None and (not isinstance(one, int) or one >= 0) for one in agents]
+    pairs = zip(agents, known, strict=True)
+    return np.array([numbers.setdefault(a, len(numbers)) if k else UNKNOWN for a, k in pairs], np.int64)
+
+
+def ends_of(numbers: Mapping[Any, int], target: Sequence[Any], source: Sequence[Any]) -> np.ndarray:
+    """Return the device of each copy: its target, else its source."""
+    found = [numbers.get(to, numbers.get(of, UNKNOWN)) for to, of in zip(target, source, strict=True)]
+    return np.array(found, np.int64)
+
+
+def recording_of(builder: RowBuilder, path: Path) -> Recording:
+    """Return the recording of all rows. Raises `TraceError` if there is none."""
+    return builder.recording(path, NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True)
 
 
 def kernel_name(recorded: str) -> str:

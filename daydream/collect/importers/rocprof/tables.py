@@ -19,6 +19,7 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.kineto.blocks import opened
+from daydream.collect.importers.rocprof import rows as rocprof
 from daydream.collect.importers.rocprof.marks import (
     AGENTS,
     CALLS,
@@ -28,16 +29,6 @@ from daydream.collect.importers.rocprof.marks import (
     OTHER,
     columns_of,
     table_of,
-)
-from daydream.collect.importers.rocprof.rows import (
-    COPY_LANES,
-    NOTHING,
-    add_calls,
-    blocks,
-    copy_lanes,
-    copy_name,
-    finish,
-    kernel_name,
 )
 from daydream.collect.importers.row_builder import RowBuilder, whole
 from daydream.errors import TraceError
@@ -130,45 +121,34 @@ class _Reader:
 
     def recording(self, paths: Sequence[Path]) -> Recording:
         self.builder.left_out["had more or fewer fields than the header"] += self.cut
-        recording = self.builder.recording(
-            paths[0], NOTHING, vendor="rocm", profiler="rocprofv3", grids_in_blocks=True
-        )
+        recording = rocprof.recording_of(self.builder, paths[0])
         if len(paths) > 1:
             recording.metadata["source"] += f" and {len(paths) - 1} more"
         if self.others:
             self.notes.append(f"Left out, as it holds no rows of a trace: {', '.join(sorted(self.others))}.")
         recording.metadata["devices"] = self._number_devices(recording)
-        return finish(recording, self.notes)
+        return rocprof.finish(recording, self.notes)
 
     def _kernels(self, columns: Columns) -> None:
-        builder = self.builder
         items, threads = (
             [_column(columns, f"{what}_size_{axis}", "1") for axis in "xyz"] for what in ("grid", "workgroup")
         )
         for triple, what in ((items, "grid_size"), (threads, "workgroup_size")):
             if f"{what}_x" not in columns:  # some tables give the product alone
                 triple[0] = _column(columns, what, "")
-        grid, block = blocks(builder, items, threads)
-        stream, queue = _numbers(columns, "stream_id"), _numbers(columns, "queue_id")
-        builder.add(
-            "kernel", *_times(columns),
-            name=builder.coded("name", [kernel_name(name) for name in columns["kernel_name"]]),
-            correlation=_correlation(columns), device=_agent(columns, "agent_id"),
-            stream=np.where(stream < 0, queue, stream), grid=grid, block=block,
+        rocprof.add_kernels(
+            self.builder, _times(columns), columns["kernel_name"], items, threads,
+            _streams(columns, "queue_id"), correlation=_correlation(columns),
+            device=_agent(columns, "agent_id"),
         )  # fmt: skip
 
     def _copies(self, columns: Columns) -> None:
-        builder = self.builder
-        names = builder.coded("name", [copy_name(text) for text in columns["direction"]])
-        stream = _numbers(columns, "stream_id")
-        if (stream < 0).any() and COPY_LANES not in self.notes:
-            self.notes.append(COPY_LANES)
         source, target = _agent(columns, "source_agent_id"), _agent(columns, "destination_agent_id")
         to_host = np.array(["DEVICE_TO_HOST" in text.upper() for text in columns["direction"]], bool)
-        builder.add(
-            "memcpy", *_times(columns), name=names, correlation=_correlation(columns),
-            stream=np.where(stream < 0, copy_lanes(builder, names), stream),
-            device=np.where(to_host, source, target), bytes=_numbers(columns, "bytes"),
+        rocprof.add_copies(
+            self.builder, _times(columns), columns["direction"], _streams(columns, ""), self.notes,
+            correlation=_correlation(columns), device=np.where(to_host, source, target),
+            bytes=_numbers(columns, "bytes"),
         )  # fmt: skip
 
     def _calls(self, columns: Columns) -> None:
@@ -177,7 +157,7 @@ class _Reader:
             "pid": np.where(pid < 0, NO_ID, pid), "tid": np.where(tid < 0, NO_ID, tid),
             "correlation": _correlation(columns),
         }  # fmt: skip
-        add_calls(self.builder, columns["domain"], columns["function"], *_times(columns), given)
+        rocprof.add_calls(self.builder, columns["domain"], columns["function"], *_times(columns), given)
 
     def _agents(self, columns: Columns) -> None:
         nodes = _numbers(columns, "node_id").tolist()
@@ -253,13 +233,16 @@ def _numbers(columns: Columns, name: str) -> np.ndarray:
     return whole(_column(columns, name, ""))
 
 
-def _times(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+def _streams(columns: Columns, queues: str) -> np.ndarray:
+    return rocprof.streams_or_queues(_column(columns, "stream_id", ""), _column(columns, queues, ""))
+
+
+def _times(columns: Columns) -> rocprof.Times:
     return whole(columns["start_timestamp"]), whole(columns["end_timestamp"])
 
 
 def _correlation(columns: Columns) -> np.ndarray:
-    ids = _numbers(columns, "correlation_id")
-    return np.where(ids == 0, UNKNOWN, ids)  # rocprofv3 6.2 writes 0 for all copies
+    return rocprof.correlations(_column(columns, "correlation_id", ""))
 
 
 def _agent(columns: Columns, name: str) -> np.ndarray:

@@ -3,7 +3,8 @@
 Streams of `/device:GPU:n` are lanes, what runs on them kernels, copies and memsets; threads of `/host:CPU`
 hold calls that launch (with the correlation id of what they launched), the operators of a compiled program,
 and ranges. What XLA says of an operator (the path of JAX's transformations and scopes) gives layers and
-phases, and the programs that the file holds give element types. Host names are not read.
+phases, and the programs that the file holds give element types, shapes, FLOP and bytes (`amounts.py`).
+Host names are not read.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.kineto.blocks import opened
+from daydream.collect.importers.kineto.values import plain_text
 from daydream.collect.importers.row_builder import RowBuilder, whole
+from daydream.collect.importers.xplane.amounts import Told, told_by
 from daydream.collect.importers.xplane.host_lines import calls_on_their_thread
 from daydream.collect.importers.xplane.op_paths import layer_of, phase_of
-from daydream.collect.importers.xplane.programs import PROGRAMS, kernel_of, types_of
+from daydream.collect.importers.xplane.programs import PROGRAMS, kernel_of, programs_of
 from daydream.collect.importers.xplane.space import Line, Plane, Value, lines, planes, stats_of
 from daydream.collect.importers.xplane.wire import DamagedError, damaged
 from daydream.errors import TraceError
@@ -52,6 +55,13 @@ DEVICE_STATS = {
     "compute_cap_major": ("compute_major", 1), "compute_cap_minor": ("compute_minor", 1),
 }  # fmt: skip
 NAMES = ("gpu_device_name", "device_type_string")
+# ROCm's planes do not name their GPU: boards by gfx version, units, clock and GiB (AMD's data sheets).
+OF_CHIP = ("compute_cap_major", "compute_cap_minor", "core_count", "clock_rate")
+AMD_BOARDS: dict[tuple[int, ...], str] = {
+    (9, 4, 304, 2_100_000, 192): "AMD Instinct MI300X", (9, 4, 304, 2_100_000, 256): "AMD Instinct MI325X",
+    (9, 5, 256, 2_200_000, 288): "AMD Instinct MI350X", (9, 5, 256, 2_400_000, 288): "AMD Instinct MI355X",
+}  # fmt: skip
+NOT_TOLD = Told(None)
 EPOCH_NS = 10**18  # times above it are of the wall clock
 NOTHING = (
     "holds no work of a GPU and no operator or call of the host. Record a few steps with jax.profiler.trace."
@@ -88,17 +98,16 @@ class _Reader:
         self.builder = RowBuilder()
         self.devices: list[dict[str, Any]] = []
         self.operators: dict[str, str] = {}  # of compiled programs, and the path of each
-        self.types: dict[tuple[str, str], str] = {}  # by program and operator
+        self.told: dict[tuple[str, str], Told] = {}  # by program and operator
+        self.known: dict[str, Told | None] = {}  # by operator alone; None where programs differ
+        self.amounts: dict[tuple[str, str], Told | None] = {}  # by a row's name and shapes
         self.vendor = ""
         self.sums = 0
         self.begun_ns = 0
 
     def recording(self) -> Recording:
         found = list(planes(self.data))
-        for plane in found:
-            if plane.name == PROGRAMS:
-                told = types_of(self.data, plane)
-                self.types |= {(module, kernel_of(name)): one for (module, name), one in told.items()} | told
+        self._programs([plane for plane in found if plane.name == PROGRAMS])
         for number, plane in enumerate(found):
             if match := GPU.match(plane.name):
                 self._device(int(match.group(1)), plane)
@@ -123,9 +132,18 @@ class _Reader:
         recording.metadata["origin_ns"] = origin if origin > EPOCH_NS else origin + self.begun_ns
         if self.devices:
             recording.metadata["devices"] = self.devices
+        if operators := self._operators():
+            recording.metadata["operators"] = operators
         if self.sums:
             recording.note(f"{self.sums:,} events are sums without a time, and were left out.")
         return recording
+
+    def _programs(self, found: Sequence[Plane]) -> None:
+        """Keep what compiled programs tell of their operators, also by the names of the kernels."""
+        for program in (one for plane in found for one in programs_of(self.data, plane)):
+            told = told_by(program)
+            named = {kernel_of(name): one for name, one in told.items()} | told
+            self.told |= {(program.name, name): one for name, one in named.items()}
 
     def _device(self, number: int, plane: Plane) -> None:
         """Add the streams of a GPU."""
@@ -144,6 +162,9 @@ class _Reader:
             self.vendor = self.vendor or ("rocm" if vendor == "amd" else "cuda")
             device: dict[str, Any] = {"id": number}
             name = next((told[key] for key in NAMES if isinstance(told.get(key), str)), None)
+            if name is None and all(is_amount(told.get(key)) for key in OF_CHIP):
+                chip = tuple(int(told[key]) for key in OF_CHIP)
+                name = AMD_BOARDS.get((*chip, round(int(told.get("memory_size", 0)) / 2**30)))
             if name is not None:
                 device["name"] = str(name)
             for theirs, (ours, factor) in DEVICE_STATS.items():
@@ -161,6 +182,10 @@ class _Reader:
             _name_on_device(name, kind, one) for name, kind, one in zip(names, kinds, stats, strict=True)
         ]
         details = [_details(one) for one in stats]
+        told = [self._told(*one) for one in zip(stats, shown, strict=True)]
+        known = [one or NOT_TOLD for one in told]
+        # An operator that is one kernel of its name says what the kernel does, also in a device graph.
+        mine = [self._by_name(*one) for one in zip(stats, shown, strict=True)]
         extents = [EXTENTS.search(text) for text in details]
         sizes = [SIZE.search(text) for text in details]
         builder.add(
@@ -170,14 +195,38 @@ class _Reader:
             grid=builder.coded("grid", [match and match.group(1) for match in extents]),
             block=builder.coded("block", [match and match.group(2) for match in extents]),
             bytes=whole([match.group(1) if match else "" for match in sizes]),
-            dtype=builder.coded("dtype", [self._type(*one) for one in zip(stats, shown, strict=True)]),
+            dtype=builder.coded("dtype", [one.dtype for one in known]),
+            elements=whole([UNKNOWN if one.elements is None else one.elements for one in known]),
+            shapes=self._shapes(shown, mine),
         )  # fmt: skip
 
-    def _type(self, stats: dict[str, Value], kernel: str) -> str | None:
-        """Return the element type of a kernel's operator, which a device graph tells by its name alone."""
-        module = str(stats.get("hlo_module", ""))
-        told = self.types.get((module, str(stats.get("hlo_op", ""))))
-        return told or self.types.get((module, kernel))
+    def _told(self, stats: dict[str, Value], kernel: str) -> Told | None:
+        """Return what is told of a kernel's operator, which a device graph tells by its name alone."""
+        module, operator = str(stats.get("hlo_module", "")), str(stats.get("hlo_op", ""))
+        found = self.told.get((module, operator))
+        if found is not None and self.known.setdefault(operator, found) != found:
+            self.known[operator] = None
+        return found or self._by_name(stats, kernel)
+
+    def _by_name(self, stats: dict[str, Value], kernel: str) -> Told | None:
+        return self.told.get((str(stats.get("hlo_module", "")), kernel))
+
+    def _shapes(self, names: Sequence[str], told: Sequence[Told | None]) -> np.ndarray:
+        """Return the codes of rows' shapes, and keep what operators of a name and shapes do."""
+        for name, one in zip(names, told, strict=True):
+            if one is None or not one.shapes or (one.flop is None and one.nbytes is None):
+                continue
+            if self.amounts.setdefault((name, one.shapes), one) != one:
+                self.amounts[name, one.shapes] = None  # two programs, which the rows do not tell apart
+        return self.builder.coded("shapes", [None if one is None else one.shapes for one in told])
+
+    def _operators(self) -> list[dict[str, Any]]:
+        return [
+            {"name": plain_text(name), "shapes": shapes, "family": one.family, "flop": one.flop,
+             "bytes": one.nbytes}
+            for (name, shapes), one in self.amounts.items()
+            if one is not None
+        ]  # fmt: skip
 
     def _host(self, plane: Plane) -> None:
         """Add the threads of the host."""
@@ -193,6 +242,7 @@ class _Reader:
         builder = self.builder
         correlation = _numbers(line.stats, "correlation_id")
         kept, kinds, shown = [], [], []
+        told: list[Told | None] = []
         until = -(2**63)
         start, end = line.start_ns.tolist(), line.end_ns.tolist()
         for row in np.lexsort((-line.end_ns, line.start_ns)).tolist():
@@ -212,6 +262,7 @@ class _Reader:
             elif "step_num" in stats:
                 name = f"{name} step {stats['step_num']}"
             kept.append(row)
+            told.append(self._of_operator(names[row], stats) if kind == "operator" else None)
             kinds.append(kind)
             shown.append(name or "unnamed")
         paths = [str(line.stats[row].get("name", "")) or self.operators.get(names[row], "") for row in kept]
@@ -222,7 +273,12 @@ class _Reader:
             pid=np.zeros(len(rows), np.int64), tid=np.full(len(rows), thread),
             layer=builder.coded("layer", [layer_of(path) for path in paths]),
             phase=builder.coded("phase", [phase_of(path) for path in paths]),
+            shapes=self._shapes(shown, told),
         )  # fmt: skip
+
+    def _of_operator(self, name: str, stats: dict[str, Value]) -> Told | None:
+        own = self.told.get((str(stats.get("hlo_module", "")), str(stats.get("hlo_op", name))))
+        return own or self.known.get(name)
 
 
 def _kind_on_device(stats: dict[str, Value]) -> str:

@@ -6,6 +6,8 @@ started the profiler alone: on another thread nothing is recorded.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +15,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-
-from daydream.collect.live.torch_private import compute_alone
 
 
 class MemoryCost:
@@ -26,7 +26,7 @@ class MemoryCost:
 
     def __init__(self, programs: Sequence[Any], others: Sequence[Any], run: Callable[[Any], object]) -> None:
         self._programs, self._others, self._run = programs, others, run
-        self._elsewhere = ThreadPoolExecutor(1, initializer=compute_alone)
+        self._elsewhere = ThreadPoolExecutor(1, initializer=_compute_alone)
         self._longer: list[list[int]] = [[] for _ in programs]  # ns, one a turn
 
     def turn(self, number: int) -> None:
@@ -53,3 +53,12 @@ class MemoryCost:
     def close(self) -> None:
         """End the thread."""
         self._elsewhere.shutdown()
+
+
+def _compute_alone() -> None:
+    """Let operators of this thread use no other threads; OpenMP's setting is the thread's own."""
+    import torch
+
+    torch.get_num_threads()  # torch sets it when a thread first asks
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).omp_set_num_threads(1)

@@ -1,39 +1,34 @@
-"""What recording costs per event: the profiler's and the layer hooks' own time, measured in this process.
+"""What recording costs per event: the profiler's and the layer hooks' own time.
 
-Small training steps of our own run with recording off and on in turns, within profilers of
-the same settings as the capture's: one after the other, as each holds 1 to 2 kB an event. The
-difference of their times, divided by the events recorded, is the cost; it is taken apart by
-forward, backward and optimizer, as they differ by a factor of two. Profiling is switched for
-the calling thread alone. The recording of memory cannot be switched: what an allocation or a
-free costs is told by the same steps on a thread that is not recorded. Times are the thread's
-own, which other programs on the machine do not make longer.
+    OMP_NUM_THREADS=1 python benchmarks/event_costs.py     ten seconds; quieter is better
 
-It runs on a thread of its own: gradient mode, autocast, default device, dispatch modes
-and anomaly checks of the script's thread are not ours to see or to restore there. That
-thread computes alone, as waiting for other threads would only blur the times.
+The typical cost (`daydream/collect/live/typical_cost.py`) was measured so. Small training steps run with
+recording off and on in turns, within profilers of the same settings as the capture's: one after the other,
+as each holds 1 to 2 kB an event. The difference of their times, divided by the events recorded, is the cost;
+it is taken apart by forward, backward and optimizer, as they differ by a factor of two. The recording of
+memory cannot be switched: what an allocation or a free costs is told by the same steps on a thread that is
+not recorded. Times are the thread's own, which other programs on the machine do not make longer. Printed are
+the medians of four measurements, as a document, and how far these are apart.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import threading
+import json
+import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
+from event_programs import IDLE, Program, annotation, identities, joined, nothing, programs
+from memory_cost import MemoryCost
 
 from daydream.collect.derive.build import derive
-from daydream.collect.live.calibration_programs import (
-    IDLE,
-    Program,
-    annotation,
-    identities,
-    joined,
-    nothing,
-    programs,
-)
+from daydream.collect.live.capture import prepared_profiler
 from daydream.collect.live.event_cost import (
     CLASSES,
     RANGES,
@@ -44,16 +39,7 @@ from daydream.collect.live.event_cost import (
 )
 from daydream.collect.live.events import MARKER_NAME, read_events
 from daydream.collect.live.layer_hooks import LayerHooks
-from daydream.collect.live.memory_cost import MemoryCost
-from daydream.collect.live.torch_private import (
-    allocations_of,
-    compute_alone,
-    events_of,
-    let_go,
-    range_type,
-    recording_switch,
-    without_global_hooks,
-)
+from daydream.collect.live.torch_private import allocations_of, events_of, let_go, range_type
 from daydream.collect.live.warm_memory import WarmMemory
 from daydream.trace.trace import Trace
 
@@ -72,67 +58,31 @@ Times = dict[str, list[int]]  # by class, one a round
 
 
 def measure_profiler_cost(
-    make_profiler: Callable[[], Any],
-    *,
-    seconds: float = MOST_SECONDS,
-    stop: Callable[[], bool] = lambda: False,
+    make_profiler: Callable[[], Any], *, seconds: float = MOST_SECONDS
 ) -> dict[str, Any]:
-    """Return the cost per recorded event in ns, as a document for a trace's metadata.
+    """Return the cost per recorded event in ns, as the metadata of a trace holds it.
 
-    `make_profiler` makes a profiler with the settings of the capture. Empty where this torch
-    cannot switch recording on and off, and where `stop`, asked now and then, says to break off.
-    Takes about twice `seconds`; the calling thread waits.
+    `make_profiler` makes a profiler with the settings of the capture. Takes about twice `seconds`.
     """
-    switch = recording_switch()
-    if switch is None:
-        return {}
-    found: list[dict[str, Any]] = []
-    failed: list[BaseException] = []
-    over, left = threading.Event(), threading.Event()
+    import torch
 
-    def work() -> None:
-        try:
-            compute_alone()
-            with without_global_hooks():
-                calibration = _Calibration(switch, seconds, lambda: left.is_set() or stop())
-                found.append(calibration.run(make_profiler))
-        except BaseException as error:  # noqa: BLE001 - raised again below, on the thread that asked
-            failed.append(error)
-        finally:
-            over.set()
-
-    thread = threading.Thread(target=work, name="daydream calibration")
-    thread.start()
-    try:
-        over.wait()  # an interrupted `join` would take the thread for ended
-    finally:
-        left.set()
-        _outlast(over)
-        thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]
-
-
-def _outlast(over: threading.Event) -> None:
-    """Wait whatever comes: torch aborts a process that ends while another thread is at work in it."""
-    while not over.is_set():
-        with contextlib.suppress(BaseException):  # the first one is on its way already
-            over.wait()
+    # Switches the recording of operators off and on in a running profiler, for this thread alone.
+    switch: Callable[[bool], None] = torch._C._autograd._enable_record_function  # noqa: SLF001
+    return _Calibration(switch, seconds).run(make_profiler)
 
 
 class _Calibration:
     """Runs the programs in turns, and divides."""
 
-    def __init__(self, switch: Callable[[bool], None], seconds: float, stop: Callable[[], bool]) -> None:
-        self._switch, self._seconds, self._stop = switch, seconds, stop
+    def __init__(self, switch: Callable[[bool], None], seconds: float) -> None:
+        self._switch, self._seconds = switch, seconds
         self._range = range_type()
         self._hooks = LayerHooks()
         self._memory: MemoryCost | None = None
         self._windows: list[tuple[int, int]] = []  # program and number of a marker pair
 
     def run(self, make_profiler: Callable[[], Any]) -> dict[str, Any]:
-        """Return the document, an empty one if it was broken off."""
+        """Return the document."""
         import torch
 
         steps = programs()
@@ -161,8 +111,6 @@ class _Calibration:
                 try:
                     for _ in range(ROUNDS_AT_A_TIME):
                         for number, step in enumerate(steps):
-                            if self._stop():
-                                return {}
                             self._turn(number, step, off[number], on[number], rounds, control)
                         for name, call in calls.items():
                             work = steps[-1] if name in RANGES else None
@@ -176,7 +124,7 @@ class _Calibration:
                     read = (*self._read(events_of(profiler)), self._freed_or_taken(profiler))
                 let_go(profiler)
                 del warm
-        assert read is not None  # noqa: S101 - there is a round at least
+        assert read is not None
         trace, markers, memory_ns = read
         costs = {name: max(median(values), 0) for name, values in singles.items()}
         costs["module"] /= MODULES + 1  # the one that holds them is called too
@@ -349,3 +297,29 @@ def _run(step: Program) -> dict[str, int]:
     step.optimizer.step()
     times.append(time.thread_time_ns())
     return dict(zip(CLASSES, np.diff(times).tolist(), strict=True))
+
+
+def main() -> None:
+    """Measure a few times; print the medians, and the spread on stderr."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--times", type=int, default=4)
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    found = [measure_profiler_cost(partial(prepared_profiler, memory=True)) for _ in range(options.times)]
+    document = {**found[0], "event_ns": {}}
+    for kind in CLASSES:
+        document["event_ns"][kind] = _median(kind, [one["event_ns"][kind] for one in found])
+    for key in ("input_ns", "annotation_ns", "module_ns", "memory_ns", "inside_ns"):
+        document[key] = _median(key, [one[key] for one in found])
+    print(json.dumps(document))
+
+
+def _median(what: str, values: list[float]) -> float:
+    print(f"{what}: {min(values):g} to {max(values):g}", file=sys.stderr)
+    return round(median(values))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Whether what recording cost moves an answer, where a trace does not say what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from daydream.predict.replay import LARGEST_SHARE
+from daydream.simulate.causes import Bound
+
+if TYPE_CHECKING:
+    from daydream.predict.prediction import Prediction
+
+SHOWS = 0.01  # of the step: less is not worth a second simulation
+
+
+def moved_by_recording(prediction: Prediction) -> float:
+    """Return how far a typical cost of recording moves after / before; 0.0 for next to nothing.
+
+    An estimate: where a step waits for the CPU, recording takes as large a share as of the CPU's time.
+    """
+    if abs(_moved(prediction, LARGEST_SHARE)) < SHOWS:
+        return 0.0
+    moved = _moved(prediction, prediction.replay.recorded_share)
+    return moved if abs(moved) >= SHOWS else 0.0
+
+
+def _moved(prediction: Prediction, share: float) -> float:
+    before, after = prediction.cpu_share
+    return prediction.ratio * ((1 - share * after) / (1 - share * before) - 1)
+
+
+def cpu_share(waits: Mapping[Bound, int]) -> float:
+    """Return the part of a step's waits that is for the CPU, 0 to 1."""
+    whole = sum(waits.values())
+    return waits.get(Bound.CPU, 0) / whole if whole > 0 else 0.0

@@ -1,0 +1,138 @@
+"""What recording typically costs, for traces of torch.profiler that do not say what it cost."""
+
+from __future__ import annotations
+
+from math import hypot
+
+import pytest
+from small_traces import call, kernel, op, row, trace
+
+import daydream
+from daydream import Graph, Trace
+from daydream.collect.live.typical_cost import TYPICAL
+from daydream.graph.recording_cost import cost_of_recording, told_cost
+from daydream.predict.uncertainty import ANOTHER_RUN, HIDDEN_CPU, RECORDING_ERROR
+
+OWN = {
+    "event_ns": {"forward": 1000}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
+    "before_share": 1.0, "heads": [], "step_hooks_ns": 0, "rounds": 4,
+}  # fmt: skip
+PERIOD = 100  # us of a step
+
+
+def busy(**metadata: object) -> Trace:
+    """Return steps of 100 us in which a kernel takes 90, and the CPU 60 with 10 operators, ahead of it."""
+    #  thread   |op 6|op 6| ... 10 of them|          the last one waits for the kernel
+    #  stream     +3 |kernel 90                      |
+    rows, borders = [], [0.0]
+    for n in range(4):
+        at = n * PERIOD
+        rows += [op("op", at + 6 * k, at + 6 * k + 6, phase="forward") for k in range(10)]
+        rows += [call("cudaLaunchKernel", at + 1, at + 3, n + 1), kernel("k", at + 7, at + 97, n + 1)]
+        rows += [call("cudaDeviceSynchronize", at + 60, at + 100, 100 + n)]
+        borders.append(at + PERIOD)
+    return trace(*rows, steps=tuple(borders), **metadata)
+
+
+def faster(factor: float):
+    def scale(graph: Graph) -> None:
+        graph.select(kind="kernel").scale(factor)
+
+    return scale
+
+
+def test_only_traces_of_torch_profiler_with_a_device_have_a_typical_cost():
+    seen = busy()
+    assert told_cost(seen) is None
+    assert cost_of_recording(seen) is TYPICAL
+    assert cost_of_recording(busy(profiler_cost=OWN)) == OWN == told_cost(busy(profiler_cost=OWN))
+    for others in ({"profiler": "rocprofv3"}, {"versions": {"nsys": "2026.2"}}, {"vendor": "npu"}):
+        assert cost_of_recording(busy(**others)) is None
+    assert cost_of_recording(trace(op("a", 0, 5), steps=(0, 5))) is None  # no device
+    ranges = [
+        row("annotation", "a", 0, 9, pid=1, tid=1),
+        call("cudaLaunchKernel", 1, 3, 1),
+        kernel("k", 4, 8, 1),
+    ]
+    assert cost_of_recording(trace(*ranges, steps=(0, 9))) is None  # no operator was recorded
+
+
+def test_a_cpu_that_shows_after_a_change_is_predicted_without_what_recording_typically_costs():
+    replay = daydream.replay(busy())
+    found = daydream.whatif(replay, faster(0.01))
+
+    # each of ten events costs 1,390 ns, of 6,000: those of one step are all in its 60 us
+    assert replay.recorded_share == pytest.approx(13_900 / 60_000, rel=0.1)
+    assert found.recording_cost == found.to_json()["recording_cost"] == "typical"
+    assert found.unprofiled.replayed_ns == pytest.approx(found.replayed_ns, abs=2_000)  # the device decides
+    assert found.simulated_ns - found.unprofiled.simulated_ns == pytest.approx(13_900, rel=0.1)
+    assert found.unprofiled_predicted_ns == found.unprofiled.simulated_ns
+    assert any("What recording cost is not in this trace" in note for note in found.notes)
+    assert replay.unprofiled is None  # a replay is of what was recorded
+
+
+def test_what_was_measured_comes_first():
+    found = daydream.whatif(busy(profiler_cost=OWN), faster(0.01))
+
+    assert found.recording_cost == "measured"
+    assert found.unprofiled.beside is None
+    assert found.unprofiled.uncertainty.recording == 0
+    assert not any("What recording cost is not in this trace" in note for note in found.notes)
+
+
+def test_a_step_that_never_waits_for_the_cpu_is_answered_as_it_was_recorded():
+    rows, borders = [], [0.0]
+    for n in range(4):
+        at = 1000 * n
+        rows += [op("op", at, at + 5), call("cudaLaunchKernel", at + 1, at + 3, n + 1)]
+        rows += [
+            kernel("k", at + 5, at + 995, n + 1),
+            call("cudaDeviceSynchronize", at + 6, at + 1000, 100 + n),
+        ]
+        borders.append(at + 1000.0)
+    found = daydream.whatif(trace(*rows, steps=tuple(borders)), faster(0.9))
+
+    assert 0 < max(found.cpu_share) < 0.02
+    assert found.recording_moves == 0.0
+    assert found.unprofiled is None
+    assert found.recording_cost is None
+
+
+def test_the_range_holds_what_the_cost_may_be_off_and_how_another_run_is():
+    found = daydream.whatif(busy(), faster(0.01))
+    before, after = found.cpu_share
+    without, share = found.unprofiled, found.replay.recorded_share
+    moved = without.simulated_ns - without.replayed_ns * found.simulated_ns / found.replayed_ns
+
+    assert before < 0.2
+    assert after > 0.9
+    assert found.uncertainty.recording == pytest.approx(
+        found.simulated_ns * (1 - (1 - share * after) / (1 - share * before))
+    )
+    assert without.uncertainty.recording == pytest.approx(RECORDING_ERROR * abs(moved))
+    waits = dict(found.waited_for_ns)
+    hidden = waits["CPU"] - before * found.replayed_ns
+    on_device = ANOTHER_RUN["device"] * (sum(waits.values()) - waits["CPU"])
+    both = ANOTHER_RUN["CPU"] * (waits["CPU"] - hidden)
+    assert found.uncertainty.rerun == pytest.approx(hypot(HIDDEN_CPU * hidden, both, on_device), rel=1e-3)
+
+
+def test_an_answer_that_recording_does_not_move_is_of_the_step_as_recorded():
+    found = daydream.whatif(busy(), faster(0.99))
+
+    assert found.recording_moves == 0.0
+    assert found.unprofiled is None
+
+
+def test_the_same_cpu_on_both_sides_is_not_more_uncertain():
+    # only operators: the CPU decides before and after
+    rows, borders = [], [0.0]
+    for n in range(4):
+        at = n * PERIOD
+        rows += [op("op", at + 10 * k, at + 10 * k + 10, op=f"op{k}", phase="forward") for k in range(10)]
+        rows += [call("cudaLaunchKernel", at + 1, at + 3, n + 1), kernel("k", at + 7, at + 12, n + 1)]
+        borders.append(at + PERIOD)
+    found = daydream.whatif(trace(*rows, steps=tuple(borders)), faster(0.5))
+
+    assert found.uncertainty.rerun <= 1.1 * ANOTHER_RUN["CPU"] * found.simulated_ns
+    assert found.uncertainty.recording < 0.02 * found.simulated_ns

@@ -1,0 +1,80 @@
+"""How well the typical cost of recording does where the cost was measured, and the step without a profiler timed.
+
+    python validation/typical_cost.py                              the table on stdout
+    python validation/typical_cost.py --write docs/collection.md   between its markers
+
+The typical cost is of another machine (daydream/collect/live/typical_cost.py), so the recordings of CPUs judge it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from parts_of_pages import put
+
+import daydream
+from daydream.collect.live.typical_cost import TYPICAL
+from daydream.graph.unprofiled import without_profiler
+from daydream.predict.replay import replay_graph
+
+HERE = Path(__file__).parent
+FOLDERS = ("cpu", "compiled", "h200/modes")
+BEGIN, END = "<!-- begin: typical cost -->", "<!-- end: typical cost -->"
+DEVELOPED = ("modes_",)  # of the program whose recordings gave the typical cost
+LEAST = 0.1  # of the step: where recording costs less, what is missed of it says little
+
+
+def found() -> Iterator[tuple[str, float, float, float]]:
+    """Yield each recording's model and its step over the one without a profiler, less 1.
+
+    As recorded, with the cost taken out that was measured beside it, and with the typical one taken out.
+    """
+    for path in sorted(path for folder in FOLDERS for path in (HERE / folder).glob("*.parquet")):
+        trace = daydream.load(path)
+        if not trace.metadata.get("profiler_cost") or path.name.startswith(DEVELOPED):
+            continue
+        replay = daydream.replay(trace)
+        timed, own = replay.unprofiled_measured_ns, replay.unprofiled_replayed_ns
+        if timed and own:
+            trace.metadata["profiler_cost"] = TYPICAL
+            typical = replay_graph(without_profiler(daydream.build(trace))).settled.step_ns
+            model = f"{path.parent.name}, {path.stem.rpartition('-')[0] or path.stem}"
+            yield model, replay.measured_ns / timed - 1, own / timed - 1, typical / timed - 1
+
+
+def table(rows: list[tuple[str, float, float, float]]) -> Iterator[str]:
+    """Yield a row for each model, medians of its recordings, and what is missed over all of them."""
+    yield "| recordings | as recorded | own cost taken out | typical cost taken out |"
+    yield "|---|---:|---:|---:|"
+    for model in dict.fromkeys(row[0] for row in rows):
+        of_it = [row[1:] for row in rows if row[0] == model]
+        cells = [f"{median(errors):+.1%}" for errors in zip(*of_it, strict=True)]
+        yield f"| {model} ({len(of_it)}) | {' | '.join(cells)} |"
+    dear = np.abs([row[1:] for row in rows if row[1] > LEAST])
+    own, typical = dear[:, 1] / dear[:, 0], dear[:, 2] / dear[:, 0]
+    yield ""
+    yield (
+        f"Of what recording added, the own cost misses {np.median(own):.0%} in the median and "
+        f"{np.percentile(own, 90):.0%} in the 90th percentile, the typical one {np.median(typical):.0%} and "
+        f"{np.percentile(typical, 90):.0%}, over {len(dear)} recordings."
+    )
+
+
+def main() -> None:
+    """Print, or write into the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    options = parser.parse_args()
+    text = "\n".join(["", *table(list(found())), ""])
+    if options.write is None:
+        print(text)
+    else:
+        put(options.write, f"{BEGIN}\n{text}\n{END}", BEGIN, END)
+
+
+if __name__ == "__main__":
+    main()
