@@ -14,6 +14,7 @@ from two_streams import steps
 import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.costs.kernel_names import family
+from daydream.predict.as_run import step_as_run
 from daydream.predict.bottleneck import bound_by
 from daydream.predict.notes import recording_note
 from daydream.report.text.ranking import ranking_text
@@ -219,10 +220,19 @@ def test_every_one_and_every_pair_of_a_real_program_is_what_whatif_says_one_by_o
         for figure in ("predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
             assert getattr(each, figure) == getattr(alone, figure), each.name
         assert (each.changed, each.inserted, each.removed) == (alone.changed, alone.inserted, alone.removed)
-        assert (each.bound, each.bound_share) == bound_by(alone)
+        assert (each.bound, each.bound_share) == bound_by(alone.as_run)
+        run, ranked = step_as_run(alone), each.as_run
+        assert ranked.ratio == pytest.approx(run.ratio)
+        assert ranked.low_ns / ranked.before_ns == pytest.approx(run.low_ns / run.before_ns)
         # A ranking is of the step as recorded: it says nothing of the step without the profiler.
         told = [*before.notes, recording_note(alone)]
         assert list(each.notes) == [note for note in alone.notes if note not in told]
+    # All start from one step: that without the profiler, as what recording typically costs counts for some.
+    assert not any(each.as_run.profiled for each in complete.optimizations)
+    assert {each.as_run.before_ns for each in complete.optimizations} == {complete.before_ns}
+    assert complete.before_ns == before.typically_unprofiled.settled.step_ns
+    ratios = [each.as_run.ratio for each in complete.optimizations]
+    assert ratios == sorted(ratios)
 
 
 def test_what_hardly_changes_the_step_is_no_gain(ranking):

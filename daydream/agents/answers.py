@@ -91,13 +91,17 @@ class Explained:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A change that applies: the step then, the code that makes it, and what it needs besides code."""
+    """A change that applies: the step then, the code that makes it, and what it needs besides code.
+
+    Times are of the recorded step; `as_run_speedup` is that of a run without the profiler.
+    """
 
     name: str
     predicted_ns: int | None
     range_ns: Range
     saving_ns: int | None
     speedup: float | None
+    as_run_speedup: float | None
     code: str | None
     needs: str | None
     waits_for: str | None
@@ -131,7 +135,10 @@ class MemoryChange:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What a change would give; `predicted_ns` is None where that cannot be told, and `reason` says why."""
+    """What a change would give; `predicted_ns` is None where that cannot be told, and `reason` says why.
+
+    Times are of the recorded step; `as_run_speedup` is that of a run without the profiler.
+    """
 
     optimization: str
     options: dict[str, Any]
@@ -139,6 +146,7 @@ class WhatIf:
     predicted_ns: int | None
     range_ns: Range
     speedup: float | None
+    as_run_speedup: float | None
     reason: str | None
     code: str | None
     causes_before: list[Part]

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from daydream.cli.output import quoted
+from daydream.predict.as_run import StepAsRun
 from daydream.report.text.layout import MARGIN, printable
-from daydream.report.text.numbers import step_change_text
+from daydream.report.text.numbers import as_run_text
 
 PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two for usual traces
 MOST = 3
@@ -37,8 +38,7 @@ class Suggestions:
             return [f"no change of the code is predicted to make this step shorter; {again} says why"]
         lines = ["largest suggestions, predicted from this trace:"]
         for each in self.entries:
-            after, before = each["predicted_ns"], each["predicted_ns"] + each["saving_ns"]
-            step = step_change_text(before, after, each["predicted_low_ns"], each["predicted_high_ns"])
+            step = as_run_text(StepAsRun.from_json(each["as_run"]))
             lines.append(f"{MARGIN}{printable(each['optimization'])}: {step}")
             lines.append(f"{3 * MARGIN}{printable(each['code'])}")
         return lines
@@ -71,7 +71,7 @@ def _largest(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first that a line of code makes, of those that the same line makes one."""
     found: dict[str, dict[str, Any]] = {}
     for each in ranked:
-        gains = each["predicted_ns"] is not None and each["saving_ns"] > 0
+        gains = each["as_run"] is not None and each["as_run"]["after_ns"] < each["as_run"]["before_ns"]
         if gains and each["code"] and each["needs"] not in NEEDS_MORE:
             found.setdefault(each["code"], each)
     return list(found.values())[:MOST]

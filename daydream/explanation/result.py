@@ -25,7 +25,9 @@ from daydream.explanation.reached import PeakShare, general_convolutions_ns, rea
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.model.graph_breaks import breaks_of, sentences, uncompiled_sentences
+from daydream.predict.notes import typical_cost_note
 from daydream.predict.prediction import Prediction
+from daydream.predict.recording import replay_as_run
 from daydream.predict.replay import Replay, as_replay
 from daydream.simulate.causes import Bound
 
@@ -57,6 +59,7 @@ class Explanation:
     """
 
     replay: Replay
+    as_run: Replay  # the one that is explained: without a profiler, where that is known
     after: Prediction | None  # the change that is explained, if any
     steps: tuple[str, ...]
     step_ns: int
@@ -84,7 +87,12 @@ class Explanation:
     @property
     def graph(self) -> Graph:
         """The graph that is explained."""
-        return self.replay.graph if self.after is None else self.after.graph
+        return self.as_run.graph if self.after is None else self.after.graph
+
+    @property
+    def profiled(self) -> bool:
+        """Whether the recorded step is explained: what recording cost is not known, or does not count."""
+        return self.as_run is self.replay
 
     def share(self, cause: str) -> float:
         """Return a cause's share of the step."""
@@ -108,7 +116,7 @@ class Explanation:
         return {
             "whatif": None if self.after is None else self.after.optimization,
             **as_json(self, "measured_ns=replay.measured_ns replayed_ns replay_error=replay.error"),
-            **as_json(self, "steps step_ns bound"),
+            **as_json(self, "profiled steps step_ns bound"),
             "causes": [_share_json(each) for each in self.causes],
             "device_busy_share": self.busy_share,
             "launch_calls": None if self.launching is None else {
@@ -152,8 +160,9 @@ def explain(
 ) -> Explanation:
     """Return why a step takes its time: as it was recorded, or after a what-if with its options.
 
-    Every saving is simulated, on top of the what-if if there is one. `capacity` is what each device has in
-    bytes, by default what the trace says of it: whether the step fits.
+    It is the step as a run pays for it: without a profiler, where the trace tells what recording cost or the
+    typical cost counts. Every saving is simulated, on top of the what-if if there is one. `capacity` is what
+    each device has in bytes, by default what the trace says of it: whether the step fits.
 
     Returns:
         An `Explanation`: the critical path by cause, what bounds the step, and avoidable costs with
@@ -170,10 +179,12 @@ def explain(
     before = as_replay(source)
     if whatif is None and options:
         raise GraphError(f"options {', '.join(options)} belong to a what-if, and none is named")
-    after = None if whatif is None else ask(before, whatif, **options)
-    asker = WhatIfRunner(before, after, options)
-    settled = before.settled if after is None else after.after
-    known = (after or Prediction.unchanged(before)).notes
+    as_run = replay_as_run(before)
+    after = None if whatif is None else ask(as_run, whatif, **options)
+    asker = WhatIfRunner(as_run, after, options)
+    settled = as_run.settled if after is None else after.after
+    typical = [typical_cost_note(before)] if as_run is not before and before.unprofiled is None else []
+    known = [*before.notes, *typical, *(after or Prediction.unchanged(as_run)).notes]
     say("following the critical path", -1.0)
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     if not chain.steps:
@@ -184,6 +195,7 @@ def explain(
     memory, unsaid = peak_memory(asker, capacity)
     return Explanation(
         replay=before,
+        as_run=as_run,
         after=after,
         steps=tuple(_name(chain.graph, step) for step in chain.steps),
         step_ns=round(chain.step_ns),

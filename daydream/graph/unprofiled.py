@@ -109,19 +109,19 @@ def event_costs(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     return rows, *(np.rint(part).astype(np.int64) for part in (before, inside, after))
 
 
-def dearness(trace: Trace) -> dict[str, float]:
+def dearness(trace: Trace, cost: Mapping[str, Any] | None = None) -> dict[str, float]:
     """Return by class how much dearer recording was in a trace than when its cost was measured.
 
     From heads that both hold, weighted as in the trace. A class that shares none with the
     measurement has the factor of all classes together, 1 if there is none at all. A typical cost, of another
-    machine, is scaled by `DEAREST` at most.
+    machine, is scaled by `DEAREST` at most. `cost` is the measurement, by default what the trace is known by.
     """
     most = inf if told_cost(trace) is not None else DEAREST
     from daydream.collect.live.event_cost import CLASSES, heads
 
     measured = {
         (group, outer, inner): mean
-        for group, outer, inner, _, mean in _known(trace)["heads"]
+        for group, outer, inner, _, mean in (cost or _known(trace))["heads"]
         if mean <= SHORT_HEAD_NS
     }
     here = {key: value for key, value in heads(trace).items() if key in measured}

@@ -17,8 +17,8 @@ from daydream.lazy import regex
 
 # ns; torch 2.13.0 on an x86 server CPU with AVX-512, at one thread (benchmarks/compiled_costs.py).
 # An element drawn and its mask stored: the compiled forward pass of a dropout of 16 k and 65 k elements, less
-# its fixed costs (19.2 and 21.4).
-DRAW_NS = 20.0
+# its fixed costs: the mean of two hosts (19.2 and 21.4 on one, 16 and 15 on the other).
+DRAW_NS = 17.0
 # An element of a mask read in one pass: 4 blocks of 512 x 64 with dropout, of norm (6.3 forward, in three
 # passes; 2.2 backward), ReLU (4.0; 0.9) and softmax (3.5; 4.5, in two passes).
 READ_NS = 2.1

@@ -30,13 +30,13 @@ def couples_of(
         return _largest([pair for pair in less if pair[0] > 0])
     hardware = stages.NEEDS[stages.HARDWARE]
     worth = [
-        (ranked.saving_ns, optimization)
+        (ranked.as_run.saving_ns, optimization)
         for ranked, optimization in found
-        if ranked.saving_ns > 0 and not ranked.changes_nothing and ranked.needs != hardware
+        if ranked.as_run is not None and ranked.gains and ranked.needs != hardware
     ]
     return _largest(worth)
 
 
-def _largest(worth: Sequence[tuple[int, Optimization]]) -> list[tuple[Optimization, Optimization]]:
+def _largest(worth: Sequence[tuple[float, Optimization]]) -> list[tuple[Optimization, Optimization]]:
     couples = sorted(combinations(worth, 2), key=lambda couple: -couple[0][0] - couple[1][0])
     return [(one, other) for (_, one), (_, other) in couples]

@@ -12,6 +12,7 @@ from daydream.text import counted
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.predict.prediction import Prediction
+    from daydream.predict.replay import Replay
     from daydream.trace.trace import Trace
 
 DOUBTFUL = 0.005  # of the measured steps: less CPU time that may be a wait is not worth a word
@@ -92,7 +93,8 @@ def prediction_notes(prediction: Prediction, *, as_recorded: bool = False) -> li
         )
     mean_ns, steady_ns = prediction.replay.replayed_ns, prediction.replayed_ns
     recorded, steady = (f"{ns / 1e6:,.5g} ms" for ns in (mean_ns, steady_ns))
-    if abs(mean_ns - steady_ns) > SETTLED * steady_ns and recorded != steady:
+    apart = abs(mean_ns - steady_ns) > SETTLED * steady_ns and recorded != steady
+    if apart and prediction.replay.recorded is None:
         said.append(
             f"The recorded steps are not steady: their mean replays in {recorded}, a steady step {steady}."
         )
@@ -112,9 +114,14 @@ def recording_note(prediction: Prediction) -> str | None:
     """Return that the trace does not say what recording cost, and what it is taken for; None if it does."""
     if prediction.unprofiled is None or prediction.unprofiled.beside is None:
         return None
+    return typical_cost_note(prediction.replay)
+
+
+def typical_cost_note(replay: Replay) -> str:
+    """Return what the cost of recording is taken for, where the trace does not say it."""
     return (
         "What recording cost is not in this trace: for the step without the profiler, the typical "
-        f"{prediction.replay.recorded_share:.0%} of the CPU's time was taken out. `daydream collect` "
+        f"{replay.recorded_share:.0%} of the CPU's time was taken out. `daydream collect` "
         "times steps without the profiler, too."
     )
 

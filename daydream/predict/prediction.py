@@ -17,6 +17,7 @@ from daydream.graph.lint import problems
 from daydream.graph.recording_cost import was_measured
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.affected import Affected, Edits, counts
+from daydream.predict.as_run import step_as_run
 from daydream.predict.bottleneck import bound_by, waited_for_ns
 from daydream.predict.contention_option import MEASURED, Choice, choose
 from daydream.predict.contention_option import Option as ContentionOption
@@ -61,8 +62,6 @@ class Prediction(NotebookFigure):
     removed: int
     edit: Edit | None = None  # makes the whole change in another copy of the graph
     contention: Choice | None = None  # of kernels and transfers; None where there are no transfers
-    recorded: Replay | None = None  # the replay of the recording, where `replay` is of a graph made of it
-    bias: float | None = None  # how far that graph's step is from the step that was measured so
     memory_changes: Callable[[], Sequence[MemoryChange]] | None = None
     capacity_bytes: int | None = None  # what each device has; by default what the trace says
     beside: Prediction | None = None  # the one as recorded, where this is without a typical cost of recording
@@ -199,7 +198,7 @@ class Prediction(NotebookFigure):
             return None
         measured = self.replay.unprofiled
         if measured is not None or not self.recording_moves:
-            return self._again(measured, self.replay.unprofiled_error)
+            return self._again(measured)
         again = self._again(self.replay.typically_unprofiled, beside=self)
         return again if again is not None and abs(again.ratio - self.ratio) > SHOWS else None
 
@@ -236,13 +235,11 @@ class Prediction(NotebookFigure):
         """The step after the change over the one before, as simulated; 0.0 where that one takes no time."""
         return self.simulated_ns / self.replayed_ns if self.replayed_ns else 0.0
 
-    def _again(
-        self, before: Replay | None, bias: float | None = None, beside: Prediction | None = None
-    ) -> Prediction | None:
+    def _again(self, before: Replay | None, beside: Prediction | None = None) -> Prediction | None:
         if before is None or self.edit is None:
             return None
         again = predict(before, self.edit, contention=self.contention or MEASURED, like=self.graph)
-        return replace(again, recorded=self.replay, bias=bias, beside=beside)
+        return replace(again, beside=beside)
 
     @property
     def unprofiled_predicted_ns(self) -> int | None:
@@ -252,10 +249,8 @@ class Prediction(NotebookFigure):
     @property
     def unprofiled_anchored_ns(self) -> int | None:
         """The measured unprofiled step times what the change leaves of the anchored one: its bias cancels."""
-        measured, anchored = self.replay.unprofiled_measured_ns, self.anchored
-        if measured is None or anchored is None or not anchored.replayed_ns:
-            return None
-        return None if self.reason else round(measured * anchored.simulated_ns / anchored.replayed_ns)
+        known = self.anchored is not None and not self.reason
+        return round(step_as_run(self, with_range=False).after_ns) if known else None
 
     def breakdowns(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
         """Return where a step's time goes, before and after; means over the steps, as the headline is."""
@@ -328,6 +323,7 @@ class Prediction(NotebookFigure):
             "unprofiled_measured_ns": self.replay.unprofiled_measured_ns,
             "unprofiled_replayed_ns": None if self.unprofiled is None else self.unprofiled.replayed_ns,
             **as_json(self, "unprofiled_predicted_ns unprofiled_anchored_ns recording_cost"),
+            "as_run": None if self.reason else step_as_run(self).to_json(),
             "steps": [
                 {
                     "name": steps[step]["name"],
@@ -351,10 +347,12 @@ def predict(
     contention: ContentionOption | Choice = MEASURED,
     capacity_bytes: int | None = None,
     like: Graph | None = None,
+    whole: Edit | None = None,
 ) -> Prediction:
     """Return what an edit would give: it is made in a copy of the replay's graph, which is simulated.
 
-    `start` is a changed copy of that graph, for an edit that comes on top of another change. `contention`
+    `start` is a changed copy of that graph, for an edit that comes on top of another change; then `whole`
+    makes both in the graph itself, which answers for the step without a profiler take. `contention`
     says how kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one or two factors.
     `capacity_bytes` is what each device has, by default what the trace says of it. `like` is a graph that the
     edit made of one that differs in durations only: where the plans are the same, they are taken over.
@@ -389,7 +387,7 @@ def predict(
         changed=changed,
         inserted=inserted,
         removed=removed,
-        edit=edit if start is None else None,
+        edit=edit if start is None else whole,
         contention=chosen,
         memory_changes=edit.memory,
         capacity_bytes=capacity_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,9 +12,11 @@ from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryPrediction
+from daydream.predict.as_run import StepAsRun, step_as_run
 from daydream.predict.couples import couples_of
 from daydream.predict.notes import prediction_notes
 from daydream.predict.prediction import Prediction, predict
+from daydream.predict.recording import replay_as_run
 from daydream.predict.replay import Replay, as_replay
 from daydream.predict.sensitivity import Curve, curves
 from daydream.predict.twins import without_twins
@@ -45,6 +47,9 @@ class Ranked:
     communication), `bound_share` its part of the step. `needs` says what else it takes:
     other hardware, or that other work is done. `code` is the line of a training script that
     makes the change, if one does. The range is None where it was not asked for.
+
+    `predicted_ns`, its range, `saving_ns` and `speedup` are of the recorded step, `as_run` is that of a run
+    without a profiler where the trace knows it: the order follows from that one.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Ranked:
     reason: str | None = None  # why it cannot be predicted
     code: str | None = None
     memory: MemoryPrediction | None = None
+    as_run: StepAsRun | None = None  # None if it cannot be predicted
 
     @property
     def saving_ns(self) -> int:
@@ -79,12 +85,17 @@ class Ranked:
     @property
     def changes_nothing(self) -> bool:
         """Whether the step stays as it was, but for less than anyone would notice."""
-        return self.predicted_ns is not None and abs(self.saving_ns) <= SMALLEST * self.replayed_ns
+        return self.as_run is not None and abs(self.as_run.saving_ns) <= SMALLEST * self.as_run.before_ns
+
+    @property
+    def gains(self) -> bool:
+        """Whether the step gets noticeably shorter."""
+        return self.as_run is not None and self.as_run.saving_ns > 0 and not self.changes_nothing
 
     @property
     def place(self) -> tuple[float, str]:
         """What to sort by: what saves most comes first, what cannot be predicted last."""
-        return float("inf") if self.predicted_ns is None else self.predicted_ns, self.name
+        return float("inf") if self.as_run is None else self.as_run.ratio, self.name
 
     @property
     def place_by_memory(self) -> tuple[float, tuple[float, str]]:
@@ -95,7 +106,7 @@ class Ranked:
         """Return the entry as `rank --json` prints it."""
         saving = {"saving_ns": None if self.predicted_ns is None else self.saving_ns}
         keys = "optimization=name summary needs code predicted_ns predicted_low_ns predicted_high_ns"
-        rest = "speedup reason bound bound_share changed inserted removed memory notes"
+        rest = "speedup as_run reason bound bound_share changed inserted removed memory notes"
         return as_json(self, keys) | saving | as_json(self, rest)
 
 
@@ -111,7 +122,7 @@ class Ranking(NotebookFigure):
 
         ranking = daydream.rank("examples/mlp_cpu.json.gz")
         for each in ranking.optimizations[:3]:
-            print(each.name, each.saving_ns, each.code)
+            print(each.name, each.as_run.speedup, each.code)
 
     """
 
@@ -127,8 +138,20 @@ class Ranking(NotebookFigure):
 
     def __repr__(self) -> str:
         best = self.optimizations[0] if self.optimizations else None
-        first = f", {best.name} first ({best.speedup:.2f}x)" if best and best.speedup else ""
+        first = f", {best.name} first ({best.as_run.speedup:.2f}x)" if best and best.as_run else ""
         return f"<Ranking of {len(self.optimizations)} optimizations{first}>"
+
+    @property
+    def before_ns(self) -> float:
+        """The step without any change, as a run pays for it: the one that each `as_run` starts from."""
+        steps = (each.as_run for each in (*self.optimizations, *self.pairs))
+        return next((step.before_ns for step in steps if step is not None), float(self.replayed_ns))
+
+    @property
+    def profiled(self) -> bool:
+        """Whether that step is the recorded one."""
+        steps = (each.as_run for each in (*self.optimizations, *self.pairs))
+        return all(step.profiled for step in steps if step is not None)
 
     @property
     def optimizations_left_out(self) -> dict[str, str]:
@@ -232,18 +255,37 @@ def rank(
         found.sort(key=lambda pair: pair[0].place_by_memory)
         together = sorted(together, key=lambda ranked: ranked.place_by_memory)
     say("drawing curves", -1.0)
-    bound, share = bound_now(before)
+    bound, share = bound_now(replay_as_run(before))
+    alone, together = _of_one_step([ranked for ranked, _ in found], together)
     return Ranking(
         replay=before,
         replayed_ns=before.settled.step_ns,
         bound=bound,
         bound_share=share,
-        optimizations=[ranked for ranked, _ in found],
+        optimizations=alone,
         pairs=together,
         left_out=left_out,
         curves=curves(before) if with_curves else [],
         by=by,
     )
+
+
+def _of_one_step(*tables: list[Ranked]) -> list[list[Ranked]]:
+    """Return tables whose changes all start from the same step.
+
+    Where what recording typically costs does not move an answer, it was given for the recorded step.
+    """
+    steps = [each.as_run for table in tables for each in table]
+    unprofiled = [step.before_ns for step in steps if step is not None and not step.profiled]
+    if not unprofiled:
+        return list(tables)
+    return [
+        [
+            each if each.as_run is None else replace(each, as_run=each.as_run.beside(unprofiled[0]))
+            for each in table
+        ]
+        for table in tables
+    ]
 
 
 def _name(each: Named) -> str:
@@ -297,10 +339,12 @@ def _predicted(
 ) -> Ranked:
     first, *others = in_order(parsed)
     start = edited.get(first.name) if others else None
-    left = parsed if start is None else others
-    memory = partial(memory_changes, parsed, {})
-    edit = Edit(spelled(parsed), lambda graph: apply(left, graph, {}), memory)
-    comparison = predict(before, edit, start=start, capacity_bytes=capacity)
+    edit = Edit(spelled(parsed), lambda graph: apply(parsed, graph, {}), partial(memory_changes, parsed, {}))
+    if start is None:
+        comparison = predict(before, edit, capacity_bytes=capacity)
+    else:
+        on_top = replace(edit, make=lambda graph: apply(others, graph, {}))
+        comparison = predict(before, on_top, start=start, whole=edit, capacity_bytes=capacity)
     ranked = _ranked(parsed, comparison, with_ranges=with_ranges)
     if not others:
         comparison.graph.touch()  # what was derived from it takes more room than the graph
@@ -309,7 +353,7 @@ def _predicted(
 
 
 def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_ranges: bool) -> Ranked:
-    bound, share = comparison.bound
+    bound, share = comparison.as_run.bound
     known = set(comparison.replay.notes)
     needs = [stages.NEEDS[each.stage] for each in parsed if each.stage in stages.NEEDS]
     code = [line_of(each, framework_of(comparison.replay.graph)) for each in parsed]
@@ -330,4 +374,5 @@ def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_rang
         reason=comparison.reason,
         code="; ".join(code) if all(code) else None,
         memory=comparison.memory,
+        as_run=None if comparison.reason else step_as_run(comparison, with_range=with_ranges),
     )

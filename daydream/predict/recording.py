@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from daydream.predict.replay import LARGEST_SHARE
+from daydream.predict.bottleneck import waited_for_ns
+from daydream.predict.replay import LARGEST_SHARE, Replay
 from daydream.simulate.causes import Bound
 
 if TYPE_CHECKING:
@@ -23,6 +24,21 @@ def moved_by_recording(prediction: Prediction) -> float:
         return 0.0
     moved = _moved(prediction, prediction.replay.recorded_share)
     return moved if abs(moved) >= SHOWS else 0.0
+
+
+def replay_as_run(replay: Replay) -> Replay:
+    """Return the replay of the step as a run pays for it: without a profiler, where that is known and counts.
+
+    Where the cost of recording was not measured it is the typical one, which counts where it moves the step.
+    """
+    known = replay.anchored or replay.unprofiled
+    if known is not None:
+        return known
+    if replay.recorded_share * cpu_share(waited_for_ns(replay.settled)) < SHOWS:
+        return replay
+    typical, recorded_ns = replay.typically_unprofiled, replay.settled.step_ns
+    moved = typical is not None and abs(typical.settled.step_ns - recorded_ns) > SHOWS * recorded_ns
+    return typical if typical is not None and moved else replay
 
 
 def _moved(prediction: Prediction, share: float) -> float:

@@ -80,7 +80,8 @@ class Replay(NotebookFigure):
     steps: list[StepReplay]
     start_error_ns: dict[str, int]
     said: list[str] = field(default_factory=list)  # of the recording and its graph
-    as_recorded: bool = True  # not without the cost of recording
+    recorded: Replay | None = None  # that of the recording, where this is without the cost of it
+    bias: float | None = None  # how far this step is then from the one that was measured so
     parts: dict[str, dict[str, int]] | None = None  # where a step's time goes, once that was asked for
     kept_times: tuple[np.ndarray, np.ndarray] | None = None  # durations and gaps of `corrected`
 
@@ -156,7 +157,7 @@ class Replay(NotebookFigure):
     @cached_property
     def unrest(self) -> str | None:
         """Why the recording seems not to have been made at rest, and what to do; None if it does."""
-        trace = self.graph.trace if self.as_recorded else None
+        trace = self.graph.trace if self.recorded is None else None
         return None if trace is None else unrest(trace, self.unprofiled_replayed_ns)
 
     @cached_property
@@ -167,11 +168,12 @@ class Replay(NotebookFigure):
     @cached_property
     def unprofiled(self) -> Replay | None:
         """The replay without the profiler's cost; None if the trace does not say what recording cost."""
-        trace = self.graph.trace
+        trace = self.graph.trace if self.recorded is None else None
         if trace is None or told_cost(trace) is None:
             return None
         assert self.corrected is not None  # noqa: S101 - the cost is known
-        return self._changed(self.corrected)
+        made, measured = self._changed(self.corrected), self.unprofiled_measured_ns
+        return made if measured is None else replace(made, bias=_relative(made.settled.step_ns, measured))
 
     @cached_property
     def corrected(self) -> Graph | None:
@@ -197,7 +199,7 @@ class Replay(NotebookFigure):
     @cached_property
     def _without_typical_cost(self) -> tuple[Graph, float] | None:
         """The corrected graph, and how much of the CPU's time it is without."""
-        trace = self.graph.trace if self.as_recorded else None
+        trace = self.graph.trace if self.recorded is None else None
         if trace is None or told_cost(trace) is not None or self.corrected is None:
             return None
         share = taken_out(self.graph, self.corrected)
@@ -220,7 +222,7 @@ class Replay(NotebookFigure):
         return self._changed(graph)
 
     def _changed(self, graph: Graph) -> Replay:
-        return replace(replay_graph(graph, passes=self.settled.judged), as_recorded=False)
+        return replace(replay_graph(graph, passes=self.settled.judged), recorded=self)
 
     @property
     def unprofiled_replayed_ns(self) -> int | None:

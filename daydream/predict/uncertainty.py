@@ -166,14 +166,15 @@ def most_ns(comparison: Prediction) -> float:
 
 
 def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Uncertainty:
-    recorded, step_ns = comparison.recorded or comparison.replay, comparison.simulated_ns
+    replay, step_ns = comparison.replay, comparison.simulated_ns
+    recorded = replay.recorded or replay
     facts, affected = comparison.replay.graph.facts, comparison.affected
     measured = sum(step.measured_ns for step in recorded.steps)
     side_by_side = _side_by_side_ns(comparison) if facts.event_waits["unresolved"] else 0.0
     unknown = unknown_ns(facts, measured, comparison.replayed_ns, affected, side_by_side)
     return Uncertainty(
         variation=_variation(comparison) * step_ns,
-        replay=max(abs(recorded.error), abs(comparison.bias or 0.0)) * step_ns,
+        replay=max(abs(recorded.error), abs(replay.bias or 0.0)) * step_ns,
         model=model,
         unknown=unknown + _out_of_reach_ns(comparison),
         rerun=rerun,
@@ -205,7 +206,7 @@ def _another_run_ns(comparison: Prediction) -> float:
     cpu = waits.pop(Bound.CPU, 0)
     scale = comparison.simulated_ns / max(cpu + sum(waits.values()), 1)
     shown = max(scale * cpu - comparison.cpu_share[0] * comparison.replayed_ns, 0.0)
-    trace = (comparison.recorded or comparison.replay).graph.trace
+    trace = comparison.replay.graph.trace
     if trace is None or cost_of_recording(trace) is None:
         shown = 0.0  # where little is recorded of the CPU, its time is about that of other runs
     both = ANOTHER_RUN["CPU"] * (scale * cpu - shown), ANOTHER_RUN["device"] * scale * sum(waits.values())

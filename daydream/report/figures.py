@@ -93,30 +93,21 @@ def _timeline(timeline: Timeline, *, step: int | None = None, copy: int | None =
 def _ranking(ranking: Ranking) -> Any:
     figure = _figure(12, 5)
     left, right = figure.subplots(1, 2)
-    shown = [each for each in ranking.optimizations if each.saving_ns > 0 and not each.changes_nothing]
-    shown = shown[:MOST_BARS][::-1]
-    unit, size = _unit(ranking.replayed_ns)
-    then = [each.predicted_ns or 0 for each in shown]
-    low, high = (
-        [
-            there if end is None else end for there, end in zip(then, ends, strict=True)
-        ]  # no range was asked for
-        for ends in (
-            [each.predicted_low_ns for each in shown],
-            [each.predicted_high_ns for each in shown],
-        )
-    )
+    named = [(each.name, each.as_run) for each in ranking.optimizations if each.gains and each.as_run]
+    named = named[:MOST_BARS][::-1]
+    steps = [step for _, step in named]
+    unit, size = _unit(ranking.before_ns)
     error = [
-        [max(there - end, 0) / size for there, end in zip(then, low, strict=True)],
-        [max(end - there, 0) / size for there, end in zip(then, high, strict=True)],
+        [0.0 if step.low_ns is None else (step.after_ns - step.low_ns) / size for step in steps],
+        [0.0 if step.high_ns is None else (step.high_ns - step.after_ns) / size for step in steps],
     ]
-    names = [_name(each.name) for each in shown]
-    left.barh(names, [there / size for there in then], xerr=error, color=AFTER, ecolor="0.25")
-    left.axvline(ranking.replayed_ns / size, color="0.4", linestyle="--", linewidth=1)
+    names = [_name(name) for name, _ in named]
+    left.barh(names, [step.after_ns / size for step in steps], xerr=error, color=AFTER, ecolor="0.25")
+    left.axvline(ranking.before_ns / size, color="0.4", linestyle="--", linewidth=1)
     left.set(xlabel=f"predicted step, {unit} (dashed: now)", title="optimizations")
-    for place, each in enumerate(shown):
+    for place, step in enumerate(steps):
         left.annotate(
-            speedup(each.replayed_ns, each.predicted_ns), (0, place), xytext=(4, 0), va="center",
+            speedup(step.before_ns, step.after_ns), (0, place), xytext=(4, 0), va="center",
             textcoords="offset points", color="white", fontsize=8,
         )  # fmt: skip
     _tidy(left)

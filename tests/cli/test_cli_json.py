@@ -20,7 +20,7 @@ WHATIF = [
     "predicted_low_ns", "predicted_high_ns", "typical_measured_ns", "typical_replayed_ns",
     "typical_predicted_ns", "reason", "uncertainty_ns", "speedup", "held_ns", "left_in_replays_ns",
     "unprofiled_measured_ns", "unprofiled_replayed_ns",
-    "unprofiled_predicted_ns", "unprofiled_anchored_ns", "recording_cost",
+    "unprofiled_predicted_ns", "unprofiled_anchored_ns", "recording_cost", "as_run",
     "steps", "before", "after", "changed", "inserted",
     "removed", "contention", "memory", "rules", "notes", "code",
 ]  # fmt: skip

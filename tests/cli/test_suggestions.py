@@ -9,12 +9,13 @@ import pytest
 
 from daydream.cli import suggestions as module
 from daydream.cli.suggestions import Suggestions, suggestions
+from daydream.predict.as_run import StepAsRun
 
 
 def entry(name, saving, code, *, needs=None):
     return {
-        "optimization": name, "predicted_ns": 10_000_000 - saving, "saving_ns": saving, "code": code,
-        "predicted_low_ns": None, "predicted_high_ns": None, "needs": needs,
+        "optimization": name, "code": code, "needs": needs,
+        "as_run": StepAsRun(10_000_000, 10_000_000 - saving, None, None, profiled=True).to_json(),
     }  # fmt: skip
 
 

@@ -81,9 +81,12 @@ def test_loading_without_workers_is_on_the_critical_path():
 
     assert "DataLoader" in loading.place.label
     assert loading.cost_ns > 0.15 * explanation.replayed_ns
-    assert "data loading is 28" in verdict(explanation)
-    hidden = daydream.whatif(explanation.replay, "dataloader")
-    assert loading.saving_ns == hidden.replayed_ns - hidden.predicted_ns > 0.75 * loading.cost_ns
+    assert "data loading is 29" in verdict(explanation)
+    hidden = daydream.whatif(explanation.as_run, "dataloader")
+    # Three quarters of it as recorded; without the profiler the device is busy sooner.
+    assert loading.saving_ns == hidden.replayed_ns - hidden.predicted_ns > 0.5 * loading.cost_ns
+    recorded = daydream.whatif(explanation.replay, "dataloader")
+    assert recorded.replayed_ns - recorded.predicted_ns > 0.75 * loading.cost_ns
     after = daydream.explain(explanation.replay, "dataloader")
     assert after.share("data loading") < 0.1 * explanation.share("data loading")
 
@@ -110,7 +113,7 @@ def test_small_batches_on_a_fast_gpu_are_launch_bound():
     assert explanation.busy_share < 0.1
     assert launch.cost_ns > 0.9 * explanation.replayed_ns
     assert launch.best.name == "cuda-graphs"
-    after = daydream.whatif(explanation.replay, "cuda-graphs")
+    after = daydream.whatif(explanation.as_run, "cuda-graphs")
     assert launch.saving_ns == after.replayed_ns - after.predicted_ns > 0.5 * explanation.replayed_ns
     assert explanation.without_device.saving_ns < 0.05 * explanation.replayed_ns
 
@@ -130,7 +133,7 @@ def test_the_function_that_a_synchronization_stands_in_is_named_where_frames_wer
 
     assert wait.place.source.endswith("_attn_mask_utils.py(429): _prepare_4d_attention_mask_for_sdpa")
     assert wait.place.source in " ".join(explain_text(explanation, verbose=True).split())
-    alone = daydream.whatif(explanation.replay, "remove-sync", which="^aten::_local_scalar_dense$")
+    alone = daydream.whatif(explanation.as_run, "remove-sync", which="^aten::_local_scalar_dense$")
     assert wait.saving_ns == alone.replayed_ns - alone.predicted_ns > 0
     # Without frames operator and phase are named.
     without = found(
@@ -144,9 +147,10 @@ def test_a_rank_that_the_others_wait_for_is_named():
     explanation = explained("kineto/v100_dlrm_4_of_8_ranks")
     waited = found(explanation, "stragglers")
 
-    assert waited.place.label == "rank 2"
+    # As recorded it is rank 2; without the profiler rank 3 has most of the path that lies elsewhere.
+    assert waited.place.label == "rank 3"
     assert set(waited.tasks.rank.tolist()) <= {0, 1, 2, 3}
-    alone = daydream.whatif(explanation.replay, "no-stragglers")
+    alone = daydream.whatif(explanation.as_run, "no-stragglers")
     assert waited.saving_ns == alone.replayed_ns - alone.predicted_ns
     after = daydream.explain(explanation.replay, "no-stragglers")
     assert not [each for each in after.avoidable if each.sort == "stragglers"]

@@ -7,12 +7,24 @@ import json
 import numpy as np
 import pytest
 from daydream.optimizations.compile import compile as compile_
+from graph.small_traces import op, trace
 from recorded import Program
 
+import daydream
 from daydream import Graph, NotApplicableError
+from daydream.collect.live.typical_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.device.fusion import bytes_left
-from daydream.model.compiled_calls import BACKWARD, FORWARD, FUSED_LOOP_NS, LIBRARY_CALL_NS, fused_bodies_ns
+from daydream.model.compiled_calls import (
+    BACKWARD,
+    FASTEST,
+    FORWARD,
+    FUSED_LOOP_NS,
+    LIBRARY_CALL_NS,
+    SLOWEST,
+    fused_bodies_ns,
+    slowness,
+)
 from daydream.model.compiled_masks import STORE_NS, masks_ns
 
 ROWS, WIDE = 64, 256  # activations of 64 KB: large enough that an operator on them has a body
@@ -83,7 +95,31 @@ def test_python_and_wrapping_operators_go_and_fixed_costs_come():
     assert forward.duration_ns[1] == 100_000 + LIBRARY_CALL_NS
     for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
         own = graph.select(phase=phase).where(name="wrappers")
-        assert own.total("duration_ns") == fixed.call_ns + 9 * fixed.parameter_ns  # nine are updated
+        # Nine are updated. No head of an operator takes any time here: it is the fastest of machines.
+        assert own.total("duration_ns") == FASTEST * (fixed.call_ns + 9 * fixed.parameter_ns)
+
+
+@pytest.mark.parametrize(("times", "told"), [(0.1, FASTEST), (1.0, 1.0), (1.7, 1.7), (9.0, SLOWEST)])
+def test_fixed_costs_are_as_much_longer_as_heads_of_operators_are(times, told):
+    usual = {
+        (group, outer): ns for group, outer, inner, _, ns in TYPICAL["heads"] if inner == "aten::transpose"
+    }
+    rows = [
+        [
+            op("aten::t", at, at + 9, op="aten::t", phase=phase),
+            op(
+                "aten::transpose",
+                at + times * usual[phase, "aten::t"] / 1000,
+                at + 9,
+                op="aten::t",
+                phase=phase,
+            ),
+        ]
+        for phase, at in (("forward", 0), ("backward", 50))
+    ]
+    found = slowness(daydream.build(trace(rows, steps=(0, 100, 200))))
+
+    assert found == {phase: pytest.approx(told, abs=0.001) for phase in ("forward", "backward")}
 
 
 def test_a_loop_has_the_work_of_its_parts_without_their_overheads_and_intermediates():

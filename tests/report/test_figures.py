@@ -127,7 +127,7 @@ def test_a_ranking_shows_the_predicted_steps_the_best_on_top(replay):
     best = ranking.optimizations[0]
 
     assert texts(left.get_yticklabels())[-1] == best.name
-    assert left.patches[-1].get_width() == best.predicted_ns / 1e6
+    assert left.patches[-1].get_width() == best.as_run.after_ns / 1e6
     assert len(right.lines) > 1
 
 

@@ -142,18 +142,22 @@ def _wake_rest(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> None:
     """Let a worker begin behind its caller also where this one goes on before the worker is done."""
     graph = builder.graph
     columns = graph.columns
-    idled = np.flatnonzero(columns["gap_ns"][work[:-1]] >= LONG_NS)
-    before, first = work[idled], work[idled + 1]
     if not len(idle.begin):
         return
+    idled = np.flatnonzero(columns["gap_ns"][work[:-1]] >= LONG_NS)
+    before, first = work[idled], work[idled + 1]
+    ended = builder.end_ns[before]
+    if columns["release_ns"][work[0]]:  # its first work: nothing of the worker was recorded before
+        before, first, ended = np.append(before, work[0]), np.append(first, work[0]), np.append(ended, 0)
     start = builder.start_ns[first]
     stretch = np.searchsorted(idle.begin, start, side="right") - 1
     at = np.maximum(stretch, 0)
     late = start - idle.begin[at]
     woken = (stretch >= 0) & (start < idle.end[at]) & (late <= SWITCH_NS)
-    woken &= idle.begin[at] >= builder.end_ns[before]  # the caller came there while the worker idled
+    woken &= idle.begin[at] >= ended  # the caller came there while the worker idled
     before, first, at, late = before[woken], first[woken], at[woken], late[woken]
-    columns["gap_ns"][before] = 0
+    columns["gap_ns"][before[before != first]] = 0
+    columns["release_ns"][first] = 0
     from_start = idle.in_range[at]
     graph.link(idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF)
 

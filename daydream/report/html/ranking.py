@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from daydream.report.html.elements import Cell, Html, Named, Number, element, facts, joined, sortable, table
 from daydream.report.html.sections import Figures
-from daydream.report.text.numbers import count
+from daydream.report.text.numbers import count, time_text
 from daydream.report.text.peak_memory import memory_columns, too_large
 from daydream.report.text.ranking import bound_text, effective, times_faster, unpredictable, without_gain
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
+    from daydream.predict.as_run import StepAsRun
     from daydream.predict.ranking import Ranked, Ranking
 
 HELP = (
@@ -24,7 +25,7 @@ HELP = (
 def whatifs(ranking: Ranking) -> Html:
     """Return a table of what saves time, and what was tried or left out beside it."""
     shown = effective(ranking)
-    figures = Figures(ranking.replayed_ns)
+    figures = Figures(round(ranking.before_ns))
     rows = [_row(each, figures) for each in shown]
     head = [f"what if, {figures.unit}", "predicted", "90 % interval", "saves", "speed-up", "then", "needs"]
     if not any(each.needs for each in shown):
@@ -40,7 +41,9 @@ def whatifs(ranking: Ranking) -> Html:
     what = "what-ifs" if len(rows) != 1 else "what-if"
     nothing = element("p", "None would make the step shorter.")
     return joined(
-        element("p", f"Now {bound_text(ranking.bound, ranking.bound_share)}.", class_="help"),
+        element(
+            "p", f"Now {bound_text(ranking.bound, ranking.bound_share)}.{_which_step(ranking)}", class_="help"
+        ),
         sortable("ranked", head, rows, what=what, faded=too_large(memories)) if rows else nothing,
         facts(
             [
@@ -52,13 +55,21 @@ def whatifs(ranking: Ranking) -> Html:
     )
 
 
+def _which_step(ranking: Ranking) -> str:
+    if ranking.profiled:
+        return ""
+    return f" All are of the step without the profiler, {time_text(ranking.before_ns)} now."
+
+
 def _row(each: Ranked, figures: Figures) -> list[Cell]:
+    step = each.as_run
+    assert step is not None  # noqa: S101 - those without a prediction stand below
     return [
         Named(each.name, each.summary.replace("`", "")),
-        figures.time(each.predicted_ns or 0),  # those without a prediction stand below
-        _interval(each, figures),
-        figures.time(each.saving_ns, bar=True),
-        Number(times_faster(each), (each.speedup or 0.0) if each.predicted_ns else 0.0),
+        figures.time(round(step.after_ns)),
+        _interval(step, figures),
+        figures.time(round(step.saving_ns), bar=True),
+        Number(times_faster(each), step.speedup if step.after_ns else 0.0),
         bound_text(each.bound, each.bound_share),
         each.needs or "",
     ]
@@ -70,11 +81,11 @@ def _memory(memory: MemoryPrediction | None, told: Sequence[str]) -> list[Cell]:
     return [Number(peak, -1 if memory is None else memory.after_bytes), *fits]
 
 
-def _interval(each: Ranked, figures: Figures) -> Cell:
-    low, high = each.predicted_low_ns, each.predicted_high_ns
+def _interval(step: StepAsRun, figures: Figures) -> Cell:
+    low, high = step.low_ns, step.high_ns
     if low is None or high is None:
         return ""
-    return Number(f"{figures.time(low).text} to {figures.time(high).text}", low)
+    return Number(f"{figures.time(round(low)).text} to {figures.time(round(high)).text}", round(low))
 
 
 def _left_out(ranking: Ranking) -> Html:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from daydream.predict.as_run import step_as_run
 from daydream.predict.bottleneck import why_unmoved
 from daydream.predict.notes import recording_note
 from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, shows, sums
@@ -19,10 +19,10 @@ from daydream.report.text.layout import (
 )
 from daydream.report.text.notes import memory_notes, recording_notes
 from daydream.report.text.numbers import (
+    as_run_text,
     change_text,
     count,
     far_mean,
-    likely_gain,
     percent,
     range_text,
     scale,
@@ -41,49 +41,13 @@ MOST_DOUBTS, FEWEST_DOUBTS = 3, 1  # causes of a range that are named
 AT_LEAST = 3  # causes of a step that are shown, changed or not, where there is room
 
 
-@dataclass(frozen=True)
-class _Told:
-    """The step that the headline is about, before and after, and half the width of its range; in ns."""
-
-    before_ns: float
-    after_ns: float
-    half_width_ns: float
-    causes: str
-    profiled: bool
-
-    @property
-    def ends_ns(self) -> tuple[float, float]:
-        return max(self.after_ns - self.half_width_ns, 0), self.after_ns + self.half_width_ns
-
-
-def _told(comparison: Prediction, most_causes: int = MOST_DOUBTS) -> _Told:
-    """Return the step without a profiler where the trace knows it, as a run pays for it; else as recorded.
-
-    Where it was measured, the prediction starts from that measured time.
-    """
-    known = comparison.as_run
-    measured = comparison.replay.unprofiled_measured_ns if known is comparison.anchored else None
-    times = measured / known.replayed_ns if measured and known.replayed_ns else 1.0
-    return _Told(
-        before_ns=times * known.replayed_ns,
-        after_ns=times * known.simulated_ns,
-        half_width_ns=times * known.uncertainty.total_ns,
-        causes=known.uncertainty.words(known.simulated_ns, most_causes),
-        profiled=known is comparison,
-    )
-
-
 def headline(comparison: Prediction) -> Headline:
     """Return the answer in one line: the step before and after, and how many times faster, with its range."""
     name = printable(comparison.optimization)
     error = f"replay error {percent(comparison.replay_error, signed=True)}"
     if comparison.predicted_ns is None:
         return Headline(f"{name}: cannot be predicted from this trace; {error}")
-    told = _told(comparison)
-    step = "per step" if told.profiled else "per step without the profiler"
-    likely = likely_gain(told.before_ns, *told.ends_ns)
-    times = speedup(told.before_ns, told.after_ns)
-    return Headline(f"{name}: {change_text(told.before_ns, told.after_ns)} {step}, {times}{likely}; {error}")
+    return Headline(f"{name}: {as_run_text(step_as_run(comparison))}; {error}")
 
 
 def options_words(comparison: Prediction) -> list[Block]:
@@ -116,9 +80,11 @@ def range_words(comparison: Prediction, most_causes: int = MOST_DOUBTS) -> list[
     if comparison.predicted_ns is None:
         now = f"The step takes {time_text(comparison.replayed_ns)} without the change"
         return [Words(f"because {printable(comparison.reason or '')}{held}. {now}.")]
-    told = _told(comparison, most_causes)
-    made_of = f" ({told.causes})" if told.causes else ""
-    blocks: list[Block] = [Words(f"90 % interval {range_text(*told.ends_ns)}{made_of}{held}")]
+    told, known = step_as_run(comparison), comparison.as_run
+    causes = known.uncertainty.words(known.simulated_ns, most_causes)
+    made_of = f" ({causes})" if causes else ""
+    ends = range_text(told.low_ns or 0.0, told.high_ns or 0.0)
+    blocks: list[Block] = [Words(f"90 % interval {ends}{made_of}{held}")]
     if not told.profiled:
         recorded = change_text(comparison.replayed_ns, comparison.predicted_ns)
         times = speedup(comparison.replayed_ns, comparison.predicted_ns)
@@ -169,7 +135,7 @@ def tables(before: Parts, after: Parts) -> list[list[Block]]:
 
 def bottleneck_text(comparison: Prediction) -> str:
     """Return what the step waits for after the change, and whether the change moves that."""
-    what, share = comparison.bound
+    what, share = comparison.as_run.bound
     said = f"bottleneck then: {what.awaited}, {percent(share)} of the step"
     return f"{said}. This change does not move it" if why_unmoved(comparison) else said
 

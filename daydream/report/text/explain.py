@@ -262,13 +262,18 @@ def _reached(kernels: PeakShare) -> str:
 
 def _headline(explanation: Explanation) -> str:
     replay, after = explanation.replay, explanation.after
+    if after is None and not explanation.profiled:
+        estimated = ", estimated" if replay.unprofiled is None else ""
+        step = f"{time_text(explanation.replayed_ns)} without the profiler{estimated}"
+        return f"step time   {step}   with it {replayed_text(replay, replay.settled.step_ns)}"
     if after is None:
         times = f"measured {time_text(replay.measured_ns)}   {replayed_text(replay, explanation.replayed_ns)}"
         return f"step time   {times}"
     error = percent(replay.error, signed=True)
     times = f"replayed {time_text(after.replayed_ns)}   simulated {time_text(after.simulated_ns)}"
     name = shortened(printable(after.optimization), LABEL)
-    return f"step time   {times} after {name} (replay error {error})"
+    what = "" if explanation.profiled else ", both without the profiler"
+    return f"step time   {times} after {name}{what} (replay error {error})"
 
 
 def _causes(explanation: Explanation) -> Table:

@@ -7,6 +7,7 @@ from math import fsum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from daydream.predict.as_run import StepAsRun
     from daydream.predict.replay import Replay
 
 FAR = 0.1  # of the median step: a mean further from it needs a reason
@@ -112,8 +113,18 @@ def speedup(before_ns: float, after_ns: float | None) -> str:
     return f"{before_ns / after_ns:,.2f}x" if after_ns else "nothing is left of the step"
 
 
+def as_run_text(step: StepAsRun) -> str:
+    """Return a step as a run pays for it, before and after a change, as `step_change_text` does."""
+    what = "per step" if step.profiled else "per step without the profiler"
+    return step_change_text(step.before_ns, step.after_ns, step.low_ns, step.high_ns, what)
+
+
 def step_change_text(
-    before_ns: float, after_ns: float | None, low_ns: float | None = None, high_ns: float | None = None
+    before_ns: float,
+    after_ns: float | None,
+    low_ns: float | None = None,
+    high_ns: float | None = None,
+    what: str = "per step",
 ) -> str:
     """Return a step before and after a change, and how many times faster: `16.65 -> 8.82 ms per step, 1.89x`.
 
@@ -121,7 +132,7 @@ def step_change_text(
     """
     if after_ns is None:
         return f"{time_text(before_ns)} per step, unknown with the change"
-    told = f"{change_text(before_ns, after_ns)} per step, {speedup(before_ns, after_ns)}"
+    told = f"{change_text(before_ns, after_ns)} {what}, {speedup(before_ns, after_ns)}"
     return told if low_ns is None or high_ns is None else told + likely_gain(before_ns, low_ns, high_ns)
 
 

@@ -22,6 +22,7 @@ from daydream.report.text.layout import (
 )
 from daydream.report.text.notes import about_memory, memory_notes, recording_notes
 from daydream.report.text.numbers import (
+    as_run_text,
     count,
     far_mean,
     percent,
@@ -87,10 +88,9 @@ def ranking_headline(ranking: Ranking) -> list[str]:
     if ranking.by == "memory":
         said = _least_memory(best)
     elif best is None:
-        said = f"{time_text(ranking.replayed_ns)} per step; no optimization here makes it shorter"
+        said = f"{time_text(ranking.before_ns)} per step; no optimization here makes it shorter"
     else:
-        low, high = best.predicted_low_ns, best.predicted_high_ns
-        said = f"{printable(best.name)}: {step_change_text(best.replayed_ns, best.predicted_ns, low, high)}"
+        said = f"{printable(best.name)}: {_step(best)}"
     error = percent(ranking.replay.error, signed=True)
     share = f": {100 * ranking.bound_share:.0f} % {PATH}" if ranking.bound_share else ""
     mean = filter(None, [far_mean(ranking.replay)])
@@ -101,11 +101,12 @@ def _least_memory(best: Ranked | None) -> str:
     """Return what the change that holds least gives."""
     if best is None or best.memory is None:
         return "no optimization here lowers the peak of memory"
-    step = step_change_text(
-        best.replayed_ns, best.predicted_ns, best.predicted_low_ns, best.predicted_high_ns
-    )
     memory = f"peak memory {memory_change(best.memory)}{verdict(best.memory)}"
-    return f"{printable(best.name)}: {memory}; {step}"
+    return f"{printable(best.name)}: {memory}; {_step(best)}"
+
+
+def _step(each: Ranked) -> str:
+    return step_change_text(each.replayed_ns, None) if each.as_run is None else as_run_text(each.as_run)
 
 
 def _optimizations(ranking: Ranking, top: int, most_pairs: int, *, verbose: bool) -> list[Block]:
@@ -193,9 +194,9 @@ def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:
     slower, nothing = [], []
     for each in ranking.optimizations:
         times = times_faster(each)
-        if each.changes_nothing or (each.saving_ns < 0 and times == "1.00x"):
+        if each.changes_nothing or times == "1.00x":
             nothing.append(printable(each.name))
-        elif each.saving_ns < 0:
+        elif each.as_run is not None and each.as_run.saving_ns < 0:
             slower.append(f"{printable(each.name)} {times}")
     return [(head, names) for head, names in (("slower", slower), ("no gain", nothing)) if names]
 
@@ -211,7 +212,7 @@ def effective(ranking: Ranking) -> list[Ranked]:
     if ranking.by == "memory":
         known = [each for each in ranking.optimizations if each.memory is not None]
         return [each for each in known if each.memory and each.memory.after_bytes < each.memory.before_bytes]
-    return [each for each in ranking.optimizations if each.saving_ns > 0 and not each.changes_nothing]
+    return [each for each in ranking.optimizations if each.gains]
 
 
 def best_of(ranking: Ranking) -> Ranked | None:
@@ -228,24 +229,27 @@ def unpredictable(ranking: Ranking) -> list[tuple[str, str]]:
 
 def times_faster(each: Ranked) -> str:
     """Return the speed-up; a dash if nothing is left of the step."""
-    return "-" if each.predicted_ns == 0 else speedup(each.replayed_ns, each.predicted_ns)
+    if each.as_run is None:
+        return speedup(each.replayed_ns, None)
+    return speedup(each.as_run.before_ns, each.as_run.after_ns) if each.as_run.after_ns else "-"
 
 
 def optimization_rows(
     ranking: Ranking, shown: Sequence[Ranked], pairs: Sequence[Ranked] | None = None
 ) -> list[list[str]]:
     """Return a head, a row for each of the optimizations shown, and one for each pair, by default all."""
-    unit, size, digits = scale(ranking.replayed_ns)
+    unit, size, digits = scale(ranking.before_ns)
     rows = [["optimization", f"predicted, {unit}", "90 % interval", "saves", "speedup", "then", "needs"]]
 
     def row(each: Ranked) -> list[str]:
-        low, high = each.predicted_low_ns, each.predicted_high_ns
-        known = low is not None and high is not None
+        step = each.as_run
+        known = step is not None and step.low_ns is not None and step.high_ns is not None
+        low, high = (step.low_ns, step.high_ns) if step else (None, None)
         return [
             shortened(printable(each.name), NAME_WIDTH),
-            "unknown" if each.predicted_ns is None else f"{each.predicted_ns / size:,.{digits}f}",
+            "unknown" if step is None else f"{step.after_ns / size:,.{digits}f}",
             f"{(low or 0) / size:,.{digits}f} to {(high or 0) / size:,.{digits}f}" if known else "",
-            f"{each.saving_ns / size:,.{digits}f}",
+            f"{(step.saving_ns if step else 0) / size:,.{digits}f}",
             times_faster(each),
             bound_text(each.bound, each.bound_share),
             each.needs or "",
@@ -282,7 +286,7 @@ def curve_rows(shown: Sequence[Curve]) -> list[list[str]]:
     """Return a head and a row for each curve: the step time at every factor, and the knee."""
     unit, size, digits = scale(shown[0].step_ns[0])
     heads = [f"at {factor:.0%}" for factor in shown[0].factors[1:]]
-    rows = [[f"step time if a part took less, {unit}", "own time", *heads, "pays down to"]]
+    rows = [[f"recorded step if a part took less, {unit}", "own time", *heads, "pays down to"]]
     for curve in shown:
         times = [f"{ns / size:,.{digits}f}" for ns in (curve.own_ns, *curve.step_ns[1:])]
         sort = "CPU" if curve.sort == "cpu" else curve.sort

@@ -104,14 +104,15 @@ def whatif_text(
         *answer.code_words(code_of(comparison.optimization, framework_of(comparison.replay.graph))),
     ]
     known = comparison.reason is None
-    bottom: list[Block] = answer.bottleneck(comparison, moved, suggestion) if known else []
+    bottoms = [answer.bottleneck(comparison, said, suggestion) for said in (moved, "")] if known else [[]]
     if verbose:
         whole = breakdown_table(breakdown_rows(before, after))
         top = [*head, *answer.range_words(comparison), *middle]
-        return Screen([*top, "", whole, *bottom, "", *_details(comparison), *notes(comparison.notes)])
+        return Screen([*top, "", whole, *bottoms[0], "", *_details(comparison), *notes(comparison.notes)])
     own = answer.own_notes(comparison)
     screens = (
         Screen([*head, *doubts, *middle, *table, *bottom, *answer.short_notes(comparison, own, most, trace)])
+        for bottom in bottoms
         for causes in (answer.MOST_DOUBTS, answer.FEWEST_DOUBTS)
         for doubts in [answer.range_words(comparison, causes)]
         for most in range(len(own) if causes == answer.MOST_DOUBTS else 0, -1, -1)
