@@ -11,6 +11,7 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream import DaydreamError, GraphError, OutputError
 from daydream.parallel.engines import Engine
+from daydream.predict.as_run import step_as_run
 from daydream.predict.sweep import _check_files
 
 OWN = """
@@ -256,8 +257,22 @@ def test_an_option_may_have_the_name_of_a_figure(tmp_path):
     assert row["speedup"] == 1.0
 
 
+def test_a_scenario_is_answered_for_the_step_as_whatif_answers_it(tmp_path):
+    # A step that waits for the CPU, recorded by torch.profiler: what recording typically costs is taken out.
+    path = PROGRAMS["cpu_bound"]().run(steps=8).write(tmp_path / "step.json", 3, 6)
+    replay = daydream.replay(path)
+    found = daydream.sweep(replay, "scale", {"factor": [0.9, 0.5, 0.25]}, on="cpu")
+
+    assert [each.options["factor"] for each in found.scenarios] == [0.25, 0.5, 0.9]
+    assert not any(each.as_run.profiled for each in found.scenarios)
+    assert len({each.as_run.before_ns for each in found.scenarios}) == 1
+    for each in found.scenarios:
+        assert each.as_run == step_as_run(daydream.whatif(replay, "scale", on="cpu", **each.options))
+    assert found.to_pandas().as_run_speedup.tolist() == [each.as_run.speedup for each in found.scenarios]
+
+
 def test_it_shows_itself(found):
-    best = found.scenarios[0].speedup
+    best = found.scenarios[0].as_run.speedup
 
     assert repr(found) == f"<Sweep of scale: 6 scenarios, 2 refused, best {best:.2f}x>"
     shown = found._repr_html_()

@@ -23,9 +23,9 @@ FALLS_SHORT = """
   take 50; why is not known.
 - **The CNN over a link**: DistributedDataParallel broadcasts its 75 buffers in each step, which is not modelled. With
   `fully_shard` and streams at 0.5 GB/s, where transfers and compute take about as long, more is hidden than predicted.
-- **`torch.compile` behind graph breaks, and of TransformerEncoder-96**: the compiled step of the two models with breaks is predicted to
-  1 %, but their uncompiled step in the trace is 9 and 14 % longer than the timed one; why is not known. The forward pass of
-  TransformerEncoder-96 takes 0.66 ms more than is predicted; its guards seem dearer than a GPT's, which was seen on a busy machine only.
+- **`torch.compile` behind graph breaks**: MLP-breaks and MLP-128-breaks come out 17 and 11 % short. Compiled code around a break costs
+  1.5 to 2 times as much on one host as on another of the same kind, and nothing in an uncompiled trace tells that. The optimizer behind
+  it takes up to 23 % longer though nothing of it is compiled, as its caches are colder then; that is not modelled.
 - **LSTM, batch x 2**: recurrent operators are 40 % of the step. Their overhead for each time step is what they take
   beyond the best rate of the trace's products, and the trace holds small ones only.
 - **BERT and ViT, MI300X and H100**, kernel by kernel. Attention of 16 and of 96 blocks, which both GPUs give a unit each,
@@ -44,7 +44,7 @@ FALLS_SHORT = """
   longer as calls of the backward thread take 39.7 ms where they took 34.6 (those of the forward pass 42.3 and 42.7), and
   copies from a worker's pageable memory 2.9 ms and not 1.7. One recording each does not tell whether workers compete with
   the backward thread or two processes differ, so the range has no part for it and is too narrow here.
-- No pair of a GPU's training steps was measured yet (validation/README.md says how to add them).
+- On GPUs the ledger has one own device, the H200 (validation/README.md says how to add another).
 """
 
 RANGES = """Every prediction prints the range that should hold in nine cases of ten. Its half-width is the root of the sum of four

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
@@ -58,6 +59,32 @@ class StepAsRun:
             "speedup": self.speedup if self.after_ns else None,
             "profiled": self.profiled,
         }
+
+
+class Holder(Protocol):
+    """An answer that holds such a step, if it has one: a dataclass."""
+
+    @property
+    def as_run(self) -> StepAsRun | None:
+        """The step of this answer."""
+
+
+Held = TypeVar("Held", bound=Holder)
+
+
+def of_one_step(answers: Sequence[Held]) -> list[Held]:
+    """Return answers about one trace so that all start from the same step.
+
+    Where what recording typically costs does not count, an answer is of the recorded step.
+    """
+    steps = [each.as_run for each in answers]
+    unprofiled = [step.before_ns for step in steps if step is not None and not step.profiled]
+    if not unprofiled:
+        return list(answers)
+    return [
+        each if step is None else replace(each, as_run=step.beside(unprofiled[0]))  # type: ignore[type-var]
+        for each, step in zip(answers, steps, strict=True)
+    ]
 
 
 def step_as_run(prediction: Prediction, *, with_range: bool = True) -> StepAsRun:

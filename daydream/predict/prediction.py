@@ -23,7 +23,7 @@ from daydream.predict.contention_option import MEASURED, Choice, choose
 from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.memory import MemoryAnswer, answer_of
 from daydream.predict.notes import prediction_notes
-from daydream.predict.recording import SHOWS, cpu_share, moved_by_recording
+from daydream.predict.recording import counts_in, cpu_share, may_count, moved_by_recording
 from daydream.predict.replay import Replay
 from daydream.predict.replayed_work import LeftOut, left_in_replays
 from daydream.predict.uncertainty import Uncertainty, uncertainty_of, why_unpredictable
@@ -192,15 +192,15 @@ class Prediction(NotebookFigure):
         """The same change without the profiler's cost; None if that is not known, or does not count.
 
         `predicted_ns` of it is the prediction for a run without a profiler. Where the cost was not measured
-        it is the typical one (`recording_cost`), which counts where it moves the answer.
+        it is the typical one (`recording_cost`), which counts where it moves the step or the answer.
         """
         if self.edit is None:
             return None
         measured = self.replay.unprofiled
-        if measured is not None or not self.recording_moves:
+        if measured is not None or not may_count(self):
             return self._again(measured)
         again = self._again(self.replay.typically_unprofiled, beside=self)
-        return again if again is not None and abs(again.ratio - self.ratio) > SHOWS else None
+        return again if again is not None and counts_in(again, self) else None
 
     @cached_property
     def anchored(self) -> Prediction | None:

@@ -12,7 +12,7 @@ from daydream.errors import DaydreamError
 from daydream.explanation.bound import bound_now
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryPrediction
-from daydream.predict.as_run import StepAsRun, step_as_run
+from daydream.predict.as_run import StepAsRun, of_one_step, step_as_run
 from daydream.predict.couples import couples_of
 from daydream.predict.notes import prediction_notes
 from daydream.predict.prediction import Prediction, predict
@@ -256,36 +256,18 @@ def rank(
         together = sorted(together, key=lambda ranked: ranked.place_by_memory)
     say("drawing curves", -1.0)
     bound, share = bound_now(replay_as_run(before))
-    alone, together = _of_one_step([ranked for ranked, _ in found], together)
+    ranked = of_one_step([*(each for each, _ in found), *together])
     return Ranking(
         replay=before,
         replayed_ns=before.settled.step_ns,
         bound=bound,
         bound_share=share,
-        optimizations=alone,
-        pairs=together,
+        optimizations=ranked[: len(found)],
+        pairs=ranked[len(found) :],
         left_out=left_out,
         curves=curves(before) if with_curves else [],
         by=by,
     )
-
-
-def _of_one_step(*tables: list[Ranked]) -> list[list[Ranked]]:
-    """Return tables whose changes all start from the same step.
-
-    Where what recording typically costs does not move an answer, it was given for the recorded step.
-    """
-    steps = [each.as_run for table in tables for each in table]
-    unprofiled = [step.before_ns for step in steps if step is not None and not step.profiled]
-    if not unprofiled:
-        return list(tables)
-    return [
-        [
-            each if each.as_run is None else replace(each, as_run=each.as_run.beside(unprofiled[0]))
-            for each in table
-        ]
-        for table in tables
-    ]
 
 
 def _name(each: Named) -> str:

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 SHOWS = 0.01  # of the step: less is not worth a second simulation
 
 
+def may_count(prediction: Prediction) -> bool:
+    """Return whether a typical cost of recording may show: the step waits for the CPU before or after."""
+    return _may_count(prediction.replay, max(prediction.cpu_share))
+
+
+def counts_in(unprofiled: Prediction, recorded: Prediction) -> bool:
+    """Return whether the step before a change, or what the change leaves, differs without a profiler."""
+    before, now = unprofiled.replayed_ns, recorded.replayed_ns
+    return abs(before - now) > SHOWS * now or abs(unprofiled.ratio - recorded.ratio) > SHOWS
+
+
 def moved_by_recording(prediction: Prediction) -> float:
     """Return how far a typical cost of recording moves after / before; 0.0 for next to nothing.
 
@@ -34,11 +45,16 @@ def replay_as_run(replay: Replay) -> Replay:
     known = replay.anchored or replay.unprofiled
     if known is not None:
         return known
-    if replay.recorded_share * cpu_share(waited_for_ns(replay.settled)) < SHOWS:
+    if not _may_count(replay, cpu_share(waited_for_ns(replay.settled))):
         return replay
     typical, recorded_ns = replay.typically_unprofiled, replay.settled.step_ns
     moved = typical is not None and abs(typical.settled.step_ns - recorded_ns) > SHOWS * recorded_ns
     return typical if typical is not None and moved else replay
+
+
+def _may_count(replay: Replay, waits_for_cpu: float) -> bool:
+    """Return whether so large a share of waits for the CPU may show; what recording took is asked last."""
+    return LARGEST_SHARE * waits_for_cpu >= SHOWS and replay.recorded_share * waits_for_cpu >= SHOWS
 
 
 def _moved(prediction: Prediction, share: float) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 
 from daydream.explanation.parts import parts_json, parts_of, parts_of_change
 from daydream.graph.query.device import device_work as on_device
+from daydream.predict.notes import prediction_notes
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -114,6 +115,7 @@ def _steps(found: Replay, ranks: AbstractSet[int]) -> list[int]:
 def predicted(comparison: Prediction) -> Side:
     """Return the side of what was predicted."""
     _, after = parts_of_change(comparison)
+    notes = prediction_notes(comparison, as_recorded=True)
     return Side(
         name=_name(comparison.replay.graph),
         prediction=comparison.optimization,
@@ -125,7 +127,7 @@ def predicted(comparison: Prediction) -> Side:
         replay_error=comparison.replay.max_error,
         breakdown=after,
         graph=comparison.graph,
-        notes=tuple(note for note in comparison.notes if note not in comparison.replay.notes),
+        notes=tuple(note for note in notes if note not in comparison.replay.notes),
         reason=comparison.reason,
     )
 

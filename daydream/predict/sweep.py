@@ -16,6 +16,7 @@ from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import write_whole
 from daydream.parallel.engines import Engine, engine_of
 from daydream.parallel.map_on import map_on
+from daydream.predict.as_run import of_one_step
 from daydream.predict.contention_option import MEASURED, parsed
 from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.sweep_worker import FIGURES, Answered, Question, Refused, SweepTrace, answers_on
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 Sort = Literal["step", "speedup", "order"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 MOST_SCENARIOS = 1_000_000
+AS_RUN = ("as_run_before_ns", "as_run_after_ns", "as_run_low_ns", "as_run_high_ns", "as_run_speedup")
 
 
 @dataclass(repr=False)
@@ -65,7 +67,8 @@ class Sweep(NotebookTables):
         return len(self.scenarios) + len(self.refused)
 
     def __repr__(self) -> str:
-        best = f", best {self.possible[0].speedup or 1:.2f}x" if self.possible else ""
+        first = self.possible[0].as_run if self.possible else None
+        best = f", best {first.speedup:.2f}x" if first is not None else ""
         return f"<Sweep of {self.optimization}: {len(self):,} scenarios, {len(self.refused):,} refused{best}>"
 
     @property
@@ -84,6 +87,9 @@ class Sweep(NotebookTables):
             row |= {_column(name): each.options[name] for name in self.varied}
             row["measured_ns"] = measured[each.trace]
             row |= {name: None if refused else getattr(each, name) for name in FIGURES}
+            run = None if isinstance(each, Refused) else each.as_run
+            for name in AS_RUN:
+                row[name] = None if run is None else getattr(run, name.removeprefix("as_run_"))
             memory = None if isinstance(each, Refused) else each.memory
             row["peak_memory_bytes"] = None if memory is None else memory.after_bytes
             row["fits"] = None if memory is None else memory.fits
@@ -182,10 +188,12 @@ def sweep(
         raise GraphError(failed[0])
     answered = [each for each in found if isinstance(each, Answered)]
     chosen = sort or ("step" if len(named) == 1 else "speedup")
+    by_trace = [[each for each in answered if each.trace == name] for name in named]
+    answered = [each for of_trace in by_trace for each in of_one_step(of_trace)]
     if chosen == "step":
-        answered.sort(key=lambda each: each.predicted_ns if each.predicted_ns is not None else inf)
+        answered.sort(key=lambda each: each.as_run.after_ns if each.as_run is not None else inf)
     elif chosen == "speedup":
-        answered.sort(key=lambda each: -each.speedup if each.speedup is not None else inf)
+        answered.sort(key=lambda each: -each.as_run.speedup if each.as_run is not None else inf)
     refused = [each for each in found if isinstance(each, Refused)]
     return Sweep(spelled(optimizations), varied, fixed, traces, answered, refused)
 
@@ -269,5 +277,6 @@ def _name(source: Any) -> str:
 
 def _column(option: str) -> str:
     """Return the column of an option, which may have the name of a figure."""
-    taken = {"trace", "measured_ns", *FIGURES, "peak_memory_bytes", "fits", "notes", "notes_text", "refused"}
+    of_memory, said = ("peak_memory_bytes", "fits"), ("notes", "notes_text", "refused")
+    taken = {"trace", "measured_ns", *FIGURES, *AS_RUN, *of_memory, *said}
     return f"option {option}" if option in taken else option

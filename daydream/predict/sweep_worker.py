@@ -15,6 +15,7 @@ from daydream.errors import DaydreamError, GraphError
 from daydream.files.own_folders import own_folder
 from daydream.memory.prediction import MemoryPrediction
 from daydream.parallel.engines import Engine
+from daydream.predict.as_run import StepAsRun, step_as_run
 from daydream.predict.contention_option import MEASURED, Option
 from daydream.predict.prediction import predict
 from daydream.predict.replay import Replay
@@ -45,7 +46,11 @@ class SweepTrace:
 
 @dataclass(frozen=True)
 class Answered:
-    """What one scenario would give; `notes` without those that the trace has anyway."""
+    """What one scenario would give; `notes` without those that the trace has anyway.
+
+    `predicted_ns`, its range and `speedup` are of the recorded step, `as_run` is that of a run without a
+    profiler where the trace knows it.
+    """
 
     trace: str
     options: dict[str, Any]
@@ -59,6 +64,7 @@ class Answered:
     notes: tuple[str, ...] = ()
     reason: str | None = None  # why it cannot be predicted
     memory: MemoryPrediction | None = None
+    as_run: StepAsRun | None = None  # None if it cannot be predicted
 
     @property
     def speedup(self) -> float | None:
@@ -69,7 +75,7 @@ class Answered:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as `sweep --json` prints it."""
-        return as_json(self, f"trace options {' '.join(FIGURES)} memory notes")
+        return as_json(self, f"trace options {' '.join(FIGURES)} as_run memory notes")
 
 
 @dataclass(frozen=True)
@@ -197,7 +203,10 @@ class _SweepAnswers:
         known = set(before.notes)
         notes = tuple(note for note in found.notes if note not in known)
         figures = {figure: getattr(found, figure) for figure in FIGURES if figure != "speedup"}
-        return Answered(trace=name, options=dict(varied), notes=notes, memory=found.memory, **figures)
+        run = None if found.reason else step_as_run(found)
+        return Answered(
+            trace=name, options=dict(varied), notes=notes, memory=found.memory, as_run=run, **figures
+        )  # fmt: skip
 
 
 def _summary(name: str, before: Replay | str) -> SweepTrace:

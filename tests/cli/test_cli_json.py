@@ -126,4 +126,5 @@ def test_what_a_users_code_prints_goes_to_stderr(run, folder: Path):
     done = run("whatif", "./chatty.py", "--loud", "--trace", "step.parquet", "--json")
 
     assert parsed(done)["options"] == {"loud": True}
-    assert done.err == "loading\nediting True\n"
+    # Once for the recorded step, once for that without the profiler.
+    assert done.err == "loading\nediting True\nediting True\n"

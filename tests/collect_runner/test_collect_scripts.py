@@ -163,9 +163,7 @@ def test_ctrl_c_more_than_once_while_the_trace_is_written_ends_the_script_as_alw
     assert "KeyboardInterrupt" in done.err
     assert "terminate called" not in done.err
     assert done.steps() == 3
-    assert (
-        len(done.trace().metadata["unprofiled_step_ns"]) >= 14
-    )  # busy machines capture once more
+    assert len(done.trace().metadata["unprofiled_step_ns"]) >= 14  # busy machines capture once more
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from daydream.predict.as_run import StepAsRun
 from daydream.predict.sweep import Sweep
 from daydream.predict.sweep_worker import Answered, Refused, SweepTrace
 from daydream.report.text.sweep import left_out_rows, scenario_rows, sweep_text
@@ -14,7 +15,8 @@ def recorded(name="a.parquet"):
 
 
 def answered(options, trace="a.parquet", ns=5_000_000, notes=()):
-    return Answered(trace, options, 10_000_000, ns, ns - 100_000, ns + 100_000, 1, 0, 0, notes)
+    run = StepAsRun(10_000_000, ns, ns - 100_000, ns + 100_000, profiled=True)
+    return Answered(trace, options, 10_000_000, ns, ns - 100_000, ns + 100_000, 1, 0, 0, notes, as_run=run)
 
 
 def of(answers, refused, varied, traces=("a.parquet",)):

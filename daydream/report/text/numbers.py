@@ -119,6 +119,13 @@ def as_run_text(step: StepAsRun) -> str:
     return step_change_text(step.before_ns, step.after_ns, step.low_ns, step.high_ns, what)
 
 
+def speedup_of(step: StepAsRun | None) -> str:
+    """Return how many times faster a step is as a run pays for it, a dash if nothing is left of it."""
+    if step is None:
+        return "unknown"
+    return speedup(step.before_ns, step.after_ns) if step.after_ns else "-"
+
+
 def step_change_text(
     before_ns: float,
     after_ns: float | None,

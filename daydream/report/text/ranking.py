@@ -27,7 +27,7 @@ from daydream.report.text.numbers import (
     far_mean,
     percent,
     scale,
-    speedup,
+    speedup_of,
     step_change_text,
     time_text,
 )
@@ -229,9 +229,7 @@ def unpredictable(ranking: Ranking) -> list[tuple[str, str]]:
 
 def times_faster(each: Ranked) -> str:
     """Return the speed-up; a dash if nothing is left of the step."""
-    if each.as_run is None:
-        return speedup(each.replayed_ns, None)
-    return speedup(each.as_run.before_ns, each.as_run.after_ns) if each.as_run.after_ns else "-"
+    return speedup_of(each.as_run)
 
 
 def optimization_rows(

@@ -21,11 +21,11 @@ from daydream.report.text.layout import (
 from daydream.report.text.notes import about_memory, memory_notes
 from daydream.report.text.numbers import (
     UNITS,
+    as_run_text,
     count,
     number,
     percent,
-    speedup,
-    step_change_text,
+    speedup_of,
     time_text,
 )
 from daydream.report.text.peak_memory import memory_columns, too_large
@@ -73,12 +73,10 @@ def _answer(sweep: Sweep) -> list[Block]:
     """Return what the best scenario that may fit gives, if one could be predicted."""
     if sweep.scenarios and not sweep.possible:
         return [Headline(f"{sweep.optimization}: no scenario fits the device's memory")]
-    best = max(sweep.possible, key=lambda each: each.speedup or 0.0, default=None)
-    if best is None or best.predicted_ns is None:
+    best = max(sweep.possible, key=lambda each: each.as_run.speedup if each.as_run else 0.0, default=None)
+    if best is None or best.as_run is None:
         return []
-    low, high = best.predicted_low_ns, best.predicted_high_ns
-    step = step_change_text(best.replayed_ns, best.predicted_ns, low, high)
-    return [Headline(f"{sweep.optimization} {_words(_labels(sweep, best))}: {step}")]
+    return [Headline(f"{sweep.optimization} {_words(_labels(sweep, best))}: {as_run_text(best.as_run)}")]
 
 
 def sweep_title(sweep: Sweep) -> str:
@@ -105,22 +103,23 @@ def _headlines(sweep: Sweep) -> list[str]:
 def scenario_rows(sweep: Sweep, shown: Sequence[Answered]) -> list[list[str]]:
     """Return a head and a row for each scenario."""
     several = len(sweep.traces) > 1
-    longest = max((each.predicted_ns or 0 for each in shown), default=0)
+    longest = max((each.as_run.after_ns for each in shown if each.as_run), default=0)
     unit, size = UNITS[0] if longest >= 1e6 else UNITS[1]
     options = [name.replace("_", "-") for name in sweep.varied]
     head = [*options, f"predicted, {unit}", f"90 % interval, {unit}", "speedup", "notes"]
     rows = [["trace", *head] if several else head]
     width = max(len(options[0]), *(len(_value(value)) for value in next(iter(sweep.varied.values()))))
     for each in shown:
-        low, high = each.predicted_low_ns, each.predicted_high_ns
+        step = each.as_run
+        low, high = (step.low_ns, step.high_ns) if step else (None, None)
         known = low is not None and high is not None
         first, *others = (each.options[name] for name in sweep.varied)
         row = [
             _value(first) if isinstance(first, str | bool) else _value(first).rjust(width),
             *map(_value, others),
-            "unknown" if each.predicted_ns is None else number(each.predicted_ns / size),
+            "unknown" if step is None else number(step.after_ns / size),
             f"{number((low or 0) / size)} to {number((high or 0) / size)}" if known else "",
-            "-" if each.predicted_ns == 0 else speedup(each.replayed_ns, each.predicted_ns),
+            speedup_of(step),
             str(len(each.notes)) if each.notes else "",
         ]
         rows.append([_trace(each.trace), *row] if several else row)
