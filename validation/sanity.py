@@ -33,6 +33,7 @@ from daydream.graph.graph import Graph
 from daydream.graph.query.device import device_work
 from daydream.predict.bottleneck import waited_for_ns
 from daydream.predict.prediction import Prediction
+from daydream.predict.recording import SHOWS
 from daydream.predict.replay import Replay
 from daydream.report.text.explain import verdict
 from daydream.transforms.registry import names
@@ -311,10 +312,12 @@ def explain_and_rank_agree(replay: Replay, _path: Path) -> Iterator[tuple[str, s
     for cost in explanation.avoidable:
         for answer in cost.answers:
             other = ranked.get(answer.name)
-            if other is None or answer.options or answer.predicted_ns is None or other.predicted_ns is None:
+            if other is None or answer.options or answer.predicted_ns is None or other.as_run is None:
                 continue
-            if abs(answer.predicted_ns - other.predicted_ns) > ROUNDING * ranking.replayed_ns:
-                yield answer.name, f"explain {_ms(answer.predicted_ns)}, rank {_ms(other.predicted_ns)}"
+            # Where what recording typically costs moves an answer by no more than SHOWS, `rank` tells the recorded one.
+            one = answer.predicted_ns / max(explanation.replayed_ns, 1)
+            if abs(one - other.as_run.ratio) > (ROUNDING if explanation.profiled else SHOWS):
+                yield answer.name, f"explain leaves {one:.1%} of the step, rank {other.as_run.ratio:.1%}"
     if explanation.bound != ranking.bound:
         yield "bound", f"explain says {explanation.bound}, rank {ranking.bound}"
     alike = {"CPU": "CPU", "data loading": "CPU", "GPU": "GPU", "copies": "copies"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from daydream.predict.bottleneck import waited_for_ns
 from daydream.predict.replay import LARGEST_SHARE, Replay
 from daydream.simulate.causes import Bound
 
@@ -17,7 +16,8 @@ SHOWS = 0.01  # of the step: less is not worth a second simulation
 
 def may_count(prediction: Prediction) -> bool:
     """Return whether a typical cost of recording may show: the step waits for the CPU before or after."""
-    return _may_count(prediction.replay, max(prediction.cpu_share))
+    most = max(prediction.cpu_share)  # what recording took is asked last
+    return LARGEST_SHARE * most >= SHOWS and prediction.replay.recorded_share * most >= SHOWS
 
 
 def counts_in(unprofiled: Prediction, recorded: Prediction) -> bool:
@@ -40,21 +40,13 @@ def moved_by_recording(prediction: Prediction) -> float:
 def replay_as_run(replay: Replay) -> Replay:
     """Return the replay of the step as a run pays for it: without a profiler, where that is known and counts.
 
-    Where the cost of recording was not measured it is the typical one, which counts where it moves the step.
+    Where the cost of recording was not measured it is the typical one, which counts where it is some of the
+    CPU's time: a change may make the step wait for that.
     """
     known = replay.anchored or replay.unprofiled
-    if known is not None:
-        return known
-    if not _may_count(replay, cpu_share(waited_for_ns(replay.settled))):
-        return replay
-    typical, recorded_ns = replay.typically_unprofiled, replay.settled.step_ns
-    moved = typical is not None and abs(typical.settled.step_ns - recorded_ns) > SHOWS * recorded_ns
-    return typical if typical is not None and moved else replay
-
-
-def _may_count(replay: Replay, waits_for_cpu: float) -> bool:
-    """Return whether so large a share of waits for the CPU may show; what recording took is asked last."""
-    return LARGEST_SHARE * waits_for_cpu >= SHOWS and replay.recorded_share * waits_for_cpu >= SHOWS
+    if known is None and replay.recorded_share >= SHOWS:
+        known = replay.typically_unprofiled
+    return known or replay
 
 
 def _moved(prediction: Prediction, share: float) -> float:

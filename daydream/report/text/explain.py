@@ -264,8 +264,8 @@ def _headline(explanation: Explanation) -> str:
     replay, after = explanation.replay, explanation.after
     if after is None and not explanation.profiled:
         estimated = ", estimated" if replay.unprofiled is None else ""
-        step = f"{time_text(explanation.replayed_ns)} without the profiler{estimated}"
-        return f"step time   {step}   with it {replayed_text(replay, replay.settled.step_ns)}"
+        step = f"unprofiled {time_text(explanation.replayed_ns)}{estimated}"
+        return f"step time   {step}   {replayed_text(replay, replay.settled.step_ns)}"
     if after is None:
         times = f"measured {time_text(replay.measured_ns)}   {replayed_text(replay, explanation.replayed_ns)}"
         return f"step time   {times}"
