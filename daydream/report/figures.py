@@ -66,6 +66,7 @@ def _comparison(comparison: Prediction) -> Any:
     else:
         times = speedup(comparison.replayed_ns, comparison.predicted_ns)
         title += f"{time_text(comparison.predicted_ns)} predicted, {times}"
+        title += "" if comparison.as_run is comparison else ", with the profiler"
     return _breakdowns(title, *parts_of_change(comparison), ("before", "after"))
 
 

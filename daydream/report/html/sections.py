@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from daydream.predict.as_run import StepAsRun, step_as_run
 from daydream.report.html.bounds import legend, variable_of
 from daydream.report.html.elements import Cell, Html, Number, element, facts, joined, sortable, table
 from daydream.report.html.memory import memory_card
@@ -17,6 +18,7 @@ from daydream.report.text.numbers import (
     range_text,
     scale,
     speedup,
+    speedup_of,
     time_or_unknown,
     time_text,
 )
@@ -62,21 +64,16 @@ def cards(replay: Replay, comparison: Prediction | None) -> Html:
             *_unprofiled_replay(replay),
         ]
     else:
-        low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
-        likely = (
-            comparison.reason or ""
-            if low is None or high is None
-            else f"90 % interval {range_text(low, high)}"
-        )
+        run = None if comparison.reason else step_as_run(comparison)
         error = (
             f"error {percent(comparison.replay_error, signed=True)}, worst step {percent(replay.max_error)}"
         )
         said = [
             ("measured", time_text(comparison.measured_ns), _mean_of(replay)),
             ("replayed", time_text(comparison.replayed_ns), error),
-            ("predicted", time_or_unknown(comparison.predicted_ns), likely),
-            ("speed-up", speedup(comparison.replayed_ns, comparison.predicted_ns), _speedups(comparison)),
-            *_unprofiled_prediction(comparison),
+            ("predicted", time_or_unknown(None if run is None else run.after_ns), _likely(comparison, run)),
+            ("speed-up", speedup_of(run), _speedups(run)),
+            *_recorded_prediction(comparison, run),
             *([peak] if (peak := memory_card(comparison)) is not None else []),
         ]
     return element(
@@ -247,13 +244,20 @@ def _notes(said: Sequence[str]) -> Html:
     return joined(listed, element("details", element("summary", f"{len(rest)} more notes"), more))
 
 
-def _speedups(comparison: Prediction) -> str:
+def _likely(comparison: Prediction, run: StepAsRun | None) -> str:
+    """Return the range of the prediction, and which step it is about if that is not the recorded one."""
+    if run is None:
+        return comparison.reason or ""
+    which = "" if run.profiled else f"of {time_text(run.before_ns)} without the profiler; "
+    return f"{which}90 % interval {range_text(run.low_ns or 0.0, run.high_ns or 0.0)}"
+
+
+def _speedups(run: StepAsRun | None) -> str:
     """Return the range of the speed-up: that of the prediction, turned over."""
-    low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
-    if low is None or not high:
+    if run is None or run.low_ns is None or not run.high_ns:
         return ""
-    slow = f"{comparison.replayed_ns / high:,.2f}"
-    return f"{slow} to {comparison.replayed_ns / low:,.2f}x" if low else f"at least {slow}x"
+    slow = f"{run.before_ns / run.high_ns:,.2f}"
+    return f"{slow} to {run.before_ns / run.low_ns:,.2f}x" if run.low_ns else f"at least {slow}x"
 
 
 def _unprofiled_replay(replay: Replay) -> list[tuple[str, str, str]]:
@@ -268,17 +272,15 @@ def _unprofiled_replay(replay: Replay) -> list[tuple[str, str, str]]:
     return [("unprofiled", time_text(replayed), f"replayed{against}{told}")]
 
 
-def _unprofiled_prediction(comparison: Prediction) -> list[tuple[str, str, str]]:
-    without, anchored = comparison.unprofiled, comparison.unprofiled_anchored_ns
-    if without is None or comparison.unprofiled_predicted_ns is None:
+def _recorded_prediction(comparison: Prediction, run: StepAsRun | None) -> list[tuple[str, str, str]]:
+    """Return a card of the recorded step, which timelines and tables show, where the answer is of another."""
+    if run is None or run.profiled or comparison.predicted_ns is None:
         return []
-    told = f"predicted, from {time_text(without.replayed_ns)} replayed"
-    if anchored is not None and comparison.replay.unprofiled_measured_ns is not None:
-        measured = time_text(comparison.replay.unprofiled_measured_ns)
-        told += f"; {time_text(anchored)} from {measured} measured"
+    times = speedup(comparison.replayed_ns, comparison.predicted_ns)
+    told = f"predicted with the profiler, {times}: what timelines and tables show"
     if comparison.recording_cost == "typical":
-        told += ", without what recording typically costs"
-    return [("unprofiled", time_text(comparison.unprofiled_predicted_ns), told)]
+        told += "; what recording cost is estimated"
+    return [("recorded", time_text(comparison.predicted_ns), told)]
 
 
 def _figures(before: StepPath, after: StepPath | None) -> Figures:

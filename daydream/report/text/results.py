@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from daydream.predict.as_run import step_as_run
 from daydream.report.text.breakdown import breakdown_rows, breakdown_table, moved_bound
 from daydream.report.text.layout import (
     MARGIN,
@@ -309,12 +310,14 @@ def likely_text(comparison: Prediction) -> str:
 
     With it how much of the step no change can move, where that is much.
     """
-    low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
     held = "" if comparison.held is None else f". {comparison.held}"
-    if low is None or high is None:
-        return f"cannot be predicted from this trace, because {printable(comparison.reason or '')}{held}"
-    causes = comparison.uncertainty.words(comparison.simulated_ns)
-    return f"90 % interval {range_text(low, high)}" + (f" ({causes})" if causes else "") + held
+    if comparison.reason is not None:
+        return f"cannot be predicted from this trace, because {printable(comparison.reason)}{held}"
+    run, known = step_as_run(comparison), comparison.as_run
+    which = "" if run.profiled else " without the profiler"
+    causes = known.uncertainty.words(known.simulated_ns)
+    ends = range_text(run.low_ns or 0.0, run.high_ns or 0.0)
+    return f"90 % interval {ends}{which}" + (f" ({causes})" if causes else "") + held
 
 
 def edits_text(comparison: Prediction) -> str:
