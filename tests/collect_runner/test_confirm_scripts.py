@@ -63,8 +63,6 @@ def test_an_example_is_confirmed(folder, script: str, name: str):
     assert compared["before"]["by_phase"].keys() >= {"forward", "backward", "optimizer"}
     assert compared["before"]["by_phase"].keys() == compared["after"]["by_phase"].keys()
     assert any("Adam" in each["operator"] or "_for" in each["operator"] for each in compared["operators"])
-    if abs(found["control"] - 1) < 0.05:  # on a machine at rest
-        assert abs(found["error"]) < 0.3
 
 
 def test_an_own_file_is_made_and_undone(folder):
