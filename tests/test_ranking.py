@@ -246,6 +246,15 @@ def test_what_hardly_changes_the_step_is_no_gain(ranking):
     assert "\n  slower: slow-data 0.76x\n  no gain: hardly\n" in screen
 
 
+def test_a_small_gain_is_told_once(ranking):
+    def little(graph):
+        graph.select(name="data").scale(0.99)  # 0.32 of 100 are saved: 1.00x, and no gain it is not
+
+    screen = ranking_text(daydream.rank(ranking.replay, [little], with_curves=False), top=1, verbose=True)
+    assert "  little  " in screen
+    assert "no gain" not in screen
+
+
 def test_it_shows_itself(ranking):
     assert repr(ranking) == "<Ranking of 3 optimizations, halve-data first (1.19x)>"
     shown = ranking._repr_html_()

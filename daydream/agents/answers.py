@@ -78,9 +78,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Explained:
-    """Why the step takes its time, and what would remove it; the largest first."""
+    """Why the step takes its time, and what would remove it; the largest first.
+
+    Times are of the step without the profiler, unless it is `profiled`.
+    """
 
     step: Step
+    profiled: bool
     verdict: str
     bound: str
     causes: list[Part]

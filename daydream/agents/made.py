@@ -64,15 +64,22 @@ def explained_of(document: Json) -> Explained:
     """Return what `explain --json` says."""
     return Explained(
         step=step(document),
+        profiled=document["profiled"],
         verdict=said(document["verdict"], LONGEST_NOTE),
         bound=said(document["bound"]),
         causes=[Part(said(each["cause"]), each["ns"]) for each in document["causes"][:FEW]],
         avoidable=[_cost(each) for each in document["avoidable"][:FEW]],
         notes=notes(document),
-        falsified_by="An avoidable cost is none if, with its `code` in the script, the step of a new "
-        "recording lies outside its `range_ns`: `compare` the two traces, or `confirm` the what-if. "
-        + REPLAY,
+        falsified_by=_saving_falsified(profiled=document["profiled"]) + REPLAY,
     )
+
+
+def _saving_falsified(*, profiled: bool) -> str:
+    said = "An avoidable cost is none if, with its `code` in the script, the step"
+    if profiled:
+        how = "`compare` the two traces, or `confirm` the what-if"
+        return f"{said} of a new recording lies outside its `range_ns`: {how}. "
+    return f"{said} without a profiler lies outside its `range_ns`: `confirm` the what-if. "
 
 
 def _cost(document: Json) -> Cost:

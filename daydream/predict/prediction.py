@@ -23,7 +23,7 @@ from daydream.predict.contention_option import MEASURED, Choice, choose
 from daydream.predict.contention_option import Option as ContentionOption
 from daydream.predict.memory import MemoryAnswer, answer_of
 from daydream.predict.notes import prediction_notes
-from daydream.predict.recording import counts_in, cpu_share, may_count, moved_by_recording
+from daydream.predict.recording import counts_in, cpu_share, may_count
 from daydream.predict.replay import Replay
 from daydream.predict.replayed_work import LeftOut, left_in_replays
 from daydream.predict.uncertainty import Uncertainty, uncertainty_of, why_unpredictable
@@ -219,11 +219,6 @@ class Prediction(NotebookFigure):
             return None
         trace = self.replay.graph.trace
         return "measured" if trace is not None and was_measured(trace) else "typical"
-
-    @cached_property
-    def recording_moves(self) -> float:
-        """How far a typical cost of recording moves after / before; 0.0 where it does not count."""
-        return moved_by_recording(self)
 
     @cached_property
     def cpu_share(self) -> tuple[float, float]:

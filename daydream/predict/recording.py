@@ -26,17 +26,6 @@ def counts_in(unprofiled: Prediction, recorded: Prediction) -> bool:
     return abs(before - now) > SHOWS * now or abs(unprofiled.ratio - recorded.ratio) > SHOWS
 
 
-def moved_by_recording(prediction: Prediction) -> float:
-    """Return how far a typical cost of recording moves after / before; 0.0 for next to nothing.
-
-    An estimate: where a step waits for the CPU, recording takes as large a share as of the CPU's time.
-    """
-    if abs(_moved(prediction, LARGEST_SHARE)) < SHOWS:
-        return 0.0
-    moved = _moved(prediction, prediction.replay.recorded_share)
-    return moved if abs(moved) >= SHOWS else 0.0
-
-
 def replay_as_run(replay: Replay) -> Replay:
     """Return the replay of the step as a run pays for it: without a profiler, where that is known and counts.
 
@@ -47,11 +36,6 @@ def replay_as_run(replay: Replay) -> Replay:
     if known is None and replay.recorded_share >= SHOWS:
         known = replay.typically_unprofiled
     return known or replay
-
-
-def _moved(prediction: Prediction, share: float) -> float:
-    before, after = prediction.cpu_share
-    return prediction.ratio * ((1 - share * after) / (1 - share * before) - 1)
 
 
 def cpu_share(waits: Mapping[Bound, int]) -> float:

@@ -192,10 +192,12 @@ def _out_of_reach_ns(comparison: Prediction) -> float:
 
 def _recording_ns(comparison: Prediction) -> float:
     """Return how far the cost of recording may carry the step, where that was not measured."""
-    beside, replayed_ns = comparison.beside, comparison.replayed_ns
-    if beside is not None:
-        return RECORDING_ERROR * abs(comparison.ratio - beside.ratio) * replayed_ns
-    return abs(comparison.recording_moves) * replayed_ns
+    recorded, without = comparison.beside, comparison.unprofiled
+    if recorded is not None:
+        return RECORDING_ERROR * abs(comparison.ratio - recorded.ratio) * comparison.replayed_ns
+    if without is None or without.beside is None:
+        return 0.0
+    return abs(comparison.ratio - without.ratio) * comparison.replayed_ns
 
 
 def _another_run_ns(comparison: Prediction) -> float:

@@ -80,6 +80,8 @@ def test_every_tool_answers_what_the_command_does_and_small(root):
     assert got["info"]["good_for"]["replay"].startswith(info["verdicts"]["replay"]["answer"])
     explained = from_command(root, "explain", "--trace", GPU)
     assert got["explain"]["verdict"] == explained["verdict"]
+    assert got["explain"]["profiled"] is explained["profiled"] is False
+    assert "without a profiler lies outside its `range_ns`: `confirm`" in got["explain"]["falsified_by"]
     amp = got["explain"]["avoidable"][0]
     assert (amp["whatif"], amp["code"]) == ("amp", explained["avoidable"][0]["code"])
     assert amp["range_ns"][0] < amp["predicted_ns"] < amp["range_ns"][1]

@@ -194,9 +194,10 @@ def without_gain(ranking: Ranking) -> list[tuple[str, list[str]]]:
     slower, nothing = [], []
     for each in ranking.optimizations:
         times = times_faster(each)
-        if each.changes_nothing or times == "1.00x":
+        longer = each.as_run is not None and each.as_run.saving_ns < 0
+        if each.changes_nothing or (longer and times == "1.00x"):
             nothing.append(printable(each.name))
-        elif each.as_run is not None and each.as_run.saving_ns < 0:
+        elif longer:
             slower.append(f"{printable(each.name)} {times}")
     return [(head, names) for head, names in (("slower", slower), ("no gain", nothing)) if names]
 
