@@ -64,7 +64,7 @@ def main() -> None:
     found = ledger.predicted(options.traces)
     page = "\n".join(_page(options.traces, found))
     if options.write:
-        options.write.write_text(page, encoding="utf-8")
+        options.write.write_text(page.rstrip() + "\n", encoding="utf-8")
         ledger_plot.write(found, options.write.with_suffix(".svg"))
     else:
         print(page)
