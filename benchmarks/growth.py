@@ -11,6 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from pyarrow.parquet import ParquetFile
 from results import CONTROL_OFF, Aim, Part, Settings, Table, alone, say
 from traces import Source, replicate, sources
 
@@ -20,10 +21,11 @@ from daydream.collect.importers import import_trace
 METHOD = """\
 Whole processes: process time (user and system) and peak memory, output thrown away, bytecode kept. The
 recordings are a few steps of a trace, all of it, and it again and again with times and ids of its own. The
-exponent is the slope between the two largest, on logarithmic axes: 1 is linear, 2 a square. Nothing is kept
-between processes (`DAYDREAM_CACHE=off`) but for the second question, whose trace was asked about before.
-"bare" imports click, numpy and pyarrow.parquet; second and first questions and bare processes take turns,
-and A/A is bare processes against bare processes."""
+exponent is the slope between the two largest, on logarithmic axes: 1 is linear, 2 a square; all steps are
+looked at there (`--steps :`). Long recordings are asked about as people do: answered from the steps that
+stand for all. Nothing is kept between processes (`DAYDREAM_CACHE=off`) but for the second question, whose
+trace was asked about before. "bare" imports click, numpy and pyarrow.parquet; second and first questions and
+bare processes take turns, and A/A is bare processes against bare processes."""
 
 # A small process starts the command: Linux counts what a process held when it was forked as its own peak.
 STARTER = """\
@@ -36,9 +38,11 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 BARE = "import click, numpy, pyarrow.parquet"
 FEW_STEPS = "0:4"
-TIMES = 14  # about a million rows
+TIMES, MANY_TIMES = 14, 140  # about one million rows, and ten
 STEEPEST = 1.05
 QUESTIONS = {"rtx2080ti_resnet_30_iterations": (1.5, 2.5), "v100_recsys_rank1of2_copy_waits": (1.8, 3.0)}
+SECONDS = "s of process time"
+BARS = (("a million", 2, 500, 8), ("ten million", 20, 4000, 45))  # whatif: s and MB; rank: s
 COMMANDS = ("replay", "whatif amp", "rank", "explain", "html")
 
 
@@ -55,7 +59,8 @@ def measure(settings: Settings) -> Part:
     with TemporaryDirectory(prefix="daydream-benchmark-") as folder, sources(quick=settings.quick) as chosen:
         here = Path(folder)
         _questions(part, chosen, here, 2 if settings.quick else 7)
-        _growth(part, chosen[0], here, 2 if settings.quick else TIMES)
+        long = _growth(part, chosen[0], here, 2 if settings.quick else TIMES)
+        _long(part, chosen[0], here, long, 4 if settings.quick else MANY_TIMES)
     return part
 
 
@@ -115,21 +120,33 @@ def _questions(part: Part, chosen: list[Source], folder: Path, rounds: int) -> N
     part.tables.append(table)
 
 
-def _growth(part: Part, source: Source, folder: Path, times: int) -> None:
-    whole, long = folder / "whole.json", folder / "long.json"
-    one = replicate(source.path, whole, 1)
-    size = whole.stat().st_size
-    replicate(source.path, long, size * times - size // 2)
-    traces: list[tuple[int, Path]] = []
-    imported: list[tuple[int, Cost]] = []
-    for recording in (whole, long):
-        say(f"import of {recording.stat().st_size / 1e6:,.0f} MB")
-        trace = recording.with_suffix(".parquet")
-        cost = _cost(folder, "-m", "daydream", "import", str(recording), "-o", str(trace))
-        recording.unlink()
-        rows = len(daydream.load(trace))
-        imported.append((rows, cost))
-        traces.append((rows, trace))
+def _imported(folder: Path, source: Source, name: str, times: int) -> tuple[int, Path, Cost]:
+    """Return the rows of a trace so many times over, its parquet file, and what importing took."""
+    recording = folder / f"{name}.json"
+    replicate(source.path, recording, 1)
+    size = recording.stat().st_size
+    if times > 1:
+        replicate(source.path, recording, size * times - size // 2)
+    say(f"import of {recording.stat().st_size / 1e6:,.0f} MB")
+    trace = recording.with_suffix(".parquet")
+    cost = _cost(folder, "-m", "daydream", "import", str(recording), "-o", str(trace))
+    recording.unlink()
+    with ParquetFile(trace) as file:
+        return file.metadata.num_rows, trace, cost
+
+
+def _asked(folder: Path, command: str, trace: Path, *steps: str) -> Cost:
+    """Return what a command takes on a trace."""
+    words = command.split()
+    if command == "html":
+        words = ["replay", "--html", str(folder / "report.html"), "--force"]
+    return _cost(folder, "-m", "daydream", *words, "--trace", str(trace), *steps)
+
+
+def _growth(part: Part, source: Source, folder: Path, times: int) -> tuple[int, Path, Cost]:
+    """Add the table of growth; return the longest trace of it, as `_imported`."""
+    found = [_imported(folder, source, "whole", 1), _imported(folder, source, "long", times)]
+    traces = [(rows, trace) for rows, trace, _ in found]
     few = folder / "few.parquet"
     part_of = daydream.load(traces[0][1], steps=FEW_STEPS)
     part_of.save(few, force=True)
@@ -141,43 +158,65 @@ def _growth(part: Part, source: Source, folder: Path, times: int) -> None:
         | {f"s{place}": f"{rows:,} rows, s" for place, (rows, _) in enumerate(traces)}
         | {"exponent": "exponent"}
         | {f"mb{place}": f"{rows:,} rows, MB" for place, (rows, _) in enumerate(traces)},
-        explanation=f"`{source.name}`: a few steps, the whole trace and it {times} times over.",
+        explanation=f"`{source.name}`: a few steps, the whole trace and it {times} times over; all steps.",
     )
-    aim = Aim("growth with the recording, exponent", STEEPEST, {}, least=False, unit="")
+    aim = Aim("growth with the recording, all steps, exponent", STEEPEST, {}, least=False, unit="")
     part.aims.append(aim)
-    costs: dict[str, list[tuple[int, Cost]]] = {"import": imported}
+    costs = {"import": [(rows, cost) for rows, _, cost in found]}
     for command in COMMANDS:
         for rows, trace in traces:
             say(f"{command} on {rows:,} rows")
-            words = command.split()
-            if command == "html":
-                words = ["replay", "--html", str(folder / "report.html"), "--force"]
-            costs.setdefault(command, []).append(
-                (rows, _cost(folder, "-m", "daydream", *words, "--trace", str(trace)))
-            )
-    for command, found in costs.items():
-        (few_rows, before), (many_rows, after) = found[-2:]
+            costs.setdefault(command, []).append((rows, _asked(folder, command, trace, "--steps", ":")))
+    for command, taken in costs.items():
+        (few_rows, before), (many_rows, after) = taken[-2:]
         exponent = log(after.seconds / before.seconds) / log(many_rows / few_rows)
         aim.cases[command] = exponent
-        absent = len(traces) - len(found)
+        absent = len(traces) - len(taken)
         row = {"command": command, "exponent": exponent}
-        for place, (_, cost) in enumerate(found, absent):
+        for place, (_, cost) in enumerate(taken, absent):
             row |= {f"s{place}": cost.seconds, f"mb{place}": cost.megabytes}
         row |= {f"{key}{place}": None for key in ("s", "mb") for place in range(absent)}
         table.rows.append(row)
     part.tables.append(table)
-    last = {command: found[-1][1] for command, found in costs.items()}
-    part.aims += [
-        Aim("`rank` on a million rows", 8, {"rank": last["rank"].seconds}, least=False, unit="s of CPU time"),
-        Aim(
-            "`whatif amp` on a million rows", 2, {"whatif": last["whatif amp"].seconds}, least=False,
-            unit="s of process time",
-        ),
-        Aim(
-            "its peak memory", 500, {"whatif": last["whatif amp"].megabytes}, least=False, unit="MB",
-        ),
-    ]  # fmt: skip
-    part.notes.append(f"Each figure of growth is one process. {one} copy is the whole trace.")
+    part.notes.append("Each figure of growth is one process.")
+    return found[-1]
+
+
+def _long(part: Part, source: Source, folder: Path, million: tuple[int, Path, Cost], times: int) -> None:
+    """Add the table of long recordings, as people ask about them."""
+    traces = [million, _imported(folder, source, "longest", times)]
+    table = Table(
+        "Long recordings",
+        {"command": "command"}
+        | {f"s{place}": f"{rows:,} rows, s" for place, (rows, _, _) in enumerate(traces)}
+        | {f"mb{place}": f"{rows:,} rows, MB" for place, (rows, _, _) in enumerate(traces)},
+        explanation="Answered from the steps that stand for all; import reads all.",
+    )
+    costs = {"import": [cost for _, _, cost in traces]}
+    for command in COMMANDS:
+        say(f"{command} on long recordings")
+        costs[command] = [_asked(folder, command, trace) for _, trace, _ in traces]
+    for command, taken in costs.items():
+        row: dict[str, object] = {"command": command}
+        for place, cost in enumerate(taken):
+            row |= {f"s{place}": cost.seconds, f"mb{place}": cost.megabytes}
+        table.rows.append(row)
+    part.tables.append(table)
+    for place, (size, whatif_s, whatif_mb, rank_s) in enumerate(BARS):
+        whatif, rank = costs["whatif amp"][place], costs["rank"][place]
+        part.aims += [
+            Aim(
+                f"`whatif amp` on {size} rows",
+                whatif_s,
+                {"whatif": whatif.seconds},
+                least=False,
+                unit=SECONDS,
+            ),
+            Aim("its peak memory", whatif_mb, {"whatif": whatif.megabytes}, least=False, unit="MB"),
+            Aim(f"`rank` on {size} rows", rank_s, {"rank": rank.seconds}, least=False, unit=SECONDS),
+        ]
+    rank = costs["rank"][-1]
+    part.aims.append(Aim("its peak memory", 4000, {"rank": rank.megabytes}, least=False, unit="MB"))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def _unrest(path: Path) -> str | None:
 
     try:
         with Progress() as progress:
-            trace = read((str(path),), None, None, progress)
+            trace = read((str(path),), None, None, progress, typical=True)
         return daydream.replay(trace).unrest
     except GraphError:  # there is no step to judge; `info` says why
         return None

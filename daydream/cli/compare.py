@@ -67,7 +67,7 @@ def _compare(
     with Progress() as progress, stdout_for_the_result():
         replays: list[Replay] = []
         for trace in (before, after):
-            recording = read([trace], step_marker, steps, progress)
+            recording = read([trace], step_marker, steps, progress, typical=True)
             progress(f"replaying {trace}")
             try:
                 replays.append(daydream.replay(recording))

@@ -48,7 +48,7 @@ def _explain(
 
     ctx = click.get_current_context()
     with Progress() as progress, stdout_for_the_result():
-        recording = read([trace], step_marker, steps, progress)
+        recording = read([trace], step_marker, steps, progress, typical=True)
         progress("replaying")
         replay = daydream.replay(recording)
         again = trace_words(trace, step_marker, steps)

@@ -47,10 +47,8 @@ def write_html(
 
     ranking, said = None, f"wrote {output}   open it in a browser"
     if ranked:
-        from daydream.parallel.freed_memory import keep_freed_memory
         from daydream.predict.ranking import rank
 
-        keep_freed_memory()
         begin = time.perf_counter()
         capacity = None if comparison is None else comparison.capacity_bytes
         ranking = rank(replay, pairs=0, with_curves=False, capacity=capacity, progress=progress)

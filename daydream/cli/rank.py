@@ -49,13 +49,11 @@ def _rank(
     from daydream.cli.progress import Progress
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.memory.lifetimes import none_recorded
-    from daydream.parallel.freed_memory import keep_freed_memory
     from daydream.predict.ranking import rank
     from daydream.report.text.ranking import best_of, ranking_text
 
-    keep_freed_memory()
     with Progress() as progress, stdout_for_the_result():
-        recording = read([trace], step_marker, steps, progress)
+        recording = read([trace], step_marker, steps, progress, typical=True)
         progress("replaying")
         replay = daydream.replay(recording, table=table)
         if by == "memory" and recording.memory is None:

@@ -35,7 +35,7 @@ def _replay(
 
     check_files(output, html, force=force, chakra=True)
     with Progress() as progress:
-        recording = read([trace], step_marker, steps, progress)
+        recording = read([trace], step_marker, steps, progress, typical=output is None)
         progress("replaying")
         result = daydream.replay(recording)
         written = write_files(

@@ -114,19 +114,17 @@ def _scaling(
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.cli.whatif_options import option_values, typed_options
     from daydream.errors import GraphError
-    from daydream.parallel.freed_memory import keep_freed_memory
     from daydream.predict.contention_option import MEASURED
     from daydream.predict.scale_out import scaling
     from daydream.report.scaling_plot import check_plot, draw
     from daydream.report.text.scaling import scaling_text
 
-    keep_freed_memory()
     if plot is not None:
         check_plot(plot)
         check(plot, force=force)
     values = option_values([_ddp()], options)
     with Progress() as progress, stdout_for_the_result():
-        recording = read([trace], step_marker, steps, progress)
+        recording = read([trace], step_marker, steps, progress, typical=True)
         progress("replaying")
         replay = daydream.replay(recording)
         try:

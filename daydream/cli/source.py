@@ -129,8 +129,9 @@ def step_options() -> list[click.Option]:
             ["--steps"],
             metavar="A:B",
             callback=_steps,
-            help="Read steps A to B-1 of each rank alone; 'auto' finds steps by the period of the launches, "
-            "when importing.",
+            help="Read steps A to B-1 of each rank alone, ':' for all. By default all, but a long recording "
+            "is simulated by a run of its steps that stands for all. 'auto' finds steps by the period of the "
+            "launches, when importing.",
         ),
         max_unpacked_option(),
     ]
@@ -224,15 +225,23 @@ def read(
     engine: Engine | str = "local",
     *,
     keep: bool = True,
+    typical: bool = False,
     etrecord: str | None = None,
 ) -> Trace:
     """Return the trace of these sources, from the user's cache if it is there, which `keep` allows.
+
+    With `typical` it is that of the steps that stand for a long recording, unless the user names some.
 
     Raises `TraceError` if they are not usable.
     """
     import daydream
     from daydream.cli.failures import read_from
+    from daydream.parallel.freed_memory import keep_freed_memory
+    from daydream.trace.typical_run import TYPICAL, is_long
 
+    typical &= not _files() and not _counters()  # those are of all that was recorded
+    if keep:  # a question follows: it makes and drops arrays as long as the trace
+        keep_freed_memory()
     if step_marker is not None and steps == AUTO:
         raise click.UsageError(
             "--step-marker and --steps auto exclude each other", click.get_current_context()
@@ -253,13 +262,16 @@ def read(
         from daydream.trace.cached_trace import cached_trace
 
         found = cached_trace(entry)
-        if found is not None:
+        if found is not None and (typical or "typical_run" not in found.metadata):
             return found
     trace = daydream.load(
-        *sources, step_marker=step_marker, steps=steps, ranks=ranks, progress=show, engine=engine,
-        max_unpacked=max_unpacked(), etrecord=etrecord,
+        *sources, step_marker=step_marker, steps=TYPICAL if typical and steps is None else steps, ranks=ranks,
+        progress=show, engine=engine, max_unpacked=max_unpacked(), etrecord=etrecord,
     )  # fmt: skip
-    trace.cache = entry
+    if typical and steps == AUTO:
+        trace = trace.of_steps(TYPICAL)
+    # What is kept of a long recording is what answers are made from.
+    trace.cache = entry if typical or steps not in (None, AUTO) or not is_long(len(trace)) else None
     _attach(trace)
     return trace
 

@@ -95,12 +95,10 @@ def _sweep(
     from daydream.cli.results import print_json, print_screen
     from daydream.cli.whatif_options import option_values
     from daydream.errors import DaydreamError
-    from daydream.parallel.freed_memory import keep_freed_memory
     from daydream.predict.contention_option import MEASURED
     from daydream.predict.sweep import sweep
     from daydream.report.text.sweep import sweep_text
 
-    keep_freed_memory()
     optimizations: list[Optimization] = ctx.meta[CHOSEN]
     fixed = option_values(optimizations, options)
     values = _values(ctx, optimizations, varied, fixed)
@@ -112,7 +110,7 @@ def _sweep(
             raise click.BadParameter(f"name it {' or '.join(FORMATS)}", ctx, param_hint="-o")
         check(output, force=force)
     with Progress() as progress, stdout_for_the_result():
-        recordings = {each: read([each], step_marker, steps, progress) for each in trace}
+        recordings = {each: read([each], step_marker, steps, progress, typical=True) for each in trace}
         progress("replaying")
         found = sweep(
             recordings, optimizations, values, table=table, contention=contention, engine=engine, sort=sort,

@@ -168,7 +168,7 @@ def _whatif(
 
     check_files(output, html, force=force, chakra=True)
     with Progress() as progress, stdout_for_the_result():
-        recording = read([trace], step_marker, steps, progress)
+        recording = read([trace], step_marker, steps, progress, typical=True)
         progress("replaying")
         replay = daydream.replay(recording, table=table)
         progress(f"predicting {name}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from daydream.errors import TraceError
 from daydream.trace.step_range import is_range
 from daydream.trace.trace import Trace
+from daydream.trace.typical_run import TYPICAL
 
 if TYPE_CHECKING:
     from daydream.parallel.engines import Engine
@@ -28,7 +29,9 @@ def load(
     """Return a trace from a parquet file, or from anything `daydream import` accepts.
 
     `steps` are those to read, `"10:20"` for the steps 10 to 19 of each rank: of a parquet file little more is
-    loaded. `"auto"` finds steps by the period of the launches, where a profiler's file is imported.
+    loaded. `"typical"` are those that stand for a long recording, as `whatif` and all other questions about a
+    file take them; by default all are read. `"auto"` finds steps by the period of the launches, where a
+    profiler's file is imported.
     `engine` reads the files of many ranks side by side: `local` (this process), `processes:4`, `dask:4`, ...
     `max_unpacked` is to how many bytes a packed file may unpack; 64 GB and 200 times its size if not given.
     `etrecord` is the ETRecord of the program that an ExecuTorch ETDump is of.
@@ -40,7 +43,7 @@ def load(
         TraceError: a file is not a usable trace, or has none of the steps.
 
     """
-    wanted = steps if is_range(steps) else None
+    wanted = steps if steps == TYPICAL or is_range(steps) else None
     how = None if wanted is not None else steps
     chosen = any(choice is not None for choice in (step_marker, how, ranks, etrecord))
     if len(sources) == 1 and not chosen and _is_parquet(sources[0]):

@@ -29,6 +29,7 @@ from daydream.simulate.pinned import held_ns
 from daydream.simulate.steady import Settled, settle
 from daydream.simulate.timeline import Timeline
 from daydream.trace.trace import Trace
+from daydream.trace.typical_run import TYPICAL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -270,12 +271,12 @@ class Replay(NotebookFigure):
 
 
 def as_trace(source: Source) -> Trace:
-    """Return the trace that a source is, or that its file holds."""
+    """Return the trace that a source is, or that its file holds: of a long recording its typical steps."""
     if isinstance(source, Trace):
         return source
     from daydream.collect.load import load  # no importer is needed for a trace in memory
 
-    return load(source)
+    return load(source, steps=TYPICAL)
 
 
 def as_replay(source: Source | Graph | Replay) -> Replay:

@@ -146,8 +146,9 @@ def _name(graph: Graph) -> str:
 
 
 def other_differences(one: Side, two: Side) -> list[str]:
-    """Return what is different about the recordings themselves."""
-    said = []
+    """Return what is different about the recordings themselves, and of which of their steps each is told."""
+    runs = ((side.name, side.metadata.get("typical_run")) for side in (one, two))
+    said = [f"{name}: {run}" for name, run in runs if run]
     if one.on_device != two.on_device:
         gpu, cpu = (one, two) if one.on_device else (two, one)
         said.append(

@@ -244,6 +244,7 @@ class Metadata(Struct):
     steps: list[Step] = []
     step_source: str = ""
     steps_read: str | None = None  # "10:20" where these were taken out of a longer recording
+    typical_run: str | None = None  # what is said of them where they stand for a long recording
     source: str = ""
     notes: list[str] = []
     vendor: Annotated[str, Meta(pattern=r"^[\w -]{0,40}\Z")] | None = None

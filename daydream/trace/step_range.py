@@ -1,5 +1,7 @@
 """Some of a trace's steps, as if only these had been recorded: `10:20` are the steps 10 to 19 of each rank.
 
+`typical` are those that stand for a long recording (`typical_run`), all of a shorter one.
+
 The step before the first one is kept too, but is not covered: it is what the first one begins with, work that
 still runs and a launch queue that is not empty. A range that ends where the trace does goes to its end.
 
@@ -23,6 +25,7 @@ import numpy as np
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
+from daydream.trace.typical_run import TYPICAL, TypicalRun, steps_by_rank, typical_run
 
 RANGE = regex(r"(\d{0,9}):(\d{0,9})", re.ASCII)
 BEFORE = "it comes before the steps that were asked for"
@@ -116,15 +119,31 @@ class Chosen(NamedTuple):
         return taken
 
 
-def choose(metadata: Mapping[str, Any], wanted: StepRange) -> Chosen | None:
+def chosen_steps(metadata: Mapping[str, Any], steps: str, rows: int, *, with_memory: bool) -> Chosen | None:
+    """Return what `10:20` or `typical` keeps of a trace with this metadata, which has been checked.
+
+    None if that is all of its `rows`. Of a recording of memory all steps are typical: what was held when
+    others began is not known.
+
+    Raises `TraceError` if no step is in the range.
+    """
+    if steps != TYPICAL:
+        return choose(metadata, StepRange.parse(steps))
+    run = None if with_memory else typical_run(metadata, rows)
+    return None if run is None else choose(metadata, StepRange(run.first, run.end), run)
+
+
+def choose(
+    metadata: Mapping[str, Any], wanted: StepRange, typical: TypicalRun | None = None
+) -> Chosen | None:
     """Return what is kept of a trace with this metadata, which has been checked; None if that is all.
+
+    `typical` is the run that the range is, where nobody asked for it.
 
     Raises `TraceError` if no step is in the range.
     """
     steps: Sequence[Mapping[str, Any]] = metadata.get("steps", [])
-    by_rank: dict[int, list[int]] = {}
-    for number, step in enumerate(steps):
-        by_rank.setdefault(int(step.get("rank", 0)), []).append(number)
+    by_rank = steps_by_rank(steps)
     numbers: list[int] = []
     before: list[int] = []
     windows: dict[int, Window] = {}
@@ -147,11 +166,16 @@ def choose(metadata: Mapping[str, Any], wanted: StepRange) -> Chosen | None:
     if len(numbers) == len(steps) and not before:
         return None
     numbers.sort()
-    return Chosen(np.array(numbers), windows, _metadata(metadata, wanted, numbers, set(before)))
+    about = _metadata(metadata, wanted, numbers, set(before), typical)
+    return Chosen(np.array(numbers), windows, about)
 
 
 def _metadata(
-    metadata: Mapping[str, Any], wanted: StepRange, numbers: Sequence[int], before: set[int]
+    metadata: Mapping[str, Any],
+    wanted: StepRange,
+    numbers: Sequence[int],
+    before: set[int],
+    typical: TypicalRun | None,
 ) -> dict[str, Any]:
     steps = metadata["steps"]
     found = {name: value for name, value in metadata.items() if name not in OF_MEMORY}
@@ -159,6 +183,9 @@ def _metadata(
         {**steps[number], "covered": False, "why_not": BEFORE} if number in before else dict(steps[number])
         for number in numbers
     ]
+    if typical is not None:
+        found["notes"] = [*metadata.get("notes", []), typical.note]
+        return found | {"typical_run": typical.note}
     asked = len(numbers) - len(before)
     note = (
         f"Only the {asked} steps {wanted} of {len(steps)} were read, and no memory events: what lies outside "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from daydream.trace.cached_trace import CacheEntry
 
-ROW_GROUP = 2**18  # rows written at a time, so that a large trace is never held twice
+ROW_GROUP = 2**17  # rows written at a time: no large trace is held twice, and a range of steps is read alone
 TOLD = ("rank", "step", "start_ns")  # least and most in a row group: a range of steps is found by them
 
 
@@ -213,17 +213,15 @@ class Trace(NotebookTables):
     ) -> Trace:
         """Read a parquet trace; `max_unpacked` is how many bytes its columns may take.
 
-        Of a range of `steps`, such as `"10:20"`, little more than these is read; see `of_steps`.
+        Of some `steps`, such as `"10:20"` or `"typical"`, little more than these is read; see `of_steps`.
 
         Raises `TraceError` if the file is missing, is not parquet, was not written by daydream,
         has a newer schema, or breaks a promise of `daydream.trace.valid` or `daydream.trace.metadata`;
         or if it has none of the steps.
         """
-        from daydream.trace.step_range import StepRange
         from daydream.trace.trace_file import read_columns
 
-        wanted = None if steps is None else StepRange.parse(steps)
-        trace = cls(*read_columns(path, max_unpacked=max_unpacked, steps=wanted))
+        trace = cls(*read_columns(path, max_unpacked=max_unpacked, steps=steps))
         trace.check(path)
         return trace
 
@@ -231,13 +229,14 @@ class Trace(NotebookTables):
         """Return the trace of some steps, as if only they had been recorded; memory events are left out.
 
         `"10:20"` are the steps 10 to 19 of each rank, counted from 0; the step before them is kept for what
-        they begin with, but is not covered. All steps are the trace itself.
+        they begin with, but is not covered. All steps are the trace itself. `"typical"` are those that stand
+        for a long recording; all steps of a shorter one, or of one that holds memory events.
 
         Raises `TraceError` if it has none of them.
         """
-        from daydream.trace.step_range import StepRange, choose
+        from daydream.trace.step_range import chosen_steps
 
-        chosen = choose(self.metadata, StepRange.parse(steps))
+        chosen = chosen_steps(self.metadata, steps, len(self), with_memory=self.memory is not None)
         if chosen is None:
             return self
         rows = np.flatnonzero(chosen.rows(self["step"], self["rank"], self["start_ns"]))

@@ -20,7 +20,8 @@ from daydream.files.input_files import check_regular, most_unpacked, too_large
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
-from daydream.trace.step_range import Chosen, StepRange, choose
+from daydream.trace.step_range import Chosen, StepRange, chosen_steps
+from daydream.trace.typical_run import TYPICAL, is_long
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def read_columns(
-    path: str | os.PathLike[str], *, max_unpacked: int | None = None, steps: StepRange | None = None
+    path: str | os.PathLike[str], *, max_unpacked: int | None = None, steps: str | None = None
 ) -> tuple[
     dict[str, np.ndarray], dict[str, list[str]], dict[str, Any], MemoryEvents | None, DebugHandleMap | None
 ]:
     """Return columns, texts, metadata, memory events and debug handles; `max_unpacked` bounds their bytes.
 
-    Of a range of `steps` it is what the trace of these alone would hold.
+    Of some `steps`, `10:20` or `typical`, it is what the trace of these alone would hold.
 
     Raises `TraceError` if it is missing, no regular file, not parquet, not daydream's, of a newer
     schema, holds what no trace can hold, or has none of the steps.
@@ -42,6 +43,8 @@ def read_columns(
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
+    if steps not in (None, TYPICAL):
+        StepRange.parse(steps)
     check_regular(path)
     try:
         with ParquetFile(path) as file:
@@ -51,7 +54,8 @@ def read_columns(
             twice = next((name for name in names if given.count(name) > 1), None)
             if twice is not None:
                 raise TraceError(f"{path}: it has the column {twice!r} twice; one was needed. {IMPORT_AGAIN}")
-            chosen = None if steps is None else _chosen(path, metadata, steps)
+            extra = file.metadata.metadata or {}
+            chosen = _chosen(path, metadata, steps, file.metadata.num_rows, with_memory=MEMORY_KEY in extra)
             groups = _groups(file.metadata, chosen)
             rows = sum(file.metadata.row_group(group).num_rows for group in groups)
             size, most = rows * len(names) * 8, most_unpacked(path, max_unpacked)
@@ -68,7 +72,6 @@ def read_columns(
             if chosen is not None and kept is not None:
                 metadata = chosen.metadata
                 columns = chosen.taken(columns, _numbers(file.metadata, groups)[kept])
-            extra = file.metadata.metadata or {}
             memory = _memory(path, None if kept is not None else extra.get(MEMORY_KEY), most - size)
             handles = _handles(path, extra.get(HANDLES_KEY))
         pa.default_memory_pool().release_unused()
@@ -94,15 +97,19 @@ def _read(
     return _column(path, name, file.read_row_groups(groups, [name], use_threads=False).column(0))
 
 
-def _chosen(path: str | os.PathLike[str], metadata: dict[str, Any], steps: StepRange) -> Chosen | None:
-    """Return what is kept of a trace; None if that is all of it."""
+def _chosen(
+    path: str | os.PathLike[str], metadata: dict[str, Any], steps: str | None, rows: int, *, with_memory: bool
+) -> Chosen | None:
+    """Return what is kept of a trace of so many rows; None if that is all of it."""
     from daydream.trace.metadata import mistake_in
 
+    if steps is None or (steps == TYPICAL and not is_long(rows)):
+        return None
     mistake = mistake_in(metadata)
     if mistake is not None:
         raise TraceError(f"{path}: {mistake}. {IMPORT_AGAIN}")
     try:
-        return choose(metadata, steps)
+        return chosen_steps(metadata, steps, rows, with_memory=with_memory)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
 

@@ -19,10 +19,10 @@ from daydream.report.text.layout import (
 )
 from daydream.report.text.notes import memory_notes, recording_notes
 from daydream.report.text.numbers import (
+    about_steps,
     as_run_text,
     change_text,
     count,
-    far_mean,
     percent,
     range_text,
     scale,
@@ -147,7 +147,7 @@ def answer_lines(comparison: Prediction) -> list[str]:
     code = code_of(comparison.optimization, framework_of(comparison.replay.graph))
     return [
         str(headline(comparison)),
-        *filter(None, [far_mean(comparison.replay)]),
+        *about_steps(comparison.replay),
         *([f"in code: {code}"] if code else []),
         *([bottleneck_text(comparison)] if comparison.reason is None else []),
     ]

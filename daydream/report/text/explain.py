@@ -23,8 +23,8 @@ from daydream.report.text.layout import (
 )
 from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
+    about_steps,
     count,
-    far_mean,
     listed,
     number,
     percent,
@@ -60,7 +60,7 @@ def explain_text(explanation: Explanation, *, verbose: bool = False, trace: Sequ
     top: list[Block] = [
         Words(verdict(explanation), "", ""),
         Figures(_headline(explanation)),
-        *map(Words, filter(None, [far_mean(explanation.replay)])),
+        *map(Words, about_steps(explanation.replay)),
         *explained_memory(explanation),
     ]
     if verbose:

@@ -41,6 +41,13 @@ def replayed_text(replay: Replay, settled_ns: float) -> str:
     return f"replayed {told} (error {percent(replay.error, signed=True)}){after}"
 
 
+def about_steps(replay: Replay) -> list[str]:
+    """Return why the mean step is far from the median, and which steps stand for all, where that is so."""
+    trace = replay.graph.trace
+    read = None if trace is None else trace.metadata.get("typical_run")
+    return [said for said in (far_mean(replay), read) if said]
+
+
 def far_mean(replay: Replay) -> str:
     """Return why the mean step is far from the median, an empty text where it is not.
 

@@ -20,6 +20,7 @@ from daydream.memory.recorded import recorded_memory
 from daydream.predict.recorded_time import recorded_time
 from daydream.simulate.path_causes import has_cpu
 from daydream.trace.schema import DEVICE_KINDS, PHASES
+from daydream.trace.typical_run import typical_run
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph, Lane
@@ -246,10 +247,12 @@ class Overview:
         return None if events is None else plain(recorded_memory(events))
 
     def notes(self) -> list[str]:
-        """Return what was odd about the recording and its graph."""
+        """Return what was odd about the recording and its graph, and which of its steps others look at."""
+        run = None if self.trace.memory is not None else typical_run(self.trace.metadata, len(self.trace))
+        looked_at = [] if run is None else [run.note]
         if self.replay is not None:
-            return list(self.replay.notes)
-        return [*self.trace.metadata.get("notes", []), *self.graph.facts.notes]
+            return [*looked_at, *self.replay.notes]
+        return [*looked_at, *self.trace.metadata.get("notes", []), *self.graph.facts.notes]
 
 
 def overview(trace: Trace) -> Overview:

@@ -22,9 +22,9 @@ from daydream.report.text.layout import (
 )
 from daydream.report.text.notes import about_memory, memory_notes, recording_notes
 from daydream.report.text.numbers import (
+    about_steps,
     as_run_text,
     count,
-    far_mean,
     percent,
     scale,
     speedup_of,
@@ -93,8 +93,8 @@ def ranking_headline(ranking: Ranking) -> list[str]:
         said = f"{printable(best.name)}: {_step(best)}"
     error = percent(ranking.replay.error, signed=True)
     share = f": {100 * ranking.bound_share:.0f} % {PATH}" if ranking.bound_share else ""
-    mean = filter(None, [far_mean(ranking.replay)])
-    return [f"{said}; replay error {error}", *mean, f"now {bound_text(ranking.bound, 0.0)}{share}"]
+    steps = about_steps(ranking.replay)
+    return [f"{said}; replay error {error}", *steps, f"now {bound_text(ranking.bound, 0.0)}{share}"]
 
 
 def _least_memory(best: Ranked | None) -> str:

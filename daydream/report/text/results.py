@@ -23,8 +23,8 @@ from daydream.report.text.layout import (
 )
 from daydream.report.text.notes import recording_notes
 from daydream.report.text.numbers import (
+    about_steps,
     count,
-    far_mean,
     listed,
     percent,
     range_text,
@@ -61,7 +61,7 @@ def replay_text(replay: Replay, *, verbose: bool = False, trace: Sequence[str] =
     starts = Words(f"{'kernels' if said['kernels'] else 'tasks'} start {_starts_off(off)}")
     top: list[Block] = [
         Headline(replay_answer(replay)),
-        *map(Words, filter(None, [far_mean(replay)])),
+        *map(Words, about_steps(replay)),
         *map(Figures, [*typical_replay(replay), *unprofiled_replay(replay)]),
         Words(MEANING),
     ]
@@ -96,7 +96,7 @@ def whatif_text(
     moved = moved_bound(before, after)
     head: list[Block] = [
         answer.headline(comparison),
-        *map(Words, filter(None, [far_mean(comparison.replay)])),
+        *map(Words, about_steps(comparison.replay)),
         *answer.options_words(comparison),
     ]
     middle: list[Block] = [

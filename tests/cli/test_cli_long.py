@@ -1,0 +1,90 @@
+"""Of a long recording commands answer from the steps that stand for all, and say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from long_recording import SOME, STEPS, look_at_some, record
+
+import daydream
+
+Asked = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of sixty steps."""
+    return record(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture
+def long(whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The trace of sixty steps, which is a long one here."""
+    look_at_some(whole, monkeypatch)
+    return whole
+
+
+@pytest.fixture
+def asked(ask: Callable[..., object]) -> Asked:
+    """Return what a command prints that ends well."""
+
+    def call(*words: str) -> str:
+        done = ask(*words)
+        assert done.code == 0, done.err
+        return done.out
+
+    return call
+
+
+@pytest.mark.parametrize("words", [["whatif", "amp"], ["rank"], ["explain"], ["replay"]])
+def test_answers_say_of_which_steps_they_are(asked: Asked, long: Path, words: list[str]) -> None:
+    said = " ".join(asked(*words, "--trace", str(long)).split())
+    run = daydream.load(long, steps="typical").metadata["typical_run"]
+
+    assert run in said
+    assert run.startswith(f"{SOME} of {STEPS} steps stand for all (--steps ")
+    assert "stand for all" not in asked(*words, "--trace", str(long), "--steps", ":")
+
+
+def test_json_has_the_note_and_the_steps(asked: Asked, long: Path) -> None:
+    found = json.loads(asked("whatif", "amp", "--json", "--trace", str(long)))
+
+    assert len(found["steps"]) == SOME
+    assert any("stand for all" in note for note in found["notes"])
+
+
+def test_compare_tells_it_of_both(asked: Asked, long: Path) -> None:
+    said = asked("compare", "-v", str(long), str(long))
+
+    assert said.count(f"{SOME} of {STEPS} steps") == 2
+
+
+def test_info_tells_all_of_the_recording_and_which_steps_others_look_at(asked: Asked, long: Path) -> None:
+    said = json.loads(asked("info", "--json", str(long)))
+
+    assert said["steps"]["covered"] if isinstance(said["steps"], dict) else said["steps"]
+    assert any("stand for all" in note for note in said["notes"])
+    assert len(said["notes"]) == len(set(said["notes"]))
+
+
+def test_an_exported_replay_is_whole(asked: Asked, long: Path, tmp_path: Path) -> None:
+    assert "stand for all" not in asked("replay", "--trace", str(long), "-o", str(tmp_path / "out.json"))
+
+
+@pytest.mark.parametrize("first", ["whatif", "info"])
+def test_what_is_kept_of_it_changes_no_answer(
+    asked: Asked, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """`info` looks at the whole recording, `whatif` at some steps: neither takes what the other read."""
+    questions = {
+        "whatif": ["whatif", "amp", "--json", "--trace", str(long)],
+        "info": ["info", "--json", str(long)],
+    }
+    monkeypatch.setenv("DAYDREAM_CACHE", "off")
+    without = {name: asked(*words) for name, words in questions.items()}
+    monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "kept"))
+    for name in (first, "whatif", "info", "whatif"):
+        assert asked(*questions[name]) == without[name]

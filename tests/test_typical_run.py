@@ -1,0 +1,159 @@
+"""Of a long recording some steps stand for all: a run whose mean step is that of all, and answers say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from long_recording import STEPS, look_at_some, record
+
+import daydream
+from daydream.trace import typical_run as module
+from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.trace import Trace
+from daydream.trace.typical_run import TypicalRun, typical_run
+
+ROWS = 500_000  # a run of 200,000 of them is enough: two steps of five
+
+
+def recording(*ranks: Sequence[int], without: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the metadata of steps that took so many ns, by rank; those at some places are not covered."""
+    return {
+        "steps": [
+            {"rank": rank, "covered": place not in without, "measured_ns": ns}
+            for rank, times in enumerate(ranks)
+            for place, ns in enumerate(times)
+        ]
+    }
+
+
+def test_of_a_short_recording_all_steps_are_looked_at() -> None:
+    assert typical_run(recording([10] * 100), module.LONG) is None
+    assert typical_run(recording([10] * 100), module.LONG + 1) is not None
+
+
+def test_of_equal_steps_the_last_are_taken() -> None:
+    assert typical_run(recording([10] * 100), ROWS) == TypicalRun(60, 100, 100, 0.0)
+
+
+def test_no_fewer_than_eight_steps_are_taken() -> None:
+    assert typical_run(recording([10] * 100), 100 * ROWS) == TypicalRun(92, 100, 100, 0.0)
+    assert typical_run(recording([10] * 8), 100 * ROWS) is None
+
+
+def test_what_comes_now_and_then_is_in_the_run_as_often_as_in_the_recording() -> None:
+    """Every tenth step takes 50: the mean is 14, and any 40 steps hold four of them."""
+    run = typical_run(recording([50 if place % 10 == 9 else 10 for place in range(100)]), ROWS)
+
+    assert run == TypicalRun(60, 100, 100, 0.0)
+
+
+def test_a_slow_half_is_in_the_run_by_half() -> None:
+    """Steps 50 to 99 take 30, the others 10: of 40 steps, those from 30 on hold 20 of each."""
+    assert typical_run(recording([10] * 50 + [30] * 50), ROWS) == TypicalRun(30, 70, 100, 0.0)
+
+
+def test_where_no_run_is_like_all_steps_all_are_looked_at() -> None:
+    """One step takes 1000, 99 take 10: with it every run is longer by more than 1 %, without it shorter."""
+    assert typical_run(recording([10] * 50 + [1000] + [10] * 49), ROWS) is None
+
+
+def test_a_longer_run_is_taken_where_a_short_one_is_not_like_all() -> None:
+    """Ten cycles of 60 fast and 40 slow steps; 40 steps hold 16 slow ones where 16 of those are its end."""
+    times = ([10] * 60 + [20] * 40) * 10
+    run = typical_run(recording(times), 20 * ROWS)
+
+    assert run is not None
+    assert run.end - run.first >= 1000 // 50
+    assert np.mean(times[run.first : run.end]) == pytest.approx(np.mean(times), rel=module.ALIKE)
+
+
+def test_steps_that_are_not_covered_count_neither_way() -> None:
+    """The first ten take 1000 and are not covered: the mean of all is 10."""
+    assert typical_run(recording([1000] * 10 + [10] * 90, without=range(10)), ROWS) == TypicalRun(
+        60, 100, 100, 0.0
+    )
+
+
+def test_a_run_holds_eight_covered_steps() -> None:
+    """Of 100 steps the last twenty alone are covered, twelve too few for a run of eight to end earlier."""
+    run = typical_run(recording([10] * 100, without=range(80)), 100 * ROWS)
+
+    assert run == TypicalRun(92, 100, 100, 0.0)
+
+
+def test_ranks_are_judged_together() -> None:
+    """One rank takes 20, the other 10 and later 30: of 40 steps, those from 30 on are like all."""
+    run = typical_run(recording([20] * 100, [10] * 50 + [30] * 50), ROWS)
+
+    assert run == TypicalRun(30, 70, 100, 0.0)
+
+
+def test_ranks_of_different_numbers_of_steps_are_looked_at_whole() -> None:
+    assert typical_run(recording([10] * 100, [10] * 99), ROWS) is None
+
+
+@pytest.mark.parametrize(
+    "metadata", [{}, {"steps": []}, recording([0] * 100), recording([10] * 50, without=range(50))]
+)
+def test_without_judged_steps_nothing_is_left_out(metadata: dict[str, Any]) -> None:
+    assert typical_run(metadata, ROWS) is None
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of sixty steps."""
+    return record(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture
+def long(whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The trace of sixty steps, which is a long one here: a third of it is enough."""
+    look_at_some(whole, monkeypatch)
+    return whole
+
+
+def covered(trace: Trace) -> int:
+    return sum(bool(step["covered"]) for step in trace.metadata["steps"])
+
+
+def test_a_file_is_read_as_its_trace_is_cut(long: Path) -> None:
+    found, cut = daydream.load(long, steps="typical"), daydream.load(long).of_steps("typical")
+
+    assert found.metadata == cut.metadata
+    assert {name: found.values(name) for name in found.columns} == {
+        name: cut.values(name) for name in cut.columns
+    }
+    assert covered(found) == STEPS // 3
+    assert found.metadata["notes"][-1] == found.metadata["typical_run"]
+
+
+def test_a_profilers_file_is_cut_likewise(long: Path) -> None:
+    assert covered(daydream.load(long.with_suffix(".json"), steps="typical")) == STEPS // 3
+
+
+def test_a_loaded_trace_is_whole_and_a_question_about_a_file_is_not(long: Path) -> None:
+    assert covered(daydream.load(long)) >= STEPS - 2
+    assert len(daydream.replay(daydream.load(long)).steps) >= STEPS - 2
+    assert len(daydream.replay(long).steps) == STEPS // 3
+
+
+def test_a_recording_of_memory_is_whole(long: Path, tmp_path: Path) -> None:
+    trace = daydream.load(long)
+    trace.memory = MemoryEvents({"time_ns": np.arange(5), "bytes": np.full(5, 512)})
+    trace.save(tmp_path / "memory.parquet")
+
+    assert trace.of_steps("typical") is trace
+    assert daydream.load(tmp_path / "memory.parquet", steps="typical").memory is not None
+
+
+@pytest.mark.parametrize("name", ["amp", "cuda-graphs"])
+def test_the_answer_is_that_of_all_steps(long: Path, name: str) -> None:
+    """The machine's steps are alike: some of them tell what all do, to the run's own 1 %."""
+    some, all_ = (daydream.whatif(of, name) for of in (long, daydream.load(long)))
+
+    assert some.replayed_ns == pytest.approx(all_.replayed_ns, rel=module.ALIKE)
+    assert some.speedup == pytest.approx(all_.speedup, rel=module.ALIKE)
