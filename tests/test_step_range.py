@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graph.small_traces import note, op, trace
 from machine.programs import PROGRAMS
 from pyarrow.parquet import ParquetFile
 
@@ -180,3 +181,15 @@ def test_steps_that_no_trace_can_have_are_refused(recorded: Trace, save: Save) -
     none = Trace(recorded.columns, recorded.texts, {**recorded.metadata, "steps": []})
     with pytest.raises(TraceError, match="no steps at all"):
         none.of_steps("1:2")
+
+
+def test_a_range_around_all_steps_ends_with_the_last_that_is_kept() -> None:
+    """`fit` lasts from 0 to 500 us, of which the steps 1 and 2 are 100 to 300, with that before them."""
+    work = [op("work", 100 * n, 100 * n + 100) for n in range(5)]
+    recorded = trace([note("fit", 0, 500), work], steps=(0, 100, 200, 300, 400, 500))
+    recorded["step"][0] = -1
+    found = recorded.of_steps("1:3")
+
+    assert found.values("name") == ["fit", "work", "work", "work"]
+    assert found.values("duration_ns") == [300_000, 100_000, 100_000, 100_000]
+    assert set(daydream.replay(found).settled.times.values()) == {100_000}

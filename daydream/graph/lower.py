@@ -22,7 +22,7 @@ from daydream.graph.cycles import topological
 from daydream.graph.plan import Cause, Plan, stable_order
 from daydream.graph.query.columns import priorities
 from daydream.graph.tables import ALL_LANES
-from daydream.graph.windows import Window, borders, key_of, leading_in
+from daydream.graph.windows import Window, borders, key_of, leading_in, where_in
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -123,8 +123,8 @@ def _lay_out(graph: Graph, copies: int, window: Window | None) -> _Layout:
         begin, end = borders(graph, window)
         shift = end - begin
         one = len(set(zip(begin.tolist(), end.tolist(), strict=True))) == 1  # for all lanes
-        before = order < (begin[0] if one else begin[lanes])
-        inside = ~before & (order < (end[0] if one else end[lanes]))
+        where = where_in(graph, window)[ids]
+        before, inside = where == 0, where == 1
         ahead, block = ids[before], ids[inside]
         lanes_ahead, lanes = lanes[before], lanes[inside]
         ids = np.concatenate([ahead, *[block] * copies])

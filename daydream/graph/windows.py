@@ -52,6 +52,34 @@ def steps_in(graph: Graph, window: Window) -> dict[int, tuple[int, int]]:
     return found
 
 
+def where_in(graph: Graph, window: Window) -> np.ndarray:
+    """Return where each task lies: 0 before the window of its rank, 1 in it, 2 behind it; int8, shape (ids,).
+
+    The first task of a step may begin where the window does. What an edit puts right before it stands ahead
+    of that key and belongs to the step all the same: at a border, where nothing recorded lies between, a
+    task that was not recorded goes by its step.
+    """
+    columns = graph.columns
+    order, lane = columns["order"], columns["lane"]
+    begin, end = borders(graph, window)
+    if len(set(zip(begin.tolist(), end.tolist(), strict=True))) == 1:  # for all lanes
+        found = (order >= begin[0]).astype(np.int8) + (order >= end[0])
+    else:
+        found = (order >= begin[lane]).astype(np.int8) + (order >= end[lane])
+    made = (columns["measured_start_ns"] < 0) & ((columns["row"] < 0) | (columns["repeat"] > 0))
+    made &= columns["step"] >= 0
+    if not made.any():
+        return found
+    ranks = np.array([each.rank for each in graph.lanes], np.int64)
+    for rank, (first, last) in steps_in(graph, window).items():
+        mine = ranks[lane] == rank
+        for side, of_next in ((0, columns["step"] >= first), (1, columns["step"] > last)):
+            here = mine & (found == side)
+            edge = order.max(where=here & ~made, initial=-1)
+            found[here & made & of_next & (order > edge)] += 1
+    return found
+
+
 def leading_in(
     src: np.ndarray, dst: np.ndarray, at: np.ndarray, lane: np.ndarray, name: np.ndarray, before: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

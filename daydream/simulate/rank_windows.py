@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.graph.tables import ORDER_STEP
-from daydream.graph.windows import borders
+from daydream.graph.windows import where_in
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -138,9 +138,7 @@ def _votes(graph: Graph, by_rank: dict[int, list[int]]) -> dict[tuple[int, int],
 def _is_closed(graph: Graph, window: dict[int, tuple[int, int]]) -> bool:
     """Tell whether what joins two ranks is inside the window, before or behind it on both."""
     src, dst = _links(graph)
-    lane, order = graph.columns["lane"], graph.columns["order"]
+    lane, where = graph.columns["lane"], where_in(graph, window)
     rank = np.array([each.rank for each in graph.lanes], np.int64)
-    begin, end = borders(graph, window)
-    where = (order >= begin[lane]).astype(np.int8) + (order >= end[lane])
     across = rank[lane[src]] != rank[lane[dst]]
     return bool((where[src] == where[dst])[across].all())

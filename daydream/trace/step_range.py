@@ -10,8 +10,8 @@ still runs and a launch queue that is not empty. A range that ends where the tra
 | rows of these steps, wherever they lie | device work runs after the step that launched it |
 | rows of no step while these steps run | other threads of the same time |
 
-A parent that is not kept is unknown. Memory that was recorded is left out: what was held when these steps
-began is not known.
+A range around all steps ends with the last that is kept, and a parent that is not kept is unknown. Memory
+that was recorded is left out: what was held when these steps began is not known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.lazy import regex
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import NO_ID, UNKNOWN
 from daydream.trace.typical_run import TYPICAL, TypicalRun, steps_by_rank, typical_run
 
 RANGE = regex(r"(\d{0,9}):(\d{0,9})", re.ASCII)
@@ -116,7 +116,25 @@ class Chosen(NamedTuple):
             known = place < len(rows)
             known[known] = rows[place[known]] == parent[known]
             taken["parent"] = np.where(known, place, UNKNOWN).astype(parent.dtype)
+        if {"step", "start_ns", "duration_ns", "tid"} <= columns.keys():
+            taken["duration_ns"] = self._ended(columns)
         return taken
+
+    def _ended(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return durations, in ns, of which those of ranges around all steps end with the last that is kept.
+
+        What they hold behind it is not kept, and would count as their own time.
+        """
+        start, duration = columns["start_ns"], columns["duration_ns"].copy()
+        around = (columns["step"] == UNKNOWN) & (columns["tid"] != NO_ID)
+        rank = np.maximum(columns["rank"], 0) if "rank" in columns else np.zeros(len(start), np.int64)
+        for number, window in self.windows.items():
+            if window.end_ns == ALWAYS.max:
+                continue
+            left = window.end_ns - 1 - start
+            beyond = around & (rank == number) & (duration > left) & (left > 0)
+            duration[beyond] = left[beyond]
+        return duration
 
 
 def chosen_steps(metadata: Mapping[str, Any], steps: str, rows: int, *, with_memory: bool) -> Chosen | None:

@@ -109,6 +109,7 @@ def test_blocks_count_also_where_the_script_ends_before_the_window(folder):
     # The blocks end with step 61 and the window with 66, 5 steps later where a busy machine made it capture
     # once more: a run counts that was as long as its captures want it.
     for _, longer in zip(range(20), cycle((0, 5)), strict=False):
+        (folder.path / "kept.changed.parquet").unlink(missing_ok=True)  # of a longer run
         folder.script(f"for _ in range({61 + 4 + longer}):\n    step()")
         done = folder.confirm("half.py", *FEW, "-o", "kept.parquet", "--force", "train.py")
         if ("capturing once more" in done.err) == (longer > 0):

@@ -6,7 +6,7 @@ import pytest
 from rule_traces import backward_trace, latency_trace
 from small_traces import call, launched, op, starts, total, trace
 
-from daydream import GraphError, build, simulate
+from daydream import Graph, GraphError, build, simulate
 from daydream.graph.plan import Cause
 
 
@@ -41,6 +41,33 @@ def test_a_gap_of_the_caller_keeps_what_the_worker_does_not_fill():
     graph.select(lane="thread 2").scale(0, gaps=True)
 
     assert starts(graph)["step"] == 10 + 2 + 2
+
+
+# Of nine calls in a public recording of a GPU: until the called thread's first call, in us.
+UNTIL_CALLED = (340, 240, 270, 230, 240, 230, 260, 240, 270)
+
+
+def called(late: tuple[int, ...], idle: int) -> Graph:
+    """Thread 1 works 1,000 us, then idles; thread 2 works meanwhile, begins so late and ends 40 us before."""
+    rows, at = [], 0
+    for until in late:
+        rows += [op("a", at, at + 1000), op("b", at + 1000 + until, at + 1000 + idle - 40, tid=2)]
+        at += 1000 + idle
+    return build(trace(rows, op("a", at, at + 1000)), without=["wakes"])
+
+
+def test_a_called_thread_may_take_a_while_until_its_first_call():
+    """It takes 8 % of 3.2 ms, a twelfth of which varies: as a call of `backward()` that launches later."""
+    graph = called(UNTIL_CALLED, 3200)
+
+    assert (graph.links["cause"] == Cause.HANDOFF).sum() == 2 * len(UNTIL_CALLED)
+
+
+def test_a_thread_that_begins_long_after_another_went_idle_was_not_called():
+    """It takes 8 % of 32 ms: nothing that is called needs 2.4 ms to begin."""
+    graph = called(tuple(10 * late for late in UNTIL_CALLED), 32_000)
+
+    assert not (graph.links["cause"] == Cause.HANDOFF).any()
 
 
 def test_a_thread_that_hands_nothing_over_and_launches_nothing_is_background():

@@ -33,6 +33,54 @@ def test_steps_that_take_the_same_have_settled_at_once():
     assert settled.first_pass() == {1: 100_000, 2: 100_000, 3: 100_000}
 
 
+def first_of_steps(graph: Graph) -> daydream.Selection:
+    """Return the first task of each step."""
+    return graph.select(kind="cpu").group_by("step").first()
+
+
+def test_what_stands_before_the_first_task_of_a_step_is_repeated_with_it():
+    """The window begins where the first step does, with that task: 40 us before it are the step's, too."""
+    graph = build(steps_of(50, 100, 100, 100))
+    graph.insert_before(first_of_steps(graph), "more", duration_ns=40_000)
+
+    assert set(settle(graph).times.values()) == {140_000}
+
+
+def test_what_stands_behind_the_last_task_of_a_step_is_repeated_with_it():
+    graph = build(steps_of(50, 100, 100, 100))
+    graph.insert_after(graph.select(kind="cpu").group_by("step").last(), "more", duration_ns=40_000)
+
+    settled = settle(graph)
+    assert {ns for (copy, _), ns in settled.times.items() if copy} == {140_000}
+
+
+def test_what_stands_before_a_step_behind_the_window_is_not_repeated():
+    """The last step is not covered: what an edit puts before it is not of the window."""
+    recorded = steps_of(50, 100, 100, 100)
+    recorded.metadata["steps"][3]["covered"] = False
+    graph = build(recorded)
+    last = graph.select(kind="cpu", step=3).first()
+    graph.insert_before(last, "more", duration_ns=40_000)
+
+    assert set(settle(graph).times.values()) == {100_000}
+
+
+def test_gradients_of_two_batches_take_two_passes_in_every_step():
+    """Forward and backward take 60 of 100 us and begin with the step, the update 40: two batches, 160."""
+    rows = [
+        op(name, 100 * n + at, 100 * n + to, phase=phase)
+        for n in range(4)
+        for name, at, to, phase in (
+            ("pass", 0, 30, "forward"), ("grad", 30, 60, "backward"), ("update", 60, 100, "optimizer"),
+        )
+    ]  # fmt: skip
+    comparison = daydream.whatif(
+        trace(rows, steps=(0, 100, 200, 300, 400), profiler="by hand"), "gradient-accumulation"
+    )
+
+    assert set(comparison.after.times.values()) == {160_000}
+
+
 def catching_up() -> Trace:
     #  thread 1  |op 25|launch 5| a step, 30; the device was held up by 267 in the first and catches up
     #  stream 7          |k0: 33 to 300|1|k1 20|1|k2 20|1|k3 20|

@@ -27,6 +27,9 @@ from daydream.trace.schema import PHASES
 ROUNDING_NS = 2_000  # recordings in whole microseconds overlap by this much
 INSIDE_SHARE = 0.95  # of a worker's time that must lie in the caller's idle time
 SHORT = 0.05  # of that idle time: how much before and behind the worker's work is no sign of another cause
+# What a called thread takes until its first recorded call (the entry of `backward()`, nodes without launches)
+# does not grow with its work: it may be more of a short stretch.
+STARTS_NS, STARTS_SHARE = 500_000, 0.15
 FILLED_SHARE = 0.5  # of that idle time that the worker must fill, in the median
 LEAST_BURSTS = 2
 WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
@@ -122,7 +125,8 @@ def _calls(idle: IdleTime, bursts: np.ndarray) -> bool:
     What lies between is short, or varies far less than the stretches: else the two only take turns.
     """
     begin, end = idle.begin[bursts[:, 0]], idle.end[bursts[:, 0]]
-    short = max(WAKE_NS, SHORT * float(np.median(end - begin)))
+    length = float(np.median(end - begin))
+    short = max(WAKE_NS, SHORT * length, min(STARTS_NS, STARTS_SHARE * length))
     between = (bursts[:, 1] - begin, end - bursts[:, 2])
     return all(bool(np.percentile(each, 80) <= short) or steadier(each, end - begin) for each in between)
 
