@@ -2,8 +2,9 @@
 
     python validation/typical_steps.py --traces ../shared/traces
 
-Public recordings are short, so that half of the rows of each are enough here. Every optimization of `rank` is asked
-about both; an answer is the step after the change over the one before. Prints a line a recording and one of all.
+Public recordings are short, so that half of the rows of each are enough here, and then no more than the shortest run
+takes. Every optimization of `rank` is asked about both; an answer is the step after the change over the one before.
+Prints a line a recording and one of all.
 """
 
 from __future__ import annotations
@@ -29,15 +30,20 @@ def answers(ranking: Ranking) -> dict[str, float]:
     return {name: step.after_ns / step.before_ns for name, step in found.items() if step is not None}
 
 
-def compared(trace: Trace) -> tuple[int, np.ndarray] | None:
+def compared(trace: Trace, enough: int) -> tuple[int, np.ndarray] | None:
     """Return how many steps stand for all, and how far each answer is off; None where all are looked at."""
-    typical_run.LONG, typical_run.ENOUGH = 0, len(trace) // 2
+    typical_run.LONG, typical_run.ENOUGH = 0, enough
     some = trace.of_steps(typical_run.TYPICAL)
     if some is trace:
         return None
     by_some, by_all = (answers(daydream.rank(each, pairs=0, with_curves=False)) for each in (some, trace))
     off = [by_some[name] / by_all[name] - 1 for name in by_all if name in by_some]
-    return sum(bool(step.get("covered")) for step in some.metadata["steps"]), np.abs(off)
+    return covered(some), np.abs(off)
+
+
+def covered(trace: Trace) -> int:
+    """Return how many steps count."""
+    return sum(bool(step.get("covered")) for step in trace.metadata.get("steps", []))
 
 
 def main() -> None:
@@ -46,30 +52,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", type=Path, required=True, help="the folder of public traces")
-    found = []
+    found: dict[str, list[np.ndarray]] = {"half of the rows": [], "the shortest run": []}
     for name, path in sources(parser.parse_args().traces):
         try:
             trace = daydream.load(path)
-            steps = sum(bool(step.get("covered")) for step in trace.metadata.get("steps", []))
             trace.memory = None  # else all steps are looked at
-            told = compared(trace) if steps >= FEWEST else None
+            if covered(trace) < FEWEST:
+                continue
+            told = [compared(trace, enough) for enough in (len(trace) // 2, 1)]
         except DaydreamError:
             continue
-        if told is not None and len(told[1]):
-            some, off = told
-            found.append(off)
-            print(
-                f"{name}: {some} of {steps} steps, {len(off)} answers, "
-                f"off by {np.median(off):.2%} in the median, {off.max():.2%} at most",
-                flush=True,
-            )
-        elif steps >= FEWEST:
-            print(f"{name}: all {steps} steps")
-    off = np.concatenate(found)
-    print(
-        f"all {len(off)} answers: median {np.median(off):.2%}, "
-        f"90th percentile {np.quantile(off, 0.9):.2%}, worst {off.max():.2%}"
-    )
+        for each, (which, all_off) in zip(told, found.items(), strict=True):
+            if each is not None and len(each[1]):
+                some, off = each
+                all_off.append(off)
+                print(
+                    f"{name}, {which}: {some} of {covered(trace)} steps, {len(off)} answers, "
+                    f"off by {np.median(off):.2%} in the median, {off.max():.2%} at most",
+                    flush=True,
+                )
+    for which, all_off in found.items():
+        off = np.concatenate(all_off)
+        print(
+            f"{which}: {len(off)} answers about {len(all_off)} recordings, median {np.median(off):.2%}, "
+            f"90th percentile {np.quantile(off, 0.9):.2%}, worst {off.max():.2%}"
+        )
 
 
 if __name__ == "__main__":

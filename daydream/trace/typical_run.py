@@ -15,7 +15,7 @@ import numpy as np
 TYPICAL = "typical"
 ENOUGH = 200_000  # rows: an answer from so many takes two seconds
 LONG = 2 * ENOUGH  # rows: of fewer all steps are looked at
-FEWEST = 8  # steps: fewer tell little of how steps vary
+FEWEST = 4  # steps: fewer tell little of how steps vary
 ALIKE = 0.01  # of the mean step
 
 
