@@ -21,7 +21,7 @@ from daydream.errors import GraphError
 from daydream.graph.cycles import topological
 from daydream.graph.plan import Cause, Plan, stable_order
 from daydream.graph.query.columns import priorities
-from daydream.graph.tables import ALL_LANES
+from daydream.graph.tables import ALL_LANES, CPU
 from daydream.graph.windows import Window, borders, key_of, leading_in, where_in
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         task, copy, src, dst = task[sequence], copy[sequence], rank[src], rank[dst]
         seams = rank[seams[0]], rank[seams[1]]
     duration, gap = _costs(graph, task, seams)
-    release = graph.columns["release_ns"]
+    release = _releases(graph)
     release = np.where(copy == 0, release[task], 0) if release.any() else np.zeros(len(task), np.int64)
     priority = None
     if graph.scheduled:
@@ -182,6 +182,29 @@ def _costs(graph: Graph, task: np.ndarray, seams: Seams) -> tuple[np.ndarray, np
     ends, leading = seams
     gap[ends] = gap[leading]
     return duration, gap
+
+
+def _releases(graph: Graph) -> np.ndarray:
+    """Return the earliest start of each task, in ns: int64, shape (ids,).
+
+    A thread begins when it was recorded to. That time stands with its first task, and goes with what is first
+    now where edits removed that one, or put others before it.
+    """
+    columns = graph.columns
+    release: np.ndarray = columns["release_ns"]
+    recorded = release == columns["measured_start_ns"]  # a user's own release is of its task
+    begins = np.flatnonzero((release > 0) & recorded & (columns["kind"] == CPU))
+    if not len(begins):
+        return release
+    lanes, ids = columns["lane"], graph.ids
+    first = np.full(len(graph.lanes), -1)
+    first[lanes[ids][::-1]] = ids[::-1]  # of what is assigned to one place, the last stays
+    now = first[lanes[begins]]
+    moved = (now >= 0) & (now != begins)
+    if moved.any():
+        release = release.copy()
+        np.maximum.at(release, now[moved], columns["release_ns"][begins[moved]])
+    return release
 
 
 def _launch_edges(graph: Graph, layout: _Layout) -> Edges:

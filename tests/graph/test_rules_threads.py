@@ -10,7 +10,7 @@ import strategies  # noqa: F401 - sets the hypothesis profile
 from hypothesis import given
 from hypothesis import strategies as st
 from machine.programs import PROGRAMS
-from small_traces import call, kernel, launched, note, op, row, trace
+from small_traces import call, kernel, launched, note, op, row, starts, trace
 
 import daydream
 from daydream import Graph, build, simulate
@@ -44,6 +44,41 @@ def test_a_thread_begins_when_it_was_recorded_to():
 
     assert sorted(graph.measured_start_ns.tolist()) == [1_000, 3_000]
     assert sorted(simulate(graph).start_ns.tolist()) == [1_000, 3_000]
+
+
+def late_thread() -> Graph:
+    """Thread 1 works from the beginning, thread 2 from 50 us on."""
+    return build(trace(op("a", 0, 10), op("b", 50, 60, tid=2), op("c", 60, 70, tid=2)))
+
+
+def test_a_thread_begins_when_it_was_recorded_to_without_its_first_task():
+    graph = late_thread()
+    graph.select(name="^b$").remove()
+
+    assert starts(graph)["c"] == 50
+
+
+def test_a_thread_begins_when_it_was_recorded_to_with_another_task_before_its_first():
+    graph = late_thread()
+    graph.insert_before(graph.select(name="^b$"), "more", duration_ns=5_000)
+
+    assert [starts(graph)[name] for name in ("more", "b", "c")] == [50, 55, 65]
+
+
+def test_an_answer_about_a_sole_step_does_not_depend_on_when_it_was_recorded():
+    """Two batches take 20 us more, whether the clock of the recording began with it or 1 s before."""
+    answers = []
+    for at in (0, 1_000_000):
+        rows = [
+            op("pass", at, at + 10, phase="forward"),
+            op("grad", at + 10, at + 20, phase="backward"),
+            op("update", at + 20, at + 30, phase="optimizer"),
+        ]
+        recorded = trace(rows, steps=(at, at + 30), profiler="by hand")
+        recorded.metadata["steps"][0]["covered"] = True
+        answers.append(daydream.whatif(recorded, "gradient-accumulation").predicted_ns)
+
+    assert answers == [50_000, 50_000]
 
 
 def test_step_markers_and_module_frames_take_no_time():
