@@ -206,14 +206,20 @@ def _long(part: Part, source: Source, folder: Path, million: tuple[int, Path, Co
         whatif, rank = costs["whatif amp"][place], costs["rank"][place]
         part.aims += [
             Aim(
-                f"`whatif amp` on {size} rows",
+                f"`whatif amp` on {size} rows, some steps",
                 whatif_s,
                 {"whatif": whatif.seconds},
                 least=False,
                 unit=SECONDS,
             ),
             Aim("its peak memory", whatif_mb, {"whatif": whatif.megabytes}, least=False, unit="MB"),
-            Aim(f"`rank` on {size} rows", rank_s, {"rank": rank.seconds}, least=False, unit=SECONDS),
+            Aim(
+                f"`rank` on {size} rows, some steps",
+                rank_s,
+                {"rank": rank.seconds},
+                least=False,
+                unit=SECONDS,
+            ),
         ]
     rank = costs["rank"][-1]
     part.aims.append(Aim("its peak memory", 4000, {"rank": rank.megabytes}, least=False, unit="MB"))
