@@ -137,9 +137,8 @@ def test_recording_never_waits_for_a_device(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(
-        cuda, "get_device_properties", lambda _: SimpleNamespace(name="a GPU", total_memory=1)
-    )
+    about = SimpleNamespace(name="a GPU", total_memory=1, major=9, minor=0)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda _: about)
     # Without it torch's profiler falls back to device events of its own, which raise (and print a backtrace)
     # at every operator here.
     activities = torch.autograd.profiler._supported_activities() | {torch.profiler.ProfilerActivity.CUDA}
@@ -155,7 +154,8 @@ def test_recording_never_waits_for_a_device(tmp_path: Path, monkeypatch: pytest.
         warnings.simplefilter("ignore")
         trace = record(iteration, tmp_path)
 
-    assert trace.metadata["devices"] == [{"id": 0, "name": "a GPU", "memory_bytes": 1}]
+    found = {"id": 0, "name": "a GPU", "memory_bytes": 1, "compute_major": 9}
+    assert trace.metadata["devices"] == [found]
     # torch's own profiler waits once, as it stops: the steps are over then.
     profiler = Path(torch.autograd.profiler.__file__)
     assert [Path(caller) for caller in callers if Path(caller) != profiler] == []
