@@ -168,6 +168,7 @@ def test_a_page_shows_what_is_printed(page: str, folder: Path) -> None:
             assert block.mark in ("", TORCH, PUBLIC), block.mark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", marked(PUBLIC))
 def test_a_page_shows_what_is_printed_of_public_traces(page: str, folder: Path) -> None:
     if not (folder / "kineto").exists():

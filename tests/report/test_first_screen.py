@@ -120,6 +120,7 @@ def test_an_answer_about_an_example_fits_one_screen(name):
     assert too_long(replay, f"examples/{name}") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLIC)
 def test_an_answer_about_a_public_trace_fits_one_screen(name):
     assert too_long(shared_replay(name), name) == {}
