@@ -26,3 +26,20 @@ def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
     if SKIPPED and report.skipped and not hasattr(report, "wasxfail"):
         with Path(SKIPPED).open("a", encoding="utf-8") as file:
             file.write(f"{report.nodeid}\n")
+
+
+@pytest.fixture(scope="session")
+def sixty_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of sixty steps, as a file, beside it `trace.json`, as a profiler would write it."""
+    from long_recording import record
+
+    return record(tmp_path_factory.mktemp("sixty_steps"))
+
+
+@pytest.fixture
+def long(sixty_steps: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The trace of sixty steps, which is a long recording here: a third of it is enough."""
+    from long_recording import look_at_some
+
+    look_at_some(sixty_steps, monkeypatch)
+    return sixty_steps

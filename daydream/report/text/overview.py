@@ -248,7 +248,11 @@ class Overview:
 
     def notes(self) -> list[str]:
         """Return what was odd about the recording and its graph, and which of its steps others look at."""
-        run = None if self.trace.memory is not None else typical_run(self.trace.metadata, len(self.trace))
+        metadata, chosen = (
+            self.trace.metadata,
+            self.trace.memory is not None or "steps_read" in self.trace.metadata,
+        )
+        run = None if chosen else typical_run(metadata, len(self.trace))
         looked_at = [] if run is None else [run.note]
         if self.replay is not None:
             return [*looked_at, *self.replay.notes]
