@@ -100,13 +100,13 @@ def main(
     return folder
 
 
-def record(base: Step, path: Path) -> float:
+def record(base: Step, path: Path, steps: int = CAPTURED) -> float:
     """Save a trace of a step, behind ten that warm up; return the ms that it took without the profiler."""
     import daydream
 
     for _ in range(10):
         base()
-    recording = daydream.collect(path, steps=CAPTURED, force=True)
+    recording = daydream.collect(path, steps=steps, force=True)
     with recording:
         while recording.trace is None:
             base()
@@ -172,4 +172,5 @@ def _machine() -> str:
     import torch
 
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{platform.machine()}, one thread, {versions}, malloc keeps freed memory"
+    device = f"one {torch.cuda.get_device_name()}" if torch.cuda.is_available() else platform.machine()
+    return f"{device}, one thread, {versions}, malloc keeps freed memory"

@@ -21,6 +21,7 @@ from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
 from daydream.trace.schema import FIELDS, IMPORT_AGAIN, METADATA_KEY, SCHEMA_VERSION, UNKNOWN
 from daydream.trace.step_range import Chosen, StepRange, chosen_steps
+from daydream.trace.sync_rows import tell_syncs
 from daydream.trace.typical_run import TYPICAL, is_long
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def read_columns(
             if chosen is not None and kept is not None:
                 metadata = chosen.metadata
                 columns = chosen.taken(columns, _numbers(file.metadata, groups)[kept])
+            tell_syncs(columns, texts)
             memory = _memory(path, None if kept is not None else extra.get(MEMORY_KEY), most - size)
             handles = _handles(path, extra.get(HANDLES_KEY))
         pa.default_memory_pool().release_unused()

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
@@ -17,7 +18,8 @@ from live_recording import record  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from daydream.collect.derive.build import derive  # noqa: E402
-from daydream.collect.live.events import read_events  # noqa: E402
+from daydream.collect.derive.recording import Recording  # noqa: E402
+from daydream.collect.live.events import MARKER_NAME, UPDATE_NAME, read_events  # noqa: E402
 from daydream.collect.live.layer_hooks import RANGE_NAME  # noqa: E402
 from daydream.collect.live.loss import label_outside, set_loss_phase  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402
@@ -104,6 +106,79 @@ def test_device_work_takes_the_layer_and_the_phase_of_its_operator() -> None:
         ("kernel 4", "first", "backward"),
         ("kernel 5", "first", "optimizer"),
         ("kernel 6", "Net", "optimizer"),
+    ]
+
+
+class OlderEvent(Event):
+    """The same, of a torch that does not say what its events are, up to 2.11 at least."""
+
+    def __init__(self, name: str, activity: str, start: int, duration: int, **fields: Any) -> None:
+        on_device = activity in {"kernel", "gpu_memcpy", "cuda_sync"}
+        named = activity == "user_annotation"
+        device = f"DeviceType.{'CUDA' if on_device else 'CPU'}"
+        super().__init__(
+            name, activity, start, duration, device_type=device, is_user_annotation=named, **fields
+        )
+        del self.fields["activity_type"]
+
+
+def test_a_torch_that_names_no_activities_has_its_waits_told_from_its_kernels() -> None:
+    recording, _ = read_events(
+        [
+            OlderEvent("aten::item", "cpu_op", 0, 100, correlation_id=1),
+            OlderEvent("cudaMemcpyAsync", "cuda_runtime", 5, 5, correlation_id=1001, linked_correlation_id=1),
+            OlderEvent("cudaStreamSynchronize", "cuda_runtime", 12, 80, correlation_id=1002),
+            OlderEvent("INVALID", "cuda_runtime", 93, 2, correlation_id=1003),
+            OlderEvent("a kernel", "kernel", 0, 80, device_resource_id=STREAM),
+            OlderEvent("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 81, 1, device_resource_id=STREAM),
+            OlderEvent("Stream Sync", "cuda_sync", 13, 78, device_resource_id=STREAM, correlation_id=1002),
+            OlderEvent("Context Sync", "cuda_sync", 99, 1, device_resource_id=-1, correlation_id=1004),
+            OlderEvent("Event Sync", "cuda_sync", 99, 1, device_resource_id=-1, correlation_id=1005),
+            OlderEvent("Stream Wait Event", "cuda_sync", 99, 1, device_resource_id=8, correlation_id=1006),
+        ],
+        {},
+    )
+
+    kinds = {name: recording.texts_of("kind", rows) for name, rows in _rows_by_name(recording).items()}
+    assert kinds == {
+        "aten::item": ["operator"], "cudaMemcpyAsync": ["runtime"], "cudaStreamSynchronize": ["runtime"],
+        "INVALID": ["runtime"], "a kernel": ["kernel"], "Memcpy DtoH (Device -> Pinned)": ["memcpy"],
+        "Stream Sync": ["sync"], "Context Sync": ["sync"], "Event Sync": ["sync"],
+        "Stream Wait Event": ["sync"],
+    }  # fmt: skip
+
+
+def _rows_by_name(recording: Recording) -> dict[str | None, list[int]]:
+    rows: dict[str | None, list[int]] = {}
+    for row, name in enumerate(recording.texts_of("name", np.arange(len(recording)))):
+        rows.setdefault(name, []).append(row)
+    return rows
+
+
+def test_the_update_in_which_a_recording_ends_is_an_update() -> None:
+    """Its own range is written when it ends, which is behind the recording's end; torch 2.13 writes it."""
+    closed = [one for one in device_step() if not one.name().startswith("Optimizer.step")]
+    update = Event(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1, correlation_id=77)
+    marker = Event(MARKER_NAME.format(3), "cpu_op", 400, 1, correlation_id=78)
+    recording, markers = read_events([*closed, update, marker], {0: "Net", 1: "first"})
+    trace = derive(recording, ranges=([("step 1", 0, 400)], "the test"))
+
+    (row,) = trace.is_kind("annotation").nonzero()[0]
+    assert markers == [(3, 400)]
+    assert (trace.values("name", [row]), trace["start_ns"][row], trace["duration_ns"][row]) == (
+        ["Optimizer.step#SGD.step"], 302, 98,
+    )  # fmt: skip
+    kernels = trace.is_kind("kernel").nonzero()[0]
+    assert trace.values("phase", kernels) == ["forward"] * 2 + ["backward"] * 2 + ["optimizer"] * 2
+
+
+def test_an_update_that_has_its_range_gets_no_other() -> None:
+    update = Event(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1, correlation_id=77)
+    marker = Event(MARKER_NAME.format(3), "cpu_op", 399, 1, correlation_id=78)
+    recording, _ = read_events([*device_step(), update, marker], {0: "Net", 1: "first"})
+
+    assert recording.texts_of("name", np.flatnonzero(recording.is_kind("annotation"))) == [
+        "Optimizer.step#SGD.step"
     ]
 
 

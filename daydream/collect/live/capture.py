@@ -10,7 +10,7 @@ from daydream.collect.derive.compiled_calls import attach_compiled
 from daydream.collect.derive.recording import Recording
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.live import provenance
-from daydream.collect.live.events import MARKER_NAME, Marker, read_events
+from daydream.collect.live.events import MARKER_NAME, UPDATE_NAME, Marker, read_events
 from daydream.collect.live.layer_hooks import LAYER_RANGE, LayerHooks
 from daydream.collect.live.loss import label_outside, set_loss_phase
 from daydream.collect.live.memory import UnknownFree, held_before, read_memory, until_the_last_row
@@ -26,6 +26,8 @@ UNSEEN = (
     "or such threads, not both. Record again with --no-memory."
 )
 STACKS = "Python's frames were recorded too: the recorded steps are slower by that, and it is not taken out."
+
+_running: list[Capture] = []  # the one that records, if any does
 
 
 def prepared_profiler(*, with_stack: bool = False, memory: bool = False) -> Any:
@@ -93,6 +95,17 @@ class Capture:
         self._warm: WarmMemory | None = None
         self._held: dict[str, Any] = {}
 
+    @staticmethod
+    def begin_update(optimizer: Any) -> None:
+        """Leave a mark in what is being recorded, if anything is: this optimizer's step begins."""
+        for capture in _running:
+            capture.leave(UPDATE_NAME.format(type(optimizer).__name__))
+
+    def leave(self, name: str) -> None:
+        """Leave a range without length in the recording."""
+        with self._range(name):
+            pass
+
     def start(self) -> None:
         """Begin to record."""
         self._held = held_before() if self._with_memory else {}
@@ -100,23 +113,25 @@ class Capture:
         self._warm = WarmMemory()
         self._hooks.install()
         self._profiler.start_trace()
+        _running.append(self)
         if unknown is not None:
             unknown.free()
 
     def mark(self, number: int) -> None:
         """Leave a step marker in the recording."""
-        with self._range(MARKER_NAME.format(number)):
-            pass
+        self.leave(MARKER_NAME.format(number))
         if self._warm is not None:
             self._warm.add_if_used_up()
 
     def abandon(self) -> None:
         """Take the layer hooks off; for a forked child, which has no profiler of its own to stop."""
+        _running.clear()
         self._hooks.remove()
 
     def stop(self, optimizers: list[Any]) -> Captured:
         """End the recording, take the layer hooks off, and return what was recorded."""
         self._hooks.remove()
+        _running.clear()
         self._profiler.stop_trace()
         self._warm = None
         found = captured(self._profiler, self._hooks, optimizers, memory=self._with_memory)

@@ -28,10 +28,13 @@ from daydream.collect.importers.kineto.events import NOTHING, Args
 from daydream.collect.importers.kineto.values import Codes, Numbers, group_of, plain_text, triple
 from daydream.collect.live.layer_hooks import LAYER_RANGE
 from daydream.trace.schema import FIELDS, NO_ID, UNKNOWN
+from daydream.trace.sync_rows import SYNC_NAMES
 
 MEMORY_EVENT = "[memory]"
 MARKER = re.compile(r"^daydream::marker (\d+)$")
 MARKER_NAME = "daydream::marker {}"
+UPDATE = re.compile(r"^daydream::update (\w+)$")
+UPDATE_NAME = "daydream::update {}"  # where the step of an optimizer of this type begins
 KINDS = ("operator", "annotation", "runtime", "module", "kernel", "memcpy", "memset", "sync")
 KIND_OF_ACTIVITY = {
     "cpu_op": "operator", "user_annotation": "annotation",
@@ -39,7 +42,8 @@ KIND_OF_ACTIVITY = {
     "xpu_runtime": "runtime", "privateuse1_runtime": "runtime", "privateuse1_driver": "runtime",
     "kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "cuda_sync": "sync",
 }  # fmt: skip
-RUNTIME_CALL = re.compile(r"^(cuda|hip|cu)[A-Z]")
+RUNTIME_CALL = re.compile(r"^(cuda|hip|cu)[A-Z]|^INVALID$")  # INVALID: a call that Kineto has no name for
+NO_KERNELS = (("Memcpy", "memcpy"), ("Memset", "memset"), *((name, "sync") for name in sorted(SYNC_NAMES)))
 HOST_COLLECTIVE = re.compile(
     r"^(gloo:|c10d::)\w*(reduce|gather|scatter|broadcast|all_?to_?all|send|recv|barrier)"
 )
@@ -63,7 +67,11 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
         for event, mark in zip(events, marks, strict=True) if mark
     ]  # fmt: skip
     paths = [_path(name, layers) for name in names]
-    ours = [bool(mark or LAYER_RANGE.match(name)) for mark, name in zip(marks, names, strict=True)]
+    ours = [name.startswith("daydream::") for name in names]
+    left_open = _open_update(events, names, markers)
+    if left_open is not None:
+        row, update, _ = left_open
+        kinds[row], names[row], ours[row] = "annotation", update, False
     lines = _source_lines([each for each, name in zip(events, names, strict=True) if own_frame(name)])
     keep = [row for row, kind in enumerate(kinds) if kind is not None and (paths[row] or not ours[row])]
     events = [events[row] for row in keep]
@@ -76,6 +84,8 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
     texts: dict[str, list[str]] = {"kind": list(KINDS)}
     columns["start_ns"] = np.array([event.start_ns() for event in events], np.int64)
     columns["duration_ns"] = np.maximum(np.array([event.duration_ns() for event in events], np.int64), 0)
+    if left_open is not None:
+        columns["duration_ns"][keep.index(left_open[0])] = left_open[2]
     shown: list[str | None] = [path or plain_text(name) for path, name in zip(paths, names, strict=True)]
     _add_coded(columns, texts, "name", shown)
     _add_coded(columns, texts, "layer", paths)
@@ -106,6 +116,27 @@ def read_events(events: list[Any], layers: dict[int, str]) -> tuple[Recording, l
     return recording, sorted((number, at - origin) for number, at in markers)
 
 
+def _open_update(events: list[Any], names: list[str], markers: list[Marker]) -> tuple[int, str, int] | None:
+    """Return row, name and duration in ns of the optimizer's step in which the recording ended.
+
+    torch writes a range when it ends (2.11; 2.13 writes an open one too), and recording ends with the marker
+    behind the optimizer's work, inside its range. None if the last step that began has its range.
+    """
+    begun = [(int(events[row].start_ns()), row) for row, name in enumerate(names) if UPDATE.match(name)]
+    if not begun or not markers:
+        return None
+    begin, row = max(begun)
+    for event, name in zip(events, names, strict=True):
+        if name.startswith("Optimizer.step#") and 0 <= begin - int(event.start_ns()) <= int(
+            event.duration_ns()
+        ):
+            return None
+    kind = UPDATE.match(names[row])
+    assert kind is not None  # noqa: S101 - it is one of those above
+    end = max(at for _, at in markers)
+    return (row, f"Optimizer.step#{kind.group(1)}.step", end - begin) if end > begin else None
+
+
 def _source_lines(frames: list[Any]) -> SourceLines:
     """Return the frames of the program that the profiler recorded, with stacks."""
     lines = SourceLines()
@@ -125,7 +156,7 @@ def _kind(event: Any, name: str) -> str | None:
     """Return the kind of row an event becomes; None for the profiler's own spans and repeated annotations."""
     if hasattr(event, "activity_type"):
         return KIND_OF_ACTIVITY.get(event.activity_type())
-    # torch before 2.6 tells the device and whether a person named the range.
+    # An older torch (2.11, for one) tells the device and whether a person named the range.
     if is_frame(name) or name == MEMORY_EVENT:
         return None
     if str(event.device_type()).endswith("CPU"):
@@ -134,7 +165,7 @@ def _kind(event: Any, name: str) -> str | None:
         return "annotation" if _is_annotation(event) else "operator"
     if _is_annotation(event):
         return None
-    return "memcpy" if name.startswith("Memcpy") else "memset" if name.startswith("Memset") else "kernel"
+    return next((kind for start, kind in NO_KERNELS if name.startswith(start)), "kernel")
 
 
 def _is_annotation(event: Any) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from daydream.collect.live.alternating import Alternating
 from daydream.collect.live.busy_machine import BusyMachine
+from daydream.collect.live.capture import Capture
 from daydream.collect.live.captured_steps import CapturedSteps
 from daydream.collect.live.captures import Captures
 from daydream.collect.live.changed_window import ChangedWindow
@@ -82,7 +83,7 @@ class Session:
         self._alternate, self._with_stack, self._wants_memory = alternate, with_stack, memory
         self._installed = False
         self._interruptions = HeldInterruptions()
-        self._step_hooks = StepHooks(self._on_marker)
+        self._step_hooks = StepHooks(self._on_marker, Capture.begin_update)
         self._own_profilers = OwnProfilers(self._give_way)
         self._busy = busy or BusyMachine()
         self._reset()

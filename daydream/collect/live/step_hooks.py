@@ -22,13 +22,14 @@ class StepHooks:
     """Calls `on_marker(which, skipped)` after each optimizer step and each `torch.autograd.backward`.
 
     `which` numbers the optimizers in order of their first step, or is `BACKWARD`. `skipped` tells
-    that a gradient scaler found infinite gradients and made no update.
+    that a gradient scaler found infinite gradients and made no update. `on_begin(optimizer)` is called
+    when an optimizer's step begins.
     """
 
-    def __init__(self, on_marker: OnMarker) -> None:
-        self._on_marker = on_marker
+    def __init__(self, on_marker: OnMarker, on_begin: Callable[[Any], None]) -> None:
+        self._on_marker, self._on_begin = on_marker, on_begin
         self._optimizers: list[Any] = []  # held, so that no other optimizer gets the id of one of them
-        self._handle: Any = None
+        self._handles: list[Any] = []
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is there
         self._calls = 0
         self._active = False
@@ -41,7 +42,10 @@ class StepHooks:
     def install(self) -> None:
         """Begin to call back."""
         import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
 
         is_compiling = torch.compiler.is_compiling
         amp: Any = torch.amp
@@ -53,8 +57,14 @@ class StepHooks:
             if self._active:
                 self._on_marker(self._number(optimizer), False)
 
+        def before_step(optimizer: Any, *_: Any) -> None:
+            if self._active and not is_compiling():
+                self._on_begin(optimizer)
+
         self._active = True
-        self._handle = register_optimizer_step_post_hook(after_step)
+        self._handles = [
+            register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step),
+        ]  # fmt: skip
         self._replace(torch.autograd, "backward", self._with_marker)
         if hasattr(amp, "GradScaler"):
             self._replace(amp.GradScaler, "step", self._with_skips)
@@ -66,9 +76,9 @@ class StepHooks:
     def remove(self) -> None:
         """Take the hooks off. Not inside an optimizer's hook: torch is walking through them."""
         self._active = False
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
         kept = []
         for owner, name, was, ours in self._replaced:
             if getattr(owner, name) is ours:
