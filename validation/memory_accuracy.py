@@ -18,10 +18,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import memory_gpu
 import memory_public
 import numpy as np
 from memory_changes import CHANGES, UNCHANGED
-from memory_text import BEGIN, DEVELOPMENT, END, FIRST, INTRODUCTION, JUDGEMENT, OF_GPUS, OF_RANKS, SPLIT
+from memory_text import (
+    BEGIN,
+    DEVELOPMENT,
+    END,
+    FIRST,
+    INTRODUCTION,
+    JUDGEMENT,
+    OF_GPUS,
+    OF_RANKS,
+    ON_GPUS,
+    SPLIT,
+)
 from parts_of_pages import put
 
 import daydream
@@ -71,7 +83,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder with pairs/ and kineto/ of public traces")
     parser.add_argument("--write", type=Path, help="the page whose part between the markers is replaced")
     options = parser.parse_args()
-    text = "\n".join(page(list(rows()), list(of_gpus(options.traces))))
+    text = "\n".join(page(list(rows()), list(of_gpus(options.traces)), list(on_gpus())))
     if options.write is None:
         print(text)
     else:
@@ -101,6 +113,15 @@ def rows() -> Iterator[Row]:
             if title in CHANGES and CHANGES[title].ranks > 1:
                 row = _with(row, steps=tuple(one["steps_bytes"]))
             yield _predicted(row, path, one.get("optimization"), one.get("options", {}))
+
+
+def on_gpus() -> Iterator[Row]:
+    """Yield the changes made on GPUs of ours that change memory at all."""
+    for one in memory_gpu.measured():
+        row = Row(one.model, one.title, one.role, one.before, one.after, "")
+        row = _predicted(row, one.trace, one.optimization, one.options)
+        if row.refused or row.low != row.high:
+            yield row
 
 
 def of_gpus(traces: Path | None) -> Iterator[Row]:
@@ -144,7 +165,7 @@ def _trace(path: Path) -> daydream.Trace:
     return daydream.load(path)
 
 
-def page(found: list[Row], public: list[Row]) -> Iterator[str]:
+def page(found: list[Row], public: list[Row], on_gpu: list[Row]) -> Iterator[str]:
     """Yield the lines of the page's part."""
     changes = [row for row in found if row.title != UNCHANGED]
     alone = [row for row in changes if not row.steps]
@@ -169,6 +190,12 @@ def page(found: list[Row], public: list[Row]) -> Iterator[str]:
     yield OF_RANKS
     yield from _summaries(ranks, "two ranks", lambda row: row.role)
     yield from _table(ranks)
+    yield "## Real changes on GPUs"
+    yield ""
+    yield ON_GPUS
+    yield from _summaries(on_gpu, "GPUs", lambda row: row.role)
+    yield from _summaries(on_gpu, "change", lambda row: row.title, by_role=True)
+    yield from _table(on_gpu)
     yield "## Public pairs of GPUs"
     yield ""
     yield OF_GPUS

@@ -24,7 +24,7 @@ from daydream.graph.unprofiled import without_profiler
 from daydream.predict.replay import replay_graph
 
 HERE = Path(__file__).parent
-FOLDERS = ("cpu", "compiled", "h200/modes")
+FOLDERS = ("cpu", "compiled", "h100", "h200/modes")
 BEGIN, END = "<!-- begin: typical cost -->", "<!-- end: typical cost -->"
 DEVELOPED = ("modes_",)  # of the program whose recordings gave the typical cost
 LEAST = 0.1  # of the step: where recording costs less, what is missed of it says little

@@ -48,11 +48,13 @@ TO_32_ON_CPU = regex(
     r"upsample_\w+|linalg_\w+|fft_\w+|stft)$"
 )
 LOG_SOFTMAX = regex(r"^aten::_?log_softmax$")  # of `cross_entropy` in the type of the logits (LossNLL.cpp)
+KEEPS_RESULT = regex(r"^aten::(_?softmax|exp|expm1|reciprocal|rsqrt|tan)$")  # derivatives.yaml: of `result`
 WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
 WEIGHTS = {**WEIGHT_ARGUMENTS, **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (2,))}
 NORM = regex(r"^aten::(native_)?(layer|batch|group|rms|instance)_norm$")
 LOSS = regex(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
 SUM = regex(r"^aten::(add|sub)_?$")
+FACTOR = regex(r"^aten::(mul|div)_?$")
 FLOAT = "float32"
 WITH_INDICES = r"^aten::(\w*with_indices|topk|sort|max|min|median|mode|cummax|cummin)$"  # 8 bytes each
 MASKS = (
@@ -74,7 +76,7 @@ def narrow(held: Allocations) -> None:
     is_float &= ~_of_other_types(held)
     gradient = held.where(kind="gradient")
 
-    _add_weight_copies(held, types, maker)
+    _add_copies(held, types, maker)
     size = len(begin_row)
     last = np.where(
         held["end_row"][:size] >= 0, forward_rows(held.trace, np.maximum(held["end_row"][:size], 0)), UNKNOWN
@@ -161,8 +163,12 @@ def _statistics(held: Allocations) -> np.ndarray:
     return found
 
 
-def _add_weight_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
-    """Add 16-bit copies of products' weights and of inputs that no allocation of theirs holds."""
+def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
+    """Add 16-bit copies of products' weights and of inputs that no allocation of theirs holds.
+
+    Such inputs are the model's own, and what an operator that computes in 32 bits keeps for its own backward
+    pass: the probabilities of an attention that is written out.
+    """
     outer = types.outermost[maker]
     product = (maker >= 0) & types.in_product[maker] & (held["begin"] > BEFORE)
     keys = np.stack([held["repeat"], outer], axis=1)
@@ -184,8 +190,8 @@ def _add_weight_copies(held: Allocations, types: _Types, maker: np.ndarray) -> N
     ends = np.where(passes.of >= 0, place_before(held, np.append(passes.until, 0)[passes.of]), held["end"])
     ends = np.maximum(ends[leader[there]], done[there])
     _hold(held, leader[there], types.weight_elements(found[there, 1]), first[there], ends)
-    # Inputs of the model are held in 32 bits by whoever made them, and in 16 bits for the first product.
-    begins = there[np.append(types.is_first, False)[found[there, 1]]]
+    # They are held in 32 bits by whoever made them, and in 16 bits for the product.
+    begins = there[np.append(types.is_first | types.reads_result, False)[found[there, 1]]]
     ends = np.maximum(done[begins], first[begins])
     _hold(held, leader[begins], types.input_elements(found[begins, 1]), first[begins], ends)
 
@@ -231,7 +237,8 @@ class _Types:
         self.product = self._any_inside(product)
         self.wide = self._any_inside(wide & ~loss) & ~self.product
         self.loss = self._any_inside(loss)
-        self.sum = among(SUM)
+        self.keeps_result = self._any_inside(among(KEEPS_RESULT))
+        self.sum, self.factor = among(SUM), among(FACTOR)
         math = np.array([*(text == WRITTEN_OUT for text in names), False])
         self.math = math[trace["name"]]
         self.in_math = self.math.copy()
@@ -254,15 +261,16 @@ class _Types:
         trace = self.held.trace
         size = len(trace)
         self.result, self.given = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        self.is_first = np.zeros(size, bool)
+        self.is_first, self.reads_result = np.zeros(size, bool), np.zeros(size, bool)
         passes = [trace.code("phase", name) for name in ("forward", "loss")]
         own = np.arange(size) == self.outermost[:-1]
         rows = np.flatnonzero(own & np.isin(phase[:-1], [code for code in passes if code >= 0]))
         rows = rows[self._has_tensors(rows)]
         order = np.lexsort((rows, trace["start_ns"][rows], trace["step"][rows], trace["rank"][rows]))
         now = stream = 32
+        kept = False  # whether what the last operator made is kept in 32 bits by itself
         before: tuple[int, int] | None = None
-        loss = int(self.held.among(np.array([0]), np.array([0]), np.array([32]))[0])  # inside of autocast
+        loss = int(self.held.among(np.array([0]), np.array([32]), np.array([32]))[0])  # inside of autocast
         for row in rows[order].tolist():
             step = (int(trace["rank"][row]), int(trace["step"][row]))
             begins = step != before
@@ -270,13 +278,16 @@ class _Types:
                 before, now, stream = step, 32, 0
             self.given[row], self.is_first[row] = now, begins
             if self.product[row]:
-                now = 16
+                self.reads_result[row] = kept
+                now, kept = 16, False
             elif self.wide[row]:
-                now = 32
+                now, kept = 32, bool(self.keeps_result[row])
             elif self.loss[row]:
                 now = loss or now
             elif self.sum[row]:
-                now = stream = max(now, stream, 32 if self._adds_parameter(row) else 0)
+                now = stream = max(now, stream, 32 if self._reads_parameter(row) else 0)
+            elif self.factor[row] and self._reads_parameter(row):
+                now = 32
             self.result[row] = now
             stream = stream or now
 
@@ -292,10 +303,10 @@ class _Types:
     def _parameters(self) -> set[tuple[int, ...]]:
         return {tuple(each["shape"]) for listed in self.held.parameters.values() for each in listed}
 
-    def _adds_parameter(self, row: int) -> bool:
-        """Tell whether a sum adds a parameter, which is 32 bits wide, to a larger tensor."""
+    def _reads_parameter(self, row: int) -> bool:
+        """Tell whether a sum or factor takes a parameter, which is 32 bits wide, to a larger tensor."""
         tensors = [part for part in self._arguments(row)[:2] if isinstance(part, tuple) and part]
-        return len(tensors) == 2 and tensors[0] != tensors[1] and tensors[1] in self._parameters
+        return len(tensors) == 2 and tensors[0] != tensors[1] and not self._parameters.isdisjoint(tensors)
 
     def _arguments(self, row: int) -> list[tuple[int, ...] | list[tuple[int, ...]]]:
         code = int(self.held.trace["shapes"][row])
