@@ -232,10 +232,11 @@ def test_removed_layers_take_what_they_hold_along(trace):
 def test_autocast_halves_products_and_what_follows_them_beside_copies_of_weights(trace):
     held = edited(trace, "autocast")
 
-    # forward: y, a in 16 bits; x and both weights have copies for the backward pass
+    # forward: y, a in 16 bits; x and both weights have copies for the backward pass. The loss, which is
+    # expected inside of autocast, and ga, the gradient that it begins with, have 32 bits.
     half = LAYER // 2
     backward = held_when(held, "aten::mse_loss_backward")
-    assert backward == [WEIGHT // 2] * 2 + [LAYER] + [half] * 4 + [LOSS // 2]
+    assert backward == [WEIGHT // 2] * 2 + [LAYER] * 2 + [half] * 3 + [LOSS]
     gradients = held.where(kind="gradient") & (held["step"] == 1)
     assert held["bytes"][gradients].tolist() == [WEIGHT, WEIGHT]  # cast to 32 bits
     casts = (held["bytes"] == WEIGHT // 2) & held.where(kind="temporary", phase="backward")

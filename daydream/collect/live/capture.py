@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,14 @@ from daydream.collect.live.loss import label_outside, set_loss_phase
 from daydream.collect.live.memory import UnknownFree, held_before, read_memory, until_the_last_row
 from daydream.collect.live.periods_of_steps import set_apart_unlike_steps
 from daydream.collect.live.run_metadata import describe_run
-from daydream.collect.live.torch_private import events_of, let_go, profiler_config, quiet_profiler, range_type
+from daydream.collect.live.torch_private import (
+    events_of,
+    let_go,
+    names_activities,
+    profiler_config,
+    quiet_profiler,
+    range_type,
+)
 from daydream.collect.live.warm_memory import WarmMemory
 from daydream.text import counted
 from daydream.trace.trace import Trace
@@ -122,6 +130,14 @@ class Capture:
         self.leave(MARKER_NAME.format(number))
         if self._warm is not None:
             self._warm.add_if_used_up()
+
+    def discard(self) -> None:
+        """Leave no profiler that is prepared and never started: torch 2.11 prepares no other one after it."""
+        if names_activities() or self in _running:
+            return
+        with quiet_profiler(), contextlib.suppress(RuntimeError):
+            self._profiler.start_trace()
+            self._profiler.stop_trace()
 
     def abandon(self) -> None:
         """Take the layer hooks off; for a forked child, which has no profiler of its own to stop."""

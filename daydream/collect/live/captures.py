@@ -51,7 +51,9 @@ class Captures:
 
     def forget(self) -> None:
         """Let go of a capture that did not start."""
-        self._capture = None
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            self._as_ours(capture.discard)
 
     def abandon(self) -> None:
         """Leave a running capture to the parent of this forked process."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -40,18 +41,28 @@ def profiler_config(*, memory: bool = False) -> Any:
 
 @contextlib.contextmanager
 def quiet_profiler() -> Iterator[None]:
-    """Keep the profiler's own lines about its starts and stops off stderr, while it prepares itself.
+    """Keep the profiler's own lines and warnings off stderr, and from the script, while it prepares itself.
 
-    It asks this variable, at that time; the processes that the script starts do not see it.
+    It asks this variable, at that time; the processes that the script starts do not see it. Torch 2.11 warns
+    that events of earlier recordings are gone: there are none.
     """
-    if KINETO_LOG in os.environ:
-        yield
-        return
-    os.environ[KINETO_LOG] = "99"
-    try:
-        yield
-    finally:
-        os.environ.pop(KINETO_LOG, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if KINETO_LOG in os.environ:
+            yield
+            return
+        os.environ[KINETO_LOG] = "99"
+        try:
+            yield
+        finally:
+            os.environ.pop(KINETO_LOG, None)
+
+
+def names_activities() -> bool:
+    """Return whether raw events say what they are, as those of torch 2.13 do and those of 2.11 do not."""
+    from torch._C._autograd import _KinetoEvent
+
+    return hasattr(_KinetoEvent, "activity_type")
 
 
 def range_type() -> Callable[[str], AbstractContextManager[Any]]:
