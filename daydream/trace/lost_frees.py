@@ -18,6 +18,7 @@ from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import UNKNOWN
 
 FEW = 12  # blocks of which every selection is added up
+MOST, ROUNDS = 300_000, 20  # gaps times blocks that are looked at (a few steps have thousands), and how often
 
 
 @dataclass
@@ -94,6 +95,8 @@ def _filled(events: MemoryEvents, held: Mapping[int, int]) -> list[_Gap]:
     if not gaps or (address == UNKNOWN).any():
         return []
     again, never = _unfreed(nbytes.tolist(), address.tolist(), held)
+    if len(gaps) * (len(again) + len(never)) > MOST:
+        return []
     _fit(gaps, again)
     if not (went < 0).any():
         for gap in gaps:
@@ -130,9 +133,9 @@ def _fit(gaps: list[_Gap], blocks: list[_Block]) -> None:
         if alike:
             gap.take(min(alike, key=lambda block: block.until))
     by_size = sorted(blocks, key=lambda block: -block.size)
-    settled = True
-    while settled:
-        settled = _take_what_fits_once(gaps, by_size) or any(_take_sum(gap, by_size) for gap in gaps)
+    for _ in range(ROUNDS):
+        if not _take_what_fits_once(gaps, by_size) and not any(_take_sum(gap, by_size) for gap in gaps):
+            break
     for block in by_size:
         for gap in reversed(gaps):  # of several that would do, the last
             if block.fits(gap):

@@ -104,6 +104,13 @@ def test_a_random_program_that_loses_frees_is_put_right() -> None:
         assert (np.diff(found["allocated_bytes"]) == found["bytes"][1:]).all(), seed
 
 
+def test_a_recording_that_lacks_most_frees_is_left_alone_at_once() -> None:
+    rows = [(address, 8, 8) for address in range(1, 4000)]  # each total says that what was before has gone
+
+    given = events(*rows, *rows)
+    assert with_lost_frees(given) is given
+
+
 def test_every_column_stays_as_it_is_for_the_other_events() -> None:
     given = events((1, 100, 100), (2, 8, 8), (1, 100, 108)).changed(
         tid=np.array([7, 8, 9]), reserved_bytes=np.array([500, 501, 502]), rank=np.array([0, 0, 0])
