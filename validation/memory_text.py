@@ -34,7 +34,7 @@ ON_GPUS = """Six models on an H200 and five on an H100 ([validation](../validati
 at once. Changes that leave memory alone are left out. The H200 is for development: that the probabilities of an attention
 that is written out are kept twice under autocast, and that a loss usually lies inside of it, was found there, and that factors of 32 bits
 widen what is behind them in the H100's `convnext`. Before that, autocast was 5.9, 1.7, 11.9, 14.3, 9.7 and 2.2 % too small in the H200's
-models, 12.6 % in `t5` and 8.4 % in `convnext`. The H100's other models judge. There the unchanged step alone holds the workspaces
+models, 12.6 % in `t5` and 8.4 % in `convnext`. What a range holds of 16 bits besides is 6 %, of the H200's rows. The H100's other models judge. There the unchanged step alone holds the workspaces
 of libraries, up to 70 MB, that all variants of the process share; on the H200 what was run behind the CUDA graph holds 66 MB of
 its second stream, which is most of `gpt_small`'s misses.
 """

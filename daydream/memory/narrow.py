@@ -56,6 +56,7 @@ LOSS = regex(r"^aten::\w*_loss\w*$|^aten::kl_div$|^aten::binary_cross_entropy")
 SUM = regex(r"^aten::(add|sub)_?$")
 FACTOR = regex(r"^aten::(mul|div)_?$")
 FLOAT = "float32"
+OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/memory_accuracy.md): types are inferred
 WITH_INDICES = r"^aten::(\w*with_indices|topk|sort|max|min|median|mode|cummax|cummin)$"  # 8 bytes each
 MASKS = (
     r"^aten::(native_dropout|_fused_dropout|bernoulli|eq|ne|lt|le|gt|ge|logical_\w+|isnan|isinf)_?$"  # 1 byte
@@ -65,6 +66,8 @@ MASKS = (
 def narrow(held: Allocations) -> None:
     """Let allocations hold 16 bits where `daydream.memory.in_16_bits` says so."""
     types = _Types(held)
+    if types.on_gpu:
+        held.own_error = max(held.own_error, OWN_ERROR_ON_GPU)
     begin_row = held["begin_row"]
     call = np.where(begin_row >= 0, forward_rows(held.trace, np.maximum(begin_row, 0)), UNKNOWN)
     backward = (held["phase"] == PHASES.index("backward")) & (call >= 0)
@@ -230,8 +233,8 @@ class _Types:
             up[climbing] = parent[up[climbing]]
         # A row of no operator, such as a range between, belongs to the operator around it.
         self.outermost = outermost
-        on_gpu = bool((self.held["device"] >= 0).any())
-        product, wide = among(TO_16), among(TO_32_ON_GPU if on_gpu else TO_32_ON_CPU)
+        self.on_gpu = bool((self.held["device"] >= 0).any())
+        product, wide = among(TO_16), among(TO_32_ON_GPU if self.on_gpu else TO_32_ON_CPU)
         wide &= ~among(LOG_SOFTMAX)
         loss = among(LOSS)
         self.product = self._any_inside(product)

@@ -17,11 +17,6 @@ MIB = 2**20
 CONTEXT = (300 * MIB, 600 * MIB)  # what CUDA's context takes on a GPU besides (between builds and devices)
 Case = Literal["least", "expected", "most"]
 
-# What a change may be off besides, of the peak: causes that are not known yet. When changes were first
-# predicted, before any miss was mended, nine of ten were within 1.3 % (two models) and 2.1 % (three):
-# docs/memory_accuracy.md.
-OWN_ERROR = 0.02
-
 
 @dataclass(frozen=True)
 class MemoryChange:
@@ -47,7 +42,8 @@ class MemoryPrediction:
     Attributes:
         before_bytes: the peak of what is allocated now.
         after_bytes: the peak after the change.
-        low_bytes: the least it may be: what no shape or lifetime tells taken at its best, less `OWN_ERROR`.
+        low_bytes: the least it may be: what no shape or lifetime tells taken at its best, less the
+            table's `own_error`.
         high_bytes: the most it may be.
         before_reserved_bytes: what the caching allocator takes from the device now; None on a CPU.
         after_reserved_bytes: likewise after the change.
@@ -130,7 +126,7 @@ def memory_after(
         ends = [after_bytes, *(peak_bytes(changed(held, changes, case), rank, device) for case in cases)]
         low, high = min(ends), max(ends)
     if not stays and not _same(held, after):
-        own = round(after_bytes * OWN_ERROR)
+        own = round(after_bytes * after.own_error)
         low, high = max(low - own, 0), high + own
     reserved, reserved_after = _reserved_bytes(held, *now), _reserved_bytes(after, rank, device)
     ranks = len({rank for rank, _ in held.devices()}) > 1

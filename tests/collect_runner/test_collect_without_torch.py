@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -174,3 +175,20 @@ def ask(folder, monkeypatch, capsys):
         return SimpleNamespace(code=done.value.code, out=out, err=err)
 
     return asked
+
+
+def test_a_process_whose_environment_does_not_hold_daydream_finds_it(tmp_path):
+    """As where a checkout is not installed: the script's process has the folder of the package told."""
+    code = (
+        "import sys, sitecustomize, importlib.util\n"
+        "assert importlib.util.find_spec('daydream') is None\n"
+        "sys.path.append(sitecustomize.PACKAGES)\n"
+        "print(importlib.util.find_spec('daydream').origin)"
+    )
+    environment = {"PYTHONPATH": str(runner.INJECT)}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(done.stdout.strip()).samefile(Path(runner.__file__).parents[2] / "__init__.py")

@@ -11,8 +11,7 @@ import pytest
 from two_blocks import ALWAYS, LAYER, WEIGHT, edited, held_by, held_when, two_blocks
 
 import daydream
-from daydream.memory.allocations import BEFORE, KINDS
-from daydream.memory.prediction import OWN_ERROR
+from daydream.memory.allocations import BEFORE, KINDS, OWN_ERROR
 from daydream.predict.memory import predict_memory
 from daydream.transforms.compose import memory_changes, parse
 from daydream.transforms.registry import find, names

@@ -11,8 +11,8 @@ from two_blocks import ALWAYS, LAYER, WEIGHT, held_by, two_blocks
 import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
 from daydream.memory import Moved, parts_of, put_away, renumber, repeat, resize_input
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, TYPES, Allocations
-from daydream.memory.prediction import CONTEXT, OWN_ERROR, MemoryChange, MemoryPrediction, memory_after
+from daydream.memory.allocations import AFTER, BEFORE, KINDS, OWN_ERROR, TYPES, Allocations
+from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
 from daydream.predict.largest import largest
 from daydream.predict.memory import answer_of, predict_memory
 from daydream.predict.ranking import rank

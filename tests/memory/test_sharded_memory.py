@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from two_blocks import LAYER, WEIGHT, edited, held_when, two_blocks
 
-from daydream.memory.allocations import BEFORE
-from daydream.memory.prediction import OWN_ERROR
+from daydream.memory.allocations import BEFORE, OWN_ERROR
 from daydream.predict.memory import predict_memory
 
 LOSS = 4

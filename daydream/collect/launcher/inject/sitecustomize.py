@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "DAYDREAM_COLLECT"  # the folder in which the processes of a run meet
 HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))  # where the package daydream lies
+PACKAGES = os.path.abspath(os.path.join(HERE, *[os.pardir] * 4))  # where the package daydream lies
 
 
 def _find(name: str, path: Any = None, *, but: Any = None) -> Any:
