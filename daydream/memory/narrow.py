@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from daydream.costs.device.call_scaling import NO_WORK
 from daydream.costs.resize.operands import WEIGHT_ARGUMENTS
 from daydream.costs.workload.forward_calls import forward_rows
 from daydream.costs.workload.operator import bare_name
@@ -240,7 +241,7 @@ class _Types:
         self.product = self._any_inside(product)
         self.wide = self._any_inside(wide & ~loss) & ~self.product
         self.loss = self._any_inside(loss)
-        self.keeps_result = self._any_inside(among(KEEPS_RESULT))
+        self.keeps_result, self.view = self._any_inside(among(KEEPS_RESULT)), among(NO_WORK)
         self.sum, self.factor = among(SUM), among(FACTOR)
         math = np.array([*(text == WRITTEN_OUT for text in names), False])
         self.math = math[trace["name"]]
@@ -278,7 +279,7 @@ class _Types:
             step = (int(trace["rank"][row]), int(trace["step"][row]))
             begins = step != before
             if begins:
-                before, now, stream = step, 32, 0
+                before, now, stream, kept = step, 32, 0, False
             self.given[row], self.is_first[row] = now, begins
             if self.product[row]:
                 self.reads_result[row] = kept
@@ -291,6 +292,8 @@ class _Types:
                 now = stream = max(now, stream, 32 if self._reads_parameter(row) else 0)
             elif self.factor[row] and self._reads_parameter(row):
                 now = 32
+            if not (self.product[row] or self.wide[row] or self.view[row]):
+                kept = False  # a product behind it reads what this operator made
             self.result[row] = now
             stream = stream or now
 

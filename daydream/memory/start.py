@@ -16,7 +16,7 @@ import numpy as np
 
 from daydream.memory.allocations import AFTER, BEFORE, KINDS, Allocations
 from daydream.memory.segments import Part, Segment
-from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.memory_events import MemoryEvents, blocks_in_use
 
 UNKNOWN_KIND = KINDS.index("unknown")
 
@@ -46,8 +46,7 @@ def start_of(held: Allocations, rank: int, device: int, *, cached: bool) -> Star
     told = _told(held, rank, device)
     if not told or contradictory(held, rank, device):
         return None
-    blocks = _in_use(told)
-    ids, inside = _placed(held, rank, device, dict(blocks))
+    ids, inside = _placed(held, rank, device, blocks_in_use(told))
     segments = [_segment(each, ids) for each in told]
     if not cached:
         segments = [each for each in segments if any(part.requested is not None for part in each.blocks)]
@@ -84,18 +83,6 @@ def contradictory(held: Allocations, rank: int, device: int) -> int:
     for number, (one, other) in enumerate(pairwise(told), 1):
         odd[number] = odd[number] or one["address"] + one["total_size"] > other["address"]
     return sum(odd)
-
-
-def _in_use(told: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Return address and bytes of each block that holds something, in order."""
-    found = []
-    for segment in told:
-        address = int(segment["address"])
-        for size, asked in segment["blocks"]:
-            if asked is not None:
-                found.append((address, size))
-            address += size
-    return found
 
 
 def _placed(

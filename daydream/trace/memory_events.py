@@ -7,7 +7,8 @@ as a small parquet file in base64, since not every reader of parquet takes metad
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -153,3 +154,15 @@ def _to_numpy(array: object) -> np.ndarray:
     _, data = array.buffers()  # type: ignore[attr-defined]
     offset, size = array.offset, len(array)  # type: ignore[attr-defined,arg-type]
     return np.frombuffer(data, np.int64, count=size + offset)[offset:] if size else np.empty(0, np.int64)
+
+
+def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the bytes by address of what the metadata says was held before, in order of the segments."""
+    found = {}
+    for segment in segments:
+        address = int(segment["address"])
+        for size, asked in segment["blocks"]:
+            if asked is not None:
+                found[address] = int(size)
+            address += int(size)
+    return found

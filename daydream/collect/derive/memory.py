@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from daydream.collect.derive.recording import Recording
 from daydream.text import counted
 from daydream.trace.lost_frees import with_lost_frees
-from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.memory_events import MemoryEvents, blocks_in_use
 
 
 def memory_of(recording: Recording) -> MemoryEvents | None:
@@ -23,7 +20,9 @@ def memory_of(recording: Recording) -> MemoryEvents | None:
         return None
     if "rank" not in recording.columns:
         memory = memory.changed(rank=np.full(len(memory), int(recording.metadata.get("rank", 0))))
-    memory = with_lost_frees(memory, _held_before(recording.metadata.get("held_before", {})))
+    told = recording.metadata.get("held_before", {})
+    held = {int(device): blocks_in_use(pool.get("segments", ())) for device, pool in told.items()}
+    memory = with_lost_frees(memory, held)
     start = np.asarray(recording["start_ns"], np.int64)
     first, last = int(start.min(initial=0)), int((start + recording["duration_ns"]).max(initial=0))
     outside = int(((memory["time_ns"] < first) | (memory["time_ns"] > last)).sum())
@@ -33,17 +32,3 @@ def memory_of(recording: Recording) -> MemoryEvents | None:
             f"{counted(outside, 'memory event', 'memory events')} {lie} outside the time of all other rows."
         )
     return memory
-
-
-def _held_before(told: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[int, int]]:
-    """Return the bytes by address that each device held, from the allocator's segments in the metadata."""
-    held: dict[int, dict[int, int]] = {}
-    for device, pool in told.items():
-        blocks = held.setdefault(int(device), {})
-        for segment in pool.get("segments", ()):
-            address = int(segment["address"])
-            for size, asked in segment["blocks"]:
-                if asked is not None:
-                    blocks[address] = int(size)
-                address += int(size)
-    return held
