@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 MOST_TURNS = 100
 NEGLIGIBLE = 1e-4  # of the makespan: what is left to stretch then is not worth another turn
 EXACT_TURNS = 6  # then a kernel and a transfer may still round each other up and down by 1 ns
+WHOLE_TURNS = 20  # then each turn goes part of the way, less and less: whole ones can go to and fro for ever
 # What untouched graphs overlap, by how often they were edited and repeated: many predictions start from one.
 _recorded: WeakKeyDictionary[Graph, dict[Any, tuple[np.ndarray, np.ndarray]]] = WeakKeyDictionary()
 
@@ -94,7 +95,8 @@ class Contention:
             # No end moves by more than all durations together.
             if changes.sum() <= NEGLIGIBLE * int(end.max()):
                 return plan, start, end, True
-            duration = new
+            parts = 1 + turn // WHOLE_TURNS
+            duration = new if parts == 1 else duration + (new - duration) // parts
             plan = plan.with_costs(duration, plan.gap_ns)
             start, end = engine(plan)
         return plan, start, end, False

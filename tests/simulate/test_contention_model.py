@@ -236,3 +236,22 @@ def test_with_transfers_at_given_times_a_higher_factor_is_never_faster(graph, se
     low, high = sorted((one, other))
     slow, slower = (ends(graph, contention=Contention(Graph(), factor)) for factor in (low, high))
     assert (slower >= slow - 1 - len(graph)).all()  # each duration is rounded
+
+
+class _ToAndFro:
+    """A task that takes 8,000 ns less three times what it took: 2,000 ns, and never by whole turns."""
+
+    tasks = np.array([0])
+
+    def durations(self, own: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return np.clip(8_000 - 3 * (end - start)[self.tasks], 0, 8_000) + 0 * own
+
+
+def test_what_goes_to_and_fro_settles_between(monkeypatch):
+    graph = Graph()
+    graph.insert("work", kind="kernel", lane="stream 7", duration_ns=1_000)
+    monkeypatch.setattr(Contention, "_slow", lambda *_: [_ToAndFro()])
+    timeline = simulate(graph, contention=Contention(Graph(), 2.0, 2.0))
+
+    assert timeline.overlaps_settled
+    assert abs(int(timeline.end_ns[0]) - 2_000) <= 1
