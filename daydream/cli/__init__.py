@@ -8,6 +8,8 @@ it. Nothing heavy is imported here, so that `daydream --help` costs no more than
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 import threading
 from collections.abc import Sequence
 from typing import NoReturn
@@ -36,6 +38,8 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "mcp": "daydream.cli.mcp",
     "example": "daydream.cli.example",
 }
+START_PROGRAMS = {"collect", "calibrate", "mcp", "example"}  # the others answer from a trace, with NumPy
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 class Commands(click.Group):
@@ -61,6 +65,8 @@ class Commands(click.Group):
             near = closest(name, COMMANDS)
             hint = f"Did you mean {near[0]!r}?" if near else f"The commands are {', '.join(COMMANDS)}."
             raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)
+        if name not in START_PROGRAMS and not {"-h", "--help"}.intersection(args):
+            load_numpy()
         return super().resolve_command(ctx, args)
 
 
@@ -78,6 +84,20 @@ def daydream() -> None:
     (.json, .json.gz), a folder of them, an Nsight Systems export (.sqlite), or what
     `daydream import` made of one of these.
     """
+
+
+def load_numpy() -> None:
+    """Load NumPy without threads for linear algebra: starting them costs more than all else of NumPy's.
+
+    The variable that says so is gone when it is loaded, so that no program started from here finds it.
+    """
+    if "numpy" in sys.modules or BLAS_THREADS in os.environ:
+        return
+    os.environ[BLAS_THREADS] = "1"
+    try:
+        importlib.import_module("numpy")
+    finally:
+        del os.environ[BLAS_THREADS]
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -212,14 +212,18 @@ def _stretched(
     """
     if not len(covered.start_ns):
         return np.floor(np.maximum(own - lost * held, 0) + 0.5).astype(np.int64)
+    ahead = covered.until(start)
+    new = own.copy()
+    other = np.flatnonzero(covered.until(start + own) - ahead != held)  # few, when nearly settled
+    start, ahead, work = start[other], ahead[other], np.maximum(own[other] - lost * held[other], 0)
     knots = np.stack([covered.start_ns, covered.end_ns], axis=1).reshape(-1)
-    done = knots - lost * covered.until(knots)
-    target = start - lost * covered.until(start) + np.maximum(own - lost * held, 0)
+    done = knots - lost * np.stack([covered.before_ns[:-1], covered.before_ns[1:]], axis=1).reshape(-1)
+    target = start - lost * ahead + work
     end = np.interp(target, done, knots)
     end = np.where(target < done[0], target, end)
     end = np.where(target > done[-1], knots[-1] + (target - done[-1]), end)
-    new = np.floor(end - start + 0.5).astype(np.int64)
-    return np.where(covered.within(start, start + own) == held, own, np.maximum(new, 0))
+    new[other] = np.maximum(np.floor(end - start + 0.5).astype(np.int64), 0)
+    return new
 
 
 def _origins(before: Graph, graph: Graph) -> np.ndarray:

@@ -112,3 +112,26 @@ def test_import_of_json_needs_msgspec_and_not_torch(folder):
 
     assert "msgspec" in loaded
     assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("theirs", [None, "3"])
+def test_numpy_is_loaded_without_threads_and_leaves_the_environment_as_it_was(folder, theirs):
+    program = (
+        "import os; from daydream.cli import load_numpy; load_numpy(); import numpy, threading\n"
+        "tasks = os.listdir('/proc/self/task') if os.path.isdir('/proc/self/task') else [0]\n"
+        "print(len(tasks), os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    environment |= {} if theirs is None else {"OPENBLAS_NUM_THREADS": theirs}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+
+    threads, left = done.stdout.split()
+    assert left == str(theirs)
+    assert theirs or threads == "1"
