@@ -26,9 +26,10 @@ from daydream.graph.query.numbering import distinct_rows
 from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.query.texts import is_among
 from daydream.graph.selection import Selection
-from daydream.model.chain_bounds import can_fuse
+from daydream.model.chain_bounds import PRODUCT_OPERATOR, can_fuse
 
 REDUCTIONS = ("reduction", "softmax", "normalization")
+CAST = r"^aten::(to|_to_copy)$"
 OTHER = "."  # letter of work that no word names
 BETWEEN = "\n"  # no pattern matches across lanes and steps
 
@@ -260,6 +261,8 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
     letter = [next((key for key, value in words.items() if re.search(value, text)), OTHER) for text in texts]
     found = np.array([*letter, OTHER])[np.where(rows >= 0, trace["name"][np.maximum(rows, 0)], -1)]
     found[tasks.kind == "memcpy"] = OTHER  # no cast
+    casts = (call_rows(graph, tasks.ids, CAST) >= 0) & (call_rows(graph, tasks.ids, PRODUCT_OPERATOR) >= 0)
+    found[casts] = OTHER  # of a product's own operands, as autocast makes them
     works, around = _works(graph)
     own = np.where(rows >= 0, around[rows], works[graph.columns["row"][tasks.ids]])
     return np.where((tasks.kind == "cpu") & ~own, "", found), call

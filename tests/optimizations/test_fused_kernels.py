@@ -118,6 +118,35 @@ def test_the_residual_before_a_norm_is_no_part_of_it():
     assert graph.select(kind="kernel").name.tolist() == ["add kernel", "fused norm"]
 
 
+@pytest.mark.parametrize("product", ["linear", "matmul"])
+def test_what_a_product_casts_for_itself_is_no_part_of_the_norm_before_it(product):
+    # autocast casts the weight inside of the product: another kernel, which the fused norm does not spare
+    program = Program()
+    calls(program, *RMS)
+    with program.range(f"aten::{product}", "operator", phase="forward", op=f"aten::{product}"):
+        calls(program, ("_to_copy", 9), ("mm", 50))
+    graph = program.graph()
+    fused_norm(graph)
+    assert graph.select(kind="kernel").name.tolist() == ["fused norm", "_to_copy kernel", "mm kernel"]
+
+
+def test_a_norm_before_a_product_that_casts_is_found_on_a_cpu():
+    # The thread: pow 20 .. mul 25, then linear, which casts for 9 and multiplies for 50 of its 61 ns.
+    program = Program()
+    for name, time in RMS:
+        program.row("operator", f"aten::{name}", program.now, time, phase="forward", op=f"aten::{name}", tid=1)
+        program.now += time
+    with program.range("aten::linear", "operator", phase="forward", op="aten::linear"):
+        for name, time in (("_to_copy", 9), ("mm", 50)):
+            program.now += 1
+            program.row("operator", f"aten::{name}", program.now, time, phase="forward", op=f"aten::{name}")
+            program.now += time
+    graph = program.graph()
+    fused_norm(graph)
+    assert graph.select(name="^fused norm$").duration_ns.tolist() == [30]
+    assert graph.select(kind="cpu").total("duration_ns") == 30 + 61
+
+
 def test_backward_nodes_are_found_by_their_sequence_numbers():
     # forward pow 10 .. mul 15; their nodes run backwards, and one of another call stays as it is.
     program = Program()
