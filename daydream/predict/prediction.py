@@ -342,21 +342,19 @@ def predict(
     contention: ContentionOption | Choice = MEASURED,
     capacity_bytes: int | None = None,
     like: Graph | None = None,
-    whole: Edit | None = None,
 ) -> Prediction:
     """Return what an edit would give: it is made in a copy of the replay's graph, which is simulated.
 
-    `start` is a changed copy of that graph, for an edit that comes on top of another change; then `whole`
-    makes both in the graph itself, which answers for the step without a profiler take. `contention`
-    says how kernels and transfers that overlap slow each other: `"measured"`, `"off"`, or one or two factors.
-    `capacity_bytes` is what each device has, by default what the trace says of it. `like` is a graph that the
-    edit made of one that differs in durations only: where the plans are the same, they are taken over.
+    `start` is a changed copy of that graph, for an edit that comes on top of another change; there is no
+    answer for the step without a profiler then. `contention` says how kernels and transfers that overlap
+    slow each other: `"measured"`, `"off"`, or one or two factors. `capacity_bytes` is what each device has,
+    by default what the trace says of it. `like` is a graph that the edit made of one that differs in
+    durations only: where the plans are the same, they are taken over.
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
     old = replay.graph
-    graph = (old if start is None else start).copy()
-    options = edit(graph)
+    graph, options = edit.in_copy(old if start is None else start)
     wrong = problems(graph, cycles=False)
     if wrong:
         raise GraphError(f"{edit.name} left a broken graph: " + " ".join(wrong))
@@ -382,7 +380,7 @@ def predict(
         changed=changed,
         inserted=inserted,
         removed=removed,
-        edit=edit if start is None else whole,
+        edit=edit if start is None else None,
         contention=chosen,
         memory_changes=edit.memory,
         capacity_bytes=capacity_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 By = Literal["time", "memory"]
 Named = str | Optimization | Callable[..., None]
+Edited = dict[str, Callable[[Graph], Graph | None]]
 OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
 
@@ -221,7 +222,7 @@ def rank(
     chosen: Sequence[Named] = names() if optimizations is None else optimizations
     left_out: dict[str, str] = {}
     found: list[tuple[Ranked, Optimization]] = []
-    edited: dict[str, Graph] = {}
+    edited: Edited = {}
     for number, each in enumerate(chosen):
         name = _name(each)
         say(f"predicting {name}", number / len(chosen))
@@ -232,7 +233,7 @@ def rank(
             found.append((result, parsed[0]))
             found.sort(key=lambda pair: pair[0].place)
             best = {optimization.name for _, optimization in found[: pairs + 1]}
-            edited = {name: graph for name, graph in edited.items() if name in best}
+            edited = {name: begun for name, begun in edited.items() if name in best}
         else:
             left_out[name] = result
 
@@ -279,7 +280,7 @@ def _name(each: Named) -> str:
 def _tried(
     chosen: Sequence[Named],
     before: Replay,
-    edited: dict[str, Graph],
+    edited: Edited,
     capacity: int | None,
     *,
     with_ranges: bool,
@@ -288,7 +289,7 @@ def _tried(
     """Return the optimizations, and what they would give together or the reason why they give nothing.
 
     With `only_apt` what asks about jobs of several processes gives nothing for a process by itself.
-    `edited` holds graphs by the one optimization that was applied to them; a new one is put in.
+    `edited` gives graphs by the one optimization that was applied to them; a new one is put in.
     """
     parsed: list[Optimization] = []
     try:
@@ -314,24 +315,32 @@ def _alone(before: Replay) -> bool:
 def _predicted(
     parsed: Sequence[Optimization],
     before: Replay,
-    edited: dict[str, Graph],
+    edited: Edited,
     capacity: int | None,
     *,
     with_ranges: bool,
 ) -> Ranked:
     first, *others = in_order(parsed)
-    start = edited.get(first.name) if others else None
-    edit = Edit(spelled(parsed), lambda graph: apply(parsed, graph, {}), partial(memory_changes, parsed, {}))
-    if start is None:
-        comparison = predict(before, edit, capacity_bytes=capacity)
-    else:
-        on_top = replace(edit, make=lambda graph: apply(others, graph, {}))
-        comparison = predict(before, on_top, start=start, whole=edit, capacity_bytes=capacity)
+    edit = Edit(
+        spelled(parsed),
+        lambda graph: apply(parsed, graph, {}),
+        partial(memory_changes, parsed, {}),
+        begun=edited.get(first.name) if others else None,
+        rest=lambda graph: apply(others, graph, {}),
+    )
+    comparison = predict(before, edit, capacity_bytes=capacity)
     ranked = _ranked(parsed, comparison, with_ranges=with_ranges)
     if not others:
-        comparison.graph.touch()  # what was derived from it takes more room than the graph
-        edited[first.name] = comparison.graph
+        edited[first.name] = _changed_copies(comparison)
     return ranked
+
+
+def _changed_copies(comparison: Prediction) -> Callable[[Graph], Graph | None]:
+    """Return what gives the copies that a change was made in: of the recorded step and of the one as run."""
+    made = [(each.replay.graph, each.graph) for each in (comparison, comparison.as_run)]
+    for _, graph in made:
+        graph.touch()  # what was derived from it takes more room than the graph
+    return lambda asked: next((graph for old, graph in made if old is asked), None)
 
 
 def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_ranges: bool) -> Ranked:

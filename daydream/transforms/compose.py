@@ -31,16 +31,28 @@ class Edit:
     """A change of a graph, with its name: called with a copy of the graph, it changes that copy.
 
     The call returns the options that were used, if the change has any. `memory` gives what it does to
-    memory; an edit without it does not say.
+    memory; an edit without it does not say. `begun` gives the changed copy of a graph that its first part
+    was made in before, if there is one, and `rest` makes what is left.
     """
 
     name: str
     make: Callable[[Graph], Mapping[str, Any] | None]
     memory: Callable[[], Sequence[MemoryChange]] | None = None
+    begun: Callable[[Graph], Graph | None] | None = None
+    rest: Callable[[Graph], Mapping[str, Any] | None] | None = None
 
     def __call__(self, graph: Graph) -> Mapping[str, Any]:
         """Change this graph; return the options used."""
         return self.make(graph) or {}
+
+    def in_copy(self, graph: Graph) -> tuple[Graph, Mapping[str, Any]]:
+        """Return a copy of this graph that was changed, and the options used."""
+        begun = None if self.begun is None else self.begun(graph)
+        if begun is None or self.rest is None:
+            copy = graph.copy()
+            return copy, self(copy)
+        copy = begun.copy()
+        return copy, self.rest(copy) or {}
 
 
 def edit_of(
