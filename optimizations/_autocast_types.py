@@ -115,7 +115,7 @@ def _types(kernels: Selection, starts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     leaves = np.where(wide & one & backward, 16, wants)
     before = _last(np.append(32, leaves[:-1]), starts)
     types = np.where(wants > 0, wants, before)
-    compiled = names_fit(kernels.name, lambda name: COMPILED in name)
+    compiled = names_fit(kernels, lambda name: COMPILED in name)
     inside = compiled | np.append(False, compiled[:-1]) & ~starts
     return types, before, (wide & one | residual) & ~backward, inside
 

@@ -61,9 +61,7 @@ def tf32(graph: Graph, *, unknown_speedup: float = 3.0) -> None:
     matrix = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
     wide = matrix.where(dtype="float32").need("float32 matrix products or convolutions")
     # 32-bit fused attention multiplies on tensor cores whatever the switch says.
-    exact = wide.where(
-        lambda tasks: ~runs_in_tf32(graph, tasks) & ~names_fit(tasks.name, ATTENTION_KERNEL.search)
-    )
+    exact = wide.where(lambda tasks: ~runs_in_tf32(graph, tasks) & ~names_fit(tasks, ATTENTION_KERNEL.search))
     exact.need("float32 matrix kernels outside of TF32: all run in TF32 already")
     products = exact.where(
         lambda tasks: np.isin(bound(graph, tasks).kind.astype(str), ("compute", "unknown"))

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,8 +21,11 @@ from daydream.errors import NotApplicableError
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
+    from daydream.trace.trace import Trace
 
 GIB = 2**30
+
+_busiest: WeakKeyDictionary[Trace, int | None] = WeakKeyDictionary()  # the device that ran most kernels
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,7 @@ DEVICES = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=256)
 def find_device(name: str) -> Device:
     """Return the device that a driver's name or a short name (`h100`, `a100-80gb`) means.
 
@@ -254,14 +260,14 @@ def device_properties(graph: Graph) -> dict[str, Any]:
     devices = list(trace.metadata.get("devices") or []) if trace is not None else []
     if trace is None or not devices:
         return {}
-    used = trace["device"][trace.is_kind("kernel")]
-    used = used[used >= 0]
-    if len(used):
-        numbers, counts = np.unique(used, return_counts=True)
-        number = int(numbers[counts.argmax()])
-        for properties in devices:
-            if properties.get("id") == number and properties.get("name"):
-                return dict(properties)
+    if trace not in _busiest:
+        used = trace["device"][trace.is_kind("kernel")]
+        numbers, counts = np.unique(used[used >= 0], return_counts=True)
+        _busiest[trace] = int(numbers[counts.argmax()]) if len(numbers) else None
+    number = _busiest[trace]
+    for properties in devices:
+        if number is not None and properties.get("id") == number and properties.get("name"):
+            return dict(properties)
     return dict(devices[0])
 
 

@@ -17,7 +17,7 @@ from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.graph import Graph
 from daydream.graph.query.columns import read_column
 from daydream.graph.query.device import whole_duration_ns
-from daydream.graph.query.texts import for_each, is_among
+from daydream.graph.query.texts import for_each
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, kind_code
 from daydream.lazy import regex
@@ -35,6 +35,7 @@ LARGEST_FLOOR_NS = 5_000  # an empty kernel takes 1 to 3 us on the GPUs of the p
 # else. NVIDIA speaks of latency from 0.6 of what its units can do (Nsight Compute, Speed Of Light); FLOP and
 # bytes of memory leave out other instructions and caches, so half of that.
 HELD_UP = 0.3
+UNTOLD = ("transfer", None)  # families that no operator has
 LATENCY_SHARE = 1.5  # a kernel of less than this many floors is mostly fixed cost
 
 
@@ -48,17 +49,29 @@ class Work:
         family: matmul, convolution, attention, recurrent, normalization, softmax, loss, element-wise,
             reduction, gather, pooling, optimizer, copy or transfer, None where unknown; texts (object).
         call: the trace's row of the operator call, int64, -1 for none.
+        code: the family as a place in `families`, of which the last is None; int8, -1 where unknown.
     """
 
     flop: np.ndarray
     nbytes: np.ndarray
-    family: np.ndarray
     call: np.ndarray
+    code: np.ndarray
+    families: tuple[str | None, ...]
+
+    @property
+    def family(self) -> np.ndarray:
+        """The family of each: texts (object)."""
+        return np.array(self.families, dtype=object)[self.code]
+
+    def is_of(self, *families: str) -> np.ndarray:
+        """Return a mask of the tasks of some families: bool, shape (tasks,)."""
+        found: np.ndarray = np.array([family in families for family in self.families])[self.code]
+        return found
 
     @property
     def is_matrix(self) -> np.ndarray:
         """Mask of products, convolutions, attention and recurrent layers."""
-        return is_among(self.family, MATRIX_FAMILIES)
+        return self.is_of(*MATRIX_FAMILIES)
 
 
 def work(graph: Graph, selection: Selection) -> Work:
@@ -84,30 +97,34 @@ def work(graph: Graph, selection: Selection) -> Work:
         from daydream.costs.resize.prior_resizes import grown_by
 
         factors = grown_by(graph, selection)[:2]
-    on_cpu = graph.columns["kind"][selection.ids] == CPU
+    kind = graph.columns["kind"][selection.ids]
+    on_cpu = kind == CPU
     part = np.where(on_cpu, _part_of_row(graph, selection.ids), 1.0) if on_cpu.any() else 1.0
-    for amounts, factor in zip((found.flop, found.nbytes), factors, strict=True):
-        known = amounts >= 0
-        amounts[known] = np.rint(amounts * factor * part)[known].astype(np.int64)
-    moved = np.isin(graph.columns["kind"][selection.ids], (kind_code("memcpy"), kind_code("memset")))
-    recorded = read_column(graph, "bytes", selection.ids)
-    moved &= recorded >= 0
-    found.flop[moved], found.nbytes[moved], found.family[moved] = 0, recorded[moved], "transfer"
+    if graph.resized or on_cpu.any():
+        for amounts, factor in zip((found.flop, found.nbytes), factors, strict=True):
+            known = amounts >= 0
+            amounts[known] = np.rint(amounts * factor * part)[known].astype(np.int64)
+    moved = np.flatnonzero((kind == kind_code("memcpy")) | (kind == kind_code("memset")))
+    recorded = read_column(graph, "bytes", selection.ids[moved])
+    moved, recorded = moved[recorded >= 0], recorded[recorded >= 0]
+    found.flop[moved], found.nbytes[moved], found.code[moved] = 0, recorded, found.families.index(UNTOLD[0])
     return found
 
 
 def work_of_rows(trace: Trace, rows: np.ndarray) -> Work:
     """Return the recorded work of rows of a trace, device or operator; -1 stands for no row."""
-    found = _unknown(len(rows))
-    there = np.flatnonzero(rows >= 0)
     flop, nbytes, family, owner, families = work_by_row(trace)
-    here = rows[there]
-    found.flop[there], found.nbytes[there], found.call[there] = flop[here], nbytes[here], owner[here]
-    found.family[there] = np.array([*families, None], dtype=object)[family[here]]
+    if not len(flop):
+        return _unknown(len(rows))
+    there = rows >= 0
+    amounts, bytes_, call, code = (
+        np.where(there, column[rows], UNKNOWN) for column in (flop, nbytes, owner, family)
+    )
+    found = Work(amounts, bytes_, call, code, (*families, *UNTOLD))
     if trace.metadata.get("counters"):
-        for amounts, column in zip((found.flop, found.nbytes), counted_work(trace), strict=True):
-            here = there[column[rows[there]] >= 0]
-            amounts[here] = column[rows[here]]
+        for values, column in zip((found.flop, found.nbytes), counted_work(trace), strict=True):
+            here = there & (column[rows] >= 0)
+            values[here] = column[rows[here]]
     return found
 
 
@@ -123,7 +140,7 @@ def counted_tasks(graph: Graph, selection: Selection) -> np.ndarray:
 
 def _unknown(count: int) -> Work:
     flop, nbytes, call = (np.full(count, UNKNOWN, np.int64) for _ in range(3))
-    return Work(flop, nbytes, np.full(count, None, dtype=object), call)
+    return Work(flop, nbytes, call, np.full(count, UNKNOWN, np.int8), UNTOLD)
 
 
 def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:

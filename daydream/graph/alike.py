@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,20 @@ def retimed(graph: Graph, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:
     twin.touch()
     share_plans(twin, graph)
     return twin
+
+
+def share_plans_of_one_alike(graph: Graph, others: Sequence[Graph]) -> Graph | None:
+    """Give a graph the plans of the first of some others that is alike, and return that one.
+
+    A copy that kept its structure has the plans already.
+    """
+    for other in others:
+        kept = graph._lowered is other._lowered
+        if kept or alike(graph, other):
+            if not kept:
+                share_plans(graph, other)
+            return other
+    return None
 
 
 def share_plans(graph: Graph, other: Graph) -> None:

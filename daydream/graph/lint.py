@@ -15,25 +15,54 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
 
-def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
+def problems(graph: Graph, *, cycles: bool = True, like: Graph | None = None) -> list[str]:
     """Return what is wrong: negative times, lost launches, work on the wrong kind of lane, cycles.
 
-    Whoever simulates the graph next meets its cycles anyway, and may leave them out.
+    Whoever simulates the graph next meets its cycles anyway, and may leave them out. What is wrong with the
+    structure is looked up once for a graph and its copies, and in `like` for one that is alike.
     """
     from daydream.graph.lower import lower
 
-    columns = graph.columns
-    alive = np.flatnonzero(graph.alive)
-    found: list[str] = []
+    said = _Said(graph)
+    said.negative("duration_ns")
+    said.negative("gap_ns")
+    of_one = graph if like is None else like
+    if "problems" not in of_one._derived:
+        of_one._derived["problems"] = _of_structure(of_one)
+    found: list[str] = [*said.found, *of_one._derived["problems"]]
+    if cycles and not found:
+        try:
+            lower(graph)
+        except GraphError as error:
+            found.append(f"{error}.")
+    return found
 
-    def check(tasks: np.ndarray, kind: str, said: str) -> None:
+
+class _Said:
+    """Sentences about a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.found: list[str] = []
+
+    def check(self, tasks: np.ndarray, kind: str, said: str) -> None:
         """Say what is wrong with how many tasks, and name the first."""
         if len(tasks):
-            found.append(f"{counted(len(tasks), kind)} {said.format(first=task_name(graph, int(tasks[0])))}")
+            first = task_name(self.graph, int(tasks[0]))
+            self.found.append(f"{counted(len(tasks), kind)} {said.format(first=first)}")
 
-    for name in ("duration_ns", "gap_ns", "release_ns"):
-        if columns[name].min(initial=0) < 0:  # a removed one's may be
-            check(alive[columns[name][alive] < 0], "task", f"with a negative {name}, {{first}} first.")
+    def negative(self, name: str) -> None:
+        """Say which times of a column are below zero."""
+        values = self.graph.columns[name]
+        if values.min(initial=0) < 0:  # a removed one's may be
+            wrong = np.flatnonzero(self.graph.alive & (values < 0))
+            self.check(wrong, "task", f"with a negative {name}, {{first}} first.")
+
+
+def _of_structure(graph: Graph) -> list[str]:
+    columns, said = graph.columns, _Said(graph)
+    check, alive = said.check, np.flatnonzero(graph.alive)
+    said.negative("release_ns")
     launched = alive[columns["launch"][alive] >= 0]
     launch = columns["launch"][launched].astype(np.int64)
     there, of_device = graph.alive[launch], columns["kind"][launched] != CPU
@@ -59,9 +88,4 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
     on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[np.where(known, lane, -1)]
     check(alive[known & is_cpu & on_device], "CPU task", "on a lane of the device, {first} first.")
     check(alive[known & ~is_cpu & ~on_device], "device task", "on a CPU thread, {first} first.")
-    if cycles and not found:
-        try:
-            lower(graph)
-        except GraphError as error:
-            found.append(f"{error}.")
-    return found
+    return said.found

@@ -24,7 +24,6 @@ from daydream.graph.query.calls import call_rows, instances
 from daydream.graph.query.device import unrecorded_launches
 from daydream.graph.query.numbering import distinct_rows
 from daydream.graph.query.shapes import product, shapes_in
-from daydream.graph.query.texts import is_among
 from daydream.graph.selection import Selection
 from daydream.model.chain_bounds import PRODUCT_OPERATOR, can_fuse
 
@@ -307,7 +306,7 @@ def _longest_call(chains: Groups) -> np.ndarray:
 def _reduction_rate(parts: Selection, starts: np.ndarray, floor: float) -> np.ndarray:
     """Return bytes/ns that the reductions of each chain reach together, infinite where it has none."""
     amounts = work(parts.graph, parts)
-    reduces = is_among(amounts.family, REDUCTIONS) & (amounts.nbytes > 0)
+    reduces = amounts.is_of(*REDUCTIONS) & (amounts.nbytes > 0)
     body = np.where(reduces, np.maximum(parts.duration_ns - floor, 0), 0)
     time = np.add.reduceat(body, starts)
     nbytes = np.add.reduceat(np.where(reduces, amounts.nbytes, 0), starts)

@@ -117,7 +117,7 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
     old = found.before_ns
     new, model = found.duration_ns.astype(np.float64), found.model.copy()
     matrix = tasks_in_matrix_units(graph, kernels)
-    attention = names_fit(kernels.name, ATTENTION_KERNEL.search)
+    attention = names_fit(kernels, ATTENTION_KERNEL.search)
     stream = ~matrix & ~attention
     times, doubt = _streaming(graph, kernels, device)
     new[stream], model[stream] = times[stream], "bytes"
@@ -138,7 +138,7 @@ def _streaming(graph: Graph, kernels: Selection, device: Device) -> tuple[np.nda
     floor = np.minimum(floor_ns(graph), old)
     keeps, doubt = np.zeros(len(old)), np.zeros(len(old))
     for sort in reversed(SORTS):
-        mine = names_fit(kernels.name, sort.kernels.search)
+        mine = names_fit(kernels, sort.kernels.search)
         keeps[mine], doubt[mine] = sort.keeps, sort.doubt
     few = _leaves_units_idle(graph, kernels, device) & (keeps < FEW_BLOCKS)
     keeps[few], doubt[few] = FEW_BLOCKS, FEW_BLOCKS_DOUBT
@@ -243,5 +243,5 @@ def changes_layout(graph: Graph, matrix: Selection) -> tuple[Selection, np.ndarr
     on_tensor_cores = device.peak("float16") > 2 * device.peak("float32")
     amounts = work(graph, matrix)
     planes = (amounts.family == "convolution") & (amounts.nbytes > 0) & ~runs_in_tf32(graph, matrix)
-    planes &= ~names_fit(matrix.name, re.compile(r"(?i)nhwc|depthwise").search) & on_tensor_cores
+    planes &= ~names_fit(matrix, re.compile(r"(?i)nhwc|depthwise").search) & on_tensor_cores
     return graph.tasks(matrix.ids[planes]), TURNED * amounts.nbytes[planes]

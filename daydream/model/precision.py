@@ -18,6 +18,7 @@ from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
+from daydream.graph.query.texts import of_tasks
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.optimizers import UPDATE_RULES, Update, update_of
@@ -80,12 +81,16 @@ def refuse_narrow(graph: Graph, kernels: Selection) -> None:
         raise NotApplicableError(
             f"the {what} run in fewer than 16 bits already: {share:.0%} of their time in {dtype}"
         )
-    narrower = kernels.where(lambda tasks: names_fit(tasks.dtype, NARROWER.match))
+    narrower = kernels.where(lambda tasks: of_tasks(tasks, "dtype", _is_narrower, bool))
     if len(narrower):
         total = narrower.total("duration_ns") / 1e6
         graph.note(
             f"Left as they are: {counted(len(narrower), 'kernel')} of 8 or 4 bits, {total:,.4g} ms in total."
         )
+
+
+def _is_narrower(dtype: str | None) -> bool:
+    return bool(NARROWER.match(dtype or ""))
 
 
 def tasks_in_matrix_units(graph: Graph, tasks: Selection) -> np.ndarray:
@@ -101,8 +106,8 @@ def tasks_in_matrix_units(graph: Graph, tasks: Selection) -> np.ndarray:
         shape (tasks,), bool.
     """
     amounts = work(graph, tasks)
-    helpers = names_fit(tasks.name, HELPER.search)
-    found: np.ndarray = (amounts.flop > 0) & amounts.is_matrix | is_matrix_kernel(tasks.name) & ~helpers
+    helpers = names_fit(tasks, HELPER.search)
+    found: np.ndarray = (amounts.flop > 0) & amounts.is_matrix | is_matrix_kernel(tasks) & ~helpers
     return found
 
 

@@ -153,7 +153,10 @@ def counts(before: Graph, after: Graph) -> tuple[int, int, int]:
         if before.columns.same(after.columns, name):
             continue
         differs |= before.columns[name] != after.columns[name][:size]
-    return int((differs & kept).sum()), int(after.alive[size:].sum()), int(removed.sum())
+    changed, inserted, gone = (
+        int(np.count_nonzero(mask)) for mask in (differs & kept, after.alive[size:], removed)
+    )
+    return changed, inserted, gone
 
 
 def _retimed(graph: Graph, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:

@@ -11,7 +11,7 @@ from warnings import warn
 from daydream import hooks
 from daydream.display import NotebookFigure, as_json
 from daydream.errors import GraphError, NotApplicableError
-from daydream.graph.alike import alike, share_plans
+from daydream.graph.alike import share_plans_of_one_alike
 from daydream.graph.graph import Graph
 from daydream.graph.lint import problems
 from daydream.graph.recording_cost import was_measured
@@ -349,21 +349,20 @@ def predict(
     answer for the step without a profiler then. `contention` says how kernels and transfers that overlap
     slow each other: `"measured"`, `"off"`, or one or two factors. `capacity_bytes` is what each device has,
     by default what the trace says of it. `like` is a graph that the edit made of one that differs in
-    durations only: where the plans are the same, they are taken over.
+    durations only: where the plans are the same, they are taken over. So are those of the replay's graph.
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
     old = replay.graph
     graph, options = edit.in_copy(old if start is None else start)
-    wrong = problems(graph, cycles=False)
+    twin = share_plans_of_one_alike(graph, [old] if like is None else [like, old])
+    wrong = problems(graph, cycles=False, like=twin)
     if wrong:
         raise GraphError(f"{edit.name} left a broken graph: " + " ".join(wrong))
     changed, inserted, removed = counts(old, graph)
     if not (changed or inserted or removed or graph.edits > old.edits):
         raise NotApplicableError(f"{edit.name} found nothing to change in this trace")
     need_steps(graph)
-    if like is not None and alike(graph, like):
-        share_plans(graph, like)
     chosen = choose(contention, old, graph)
     slowed = None if chosen is None else chosen.between(old, graph)
     try:

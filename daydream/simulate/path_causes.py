@@ -88,7 +88,7 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     columns = graph.columns
     kind, work = columns["kind"][task], edge < 0
     by_kind = np.array([OF_KIND[name].code for name in KINDS])
-    if not device_work(graph)[graph.alive].any():
+    if not (device_work(graph) & graph.alive).any():
         by_kind[CPU] = PathCause.OPERATORS.code
     found = by_kind[kind]
     blocking = np.zeros(graph.size, bool)
@@ -120,8 +120,15 @@ def has_cpu(graph: Graph) -> bool:
 def ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[PathCause, int]:
     """Return what the time of some steps is spent on, in ns a step; what bounds a kernel is left open.
 
-    It adds up to the mean of the steps.
+    It adds up to the mean of the steps. Kept with the timeline, too.
     """
+    wanted = copy, tuple(steps)
+    if wanted not in timeline.causes:
+        timeline.causes[wanted] = _ns_by_cause(timeline, copy, steps)
+    return dict(timeline.causes[wanted])
+
+
+def _ns_by_cause(timeline: Timeline, copy: int, steps: Sequence[int]) -> dict[PathCause, int]:
     pieces = pieces_of(timeline, copy, steps)
     codes = codes_of(timeline.graph, pieces.task, pieces.edge)
     total = np.bincount(codes, pieces.ns, len(CAUSES)).astype(np.int64)  # exact: below 2**53 ns, 100 days

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +11,7 @@ import numpy as np
 from daydream.display import NotebookFigure
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS
+from daydream.simulate.closing import Closing
 from daydream.simulate.critical_path import CriticalPath, critical_path, slack
 from daydream.trace.schema import PHASES
 
@@ -70,7 +70,9 @@ class Timeline(NotebookFigure):
         self.repeats = repeats or {}
         self.overlaps_settled = overlaps_settled
         self._behind: dict[tuple[int, tuple[int, ...]], list[Stretch]] = {}
-        self.pieces: dict[tuple[int, tuple[int, ...]], Any] = {}  # of those chains, for who makes them
+        # Of those chains, for who makes them:
+        self.pieces: dict[tuple[int, tuple[int, ...]], Any] = {}
+        self.causes: dict[tuple[int, tuple[int, ...]], Mapping[Any, int]] = {}
 
     def __repr__(self) -> str:
         return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"
@@ -107,24 +109,22 @@ class Timeline(NotebookFigure):
         return dict(zip(at, inside[last].tolist(), strict=True))
 
     @cached_property
-    def closing(self) -> np.ndarray:
-        """Entries that may complete a step, the last work of each (copy, step) on each lane: int64, (n,)."""
+    def _closing(self) -> Closing:
         # What shares a plan's structure (a variant) shares this.
         if "closing" not in self.plan.cache:
-            self.plan.cache["closing"] = self._closing()
-        found: np.ndarray = self.plan.cache["closing"]
+            self.plan.cache["closing"] = Closing.of(self)
+        found: Closing = self.plan.cache["closing"]
         return found
 
-    def _closing(self) -> np.ndarray:
-        step, lanes = _completes(self.graph), len(self.graph.lanes)
-        if self.plan.scheduled:  # a lane with a policy runs in another order than that of ids
-            return np.flatnonzero(step[self.task] >= 0)
-        none = len(self.graph.steps) * lanes  # the place of what completes no step
-        place = np.where(step >= 0, step * np.int64(lanes) + self.graph.columns["lane"], none)[self.task]
-        place += self.copy * np.int64(none + 1)
-        last = np.full((int(self.copy.max(initial=0)) + 1, none + 1), -1)
-        last.reshape(-1)[place] = np.arange(len(place))  # of what is assigned to one place, the last stays
-        return np.sort(last[:, :none][last[:, :none] >= 0])
+    @property
+    def closing(self) -> np.ndarray:
+        """Entries that may complete a step, the last work of each (copy, step) on each lane: int64, (n,)."""
+        return self._closing.tasks
+
+    @property
+    def spans(self) -> dict[tuple[int, int], tuple[int, int] | None]:
+        """By covered (copy, step), the (copy, step) whose completion it counts from; None: its own start."""
+        return self._closing.spans
 
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
@@ -133,7 +133,7 @@ class Timeline(NotebookFigure):
         the first is the last of the copy before. `closing_ns` is when the `closing` tasks end in a variant
         of this timeline, in their order.
         """
-        keys, order, first = self._closed_steps
+        keys, order, first = self._closing.keys, self._closing.order, self._closing.first
         if not keys:
             return {}
         closing_ns = self.end_ns[self.closing] if closing_ns is None else closing_ns
@@ -147,50 +147,6 @@ class Timeline(NotebookFigure):
             begin = ends[before] if before is not None else int(self.graph.steps[key[1]]["start_ns"])
             times[key] = ends[key] - begin
         return times
-
-    @cached_property
-    def _closed_steps(self) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
-        """Each (copy, step), the order in which its `closing` stand together, and where it begins there."""
-        copy, step = self.copy[self.closing], self.graph.columns["step"][self.task[self.closing]]
-        order = np.lexsort((step, copy))
-        copy, step = copy[order], step[order]
-        new = (copy[1:] != copy[:-1]) | (step[1:] != step[:-1])
-        first = np.flatnonzero(np.append(True, new)[: len(order)])
-        return list(zip(copy[first].tolist(), step[first].tolist(), strict=True)), order, first
-
-    @cached_property
-    def spans(self) -> dict[tuple[int, int], tuple[int, int] | None]:
-        """By covered (copy, step), the (copy, step) whose completion it counts from; None: its own start."""
-        ends = self.last_of_steps
-        return {
-            (copy, step): self._step_before(copy, step, ends)
-            for copy, step in sorted(ends)
-            if self.graph.steps[step].get("covered") and not (copy and step < self._repeated(step)[0])
-        }
-
-    def _step_before(self, copy: int, step: int, ends: dict[tuple[int, int], int]) -> tuple[int, int] | None:
-        """Return the (copy, step) that runs before one, or None; a window follows its own last step."""
-        mates = self._steps_of_ranks[self.graph.steps[step].get("rank", 0)]
-        place = bisect.bisect_left(mates, step)
-        if not copy:
-            before = (copy, mates[place - 1]) if place else None
-            return before if before in ends else None
-        first, last = self._repeated(step)
-        at = bisect.bisect_right(mates, last)
-        around = [(copy, place), (copy - 1, at)]  # a step that a change left without work is passed over
-        earlier = ((here, mates[one]) for here, end in around for one in range(end - 1, -1, -1))
-        return next((key for key in earlier if key[1] >= first and key in ends), None)
-
-    @cached_property
-    def _steps_of_ranks(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for number, step in enumerate(self.graph.steps):
-            found.setdefault(step.get("rank", 0), []).append(number)
-        return found
-
-    def _repeated(self, step: int) -> tuple[int, int]:
-        """Return the first and the last step of the repeated window on a step's rank."""
-        return self.repeats.get(self.graph.steps[step].get("rank", 0), (0, len(self.graph.steps) - 1))
 
     def critical_path(self, task: int | None = None) -> CriticalPath:
         """Return the chain of causes behind the end of a timeline entry (default: the last to end)."""
@@ -285,27 +241,6 @@ class Timeline(NotebookFigure):
         frame = pd.DataFrame({name: self.column(name) for name in names})
         frame.insert(0, "task", self.task)
         return frame.assign(copy=self.copy, start_ns=self.start_ns, end_ns=self.end_ns, wait_ns=self.wait_ns)
-
-
-def _completes(graph: Graph) -> np.ndarray:
-    """Return the step that each task can complete, -1 for none: int32, shape (ids,).
-
-    None of background threads, nor the own time of a named range. Nor, beside a device, CPU work that lasted
-    beyond the range of its step: what a recorded step does on CPUs ends with its range.
-    """
-    columns, trace = graph.columns, graph.trace
-    step = columns["step"].copy()
-    if graph.steps and (columns["kind"] != CPU).any():
-        stops = np.array([step["end_ns"] for step in graph.steps] + [2**62], np.int64)
-        beyond = (columns["measured_start_ns"] + columns["duration_ns"] > stops[step]) & (columns["row"] >= 0)
-        step[beyond & (columns["kind"] == CPU)] = -1
-    background = [number for number, lane in enumerate(graph.lanes) if lane.background]
-    if background:
-        step[np.isin(columns["lane"], background)] = -1
-    if trace is not None and len(trace):
-        named = np.append(trace.is_kind("annotation"), True)[columns["row"]]  # the last: of no row
-        step[named & (columns["kind"] == CPU)] = -1
-    return step
 
 
 def _by_cause(timeline: Timeline, stretches: Sequence[Stretch]) -> dict[str, int]:

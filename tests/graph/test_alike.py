@@ -71,3 +71,29 @@ def test_the_second_prediction_of_a_change_lowers_nothing(lowered):
     again = predict(before, Edit("pauses", insert), like=first.graph)
     assert not lowered
     assert again.after.times == first.after.times
+
+
+def test_a_change_of_times_and_types_lowers_nothing(lowered):
+    before = replay(load(GPT))
+
+    def change(graph):
+        graph.select(kind="kernel").scale(0.5).set(dtype="float16")
+        return {}
+
+    del lowered[:]
+    after = predict(before, Edit("narrow", change)).after
+    assert not lowered
+    anew = before.graph.copy()
+    change(anew)
+    assert settle(anew).times == after.times
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 40])
+def test_shared_plans_end_their_steps_with_what_takes_part_in_them(graph, factor):
+    slower = graph.copy()
+    cpu = slower.select(kind="cpu")
+    cpu.scale(factor)
+    slower.touch()
+    anew = settle(slower.copy()).timeline
+    share_plans(slower, graph)
+    np.testing.assert_array_equal(settle(slower).timeline.closing, anew.closing)

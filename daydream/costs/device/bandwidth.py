@@ -12,7 +12,6 @@ from daydream.costs.devices import device_of
 from daydream.costs.kernels import floor_ns, recorded_duration_ns, work_of_rows
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.graph.query.texts import is_among
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU
 
@@ -127,7 +126,7 @@ def _streaming(tasks: Selection) -> tuple[np.ndarray, np.ndarray]:
     rows, which = np.unique(graph.columns["row"][tasks.ids], return_inverse=True)
     duration = np.bincount(which.reshape(-1), recorded_duration_ns(tasks), len(rows))
     amounts = work_of_rows(graph.trace, rows)
-    streaming = is_among(amounts.family, STREAMING)
+    streaming = amounts.is_of(*STREAMING)
     return amounts.nbytes[streaming], duration[streaming]
 
 

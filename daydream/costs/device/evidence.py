@@ -26,10 +26,17 @@ BY = {"compute": "arithmetic", "memory": "memory", "latency": "neither (latency)
 
 def rule_of(graph: Graph, kernels: Selection) -> np.ndarray:
     """Return what tells the work of each kernel: `counters`, `shapes` or `names`; texts (object)."""
+    return np.array(RULES, dtype=object)[_rule(graph, kernels)]
+
+
+def _rule(graph: Graph, kernels: Selection) -> np.ndarray:
+    """Return the same as a place in `RULES`."""
     amounts = work(graph, kernels)
     known = (amounts.flop >= 0) | (amounts.nbytes >= 0)
-    found = np.where(known, "shapes", "names").astype(object)
-    found[counted_tasks(graph, kernels).any(axis=0)] = "counters"
+    counted = counted_tasks(graph, kernels).any(axis=0)
+    found: np.ndarray = np.where(
+        counted, RULES.index("counters"), np.where(known, RULES.index("shapes"), RULES.index("names"))
+    )
     return found
 
 
@@ -70,8 +77,8 @@ def counted_kind(graph: Graph, kernels: Selection) -> np.ndarray:
 def named_kind(kernels: Selection) -> np.ndarray:
     """Return what names say bounds each kernel: compute, memory, or None; texts (object)."""
     found = np.full(len(kernels), None, dtype=object)
-    found[names_fit(kernels.name, STREAMING_NAME.search)] = "memory"
-    found[is_matrix_kernel(kernels.name)] = "compute"
+    found[names_fit(kernels, STREAMING_NAME.search)] = "memory"
+    found[is_matrix_kernel(kernels)] = "compute"
     return found
 
 
@@ -91,9 +98,13 @@ def by_counters(
         float64, shape (kernels,).
     """
     say_evidence(graph, kernels)
-    factors = {"compute": compute, "memory": memory, "latency": 1.0}
-    kinds = counted_kind(graph, kernels).tolist()
-    return np.array([factors.get(kind, named) for kind, named in zip(kinds, by_name.tolist(), strict=True)])
+    found = np.array(by_name, np.float64)
+    if not counted_tasks(graph, kernels).any():
+        return found
+    kinds = counted_kind(graph, kernels)
+    for kind, factor in (("compute", compute), ("memory", memory), ("latency", 1.0)):
+        found[kinds == kind] = factor
+    return found
 
 
 def say_evidence(graph: Graph, kernels: Selection) -> None:
@@ -126,9 +137,12 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     total = time.sum()
     if not total:
         return []
-    rule = rule_of(graph, kernels)
-    parts = [f"{name} for {time[rule == name].sum() / total:.1%}" for name in RULES if (rule == name).any()]
+    rule = _rule(graph, kernels)
+    ours = [(name, rule == place) for place, name in enumerate(RULES)]
+    parts = [f"{name} for {time[mine].sum() / total:.1%}" for name, mine in ours if mine.any()]
     said = [f"What bounds the kernels is known by {', '.join(parts)} of their time."]
+    if not (rule == RULES.index("counters")).any():
+        return said
     said += _of_l2(graph, kernels, time / total)
     told, by_name = counted_kind(graph, kernels), named_kind(kernels)
     differs = (told != by_name) & (told != None) & (by_name != None)  # noqa: E711

@@ -114,19 +114,19 @@ class _Kernels:
         blocks = grid_blocks(tasks.graph, tasks)
         self.block = np.array([known[name] for name in names], np.int64)
         self.most = np.where((self.block > 0) & (blocks > 0), blocks * self.block, -1)
-        self.product = is_matrix_kernel(tasks.name)
+        self.product = is_matrix_kernel(tasks)
         self.names, self.blocks = names, blocks
         # The third size of other grids, of convolutions and layout changes, is no batch of products.
-        batched = names_fit(tasks.name, GEMM.search) & ~names_fit(tasks.name, CONVOLUTION.search)
+        batched = names_fit(tasks, GEMM.search) & ~names_fit(tasks, CONVOLUTION.search)
         self.batch = np.where(self.product & batched, _deep(tasks), 1)
-        self.fused = names_fit(tasks.name, FUSED_ATTENTION.search)
-        self.reduces = names_fit(tasks.name, REDUCTION.search)
+        self.fused = names_fit(tasks, FUSED_ATTENTION.search)
+        self.reduces = names_fit(tasks, REDUCTION.search)
         self.steps = max(len(np.unique(tasks.step)), 1)
         lane = tasks.graph.columns["lane"][tasks.ids]
         self.order = np.lexsort((tasks.graph.columns["order"][tasks.ids], lane))
-        split = names_fit(tasks.name, SPLIT_SUM.search)[self.order]
+        split = names_fit(tasks, SPLIT_SUM.search)[self.order]
         self.batch[self.order[:-1][split[1:]]] = 1  # its third size is the parts of its sum
-        sums = names_fit(tasks.name, re.compile(WEIGHT_GRADIENT).search)
+        sums = names_fit(tasks, re.compile(WEIGHT_GRADIENT).search)
         self.weight_gradient = sums & (self.batch == 1)
 
     def counts(self) -> dict[tuple[str, int], float]:

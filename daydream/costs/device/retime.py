@@ -149,7 +149,7 @@ def retime_untyped(
         the mask of such products, shape (tasks,), bool; for each the middle of what the types give, ns,
         shape (products,), int64; and by which part of it that may be off, likewise, float64.
     """
-    products = work(graph, selection).is_matrix | is_matrix_kernel(selection.name)
+    products = work(graph, selection).is_matrix | is_matrix_kernel(selection)
     products &= selection.dtype == None  # noqa: E711 - a column of texts and None
     if not products.any():
         return products, np.zeros(0, np.int64), np.zeros(0)

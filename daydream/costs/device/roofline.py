@@ -28,9 +28,11 @@ from daydream.costs.workload.calls import MATRIX_KERNEL
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.graph.query.texts import for_each, is_among
+from daydream.graph.query.texts import for_each, is_among, of_tasks
 from daydream.graph.selection import Selection
+from daydream.lazy import regex
 
+NVJET = regex("nvjet")
 PAPER_SPEEDUPS = (3.0, 2.0)  # 32 to 16 bits: matrix kernels, all others (Daydream, ATC 2020, section 5.1)
 HALF = ("float16", "bfloat16")
 IN_FULL = ("float32", "float64", "float32_matrix")  # vector units, and matrix units of full precision
@@ -48,13 +50,13 @@ FIXED_OF_PRODUCTS = 2.5
 ABOVE_PEAK = 1.1  # of vector units: a product this fast does not run there
 
 
-def is_matrix_kernel(names: np.ndarray) -> np.ndarray:
-    """Mask of the names of matrix libraries' kernels."""
+def is_matrix_kernel(names: np.ndarray | Selection) -> np.ndarray:
+    """Mask of the names, or of the tasks with names, of matrix libraries' kernels."""
     return names_fit(names, MATRIX_KERNEL.search)
 
 
-def is_tf32_kernel(names: np.ndarray) -> np.ndarray:
-    """Mask of the names of kernels that multiply in TF32."""
+def is_tf32_kernel(names: np.ndarray | Selection) -> np.ndarray:
+    """Mask of the names, or of the tasks with names, of kernels that multiply in TF32."""
     return names_fit(names, TF32_KERNEL.search)
 
 
@@ -71,14 +73,14 @@ def runs_in_tf32(graph: Graph, tasks: Selection) -> np.ndarray:
     Returns:
         shape (tasks,), bool.
     """
-    wide = np.asarray(tasks.dtype == "float32")
-    named = is_tf32_kernel(tasks.name) | names_fit(tasks.name, lambda name: "nvjet" in name)
+    wide = of_tasks(tasks, "dtype", lambda dtype: dtype == "float32", bool)
+    named = is_tf32_kernel(tasks) | names_fit(tasks, NVJET.search)
     device = device_or_none(graph)
     if device is None or "tf32" not in device.tflops or "float32_matrix" in device.tflops:
         return wide & named
     amounts = work(graph, tasks)
     rate = amounts.flop / np.maximum(tasks.duration_ns, 1)
-    fast = (amounts.family == "matmul") & (rate > ABOVE_PEAK * device.peak("float32"))
+    fast = amounts.is_of("matmul") & (rate > ABOVE_PEAK * device.peak("float32"))
     return wide & (named | fast)
 
 
@@ -311,16 +313,18 @@ def _crosses_link(name: str | None) -> bool:
     return any(word in (name or "") for word in ("HtoD", "DtoH", "HostToDevice", "DeviceToHost"))
 
 
-def names_fit(names: np.ndarray, search: Callable[[str], object]) -> np.ndarray:
+def names_fit(names: np.ndarray | Selection, search: Callable[[str], object]) -> np.ndarray:
     """Return a mask of the names that fit; each distinct one is looked at once, as names are few.
 
     Args:
-        names: texts (object), None for unknown, shape (tasks,).
+        names: texts (object), None for unknown, shape (tasks,); or tasks, whose names are meant.
         search: gives anything true for a name that fits: `re.compile(...).search`.
 
     Returns:
         shape (tasks,), bool.
     """
+    if isinstance(names, Selection):
+        return of_tasks(names, "name", lambda name: _fits(search, name), bool)
     return for_each(names, lambda name: _fits(search, name), bool)
 
 
