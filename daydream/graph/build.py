@@ -87,7 +87,6 @@ def build(trace: Trace, *, without: Collection[str] = ()) -> Graph:
     builder = GraphBuilder(trace, graph)
     order_threads(builder)
     order_streams(builder, holes="graphs" not in without)
-    builder.waited = np.zeros(graph.size, bool)
     for name, rule in RULES.items():
         if name not in without:
             rule(builder)

@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import unique
+from daydream.graph.columns import grown
 from daydream.graph.graph import Graph
+from daydream.graph.lookups import Lookups
 from daydream.graph.query.numbering import distinct, first_of
 from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.trace.schema import PHASES
@@ -29,11 +32,12 @@ class GraphBuilder:
     trace: Trace
     graph: Graph
     end_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # recorded end, by task
-    unit_of_task: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    unit_of_task: np.ndarray = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # of the trace's own tasks
     event_rows: list[int] = field(default_factory=list)  # the row of `waits` behind each pair
     event_latency_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # by task
     _new_waits: list[tuple[int, int, int, int]] = field(default_factory=list)
-    _launched: dict[int, np.ndarray] = field(default_factory=dict)
     task_of_row: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     thread_ids: list[tuple[int, int, int]] = field(default_factory=list)  # (rank, pid, tid) by CPU lane
     waited: np.ndarray = field(default_factory=lambda: np.empty(0, bool))  # by task: a wait was taken out
@@ -41,6 +45,10 @@ class GraphBuilder:
     host_lanes: set[int] = field(default_factory=set)  # collectives on the CPU: no streams of a device
     linked_threads: set[int] = field(default_factory=set)
     event_pairs: list[tuple[int, int]] = field(default_factory=list)  # (waiting task, the task it waits for)
+
+    def __post_init__(self) -> None:
+        self.tasks = Lookups(self.graph)
+        self._end_room = self.end_ns
 
     @property
     def start_ns(self) -> np.ndarray:
@@ -57,10 +65,30 @@ class GraphBuilder:
         codes = [code for code, name in enumerate(self.trace.text("name")) if name.startswith("ProfilerStep")]
         return np.isin(self.trace["name"], codes) & self.trace.is_kind("annotation")
 
-    def named(self, match: Any) -> np.ndarray:
-        """Return a mask over tasks whose name fits a predicate on names."""
+    def named(self, match: Any, tasks: np.ndarray | None = None) -> np.ndarray:
+        """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
         fits = np.array([bool(match(name)) for name in self.graph.texts["name"]] + [False])
-        return fits[self.graph.columns["name"]]
+        names = self.graph.columns["name"] if tasks is None else self.graph.columns["name"][tasks]
+        return fits[names] if fits.any() else np.zeros(len(names), bool)
+
+    @cached_property
+    def calls(self) -> np.ndarray:
+        """Return the tasks that are runtime calls (their first piece), ascending."""
+        if not len(self.task_of_row):  # device rows only
+            return np.empty(0, np.int64)
+        first = self.task_of_row[self.trace.is_kind("runtime")]
+        return np.sort(first[first >= 0])
+
+    def calls_named(self, match: Any) -> np.ndarray:
+        """Return the runtime calls whose name fits a predicate on names, ascending."""
+        codes, number = self._names_of_calls
+        texts = self.graph.texts["name"]
+        return self.calls[np.array([code >= 0 and bool(match(texts[code])) for code in codes], bool)[number]]
+
+    @cached_property
+    def _names_of_calls(self) -> tuple[list[int], np.ndarray]:
+        codes, number = distinct(self.graph.columns["name"][self.calls])
+        return codes.tolist(), number
 
     def threads(self, rows: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
         """Return a thread number per row, and the (rank, pid, tid) of each number."""
@@ -104,22 +132,11 @@ class GraphBuilder:
         self.extend(start)
         return tasks
 
-    def extend(self, end_ns: np.ndarray) -> None:
+    def extend(self, end_ns: np.ndarray, *, waited: bool = False) -> None:
         """Note the recorded ends of tasks that were just added to the graph."""
-        self.end_ns = np.concatenate([self.end_ns, end_ns])
-        self.waited = np.append(self.waited, np.zeros(len(end_ns), bool))
-        self.unit_of_task = np.append(
-            self.unit_of_task, np.full(len(self.end_ns) - len(self.unit_of_task), -1)
-        )
-
-    def is_call(self) -> np.ndarray:
-        """Return a mask of the tasks that are runtime calls (their first piece)."""
-        rows = self.graph.columns["row"]
-        if not len(self.task_of_row):  # device rows only
-            return np.zeros(len(rows), bool)
-        calls = self.trace.is_kind("runtime")[np.maximum(rows, 0)] & (rows >= 0)
-        ids = np.arange(len(rows))
-        return calls & (self.task_of_row[np.maximum(rows, 0)] == ids)
+        self._end_room = grown(self._end_room, len(self.end_ns), [end_ns])
+        self.end_ns = self._end_room[: len(self.end_ns) + len(end_ns)]
+        self.waited = np.append(self.waited, np.full(len(end_ns), waited))
 
     def unit(self, rows: np.ndarray) -> np.ndarray:
         """Return what ties rows to a call: the correlation id, made distinct between ranks; -1 for none."""
@@ -150,32 +167,29 @@ class GraphBuilder:
 
     def launched_by_thread(self, thread: int) -> np.ndarray:
         """Return the device tasks that a CPU lane launched, in program order."""
-        columns = self.graph.columns
-        if thread not in self._launched:
-            device = np.flatnonzero(columns["launch"] >= 0)
-            mine = device[columns["lane"][columns["launch"][device]] == thread]
-            self._launched[thread] = mine[np.argsort(columns["order"][mine], kind="stable")]
-        return self._launched[thread]
+        columns, work = self.graph.columns, self.tasks.launched()
+        return self.in_order(work[columns["lane"][columns["launch"][work]] == thread])
+
+    def in_order(self, tasks: np.ndarray) -> np.ndarray:
+        """Return tasks in program order."""
+        return tasks[np.argsort(self.graph.columns["order"][tasks], kind="stable")]
 
     @cached_property
     def collectives(self) -> dict[int, np.ndarray]:
         """Return the launched collectives of each lane that has any, in program order."""
-        columns = self.graph.columns
-        tasks = np.flatnonzero((columns["kind"] == COLLECTIVE) & (columns["launch"] >= 0))
-        tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
-        lanes = columns["lane"][tasks]
-        return {lane: tasks[lanes == lane] for lane in np.unique(lanes).tolist()}
+        return self._by_lane(self.graph.columns["kind"] == COLLECTIVE)
 
     @cached_property
     def side_work(self) -> dict[int, np.ndarray]:
         """Return the launched work of each stream that runs no collectives, in program order."""
-        columns = self.graph.columns
-        tasks = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
-        tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
-        lanes = columns["lane"][tasks]
-        return {
-            lane: tasks[lanes == lane] for lane in np.unique(lanes).tolist() if lane not in self.collectives
-        }
+        work = self._by_lane(self.graph.columns["kind"] != CPU)
+        return {lane: tasks for lane, tasks in work.items() if lane not in self.collectives}
+
+    def _by_lane(self, chosen: np.ndarray) -> dict[int, np.ndarray]:
+        tasks = self.tasks.launched()
+        tasks = self.in_order(tasks[chosen[tasks]])
+        lanes = self.graph.columns["lane"][tasks]
+        return {lane: tasks[lanes == lane] for lane in unique(lanes).tolist()}
 
     def add_wait(self, record: int, source: int, wait: int, target: int) -> None:
         """Let work launched on `target` after `wait` follow the work on `source` up to `record`."""
@@ -189,11 +203,11 @@ class GraphBuilder:
             graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
             self._new_waits = []
         order = graph.columns["order"]
-        runs = dict(stream_runs(self))
+        runs = dict(self.tasks.streams())
         self.event_pairs, self.event_rows = [], []
         table = graph.waits
-        for source in np.unique(table["source"]).tolist():
-            for target in np.unique(table["target"][table["source"] == source]).tolist():
+        for source in unique(table["source"]).tolist():
+            for target in unique(table["target"][table["source"] == source]).tolist():
                 rows = np.flatnonzero((table["source"] == source) & (table["target"] == target))
                 before, after = runs[source], runs[target]
                 src = np.searchsorted(order[before], order[table["record"][rows]], side="right") - 1
@@ -207,7 +221,7 @@ class GraphBuilder:
     def ended_before(self, tasks: np.ndarray) -> np.ndarray:
         """Return when the task before each device task on its stream had ended; far past for none."""
         ended = np.full(self.graph.size, -(2**60), np.int64)
-        for _, run in stream_runs(self):
+        for _, run in self.tasks.streams():
             ended[run[1:]] = self.end_ns[run[:-1]]
         return ended[tasks]
 
@@ -218,7 +232,7 @@ class GraphBuilder:
         known = np.full(self.graph.size, -(2**60), np.int64)
         for target, source in self.event_pairs:
             known[target] = max(known[target], self.end_ns[source])
-        for _, tasks in stream_runs(self):
+        for _, tasks in self.tasks.streams():
             launch = columns["launch"][tasks]
             begun = np.where(launch >= 0, self.start_ns[launch], self.start_ns[tasks])
             before = np.append(-(2**60), self.end_ns[tasks[:-1]])
@@ -235,28 +249,13 @@ class GraphBuilder:
 
     @cached_property
     def _lanes_of_stream(self) -> dict[tuple[int, int], list[int]]:
-        columns, trace = self.graph.columns, self.trace
+        columns, trace, lanes = self.graph.columns, self.trace, self.graph.lanes
         found: dict[tuple[int, int], list[int]] = {}
-        on_device = np.flatnonzero(columns["kind"] != CPU)
-        lanes, first, count = np.unique(columns["lane"][on_device], return_index=True, return_counts=True)
-        for lane, place in sorted(
-            zip(lanes.tolist(), first.tolist(), strict=True),
-            key=lambda pair: -count[list(lanes).index(pair[0])],
-        ):
-            row = columns["row"][on_device[place]]
+        work = {number: self.tasks.on(number) for number, lane in enumerate(lanes) if lane.on_device}
+        for lane in sorted(filter(lambda lane: len(work[lane]), work), key=lambda lane: -len(work[lane])):
+            row = columns["row"][work[lane].min()]
             found.setdefault((max(int(trace["rank"][row]), 0), int(trace["stream"][row])), []).append(lane)
         return found
-
-
-def stream_runs(builder: GraphBuilder) -> list[tuple[int, np.ndarray]]:
-    """Return (lane, task ids in lane order) for every device lane."""
-    graph = builder.graph
-    ids = np.flatnonzero(graph.columns["kind"] != CPU)
-    if builder.host_lanes:
-        ids = ids[~np.isin(graph.columns["lane"][ids], list(builder.host_lanes))]
-    ids = ids[np.lexsort((ids, graph.columns["order"][ids], graph.columns["lane"][ids]))]
-    lanes = graph.columns["lane"][ids]
-    return [(int(lanes[begin]), ids[begin:end]) for begin, end in runs_of(lanes)]
 
 
 def runs_of(values: np.ndarray) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """The columns of a graph's tasks: arrays that copies of the graph share until one of them is written to.
 
 A what-if changes a few columns of a copy, so a copy holds only what was changed. Appended tasks are
-kept as pieces, and a column is joined when it is read next: many insertions cost one copy of the columns that
-they look at.
+kept as pieces, and written behind a column when it is read next, into room that is left there: many
+insertions cost one copy of the columns that they look at.
 
     graph      lane  order  ...          copied     lane and order are shared, read-only
     its copy   lane  order* ...          own()      order* is its own since it was written to
@@ -10,7 +10,7 @@ they look at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,23 @@ import numpy as np
 from daydream.graph.tables import COLUMNS, DEFAULTS
 
 OWN = ("duration_ns", "gap_ns")  # never shared: what edits change most, and those of users in place
+ROOM = 4  # room is left behind for this part of an array; what is not written to takes no memory
+
+
+def grown(room: np.ndarray, held: int, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return an array that begins with the `held` first values of `room` and goes on with the parts.
+
+    It is `room` itself where they fit in, else a longer array of its type with room of its own.
+    """
+    count = held + sum(map(len, parts))
+    whole = room
+    if len(room) < count:
+        whole = np.empty(count + count // ROOM, room.dtype)
+        np.copyto(whole[:held], room[:held])
+    for part in parts:
+        np.copyto(whole[held : held + len(part)], part, casting="same_kind")
+        held += len(part)
+    return whole
 
 
 class Columns(MutableMapping[str, np.ndarray]):
@@ -30,16 +47,26 @@ class Columns(MutableMapping[str, np.ndarray]):
         given = {name: np.empty(0, dtype) for name, dtype in COLUMNS.items()} if arrays is None else arrays
         self._arrays = dict(given)
         self._more: dict[str, list[np.ndarray]] = {}  # by column, what was appended since it was read
+        self._room: dict[str, np.ndarray] = {}  # what a column is the begin of, where it is no other graph's
         self._shared: set[str] = set()
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name in self._more:
-            self._arrays[name] = np.concatenate([self._arrays[name], *self._more.pop(name)])
-            self._shared.discard(name)
+            self._join(name, self._more.pop(name))
         return self._arrays[name]
+
+    def _join(self, name: str, more: Sequence[np.ndarray]) -> None:
+        held = self._arrays[name]
+        room = self._room.get(name, held)
+        whole = grown(room, len(held), more)
+        if whole is not room:
+            self._room[name] = whole
+            self._shared.discard(name)
+        self._arrays[name] = whole[: len(held) + sum(map(len, more))]
 
     def __setitem__(self, name: str, values: np.ndarray) -> None:
         self._more.pop(name, None)
+        self._room.pop(name, None)
         self._shared.discard(name)
         self._arrays[name] = values
 
@@ -63,9 +90,17 @@ class Columns(MutableMapping[str, np.ndarray]):
         """Append tasks: a value for all or one for each; columns that are not given take their defaults."""
         for name, dtype in COLUMNS.items():
             value = given.get(name, DEFAULTS.get(name, 0))
+            if name not in self._more and self._fits(name, count):
+                self._join(name, [np.broadcast_to(np.asarray(value, dtype), count)])
+                continue
             # A value for each is copied: whoever gave it may write to it before the column is read.
             new = np.array(value, dtype) if np.ndim(value) else np.asarray(value, dtype)
             self._more.setdefault(name, []).append(np.broadcast_to(new, count))
+
+    def _fits(self, name: str, count: int) -> bool:
+        """Tell whether so many tasks can be written behind a column without copying what is there."""
+        held = len(self._arrays[name])
+        return not held or len(self._room.get(name, ())) >= held + count
 
     def join(self) -> None:
         """Join what was appended, so that no reader has to: several may read at once."""
@@ -77,6 +112,7 @@ class Columns(MutableMapping[str, np.ndarray]):
         twin = Columns({name: self[name] for name in self})
         for name in OWN:
             twin[name] = twin[name].copy()
+        self._room.clear()  # both might write to it
         twin._shared = set(self) - set(OWN)
         self._shared |= twin._shared
         for name in twin._shared:

@@ -86,19 +86,28 @@ def test_an_insertion_before_the_first_of_a_lane_makes_room_as_in_a_graph_that_w
     assert names[0][-1] == "b"
 
 
-def joined_by(work, monkeypatch) -> int:
-    """Return how many values are written to make columns longer; the mask of who is alive aside."""
-    written = 0
-    concatenate = np.concatenate
+def test_what_is_added_to_a_graph_is_not_seen_by_its_copy_nor_the_other_way():
+    graph = graph_of(8)
+    graph.add(1, order=70)  # leaves room behind the columns
+    copy = graph.copy()
+    graph.add(1, order=80)
+    copy.add(1, order=90)
+    assert graph.columns["order"].tolist() == [*range(0, 80, 10), 70, 80]
+    assert copy.columns["order"].tolist() == [*range(0, 80, 10), 70, 90]
 
-    def count(arrays, *rest, **named):
+
+def joined_by(work, monkeypatch) -> int:
+    """Return how many values are written to make columns longer."""
+    written = 0
+    copyto = np.copyto
+
+    def count(into, values, **named):
         nonlocal written
-        found = concatenate(arrays, *rest, **named)
-        written += found.size if found.dtype != bool else 0
-        return found
+        copyto(into, values, **named)
+        written += into.size
 
     with monkeypatch.context() as patched:
-        patched.setattr("daydream.graph.columns.np.concatenate", count)
+        patched.setattr("daydream.graph.columns.np.copyto", count)
         work()
     return written
 
@@ -114,4 +123,4 @@ def test_many_additions_join_each_column_once(monkeypatch):
             graph.columns.join()
 
         found.append(joined_by(work, monkeypatch))
-    assert found == [tasks * len(COLUMNS) for tasks in SIZES]
+    assert found == [(tasks + 100) * len(COLUMNS) for tasks in SIZES]  # the first ones are moved once

@@ -25,7 +25,8 @@ SKEW_NS = 5_000  # a call may seem to return this much before the work that it w
 def array_waits(builder: GraphBuilder) -> Waits:
     """Return what each call that waits for arrays waited for: a task, or all that was launched before it."""
     columns = builder.graph.columns
-    calls = np.flatnonzero((columns["kind"] == CPU) & builder.named(ARRAY_WAIT.search))
+    calls = np.flatnonzero(builder.named(ARRAY_WAIT.search))
+    calls = calls[columns["kind"][calls] == CPU]
     if not len(calls):
         return []
     ranks = np.array([lane.rank for lane in builder.graph.lanes])[columns["lane"]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder, stream_runs
+from daydream.graph.builder import GraphBuilder, runs_of
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import GRAPH_LAUNCH
 from daydream.graph.tables import CPU, KERNEL
@@ -101,12 +101,14 @@ def link_nodes(builder: GraphBuilder) -> None:
             f"{found} between recorded nodes of {named}s, {total / 1e6:,.2f} ms in total, "
             "counted as untraced device work."
         )
-    launched = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
-    by_call = launched[np.lexsort((columns["lane"][launched], columns["launch"][launched]))]
-    call, lane = columns["launch"][by_call], columns["lane"][by_call]
-    for spread in np.unique(call[1:][(call[1:] == call[:-1]) & (lane[1:] != lane[:-1])]).tolist():
-        nodes = launched[columns["launch"][launched] == spread]
-        _link_streams(builder, nodes)
+    launched = builder.tasks.launched()
+    call = columns["launch"][launched]
+    shared = launched[np.bincount(call)[call] > 1] if len(call) else launched
+    shared = shared[np.argsort(columns["launch"][shared], kind="stable")]
+    lane = columns["lane"][shared]
+    for begin, end in runs_of(columns["launch"][shared]):
+        if (lane[begin:end] != lane[begin]).any():
+            _link_streams(builder, shared[begin:end])
 
 
 def fill_heads(builder: GraphBuilder) -> None:
@@ -116,7 +118,7 @@ def fill_heads(builder: GraphBuilder) -> None:
     the first task of a stream, work ran that was launched before the window, most often a graph's.
     """
     inside = _node_heads(builder)
-    firsts = np.array([int(tasks[0]) for _, tasks in stream_runs(builder)], np.int64)
+    firsts = np.array([int(tasks[0]) for _, tasks in builder.tasks.streams()], np.int64)
     firsts = firsts[~np.isin(firsts, inside)]
     _add_heads(builder, inside, UNTRACED, launched=True)
     columns = builder.graph.columns
@@ -130,9 +132,10 @@ def fill_heads(builder: GraphBuilder) -> None:
 def _node_heads(builder: GraphBuilder) -> np.ndarray:
     """Return the first recorded nodes of graph launches that started long after all that could hold them."""
     columns = builder.graph.columns
-    replays = builder.named(lambda name: GRAPH_LAUNCH in name)
-    nodes = np.flatnonzero((columns["kind"] != CPU) & (columns["launch"] >= 0))
-    nodes = nodes[replays[columns["launch"][nodes]]]
+    nodes = builder.tasks.launched()
+    nodes = nodes[builder.named(lambda name: GRAPH_LAUNCH in name, columns["launch"][nodes])]
+    if not len(nodes):
+        return nodes
     nodes = nodes[np.argsort(builder.start_ns[nodes], kind="stable")]
     calls, first = np.unique(columns["launch"][nodes], return_index=True)
     first = nodes[first]

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder, stream_runs
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.rules.event_targets import wait_on_known_streams
 from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.lazy import regex
@@ -69,7 +69,7 @@ def wait_for_events(builder: GraphBuilder) -> None:
 def _waits(builder: GraphBuilder) -> Iterator[Wait]:
     columns = builder.graph.columns
     order = columns["order"]
-    calls = np.flatnonzero(builder.named(WAIT.search) & builder.is_call())
+    calls = builder.calls_named(WAIT.search)
     device = np.flatnonzero(columns["launch"] >= 0)
     for thread in np.unique(columns["lane"][calls]).tolist():
         mine = calls[columns["lane"][calls] == thread]
@@ -94,7 +94,7 @@ def _recorded(builder: GraphBuilder, waits: list[Wait]) -> list[Wait]:
     rows = builder.sync_rows("Stream Wait Event")
     if not rows:
         return waits
-    records = np.flatnonzero(builder.named(RECORD.search) & builder.is_call())
+    records = builder.calls_named(RECORD.search)
     record_of = dict(zip(builder.correlation(records).tolist(), records.tolist(), strict=True))
     targets = builder.sync_streams("Stream Wait Event")
     left = []
@@ -267,7 +267,7 @@ def _by_coincidence(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
     """Draw the waits whose work started late, each time as work of one name ended on another stream."""
     columns = builder.graph.columns
     late = builder.late_starts()
-    runs = dict(stream_runs(builder))
+    runs = dict(builder.tasks.streams())
     ends = {lane: builder.end_ns[tasks] for lane, tasks in runs.items()}
     seen: dict[tuple[int, int, int, int], list[tuple[Wait, int]]] = defaultdict(list)
     tried: dict[tuple[int, int], int] = defaultdict(int)

@@ -36,6 +36,8 @@ POOL = 2  # threads of a pool: torch gives gloo two a network interface
 def run_on_threads(builder: GraphBuilder) -> None:
     """Make collectives on the CPU tasks of their own, which their calls launch and threads wait for."""
     rows = host_collectives(builder.trace)
+    if not len(rows):
+        return
     pieces = np.bincount(builder.graph.columns["row"].clip(0), minlength=len(builder.trace))
     rows = rows[pieces[rows] == 1]  # not those with operators inside
     if not len(rows):
@@ -48,6 +50,7 @@ def run_on_threads(builder: GraphBuilder) -> None:
         tasks = runs.task[wait.runs]
         builder.end_ns[tasks] = np.minimum(builder.end_ns[tasks], done)
     _move(builder, runs)
+    builder.tasks.forget()
     for wait in waits:
         _wait(builder, runs, wait)
     if unknown:

@@ -169,8 +169,7 @@ def _visits(builder: GraphBuilder, runs: Runs, called: np.ndarray) -> Visits:
     for lane in np.unique(columns["lane"][runs.call[called]]).tolist():
         idle = idle_time(builder, lane)
         pauses = dict(zip(idle.end.tolist(), idle.begin.tolist(), strict=True))
-        tasks = np.flatnonzero(columns["lane"] == lane)
-        tasks = tasks[np.argsort(columns["order"][tasks], kind="stable")]
+        tasks = builder.tasks.on(lane)
         rank = builder.graph.lanes[lane].rank
         seen: Counter[tuple[int, int]] = Counter()
         names, steps = columns["name"][tasks].tolist(), columns["step"][tasks].tolist()

@@ -21,7 +21,6 @@ import numpy as np
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ORDER_STEP
 from daydream.graph.plan import Cause
-from daydream.graph.tables import CPU
 from daydream.trace.schema import PHASES
 
 ROUNDING_NS = 2_000  # recordings in whole microseconds overlap by this much
@@ -38,6 +37,7 @@ WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
 STEADY = 0.2  # of the spread of what a thread waits, that its distance from the cause may vary
 LONG_NS = 50_000  # shorter pauses are a thread's own
 SWITCH_NS = 5_000_000  # a thread woken in Python may wait so long for its turn (sys.getswitchinterval)
+NODE = "autograd::engine::evaluate_function"
 NO_EARLIER = 7  # program-order distance behind a task and its device work
 
 
@@ -50,18 +50,23 @@ class IdleTime:
     end: np.ndarray
     in_range: np.ndarray
 
+    def only(self, chosen: np.ndarray) -> IdleTime:
+        """Return those that a mask chooses."""
+        return IdleTime(self.task[chosen], self.begin[chosen], self.end[chosen], self.in_range[chosen])
+
 
 def hand_over(builder: GraphBuilder) -> None:
     """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
-    autograd = _autograd_tasks(builder)
-    lanes = np.unique(builder.graph.columns["lane"][builder.graph.columns["kind"] == CPU]).tolist()
-    busy = {lane: tasks_of(builder, lane) for lane in lanes}
+    lanes = builder.tasks.threads()
+    if len(lanes) < 2:
+        return
+    busy = {lane: builder.tasks.on(lane) for lane in lanes}
+    idle: dict[int, IdleTime] = {}  # of threads that nothing was changed of since
     operators = builder.trace.is_kind("operator")
     rows = builder.graph.columns["row"]
     operating = {lane: bool(operators[rows[ids]].any()) for lane, ids in busy.items()}
     total = {lane: int((builder.end_ns[ids] - builder.start_ns[ids]).sum()) for lane, ids in busy.items()}
     for worker in sorted(lanes, key=lambda lane: -total[lane]):
-        known = bool(autograd[busy[worker]].any()) and _does_backward_only(builder, busy[worker])
         callers = [
             lane
             for lane in lanes
@@ -69,21 +74,21 @@ def hand_over(builder: GraphBuilder) -> None:
         ]
         # A thread that only polls idles around everybody's work; who hands over runs operators.
         callers = [lane for lane in callers if operating[lane]] or callers
-        found = [(lane, *_bursts(builder, idle_time(builder, lane), busy[worker])) for lane in callers]
+        idle |= {lane: idle_time(builder, lane) for lane in callers if lane not in idle}
+        found = [(lane, *_bursts(builder, idle[lane], busy[worker])) for lane in callers]
         found = [f for f in found if len(f[2])]
         if not found:
             continue
         caller, inside, bursts = max(found, key=lambda f: f[1])
-        idle = idle_time(builder, caller)
-        fill = np.median(
-            (bursts[:, 2] - bursts[:, 1]) / np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1)
-        )
+        begins, ends = idle[caller].begin[bursts[:, 0]], idle[caller].end[bursts[:, 0]]
+        fill = np.median((bursts[:, 2] - bursts[:, 1]) / np.maximum(ends - begins, 1))
         told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
-        told &= _calls(idle, bursts)
-        if known or told:
-            _link(builder, idle, bursts, busy[worker])
+        told &= _calls(idle[caller], bursts)
+        if told or _runs_autograd(builder, busy[worker]):
+            _link(builder, idle[caller], bursts, busy[worker])
             _wake_rest(builder, idle_time(builder, caller), busy[worker])
             builder.linked_threads |= {caller, worker}
+            idle = {lane: stretches for lane, stretches in idle.items() if lane not in (caller, worker)}
 
 
 def tell_background(builder: GraphBuilder) -> None:
@@ -94,31 +99,36 @@ def tell_background(builder: GraphBuilder) -> None:
     """
     graph = builder.graph
     columns = graph.columns
-    launching = set(np.unique(columns["lane"][columns["launch"][columns["launch"] >= 0]]).tolist())
-    lanes = np.unique(columns["lane"][columns["kind"] == CPU]).tolist()
-    # Work of the steps counts first: gloo's own threads spend the longest waiting for other ranks.
-    time = {
-        lane: tuple(int(columns["duration_ns"][(columns["lane"] == lane) & some].sum())
-                    for some in (columns["step"] >= 0, columns["step"] < 0))
-        for lane in lanes
-    }  # fmt: skip
+    calls = columns["launch"][builder.tasks.launched()]
+    launching = set(np.flatnonzero(np.bincount(columns["lane"][calls])).tolist())
+    lanes = builder.tasks.threads()
     for rank in {graph.lanes[lane].rank for lane in lanes}:
         mine = [lane for lane in lanes if graph.lanes[lane].rank == rank]
         front = {lane for lane in mine if lane in launching or lane in builder.linked_threads}
         if builder.trace.metadata.get("profiler") == "jax":
             front |= set(mine) & _with_operators(builder)
         if not front & launching:  # two threads of a collective may be linked to each other only
-            front.add(max(mine, key=lambda lane: time[lane]))
+            front.add(max(mine, key=lambda lane: _busy_ns(builder, lane)))
         for lane in mine:
             if lane not in front:
                 graph.lanes[lane] = replace(graph.lanes[lane], background=True)
 
 
+def _busy_ns(builder: GraphBuilder, lane: int) -> tuple[int, int]:
+    """Return what a thread works in the steps, and outside of them.
+
+    Work of the steps counts first: gloo's own threads spend the longest waiting for other ranks.
+    """
+    columns, tasks = builder.graph.columns, builder.tasks.on(lane)
+    duration, inside = columns["duration_ns"][tasks], columns["step"][tasks] >= 0
+    return int(duration[inside].sum()), int(duration[~inside].sum())
+
+
 def _with_operators(builder: GraphBuilder) -> set[int]:
-    """Return the lanes that hold operators."""
-    columns = builder.graph.columns
-    of_operators = np.append(builder.trace.is_kind("operator"), False)[columns["row"]]  # the last: of no row
-    return set(np.unique(columns["lane"][(columns["kind"] == CPU) & of_operators]).tolist())
+    """Return the threads that run operators."""
+    is_operator = np.append(builder.trace.is_kind("operator"), False)  # the last: of no row
+    rows, tasks = builder.graph.columns["row"], builder.tasks
+    return {lane for lane in tasks.threads() if is_operator[rows[tasks.on(lane)]].any()}
 
 
 def _calls(idle: IdleTime, bursts: np.ndarray) -> bool:
@@ -168,19 +178,12 @@ def _wake_rest(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> None:
     graph.link(idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF)
 
 
-def tasks_of(builder: GraphBuilder, lane: int) -> np.ndarray:
-    """Return the tasks of a thread in program order."""
-    columns = builder.graph.columns
-    ids = np.flatnonzero(columns["lane"] == lane)
-    return ids[np.argsort(columns["order"][ids], kind="stable")]
-
-
-def _autograd_tasks(builder: GraphBuilder) -> np.ndarray:
-    """Return a mask of the tasks that run autograd nodes on behalf of another thread."""
-    rows = builder.graph.columns["row"]
-    nodes = builder.named(lambda name: name.startswith("autograd::engine::evaluate_function"))
-    carried = np.asarray(builder.trace["forward_thread"], np.int64)[np.maximum(rows, 0)] > 0
-    return nodes | (carried & (rows >= 0))
+def _runs_autograd(builder: GraphBuilder, tasks: np.ndarray) -> bool:
+    """Tell whether a thread runs autograd nodes on behalf of another thread, and no forward pass."""
+    rows = builder.graph.columns["row"][tasks]
+    carried = (np.asarray(builder.trace["forward_thread"])[np.maximum(rows, 0)] > 0) & (rows >= 0)
+    nodes = carried.any() or builder.named(lambda name: name.startswith(NODE), tasks).any()
+    return bool(nodes) and _does_backward_only(builder, tasks)
 
 
 def _does_backward_only(builder: GraphBuilder, tasks: np.ndarray) -> bool:
@@ -192,16 +195,21 @@ def _does_backward_only(builder: GraphBuilder, tasks: np.ndarray) -> bool:
 
 def idle_time(builder: GraphBuilder, lane: int) -> IdleTime:
     """Return the stretches in which a thread was in no operator, in order."""
-    ids = tasks_of(builder, lane)
-    start, end, gap = builder.start_ns[ids], builder.end_ns[ids], builder.graph.columns["gap_ns"][ids]
-    rows = builder.graph.columns["row"][ids]
-    in_range = builder.trace.is_kind("annotation")[np.maximum(rows, 0)] & (rows >= 0) & (end > start)
-    begins = np.concatenate([end[gap > 0], start[in_range]])
-    ends = np.concatenate([(end + gap)[gap > 0], end[in_range]])
-    tasks = np.concatenate([ids[gap > 0], ids[in_range]])
-    kind = np.concatenate([np.zeros((gap > 0).sum(), bool), np.ones(in_range.sum(), bool)])
+    columns, trace, ids = builder.graph.columns, builder.trace, builder.tasks.on(lane)
+    gap, rows = columns["gap_ns"][ids], columns["row"][ids]
+    behind = np.flatnonzero(gap > 0)
+    named = np.flatnonzero(trace.is_kind("annotation")[rows] & (rows >= 0))
+    named = named[builder.end_ns[ids[named]] > builder.start_ns[ids[named]]]
+    idle, ranges = ids[behind], ids[named]
+    end = builder.end_ns[idle]
+    begins = np.concatenate([end, builder.start_ns[ranges]])
     order = np.argsort(begins, kind="stable")
-    return IdleTime(tasks[order], begins[order], ends[order], kind[order])
+    return IdleTime(
+        np.concatenate([idle, ranges])[order],
+        begins[order],
+        np.concatenate([end + gap[behind], builder.end_ns[ranges]])[order],
+        order >= len(idle),
+    )
 
 
 def _bursts(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> tuple[int, np.ndarray]:
@@ -213,8 +221,9 @@ def _bursts(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> tuple[in
     at = np.maximum(stretch, 0)
     inside = (stretch >= 0) & (start >= idle.begin[at] - ROUNDING_NS) & (end <= idle.end[at] + ROUNDING_NS)
     # A stretch that the worker's work crosses into or out of is no hand-off.
-    crossed = np.unique(at[~inside & (stretch >= 0) & (start < idle.end[at])])
-    chosen = inside & ~np.isin(at, crossed)
+    crossed = np.zeros(len(idle.task), bool)
+    crossed[at[~inside & (stretch >= 0) & (start < idle.end[at])]] = True
+    chosen = inside & ~crossed[at]
     if not chosen.any():
         return 0, np.empty((0, 3), np.int64)
     rows = _grouped(at[chosen], start[chosen], end[chosen])

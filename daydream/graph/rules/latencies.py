@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder, stream_runs
+from daydream.graph.builder import GraphBuilder
 
 LARGEST_QUEUED_NS = 12_000  # launched this long before its stream came free, a task was waiting there
 LARGEST_STARTUP_NS = 50_000  # back-to-back tasks are 1 to 2 us apart, copies and memsets up to 10
@@ -34,7 +34,7 @@ def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
     columns = graph.columns
     unexplained = []
     nothing_launched = not (columns["launch"] >= 0).any()
-    runs = stream_runs(builder)
+    runs = builder.tasks.streams()
     events = _event_ends(builder)
     for learning in (True, False):
         latencies, startups = [], []

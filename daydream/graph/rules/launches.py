@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.graph.builder import GraphBuilder
+from daydream.graph.query.numbering import first_of
 from daydream.graph.rules.queue import usual_costs
 
 LONG_NS = 50_000
@@ -22,11 +23,14 @@ def cut_long_calls(builder: GraphBuilder) -> None:
     """Cut the time before submission off calls that lasted long and whose work started at their end."""
     graph = builder.graph
     columns = graph.columns
-    work = np.flatnonzero((columns["launch"] >= 0) & ~np.isin(columns["lane"], list(builder.host_lanes)))
-    calls, first = np.unique(columns["launch"][work], return_index=True)
+    work = builder.tasks.launched()
+    if builder.host_lanes:
+        work = work[~np.isin(columns["lane"][work], list(builder.host_lanes))]
+    first = first_of(columns["launch"][work], graph.size)
+    calls = np.flatnonzero(first >= 0)
+    first = first[calls]
     begun = builder.start_ns[work[first]]
-    usual = usual_costs(builder, calls)
-    cost = np.array([usual[name] for name in columns["name"][calls].tolist()], np.int64)
+    cost = usual_costs(builder, calls)[columns["name"][calls]]
     duration = columns["duration_ns"][calls]
     long = (duration > np.maximum(LONG_NS, TIMES_USUAL * cost)) & ~builder.waited[calls]
     long &= begun >= builder.start_ns[calls] + duration - 2 * cost - LONG_NS // 5
@@ -43,9 +47,7 @@ def cut_long_calls(builder: GraphBuilder) -> None:
         len(calls), kind=0, duration_ns=before, order=columns["order"][calls] - 1,
         **{name: columns[name][calls] for name in kept},
     )  # fmt: skip
-    builder.end_ns = np.concatenate([builder.end_ns, columns["measured_start_ns"][calls] + before])
-    builder.waited = np.append(builder.waited, np.zeros(len(calls), bool))
-    columns = graph.columns
+    builder.extend(columns["measured_start_ns"][calls] + before)
     columns["duration_ns"][calls] = np.where(
         builder.waited[calls], columns["duration_ns"][calls], columns["duration_ns"][calls] - before
     )

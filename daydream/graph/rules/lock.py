@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.plan import Cause
 from daydream.graph.rules.synchronization import CLOCK_SKEW_NS, blocking_copies, is_sync
@@ -32,12 +33,15 @@ LEAST = 2
 def wait_for_lock(builder: GraphBuilder) -> None:
     """Let calls that stood until a blocking copy of another thread returned wait for that copy's call."""
     holders = np.array([call for call, *_ in blocking_copies(builder)], np.int64)
+    if not len(holders):
+        return
     holders = holders[np.argsort(builder.end_ns[holders], kind="stable")]
-    calls = np.flatnonzero(builder.is_call() & ~builder.waited & ~builder.named(is_sync))
+    calls = builder.calls_named(lambda name: not is_sync(name))
+    calls = calls[~builder.waited[calls]]
     lanes = builder.graph.columns["lane"]
-    for lane in np.unique(lanes[holders]).tolist():
+    for lane in unique(lanes[holders]).tolist():
         mine = holders[lanes[holders] == lane]
-        for other in np.unique(lanes[calls]).tolist():
+        for other in unique(lanes[calls]).tolist():
             if other != lane and builder.thread_ids[other][:2] == builder.thread_ids[lane][:2]:
                 _link(builder, calls[(lanes[calls] == other) & ~builder.waited[calls]], mine)
 
@@ -52,7 +56,7 @@ def _link(builder: GraphBuilder, calls: np.ndarray, holders: np.ndarray) -> None
     met = (begun[at] <= start) & (start < returned[at])
     stood = met & (end - start >= LONG_NS) & (end >= returned[at]) & (end - returned[at] <= BEHIND_NS)
     stood &= (2 * (returned[at] - start) >= end - start) & ~_reached_the_device(builder, calls, returned[at])
-    for name in np.unique(columns["name"][calls[stood]]).tolist():
+    for name in unique(columns["name"][calls[stood]]).tolist():
         alike = columns["name"][calls] == name
         chosen = np.flatnonzero(alike & stood)
         if len(chosen) < max(LEAST, OFTEN * int((alike & met).sum())):
@@ -66,8 +70,7 @@ def _link(builder: GraphBuilder, calls: np.ndarray, holders: np.ndarray) -> None
 
 def _reached_the_device(builder: GraphBuilder, calls: np.ndarray, returned: np.ndarray) -> np.ndarray:
     """Tell which calls had work running on the device before the lock was free."""
-    columns = builder.graph.columns
-    work = np.flatnonzero(columns["launch"] >= 0)
+    columns, work = builder.graph.columns, builder.tasks.launched()
     first = np.full(builder.graph.size, np.iinfo(np.int64).max)
     np.minimum.at(first, columns["launch"][work], builder.start_ns[work])
     reached: np.ndarray = first[calls] < returned - CLOCK_SKEW_NS

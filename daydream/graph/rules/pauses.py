@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder, stream_runs
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.plan import Cause
 
 BACK_TO_BACK_NS = 10_000  # kernels follow each other by 1 to 2 us, copies and memsets by up to 10
@@ -30,7 +30,7 @@ def follow_the_device(builder: GraphBuilder) -> None:
     if (columns["launch"] >= 0).any():
         return
     devices: dict[tuple[int, int], list[np.ndarray]] = {}
-    for lane, tasks in stream_runs(builder):
+    for lane, tasks in builder.tasks.streams():
         devices.setdefault((lanes[lane].rank, lanes[lane].device), []).append(tasks)
     for streams in devices.values():
         if len(streams) > 1:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder, stream_runs
-from daydream.graph.tables import MEMCPY
+from daydream.graph.builder import GraphBuilder, runs_of
+from daydream.graph.plan import stable_order
+from daydream.graph.query.numbering import once
+from daydream.graph.tables import LONGEST_NS, MEMCPY
 
 NVIDIA_DEPTH = 1022  # assumed where the trace never fills a queue
 ROOM = 0.01  # of the depth: places that other commands than launches hold
@@ -27,7 +29,7 @@ LONG_NS = 50_000  # blocked for certain, where no unblocked call shows the usual
 def bound_queues(builder: GraphBuilder) -> None:
     """Learn the depth of the launch queue and take the waits for a place out of the launch calls."""
     graph = builder.graph
-    runs = [(lane, *_launches(builder, tasks)) for lane, tasks in stream_runs(builder)]
+    runs = [(lane, *_launches(builder, tasks)) for lane, tasks in builder.tasks.streams()]
     seen = [_learn(builder, calls, ends) for _, calls, ends in runs]
     learned = [depth for depth, full in seen if full]
     facts = graph.facts
@@ -48,7 +50,7 @@ def bound_queues(builder: GraphBuilder) -> None:
             blocked = met_full & (ends[depth:] > builder.end_ns[late])
             early, freed = _full_before(builder, calls, ends, depth)
             stood = np.append(late[blocked], early)
-            unblocked = np.setdiff1d(late[(late >= 0) & ~met_full], early)
+            unblocked = late[(late >= 0) & ~met_full]
             _take_out_waits(builder, stood, np.append(free[blocked], freed), unblocked)
 
 
@@ -63,9 +65,8 @@ def _full_before(
     mine = calls[place]
     started, returned = builder.start_ns[mine], builder.end_ns[mine]
     in_flight = place - np.searchsorted(ends, started, side="right")
-    usual = usual_costs(builder, mine[in_flight < (1 - ROOM) * depth])
-    names = builder.graph.columns["name"][mine].tolist()
-    cost = np.array([usual.get(name, LONG_NS // 2) for name in names], np.int64)
+    usual = usual_costs(builder, mine[in_flight < (1 - ROOM) * depth], LONG_NS // 2)
+    cost = usual[builder.graph.columns["name"][mine]]
     freed = ends[np.maximum(np.searchsorted(ends, returned, side="right") - 1, 0)]
     stood = (in_flight >= (1 - ROOM) * depth) & (in_flight < depth) & (returned - started > 2 * cost)
     stood &= (freed > started) & (returned - freed <= 2 * cost)
@@ -97,10 +98,8 @@ def _learn(builder: GraphBuilder, calls: np.ndarray, ends: np.ndarray) -> tuple[
     # one that returned after its own work had ended waited for that.
     free = np.where(place >= depth, ends[np.maximum(place - depth, 0)], 0)
     met_full = (free > started) & (returned < own_end)
-    costs = np.full(len(builder.graph.texts["name"]) + 1, LONG_NS // 2)  # by name, the last: unknown
-    for name, usual in usual_costs(builder, calls[free <= started]).items():
-        costs[name] = usual
-    cost = costs[builder.graph.columns["name"][calls]]
+    usual = usual_costs(builder, calls[free <= started], LONG_NS // 2)
+    cost = usual[builder.graph.columns["name"][calls]]
     duration = returned - started
     stood = met_full & (duration > 2 * cost) & (2 * (free - started) > duration)
     if stood.sum() < max(1, BLOCKED_SHARE * met_full.sum()):
@@ -113,11 +112,20 @@ def _learn(builder: GraphBuilder, calls: np.ndarray, ends: np.ndarray) -> tuple[
     return depth, bool((returned - free)[stood][0] <= near and chance <= CHANCE)
 
 
-def usual_costs(builder: GraphBuilder, calls: np.ndarray) -> dict[int, int]:
-    """Return the median duration of calls by name code."""
-    names = builder.graph.columns["name"][calls]
-    durations = builder.graph.columns["duration_ns"][calls]
-    return {int(name): int(np.median(durations[names == name])) for name in np.unique(names)}
+def usual_costs(builder: GraphBuilder, calls: np.ndarray, otherwise: int = 0) -> np.ndarray:
+    """Return the median duration of calls by code of their name, in ns; `otherwise` for names of none.
+
+    int64; the last is that of tasks without a name.
+    """
+    columns = builder.graph.columns
+    costs = np.full(len(builder.graph.texts["name"]) + 1, otherwise, np.int64)
+    names, durations = columns["name"][calls], columns["duration_ns"][calls]
+    by_name = stable_order(names, len(costs))
+    names, durations = names[by_name], durations[by_name]
+    for begin, end in runs_of(names):
+        alike, middle = np.sort(durations[begin:end]), (end - begin) // 2
+        costs[names[begin]] = (alike[~middle] + alike[middle]) // 2
+    return costs
 
 
 def _take_out_waits(
@@ -129,20 +137,19 @@ def _take_out_waits(
     of the call once there was: the first calls of a window may have stood blocked by
     work from before it.
     """
-    columns = builder.graph.columns
-    work = np.flatnonzero(columns["launch"] >= 0)
+    columns, work = builder.graph.columns, builder.tasks.launched()
     launching = columns["launch"][work]
     copied = (columns["kind"][work] == MEMCPY) & (builder.end_ns[work] <= builder.end_ns[launching])
     stood = np.append(launching[copied], calls)  # a copy whose call outlasts it was waited for
-    sure = usual_costs(builder, np.setdiff1d(unblocked, stood))
-    usual = usual_costs(builder, np.setdiff1d(launching, stood))
+    free_to_go = np.ones(builder.graph.size, bool)
+    free_to_go[stood] = False
+    names = columns["name"][calls]
+    unblocked, launching = (once(some[free_to_go[some]], len(free_to_go)) for some in (unblocked, launching))
+    sure = usual_costs(builder, unblocked, -1)[names]
+    usual = usual_costs(builder, launching, LONGEST_NS)[names]
     rest = np.maximum(builder.end_ns[calls] - free, 0)
-    names = columns["name"][calls].tolist()
-    own = [
-        sure.get(name, min(usual.get(name, left), left))
-        for name, left in zip(names, rest.tolist(), strict=True)
-    ]
-    cost = np.minimum(np.array(own, np.int64), columns["duration_ns"][calls])
+    own = np.where(sure >= 0, sure, np.minimum(usual, rest))
+    cost = np.minimum(own, columns["duration_ns"][calls])
     columns["duration_ns"][calls] = cost
     columns["measured_start_ns"][calls] = np.maximum(
         columns["measured_start_ns"][calls], builder.end_ns[calls] - cost

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.rules.handoff import NO_EARLIER, spread, steadier
 from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN
-from daydream.graph.tables import CPU
 
 NEAR_NS = 100_000  # between the ends of what spins and of what it waits for: 25 to 70 us before (H800)
 
@@ -27,7 +27,7 @@ NEAR_NS = 100_000  # between the ends of what spins and of what it waits for: 25
 def wait_in_spins(builder: GraphBuilder) -> None:
     """Turn CPU time that ends with the device task launched before it, again and again, into a wait."""
     columns = builder.graph.columns
-    for lane in np.unique(columns["lane"][columns["kind"] == CPU]).tolist():
+    for lane in builder.tasks.threads():
         work = builder.launched_by_thread(lane)
         if len(work) < LEAST_STEADY:
             continue
@@ -39,7 +39,7 @@ def wait_in_spins(builder: GraphBuilder) -> None:
         tasks, work = tasks[running], work[running]
         what = columns["name"][tasks].astype(np.int64) * (len(builder.graph.texts["name"]) + 1)
         what += columns["name"][work]
-        for kind in np.unique(what).tolist():
+        for kind in unique(what).tolist():
             mine = what == kind
             spun, doubtful = _spun(builder, tasks[mine], work[mine])
             if doubtful:
@@ -51,10 +51,10 @@ def wait_in_spins(builder: GraphBuilder) -> None:
 
 def _stretches(builder: GraphBuilder, lane: int) -> np.ndarray:
     """Return the long pieces of a thread that are no runtime calls, and are no wait yet."""
-    columns = builder.graph.columns
-    rows = columns["row"]
-    tasks = np.flatnonzero((columns["lane"] == lane) & (columns["duration_ns"] >= IDLE_NS) & (rows >= 0))
-    return tasks[~builder.trace.is_kind("runtime")[rows[tasks]] & ~builder.waited[tasks]]
+    columns, tasks = builder.graph.columns, builder.tasks.on(lane)
+    tasks = np.sort(tasks[columns["duration_ns"][tasks] >= IDLE_NS])
+    rows = columns["row"][tasks]
+    return tasks[(rows >= 0) & ~builder.trace.is_kind("runtime")[rows] & ~builder.waited[tasks]]
 
 
 def _spun(builder: GraphBuilder, tasks: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, bool]:

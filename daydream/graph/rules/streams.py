@@ -79,7 +79,7 @@ def order_streams(builder: GraphBuilder, *, holes: bool = True) -> None:
         measured_start_ns=work.start,
         **texts,
     )
-    builder.end_ns = np.concatenate([builder.end_ns, work.start + work.duration])
+    builder.extend(work.start + work.duration)
     builder.unit_of_task = np.concatenate([np.full(graph.size - len(work.row), -1), work.unit])
     launch = work.launch
     orphan = launch < 0

@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder, stream_runs
+from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.array_waits import Waits, array_waits
 from daydream.graph.rules.queue import usual_costs
@@ -59,7 +59,7 @@ class Streams:
         order = builder.graph.columns["order"]
         self.lanes: dict[int, tuple[np.ndarray, np.ndarray]] = {
             lane: (order[tasks], np.maximum.accumulate(builder.end_ns[tasks]))
-            for lane, tasks in stream_runs(builder)
+            for lane, tasks in builder.tasks.streams()
         }
 
     def ended(self, lane: int, order: np.ndarray) -> np.ndarray:
@@ -194,8 +194,7 @@ def _allocations(builder: GraphBuilder, streams: Streams) -> Waits:
     names = builder.graph.columns["name"][calls]
     start, end = builder.start_ns[calls], builder.end_ns[calls]
     busy = ended > start
-    usual = usual_costs(builder, calls[~busy])
-    cost = np.array([usual.get(name, -1) for name in names.tolist()], np.int64)
+    cost = usual_costs(builder, calls[~busy], -1)[names]
     after = end - ended
     as_usual = (after <= 2 * cost) & (end - start > 2 * cost)
     mostly = 2 * (ended - start) > end - start
@@ -216,9 +215,10 @@ def blocking_copies(builder: GraphBuilder, _streams: Streams | None = None) -> W
     """Return the calls that last as long as the copy they ask for."""
     graph = builder.graph
     columns = graph.columns
-    copies = np.flatnonzero((columns["kind"] == MEMCPY) & (columns["launch"] >= 0))
+    copies = builder.tasks.launched()
+    copies = copies[columns["kind"][copies] == MEMCPY]
     calls = columns["launch"][copies]
-    blocking = builder.named(BLOCKING_COPY.search)[copies] | builder.named(BLOCKING_COPY_CALL.search)[calls]
+    blocking = builder.named(BLOCKING_COPY.search, copies) | builder.named(BLOCKING_COPY_CALL.search, calls)
     returned, begun, ended = builder.end_ns[calls], builder.start_ns[copies], builder.end_ns[copies]
     lasted = (returned > begun) & (2 * (returned - begun) >= ended - begun)
     chosen = blocking & lasted
@@ -239,7 +239,9 @@ def _split(
     graph = builder.graph
     columns = graph.columns
     start, end = builder.start_ns[calls], builder.end_ns[calls]
-    copying = np.isin(calls, columns["launch"][columns["launch"] >= 0])
+    launching = np.zeros(graph.size, bool)
+    launching[columns["launch"][builder.tasks.launched()]] = True
+    copying = launching[calls]
     late = (done > end + CLOCK_SKEW_NS) & ~copying
     if late.any():
         graph.note(
@@ -258,16 +260,15 @@ def _split(
         return
     start, end = builder.start_ns[calls], builder.end_ns[calls]
     # Of synchronizing calls only those known to have found the device done: others may have waited unseen.
-    others = (columns["kind"] == CPU) & builder.is_call() & ~builder.waited & ~builder.named(is_sync)
+    others = np.zeros(graph.size, bool)
+    others[builder.calls_named(lambda name: not is_sync(name))] = True
+    others &= ~builder.waited
     others[calls], others[unblocked] = False, True
-    usual = usual_costs(builder, np.flatnonzero(others))
-    launching = np.unique(columns["launch"][columns["launch"] >= 0])
-    launching = launching[~builder.waited[launching] & others[launching]]
-    launching = launching[~builder.named(lambda name: "GraphLaunch" in name)[launching]]
-    overall = int(np.median(columns["duration_ns"][launching])) if len(launching) else 0
-    unknown = np.where(np.isin(calls, columns["launch"]), overall, SYNC_ENTRY_NS).tolist()
-    names = columns["name"][calls].tolist()
-    entry = np.array([usual.get(name, other) for name, other in zip(names, unknown, strict=True)], np.int64)
+    usual = usual_costs(builder, np.flatnonzero(others), -1)[columns["name"][calls]]
+    plain = np.flatnonzero(launching & others & ~builder.waited)
+    plain = plain[~builder.named(lambda name: "GraphLaunch" in name, plain)]
+    overall = int(np.median(columns["duration_ns"][plain])) if len(plain) else 0
+    entry = np.where(usual >= 0, usual, np.where(launching[calls], overall, SYNC_ENTRY_NS))
     entry = np.clip(entry, 0, np.maximum(done - start, 0))
     own = np.maximum(end - np.maximum(done, start), 0)
     gap = columns["gap_ns"][calls].copy()
@@ -280,14 +281,13 @@ def _split(
         measured_start_ns=np.maximum(np.minimum(done, end), start),
         **{name: columns[name][calls] for name in kept},
     )  # fmt: skip
-    builder.end_ns = np.concatenate([builder.end_ns, end])
+    builder.extend(end, waited=True)
     builder.end_ns[calls] = start + columns["duration_ns"][calls]
-    builder.waited = np.append(builder.waited, np.ones(len(calls), bool))
     # A thread that hands over when such a call ends does so when it returns.
-    moved = dict(zip(calls.tolist(), returns.tolist(), strict=True))
+    moved = np.arange(graph.size)
+    moved[calls] = returns
     links = graph.links.columns
-    ended = np.array([moved.get(task, task) for task in links["src"].tolist()], np.int64)
-    links["src"] = np.where(links["from_start"] != 0, links["src"], ended)
+    links["src"] = np.where(links["from_start"] != 0, links["src"], moved[links["src"]])
     early = np.minimum(end - done, 0)
     graph.syncs.add(task=returns, lane=lanes, point=np.where(point >= 0, point, returns), latency_ns=early)
 
@@ -302,8 +302,7 @@ def is_sync(name: str) -> bool:
 
 def _calls(builder: GraphBuilder, pattern: re.Pattern[str]) -> np.ndarray:
     """Return the runtime calls with such a name, in program order."""
-    ids = np.flatnonzero(builder.named(pattern.search) & builder.is_call())
-    return ids[np.argsort(builder.graph.columns["order"][ids], kind="stable")]
+    return builder.in_order(builder.calls_named(pattern.search))
 
 
 def _all_ended(builder: GraphBuilder, streams: Streams, calls: np.ndarray) -> np.ndarray:

@@ -55,7 +55,7 @@ def order_threads(builder: GraphBuilder) -> None:
         measured_start_ns=start,
         **builder.texts_of(owner),
     )
-    builder.end_ns = end.copy()
+    builder.extend(end)
     first = np.flatnonzero(np.append(True, lane[1:] != lane[:-1]))
     graph.columns["release_ns"][ids[first]] = start[first]
     builder.task_of_row = np.full(len(trace), -1, np.int64)

@@ -21,13 +21,15 @@ every change of what the thread waited for.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from daydream.graph.builder import GraphBuilder
-from daydream.graph.plan import Cause
-from daydream.graph.query.numbering import distinct
+from daydream.arrays import unique
+from daydream.graph.builder import GraphBuilder, runs_of
+from daydream.graph.plan import Cause, stable_order
 from daydream.graph.rules.handoff import (
     LEAST_BURSTS,
     NO_EARLIER,
@@ -37,9 +39,7 @@ from daydream.graph.rules.handoff import (
     idle_time,
     spread,
     steadier,
-    tasks_of,
 )
-from daydream.graph.tables import CPU
 
 IDLE_NS = 50_000  # shorter pauses are a thread's own
 FAR_NS = 300_000  # the same where only how steady it is speaks for it: 80 to 100 us between DALI's executors
@@ -51,12 +51,32 @@ CHANCE = 0.1  # of any moment to lie so close behind such a point; more would pr
 
 @dataclass
 class Points:
-    """When a thread ended a task or began to work again, in order, and numbers for what is alike."""
+    """When a thread ended a task or began to work again, in order; alike names are one number."""
 
     time: np.ndarray
     task: np.ndarray
     begins: np.ndarray  # the task begins there, behind a pause; else it ends
-    alike: tuple[np.ndarray, ...]  # by name; by name and place in the step
+    name: np.ndarray
+    step: np.ndarray
+    _turns: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    @cached_property
+    def _by_name(self) -> tuple[np.ndarray, np.ndarray]:
+        """Places by name, and where each name begins there."""
+        order = stable_order(self.name, int(self.name.max(initial=0)) + 1)
+        return order, np.append(0, np.cumsum(np.bincount(self.name)))
+
+    def named(self, name: int) -> np.ndarray:
+        """Return the places of the points of a name, in order."""
+        order, bounds = self._by_name
+        return order[bounds[name] : bounds[name + 1]]
+
+    def turns(self, name: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return how often each point of a name came before in its step; and how many have each turn."""
+        if name not in self._turns:
+            turn = _turns(self.step[self.named(name)])
+            self._turns[name] = turn, np.bincount(turn)
+        return self._turns[name]
 
 
 @dataclass
@@ -70,35 +90,37 @@ class Found:
 
 def wake_up(builder: GraphBuilder) -> None:
     """Link the pauses of every thread to the points of other threads that end them every time."""
-    columns = builder.graph.columns
-    lanes = np.unique(columns["lane"][columns["kind"] == CPU]).tolist()
+    lanes = builder.tasks.threads()
     if len(lanes) < 2:
         return
     names = _without_numbers(builder.graph.texts["name"])
-    points = {lane: _points_of(builder, lane, names) for lane in lanes}
+    points: dict[int, Points] = {}
     for lane in lanes:
         others = [o for o in lanes if o != lane and builder.thread_ids[o][:2] == builder.thread_ids[lane][:2]]
-        idle = idle_time(builder, lane)
-        mine = tasks_of(builder, lane)
-        following = mine[np.minimum(np.searchsorted(builder.start_ns[mine], idle.end), len(mine) - 1)]
-        columns = builder.graph.columns
-        sign = names[np.where(idle.in_range, columns["name"][idle.task], columns["name"][following])]
-        long = (idle.end - idle.begin >= IDLE_NS) & (idle.end <= builder.start_ns[mine[-1]])
-        for name in np.unique(sign[long]).tolist():
-            pauses = np.flatnonzero(long & (sign == name))
-            if len(pauses) < LEAST_BURSTS:
-                continue
-            begin, end = idle.begin[pauses], idle.end[pauses]
+        if not others:
+            continue
+        for sign in _alike(builder, lane, names):
+            begin, end = sign.begin, sign.end
+            points |= {other: _points_of(builder, other, names) for other in others if other not in points}
             explained, doubtful = _explained(points, others, begin, end)
             if doubtful:
-                builder.graph.facts.doubtful_waits += len(pauses)
+                builder.graph.facts.doubtful_waits += len(begin)
                 builder.graph.facts.doubtful_ns += int((end - begin).sum())
             if explained is not None:
                 other, found = explained
-                there = found.place >= 0
-                _wait_for(builder, idle, pauses[there], points[other], found.place[there])
+                _wait_for(builder, sign, points[other], found.place)
                 builder.linked_threads |= {lane, other}
-                points[lane] = _points_of(builder, lane, names)  # a range that was a wait ends nothing
+                points.pop(lane, None)  # a range that was a wait ends nothing
+
+
+def _alike(builder: GraphBuilder, lane: int, names: np.ndarray) -> list[IdleTime]:
+    """Return the long pauses of a thread by the name of what lasts, or of what follows."""
+    columns, idle, mine = builder.graph.columns, idle_time(builder, lane), builder.tasks.on(lane)
+    idle = idle.only((idle.end - idle.begin >= IDLE_NS) & (idle.end <= builder.start_ns[mine[-1]]))
+    following = mine[np.minimum(np.searchsorted(builder.start_ns[mine], idle.end), len(mine) - 1)]
+    sign = names[columns["name"][np.where(idle.in_range, idle.task, following)]]
+    groups = [idle.only(sign == name) for name in unique(sign).tolist()]
+    return [pauses for pauses in groups if len(pauses.task) >= LEAST_BURSTS]
 
 
 def _without_numbers(texts: list[str]) -> np.ndarray:
@@ -110,33 +132,32 @@ def _without_numbers(texts: list[str]) -> np.ndarray:
 
 def _points_of(builder: GraphBuilder, lane: int, names: np.ndarray) -> Points:
     columns = builder.graph.columns
-    tasks = tasks_of(builder, lane)
+    tasks = builder.tasks.on(lane)
     start, end = builder.start_ns[tasks], builder.end_ns[tasks]
-    woken = np.isin(tasks, builder.graph.links["dst"])
+    linked = np.zeros(builder.graph.size, bool)
+    linked[builder.graph.links["dst"]] = True
+    woken = linked[tasks]
     again = np.append(True, end[:-1] < start[1:]) & ~woken
-    counts = ~woken | (end > start)  # who goes on at that moment was woken, too
-    tasks, start, end, again = tasks[counts], start[counts], end[counts], again[counts]
+    if woken.any():
+        counts = ~woken | (end > start)  # who goes on at that moment was woken, too
+        tasks, start, end, again = tasks[counts], start[counts], end[counts], again[counts]
+    again = np.flatnonzero(again)
     time = np.concatenate([end, start[again]])
-    begins = np.repeat([False, True], [len(tasks), int(again.sum())])
-    task = np.concatenate([tasks, tasks[again]])
-    order = np.lexsort((begins, time))
-    time, begins, task = time[order], begins[order], task[order]
-    kinds, what = distinct(2 * names[columns["name"][task]] + begins)
-    step = columns["step"][task].astype(np.int64)
-    turn = _turns(what * (len(builder.graph.steps) + 2) + step + 1)
-    # Turns of a kind are numbered without a hole, so kind and turn have a number together.
-    turns = np.zeros(len(kinds) + 1, np.int64)
-    np.maximum.at(turns, what + 1, turn + 1)
-    return Points(time, task, begins, (what, np.cumsum(turns)[what] + turn))
+    order = np.argsort(time, kind="stable")  # at one time ends come first
+    begins = order >= len(end)
+    task = np.concatenate([tasks, tasks[again]])[order]
+    name = 2 * (names[columns["name"][task]] + 1) + begins
+    return Points(time[order], task, begins, name, columns["step"][task])
 
 
 def _turns(keys: np.ndarray) -> np.ndarray:
     """Return how often each entry's key occurred before it."""
     order = np.argsort(keys, kind="stable")
-    first = np.append(True, keys[order][1:] != keys[order][:-1])[: len(keys)]
-    turn = np.arange(len(keys)) - np.maximum.accumulate(np.where(first, np.arange(len(keys)), 0))
+    index = np.arange(len(keys))
+    first = np.ones(len(keys), bool)
+    first[1:] = keys[order][1:] != keys[order][:-1]
     turns = np.empty(len(keys), np.int64)
-    turns[order] = turn
+    turns[order] = index - np.maximum.accumulate(np.where(first, index, 0))
     return turns
 
 
@@ -164,8 +185,7 @@ def _rare(
     return [
         (other, found)
         for other in others
-        for alike in points[other].alike
-        for found in _found(points[other], alike, begin, end, reach_ns)
+        for found in _found(points[other], begin, end, reach_ns)
         if found.alike * max(WAKE_NS, int(found.delay_ns.max()))
         <= CHANCE * (points[other].time[-1] - points[other].time[0])
     ]
@@ -176,10 +196,11 @@ def _ends(points: Points, found: Found) -> bool:
     return not points.begins[found.place[found.place >= 0][0]]
 
 
-def _found(
-    points: Points, alike: np.ndarray, begin: np.ndarray, end: np.ndarray, reach_ns: int
-) -> list[Found]:
-    """Return the kinds of points that lie close before the end of nearly all pauses, the last of each."""
+def _found(points: Points, begin: np.ndarray, end: np.ndarray, reach_ns: int) -> list[Found]:
+    """Return what lies close before the end of nearly all pauses, the last of each kind.
+
+    Points are of a kind by name; then by name and place in the step.
+    """
     low = np.searchsorted(points.time, np.maximum(begin, end - reach_ns))
     high = np.searchsorted(points.time, end + ROUNDING_NS, side="right")
     count = np.maximum(high - low, 0)
@@ -187,37 +208,51 @@ def _found(
     place = np.arange(len(pause)) + np.repeat(low - (np.cumsum(count) - count), count)
     earlier = ~points.begins[place] | (points.time[place] < end[pause])  # else it was the one that woke it
     pause, place = pause[earlier], place[earlier]
-    kind = alike[place]
-    order = np.lexsort((place, pause, kind))
-    kind, pause, place = kind[order], pause[order], place[order]
-    last = np.append((kind[1:] != kind[:-1]) | (pause[1:] != pause[:-1]), True)[: len(kind)]
-    kind, pause, place = kind[last], pause[last], place[last]
-    kinds, first, often = np.unique(kind, return_index=True, return_counts=True)
-    found = []
-    for which in np.flatnonzero(often >= max(LEAST_BURSTS, OFTEN * len(end))).tolist():
-        mine = slice(first[which], first[which] + often[which])
-        places = np.full(len(end), -1)
-        places[pause[mine]] = place[mine]
-        delay = np.maximum(end[pause[mine]] - points.time[place[mine]], 0)
-        found.append(Found(places, int((alike == kinds[which]).sum()), delay))
-    return found
+    by_name, by_turn = [], []
+    for name, pauses, places in _often(points.name[place], pause, place, end):
+        by_name.append(_as_found(points, end, pauses, places, len(points.named(name))))
+        turn, how_many = points.turns(name)
+        turn = turn[np.searchsorted(points.named(name), places)]
+        for number, some, last in _often(turn, pauses, places, end):
+            by_turn.append(_as_found(points, end, some, last, int(how_many[number])))
+    return by_name + by_turn
 
 
-def _wait_for(
-    builder: GraphBuilder, idle: IdleTime, pauses: np.ndarray, points: Points, place: np.ndarray
-) -> None:
-    """Turn pauses into waits for points of another thread."""
+def _often(
+    kind: np.ndarray, pause: np.ndarray, place: np.ndarray, end: np.ndarray
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Give the kinds of points that come before nearly all pauses, with pause and place of each point."""
+    order = np.argsort(kind, kind="stable")
+    least = max(LEAST_BURSTS, OFTEN * len(end))
+    for first, stop in runs_of(kind[order]):
+        mine = order[first:stop]
+        if stop - first >= least and np.count_nonzero(np.diff(pause[mine])) + 1 >= least:
+            yield int(kind[mine[0]]), pause[mine], place[mine]
+
+
+def _as_found(points: Points, end: np.ndarray, pause: np.ndarray, place: np.ndarray, alike: int) -> Found:
+    last = np.full(len(end), -1)
+    last[pause] = place  # of what is assigned to one pause, the last stays
+    there = last >= 0
+    return Found(last, alike, np.maximum(end[there] - points.time[last[there]], 0))
+
+
+def _wait_for(builder: GraphBuilder, idle: IdleTime, points: Points, place: np.ndarray) -> None:
+    """Turn the pauses of a thread that have a place among the points of another into waits for these."""
     graph = builder.graph
     columns = graph.columns
-    _, first = np.unique(idle.task[pauses], return_index=True)  # a task's range and its gap: the range
-    pauses, place = pauses[first], place[first]
-    task, in_range, waker = idle.task[pauses], idle.in_range[pauses], points.task[place]
-    woken = np.clip(points.time[place], idle.begin[pauses], idle.end[pauses])
+    pauses = np.flatnonzero(place >= 0)
+    pauses = pauses[
+        np.unique(idle.task[pauses], return_index=True)[1]
+    ]  # a task's range and its gap: the range
+    task, in_range, ends = idle.task[pauses], idle.in_range[pauses], idle.end[pauses]
+    waker, time = points.task[place[pauses]], points.time[place[pauses]]
+    woken = np.clip(time, idle.begin[pauses], ends)
     gap = np.where(in_range, columns["gap_ns"][task], 0)
     columns["duration_ns"][task[in_range]] = 0
     builder.end_ns[task[in_range]] = builder.start_ns[task[in_range]]
     columns["gap_ns"][task] = 0
     order = np.maximum(columns["order"][waker], columns["order"][task]) + NO_EARLIER
     resumes = builder.add_cpu_tasks(task, "wait for thread", woken, order)
-    graph.columns["gap_ns"][resumes] = idle.end[pauses] - woken + gap
-    graph.link(waker, resumes, from_start=points.begins[place], cause=Cause.HANDOFF)
+    graph.columns["gap_ns"][resumes] = ends - woken + gap
+    graph.link(waker, resumes, from_start=points.begins[place[pauses]], cause=Cause.HANDOFF)
