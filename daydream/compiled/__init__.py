@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "DAYDREAM_COMPILED"
-INTERFACE = 3  # a checkout may still hold loops that were built for other arguments
+INTERFACE = 4  # a checkout may still hold loops that were built for other arguments
 
 
 def engine() -> ModuleType | None:
@@ -38,6 +38,11 @@ def engine() -> ModuleType | None:
     `nest(order, start, end, depth, thread, parent, open, rounding)` is the loop of
     `daydream.collect.derive.nesting`: it fills `parent`, cuts `end` and returns the crossings. `open` has
     room for an int32 a row of `order`.
+
+    `cut(order, lane, start, duration, parent, open, owner, on, turn, begin, end, gap)` cuts the time of rows,
+    which are given by lane and start, into stretches, as `daydream.graph.rules.threads` says: it fills the
+    last six and returns how many there are, or -1 where the rows do not lie in one another as `parent` says
+    or there is no room. `open` has room for an int32 a row of `order`.
 
     `weigh(begin, stop, heads, weight, so_far, total, out, variants)` fills `out`, a row a variant, with the
     largest weight of each bundle of edges, as `daydream.simulate.skeleton` says.

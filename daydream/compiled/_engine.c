@@ -203,13 +203,14 @@ static PyMethodDef methods[] = {
     {"walk", daydream_walk, METH_VARARGS, "walk(lane, ..., sink, since): fill path and by; return the path's length."},
     {"pull_many", daydream_pull_many, METH_VARARGS, "pull_many(lane, ..., out, lanes): fill in the ends of each variant."},
     {"nest", nest, METH_VARARGS, "nest(order, ..., rounding): fill parent, cut end; return the crossings."},
+    {"cut", daydream_cut, METH_VARARGS, "cut(order, ..., gap): fill in the stretches; return how many, or -1."},
     {"weigh", weigh, METH_VARARGS, "weigh(begin, ..., out, variants): fill in the largest weight of each bundle."},
     {NULL, NULL, 0, NULL},
 };
 
 static int set_up(PyObject *module) {
     /* Whoever calls a function of another number takes or gives other arguments. */
-    return PyModule_AddIntConstant(module, "INTERFACE", 3);
+    return PyModule_AddIntConstant(module, "INTERFACE", 4);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)set_up}, {0, NULL}};

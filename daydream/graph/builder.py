@@ -140,8 +140,8 @@ class GraphBuilder:
 
     def unit(self, rows: np.ndarray) -> np.ndarray:
         """Return what ties rows to a call: the correlation id, made distinct between ranks; -1 for none."""
-        correlation = np.asarray(self.trace["correlation"], np.int64)[rows]
-        rank = np.maximum(np.asarray(self.trace["rank"], np.int64)[rows], 0)
+        correlation = np.asarray(self.trace["correlation"][rows], np.int64)
+        rank = np.maximum(np.asarray(self.trace["rank"][rows], np.int64), 0)
         return np.where(correlation >= 0, correlation + (rank << RANK_BITS), -1)
 
     def correlation(self, tasks: np.ndarray) -> np.ndarray:
@@ -154,8 +154,8 @@ class GraphBuilder:
         trace = self.trace
         rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
         stream = trace["stream"] if name == "Stream Sync" else trace["wait_stream"]
-        rank = np.maximum(np.asarray(trace["rank"], np.int64)[rows], 0) << RANK_BITS
-        record = np.asarray(trace["wait_correlation"], np.int64)[rows]
+        rank = np.maximum(np.asarray(trace["rank"][rows], np.int64), 0) << RANK_BITS
+        record = np.asarray(trace["wait_correlation"][rows], np.int64)
         columns = (self.unit(rows), stream[rows], np.where(record >= 0, record + rank, -1))
         return {c: (s, w) for c, s, w in zip(*(column.tolist() for column in columns), strict=True)}
 
@@ -164,15 +164,6 @@ class GraphBuilder:
         trace = self.trace
         rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
         return dict(zip(self.unit(rows).tolist(), trace["stream"][rows].tolist(), strict=True))
-
-    def launched_by_thread(self, thread: int) -> np.ndarray:
-        """Return the device tasks that a CPU lane launched, in program order."""
-        columns, work = self.graph.columns, self.tasks.launched()
-        return self.in_order(work[columns["lane"][columns["launch"][work]] == thread])
-
-    def in_order(self, tasks: np.ndarray) -> np.ndarray:
-        """Return tasks in program order."""
-        return tasks[np.argsort(self.graph.columns["order"][tasks], kind="stable")]
 
     @cached_property
     def collectives(self) -> dict[int, np.ndarray]:
@@ -187,7 +178,7 @@ class GraphBuilder:
 
     def _by_lane(self, chosen: np.ndarray) -> dict[int, np.ndarray]:
         tasks = self.tasks.launched()
-        tasks = self.in_order(tasks[chosen[tasks]])
+        tasks = self.tasks.in_order(tasks[chosen[tasks]])
         lanes = self.graph.columns["lane"][tasks]
         return {lane: tasks[lanes == lane] for lane in unique(lanes).tolist()}
 

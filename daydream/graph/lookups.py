@@ -25,6 +25,7 @@ class Lookups:
         """Look at all tasks anew."""
         self._lanes: dict[int, np.ndarray] = {}
         self._launched = NONE
+        self._launched_by: dict[int, np.ndarray] = {}
         self._sorted = self._looked_at = 0  # tasks
 
     def on(self, lane: int) -> np.ndarray:
@@ -51,9 +52,24 @@ class Lookups:
         """Return the tasks that a call launched."""
         if self._looked_at < self._graph.size:
             new = np.flatnonzero(self._graph.columns["launch"][self._looked_at :] >= 0) + self._looked_at
-            self._launched = np.concatenate([self._launched, new])
+            if len(new):
+                self._launched = np.concatenate([self._launched, new])
+                self._launched_by = {}
             self._looked_at = self._graph.size
         return self._launched
+
+    def launched_by(self, thread: int) -> np.ndarray:
+        """Return the tasks that the calls of a thread launched, in program order."""
+        work, columns = self.launched(), self._graph.columns
+        if not self._launched_by:
+            lanes = columns["lane"][columns["launch"][work]]
+            for lane in np.flatnonzero(np.bincount(lanes)).tolist():
+                self._launched_by[lane] = self.in_order(work[lanes == lane])
+        return self._launched_by.get(thread, NONE)
+
+    def in_order(self, tasks: np.ndarray) -> np.ndarray:
+        """Return tasks in program order."""
+        return tasks[np.argsort(self._graph.columns["order"][tasks], kind="stable")]
 
     def _sort_in(self) -> None:
         first, graph = self._sorted, self._graph

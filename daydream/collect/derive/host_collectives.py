@@ -70,9 +70,12 @@ def calls_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
 
 def inside_collectives(trace: Trace) -> np.ndarray:
     """Return the rows that lie within a collective of a pool's thread: copies in and out of its buffers."""
+    rows = host_collectives(trace)
+    if not len(rows):
+        return rows
     parent = np.asarray(trace["parent"], np.int64)
     within = np.zeros(len(trace) + 1, bool)
-    within[host_collectives(trace)] = True
+    within[rows] = True
     found = within[parent] & (parent >= 0)
     while (more := (found[parent] & (parent >= 0) & ~found)).any():
         found |= more

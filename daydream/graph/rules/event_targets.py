@@ -35,8 +35,9 @@ def wait_on_known_streams(
     targets = {} if builder.collectives else builder.sync_streams("Stream Wait Event")
     joined: dict[tuple[int, int], int] = {}  # (stream, stream that waited for it) -> order waited up to
     found: set[int] = set()
-    for wait in sorted(waits, key=lambda each: int(order[each.call])):
-        correlation = int(builder.correlation(np.array([wait.call]))[0])
+    waits = sorted(waits, key=lambda each: int(order[each.call]))
+    correlations = builder.correlation(np.array([wait.call for wait in waits], np.int64)).tolist()
+    for wait, correlation in zip(waits, correlations, strict=True):
         target = builder.lane_of(wait.call, targets.get(correlation, -1))
         if target not in builder.side_work:
             continue

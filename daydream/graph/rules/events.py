@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.rules.event_targets import wait_on_known_streams
 from daydream.graph.tables import COLLECTIVE, CPU
@@ -38,6 +39,7 @@ NEAR_NS = 20_000  # work that an event held back starts this soon after it
 LATE_NS = 30_000  # a start this much later than its known causes asks for another cause
 OFTEN = 0.9
 LEAST_SEEN = 2
+NEAREST = 64  # tasks that are looked at before all are
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Wait:
     before: int  # device task launched last on this thread
     after: int  # device task launched next
     turn: int  # how many waits came since the last launch
+    ahead: int  # how many tasks its thread launched before
 
 
 def wait_for_events(builder: GraphBuilder) -> None:
@@ -70,12 +73,9 @@ def _waits(builder: GraphBuilder) -> Iterator[Wait]:
     columns = builder.graph.columns
     order = columns["order"]
     calls = builder.calls_named(WAIT.search)
-    device = np.flatnonzero(columns["launch"] >= 0)
-    for thread in np.unique(columns["lane"][calls]).tolist():
-        mine = calls[columns["lane"][calls] == thread]
-        mine = mine[np.argsort(order[mine], kind="stable")]
-        launched = device[columns["lane"][columns["launch"][device]] == thread]
-        launched = launched[np.argsort(order[launched], kind="stable")]
+    for thread in unique(columns["lane"][calls]).tolist():
+        mine = builder.tasks.in_order(calls[columns["lane"][calls] == thread])
+        launched = builder.tasks.launched_by(thread)
         place = np.searchsorted(order[launched], order[mine])
         last, turn = -1, 0
         for call, at in zip(mine.tolist(), place.tolist(), strict=True):
@@ -86,6 +86,7 @@ def _waits(builder: GraphBuilder) -> Iterator[Wait]:
                 int(launched[at - 1]) if at else -1,
                 int(launched[at]) if at < len(launched) else -1,
                 turn,
+                at,
             )
 
 
@@ -98,8 +99,8 @@ def _recorded(builder: GraphBuilder, waits: list[Wait]) -> list[Wait]:
     record_of = dict(zip(builder.correlation(records).tolist(), records.tolist(), strict=True))
     targets = builder.sync_streams("Stream Wait Event")
     left = []
-    for wait in waits:
-        correlation = int(builder.correlation(np.array([wait.call]))[0])
+    correlations = builder.correlation(np.array([wait.call for wait in waits], np.int64)).tolist()
+    for wait, correlation in zip(waits, correlations, strict=True):
         stream, recorded = rows.get(correlation, (-1, -1))
         source = builder.lane_of(wait.call, stream) if stream >= 0 else -1
         target = builder.lane_of(wait.call, targets.get(correlation, -1))
@@ -216,8 +217,8 @@ def _library_waits(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
         for collective, wait in behind.items()
         if wait.after >= 0 and columns["lane"][wait.after] != columns["lane"][collective]
     )
-    launched = np.flatnonzero((columns["kind"] == COLLECTIVE) & (columns["launch"] >= 0))
-    if not len(launched) or len(behind) < OFTEN * len(launched) or 2 * held > len(behind):
+    launched = sum(len(tasks) for tasks in builder.collectives.values())
+    if not launched or len(behind) < OFTEN * launched or 2 * held > len(behind):
         return set()
     return {wait.call for wait in behind.values()}
 
@@ -225,12 +226,16 @@ def _library_waits(builder: GraphBuilder, waits: list[Wait]) -> set[int]:
 def _last_elsewhere(builder: GraphBuilder, wait: Wait) -> int:
     """Return the last task launched before a wait on another stream than the one that waits, or -1."""
     columns = builder.graph.columns
-    lane, order = columns["lane"], columns["order"]
+    lane = columns["lane"]
     if wait.before >= 0 and lane[wait.before] != lane[wait.after]:
         return wait.before
-    mine = builder.launched_by_thread(int(lane[wait.call]))
-    mine = mine[(order[mine] < order[wait.call]) & (lane[mine] != lane[wait.after])]
-    return int(mine[-1]) if len(mine) else -1
+    mine = builder.tasks.launched_by(int(lane[wait.call]))
+    for nearest in (NEAREST, wait.ahead):
+        ahead = mine[max(wait.ahead - nearest, 0) : wait.ahead]
+        elsewhere = np.flatnonzero(lane[ahead] != lane[wait.after])
+        if len(elsewhere):
+            return int(ahead[elsewhere[-1]])
+    return -1
 
 
 def _open_collective(builder: GraphBuilder, wait: Wait, consumed: dict[int, int]) -> int:

@@ -28,7 +28,7 @@ def wait_in_spins(builder: GraphBuilder) -> None:
     """Turn CPU time that ends with the device task launched before it, again and again, into a wait."""
     columns = builder.graph.columns
     for lane in builder.tasks.threads():
-        work = builder.launched_by_thread(lane)
+        work = builder.tasks.launched_by(lane)
         if len(work) < LEAST_STEADY:
             continue
         tasks = _stretches(builder, lane)

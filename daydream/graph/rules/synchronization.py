@@ -10,9 +10,12 @@ once the device is done. The time between is a wait and comes out of the simulat
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Iterator
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ALL_LANES
 from daydream.graph.rules.array_waits import Waits, array_waits
@@ -48,6 +51,7 @@ CLOCK_SKEW_NS = (
 # which the return is measured call by call.
 SYNC_ENTRY_NS = 1_500
 NEAR_NS = 30_000  # synchronizing calls return 2 to 25 us after the work they waited for (A100, RTX 3070 Ti)
+NEAREST = 64  # records before a call that it may wait for
 LEAST_WAITED = 2  # allocation calls of a kind, to believe that all of them wait
 RETURN_PLACE = 6  # program-order distance from a call to its return; device work comes before it
 
@@ -67,6 +71,13 @@ class Streams:
         keys, ends = self.lanes[lane]
         place = np.searchsorted(keys, order) - 1
         return np.where(place >= 0, ends[np.maximum(place, 0)], 0)
+
+    def ended_on(self, lanes: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """Return the same for a lane for each program point; 0 where that is -1."""
+        ended = np.zeros(len(order), np.int64)
+        for lane in unique(lanes[lanes >= 0]).tolist():
+            ended[lanes == lane] = self.ended(lane, order[lanes == lane])
+        return ended
 
 
 def wait_in_calls(builder: GraphBuilder) -> None:
@@ -91,73 +102,95 @@ def _device_syncs(builder: GraphBuilder, streams: Streams) -> Waits:
 
 def _stream_syncs(builder: GraphBuilder, streams: Streams) -> Waits:
     calls = _calls(builder, STREAM_SYNC)
+    order = builder.graph.columns["order"][calls]
     recorded = _recorded_lanes(builder, calls)
-    last_lane = _lane_launched_last(builder, calls)
-    waits = []
-    for call, lane, near in zip(calls.tolist(), recorded.tolist(), last_lane.tolist(), strict=True):
-        chosen = lane if lane >= 0 else _likely_lane(builder, streams, call, near)
-        if chosen >= 0:
-            order = builder.graph.columns["order"][call : call + 1]
-            waits.append((call, chosen, int(streams.ended(chosen, order)[0]), -1))
-        else:
-            builder.graph.facts.unresolved_syncs += 1
-    return waits
+    likely = _likely_lanes(builder, streams, calls) if (recorded < 0).any() else recorded
+    chosen = np.where(recorded >= 0, recorded, likely)
+    known = chosen >= 0
+    builder.graph.facts.unresolved_syncs += int((~known).sum())
+    ended = streams.ended_on(chosen, order)
+    return [(call, lane, end, -1) for call, lane, end in _rows(calls[known], chosen[known], ended[known])]
 
 
-def _likely_lane(builder: GraphBuilder, streams: Streams, call: int, near: int) -> int:
-    """Return the stream a call waited for: the one its thread used last, unless time forbids it."""
-    order = builder.graph.columns["order"][call : call + 1]
-    returned = int(builder.end_ns[call]) + CLOCK_SKEW_NS
-    ended = {lane: int(streams.ended(lane, order)[0]) for lane in streams.lanes}
-    mine = _rank_of(builder, call)
-    possible = {
-        lane: end
-        for lane, end in ended.items()
-        if 0 < end <= returned and builder.graph.lanes[lane].rank == mine
-    }
-    if near in possible:
-        return near
-    return max(possible, key=lambda lane: possible[lane]) if possible else -1
+def _likely_lanes(builder: GraphBuilder, streams: Streams, calls: np.ndarray) -> np.ndarray:
+    """Return the stream that each call waited for, or -1: what its thread used last, unless time forbids it.
+
+    Else the one that ended last before the call returned.
+    """
+    columns, lanes = builder.graph.columns, builder.graph.lanes
+    order, returned = columns["order"][calls], builder.end_ns[calls] + CLOCK_SKEW_NS
+    mine = _ranks(builder, calls)
+    last = _lane_launched_last(builder, calls)
+    latest, likely = np.zeros(len(calls), np.int64), np.full(len(calls), -1)
+    used = np.zeros(len(calls), bool)
+    for lane in streams.lanes:
+        ended = streams.ended(lane, order)
+        ended[(ended > returned) | (mine != lanes[lane].rank)] = 0
+        used |= (last == lane) & (ended > 0)
+        likely = np.where(ended > latest, lane, likely)
+        latest = np.maximum(ended, latest)
+    return np.where(used, last, likely)
 
 
 def _event_syncs(builder: GraphBuilder, streams: Streams) -> Waits:
     """An event ends with the work before its record call; sync rows or times say which record."""
-    graph = builder.graph
-    waits = []
-    order = graph.columns["order"]
+    calls = _calls(builder, EVENT_SYNC)
+    if not len(calls):
+        return []
+    order = builder.graph.columns["order"]
     records = _calls(builder, RECORD)
     record_lane = _lane_launched_last(builder, records)
     recorded = builder.sync_rows("Event Sync")
-    ranks = np.array([lane.rank for lane in graph.lanes])
-    record_rank = ranks[graph.columns["lane"][records]]
-    for call in _calls(builder, EVENT_SYNC).tolist():
-        row = recorded.get(int(builder.correlation(np.array([call]))[0]))
-        own = (order[records] < order[call]) & (record_rank == _rank_of(builder, call))
-        before, lanes = records[own], record_lane[own]
-        best = (-1, -1, -1)
-        if row is not None and row[1] >= 0:
-            chosen = before[builder.correlation(before) == row[1]]
-            lane = builder.lane_of(call, row[0])
-            if len(chosen) and lane >= 0:
-                best = (int(chosen[-1]), lane, int(streams.ended(lane, order[chosen[-1:]])[0]))
-        if best[0] < 0:
-            for record, lane in zip(before[-64:].tolist(), lanes[-64:].tolist(), strict=True):
-                if lane < 0:
-                    continue
-                end = int(streams.ended(lane, order[record : record + 1])[0])
-                if best[2] < end <= builder.end_ns[call] + CLOCK_SKEW_NS:
-                    best = (record, lane, end)
-        if best[0] < 0:
-            best = _ended_with(builder, call)
-        if best[0] < 0:
-            builder.graph.facts.unresolved_syncs += 1
-        else:
-            waits.append((call, best[1], best[2], best[0]))
-    return waits
+    ranks, record_ranks = _ranks(builder, calls), _ranks(builder, records)
+    waits = {}
+    for rank in unique(ranks).tolist():
+        own = record_ranks == rank
+        mine, lanes = records[own], record_lane[own]
+        ended = np.where(lanes >= 0, streams.ended_on(lanes, order[mine]), -1)
+        place_of: dict[int, list[int]] = {}
+        for place, correlation in enumerate(builder.correlation(mine).tolist() if recorded else []):
+            place_of.setdefault(correlation, []).append(place)
+        here = calls[ranks == rank]
+        before = np.searchsorted(order[mine], order[here])
+        for call, stop, correlation in _rows(here, before, builder.correlation(here)):
+            best = (-1, -1, -1)
+            stream, record = recorded.get(correlation, (-1, -1))
+            places = place_of.get(record, []) if record >= 0 else []
+            lane = builder.lane_of(call, stream) if places and places[0] < stop else -1
+            if lane >= 0:
+                chosen = int(mine[places[bisect_left(places, stop) - 1]])
+                best = (chosen, lane, int(streams.ended(lane, order[chosen : chosen + 1])[0]))
+            if best[0] < 0:
+                some = slice(max(stop - NEAREST, 0), stop)
+                best = _last_ended(builder, call, mine[some], lanes[some], ended[some])
+            if best[0] < 0:
+                best = _ended_with(builder, call)
+            if best[0] < 0:
+                builder.graph.facts.unresolved_syncs += 1
+            else:
+                waits[call] = (call, best[1], best[2], best[0])
+    return [waits[call] for call in calls.tolist() if call in waits]
 
 
-def _rank_of(builder: GraphBuilder, call: int) -> int:
-    return builder.graph.lanes[builder.graph.columns["lane"][call]].rank
+def _last_ended(
+    builder: GraphBuilder, call: int, records: np.ndarray, lanes: np.ndarray, ended: np.ndarray
+) -> tuple[int, int, int]:
+    """Return (record, lane, end) of the event that ended last before a call returned, or -1s."""
+    ended = np.where(ended <= builder.end_ns[call] + CLOCK_SKEW_NS, ended, -1)
+    last = int(np.argmax(ended)) if len(ended) else -1
+    if last < 0 or ended[last] < 0:
+        return -1, -1, -1
+    return int(records[last]), int(lanes[last]), int(ended[last])
+
+
+def _ranks(builder: GraphBuilder, calls: np.ndarray) -> np.ndarray:
+    """Return the rank that each call is of."""
+    ranks = np.array([lane.rank for lane in builder.graph.lanes], np.int64)
+    return ranks[builder.graph.columns["lane"][calls]]
+
+
+def _rows(*columns: np.ndarray) -> Iterator[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _ended_with(builder: GraphBuilder, call: int) -> tuple[int, int, int]:
@@ -166,22 +199,22 @@ def _ended_with(builder: GraphBuilder, call: int) -> tuple[int, int, int]:
     An event of the time before the window has no record in it, but the work it stands
     for ends in it. Events are of the call's own rank.
     """
-    columns = builder.graph.columns
+    order, lanes = builder.graph.columns["order"], builder.graph.lanes
     start, end = int(builder.start_ns[call]), int(builder.end_ns[call])
-    mine = [number for number, lane in enumerate(builder.graph.lanes) if lane.rank == _rank_of(builder, call)]
-    work = np.flatnonzero(
-        (columns["kind"] != CPU)
-        & (columns["order"] < columns["order"][call])
-        & np.isin(columns["lane"], mine)
-    )
-    ended = builder.end_ns[work]
-    near = (
-        (ended > start) & (ended <= end + CLOCK_SKEW_NS) & (end - ended <= min(NEAR_NS, (end - start) // 4))
-    )
-    if not near.any():
-        return -1, -1, -1
-    task = int(work[near][np.argmax(ended[near])])
-    return task, int(columns["lane"][task]), int(builder.end_ns[task])
+    rank = lanes[builder.graph.columns["lane"][call]].rank
+    first = max(start + 1, end - min(NEAR_NS, (end - start) // 4))
+    best = (-1, -1, -1)
+    for lane, each in enumerate(lanes):
+        work = builder.tasks.on(lane)
+        if each.rank != rank or not each.on_device or not len(work):
+            continue
+        work = work[: np.searchsorted(order[work], order[call])]
+        ended = builder.end_ns[work]
+        for task in work[(ended >= first) & (ended <= end + CLOCK_SKEW_NS)].tolist():
+            found = int(builder.end_ns[task])
+            if found > best[2] or (found == best[2] and task < best[0]):
+                best = (task, lane, found)
+    return best
 
 
 def _allocations(builder: GraphBuilder, streams: Streams) -> Waits:
@@ -199,11 +232,11 @@ def _allocations(builder: GraphBuilder, streams: Streams) -> Waits:
     as_usual = (after <= 2 * cost) & (end - start > 2 * cost)
     mostly = 2 * (ended - start) > end - start
     waited = busy & (after >= -CLOCK_SKEW_NS) & np.where(cost >= 0, as_usual, mostly)
-    for name in np.unique(names[busy & (cost < 0)]).tolist():
+    for name in unique(names[busy & (cost < 0)]).tolist():
         mates = busy & (names == name)
         waited[mates] &= bool(waited[mates].all())
     # Where every call that met a busy device waited for it, those that met an idle one would have, too.
-    for name in np.unique(names[waited]).tolist():
+    for name in unique(names[waited]).tolist():
         mates = names == name
         waited |= mates & bool(waited[mates & busy].all() and waited[mates].sum() >= LEAST_WAITED)
     return [
@@ -302,18 +335,16 @@ def is_sync(name: str) -> bool:
 
 def _calls(builder: GraphBuilder, pattern: re.Pattern[str]) -> np.ndarray:
     """Return the runtime calls with such a name, in program order."""
-    return builder.in_order(builder.calls_named(pattern.search))
+    return builder.tasks.in_order(builder.calls_named(pattern.search))
 
 
 def _all_ended(builder: GraphBuilder, streams: Streams, calls: np.ndarray) -> np.ndarray:
     """Return when all the device work launched before each call, on its rank, had ended."""
-    lanes = builder.graph.lanes
-    ranks = np.array([lane.rank for lane in lanes])
-    mine = ranks[builder.graph.columns["lane"][calls]]
+    lanes, mine = builder.graph.lanes, _ranks(builder, calls)
     order = builder.graph.columns["order"][calls]
     ended = np.zeros(len(calls), np.int64)
-    for lane in streams.lanes:
-        ended = np.where(mine == ranks[lane], np.maximum(ended, streams.ended(lane, order)), ended)
+    for lane in streams.lanes if len(calls) else ():
+        ended = np.where(mine == lanes[lane].rank, np.maximum(ended, streams.ended(lane, order)), ended)
     return ended
 
 
@@ -330,12 +361,9 @@ def _recorded_lanes(builder: GraphBuilder, calls: np.ndarray) -> np.ndarray:
 def _lane_launched_last(builder: GraphBuilder, calls: np.ndarray) -> np.ndarray:
     """Return, for each call, the stream its thread last launched work on, or -1."""
     columns = builder.graph.columns
-    device = np.flatnonzero(columns["launch"] >= 0)
-    launch = columns["launch"][device]
     result = np.full(len(calls), -1, np.int64)
-    for thread in np.unique(columns["lane"][calls]).tolist():
-        mine = device[columns["lane"][launch] == thread]
-        mine = mine[np.argsort(columns["order"][mine], kind="stable")]
+    for thread in unique(columns["lane"][calls]).tolist():
+        mine = builder.tasks.launched_by(thread)
         here = columns["lane"][calls] == thread
         place = np.searchsorted(columns["order"][mine], columns["order"][calls[here]]) - 1
         if len(mine):

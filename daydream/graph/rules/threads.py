@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream import compiled
 from daydream.collect.derive.host_collectives import inside_collectives
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ORDER_STEP, Lane
@@ -29,21 +30,13 @@ def order_threads(builder: GraphBuilder) -> None:
     if not len(rows):
         return
     thread, threads = builder.threads(rows)
-    owner, start, end, lane = _pieces(builder, rows, thread)
-    idle = owner < 0
-    previous = np.maximum.accumulate(np.where(idle, -1, np.arange(len(owner))))
-    gap = np.zeros(len(owner), np.int64)
-    np.add.at(gap, previous[idle], (end - start)[idle])
-    keep = ~idle
-    owner, start, end, lane, gap = owner[keep], start[keep], end[keep], lane[keep], gap[keep]
-
+    cut = _cut(builder, rows, thread) or _stretches(builder, rows, thread)
+    owner, lane, turn, start, end, gap = cut
     first_lane = len(graph.lanes)
     for rank, pid, tid in threads:
         several = len({r for r, _, _ in threads}) > 1
         graph.add_lane(Lane(f"{f'rank {rank} ' if several else ''}thread {tid}", rank))
         builder.thread_ids.append((rank, pid, tid))
-    same = np.append(False, (start[1:] == start[:-1]) & (lane[1:] == lane[:-1]))
-    turn = np.arange(len(start)) - np.maximum.accumulate(np.where(same, 0, np.arange(len(start))))
     ids = graph.add(
         len(owner),
         lane=lane + first_lane,
@@ -60,6 +53,40 @@ def order_threads(builder: GraphBuilder) -> None:
     graph.columns["release_ns"][ids[first]] = start[first]
     builder.task_of_row = np.full(len(trace), -1, np.int64)
     builder.task_of_row[owner[::-1]] = ids[::-1]  # the first piece of a call is the call
+
+
+Stretches = tuple[np.ndarray, ...]  # owning row, thread, turn at its start, start, end and gap behind it
+
+
+def _cut(builder: GraphBuilder, rows: np.ndarray, thread: np.ndarray) -> Stretches | None:
+    """Return what `_stretches` does, from the compiled loop; None without it, or for rows it cannot cut."""
+    engine, trace = compiled.engine(), builder.trace
+    if engine is None:
+        return None
+    order = stable_order(thread, int(thread.max()) + 1)
+    given = rows[order].astype(np.int32), thread[order].astype(np.int32)
+    types = {"start_ns": np.int64, "duration_ns": np.int64, "parent": np.int32}
+    columns = [np.require(trace[name], dtype, ("C", "A")) for name, dtype in types.items()]
+    room = 2 * len(rows)
+    found = [np.empty(room, np.int32) for _ in range(3)] + [np.empty(room, np.int64) for _ in range(3)]
+    count = engine.cut(*given, *columns, np.empty(len(rows), np.int32), *found)
+    return tuple(values[:count] for values in found) if count >= 0 else None
+
+
+def _stretches(builder: GraphBuilder, rows: np.ndarray, thread: np.ndarray) -> Stretches:
+    """Return the stretches of CPU time that a row owns, by thread and time: arrays of equal length.
+
+    Two of a thread can start together, the first lasting no time: the turn counts them from 0.
+    """
+    owner, start, end, lane = _pieces(builder, rows, thread)
+    idle = owner < 0
+    previous = np.maximum.accumulate(np.where(idle, -1, np.arange(len(owner))))
+    gap = np.zeros(len(owner), np.int64)
+    np.add.at(gap, previous[idle], (end - start)[idle])
+    owner, lane, start, end, gap = (values[~idle] for values in (owner, lane, start, end, gap))
+    index = np.arange(len(start))
+    same = np.append(False, (start[1:] == start[:-1]) & (lane[1:] == lane[:-1]))
+    return owner, lane, index - np.maximum.accumulate(np.where(same, 0, index)), start, end, gap
 
 
 def _pieces(
