@@ -22,7 +22,7 @@ from daydream.memory import Allocations, resize_input
 from daydream.transforms import stages
 
 STAGE = stages.WORK
-CODE = "DataLoader(dataset, batch_size=64)"
+CODE = "DataLoader(dataset, batch_size=batch_size)"
 
 
 def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> None:

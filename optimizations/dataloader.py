@@ -10,7 +10,7 @@ from daydream.model import LoaderWaits, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
 
 STAGE = stages.INPUT
-CODE = "DataLoader(dataset, num_workers=4, persistent_workers=True)"
+CODE = "DataLoader(dataset, num_workers=workers, persistent_workers=True)"
 memory = unchanged
 
 WORKER_LOADER = r"_MultiProcessingDataLoaderIter|MultiProcessing"
@@ -34,7 +34,8 @@ def dataloader(
     stretch before a step's first copy to the device. Where workers load already and the program waits
     for them, a batch costs a worker the time between batches, times the workers. `recorded` is how
     many there are (0: the main thread loads); by default as the pattern of waits shows: so many
-    batches come at once. Without pattern, the main thread is assumed to load.
+    batches come at once. Without pattern, the main thread is assumed to load. Where worker processes were
+    recorded, `workers` has to be given: how many more hide loading depends on the machine's cores.
 
     Not modelled: that workers compete for cores, disk and memory with each other and the main process,
     that they run operators on one thread, the start of processes, a limit to how far they run ahead.
@@ -51,6 +52,8 @@ def dataloader(
             f"no step waits longer than {longest:.2f} ms for its data, and fetching a batch from workers "
             f"costs {get_ms:g} ms (--get-ms): workers would save nothing"
         )
+    if workers is None and _by_processes(loading):
+        graph.does_not_apply(_more_of(waits))
     before = None if workers is None else _workers_of(graph, loading, waits, recorded, least)
 
     get = graph.insert_after(
@@ -94,7 +97,7 @@ def _workers_of(
     graph: Graph, loading: Selection | None, waits: LoaderWaits, recorded: int | None, least_ns: float
 ) -> int:
     """Return how many workers load in the recording; 0 where the main thread does."""
-    threaded = loading is not None and len(loading.where(within=WORKER_LOADER)) > 0
+    threaded = _by_processes(loading)
     if recorded is not None:
         if threaded and not recorded:
             raise GraphError("recorded must be 1 or more: worker processes load in this trace")
@@ -117,6 +120,18 @@ def _workers_of(
         "Which process loads is not recorded: the main thread is assumed to. Give workers by --recorded."
     )
     return 0
+
+
+def _by_processes(loading: Selection | None) -> bool:
+    """Tell whether the recorded loader has worker processes."""
+    return loading is not None and len(loading.where(within=WORKER_LOADER)) > 0
+
+
+def _more_of(waits: LoaderWaits) -> str:
+    """Return why nothing is said without a number of workers where some load already."""
+    seen = waits.workers()
+    now = "" if seen is None else f", {seen} of them as batches come in bursts"
+    return f"worker processes load already{now}. Say by --workers how many there should be"
 
 
 def _take_out(loading: Selection | None, waits: LoaderWaits) -> None:

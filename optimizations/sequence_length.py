@@ -23,7 +23,7 @@ from daydream.memory import Allocations, resize_input
 from daydream.transforms import stages
 
 STAGE = stages.WORK
-CODE = "tokenizer(texts, truncation=True, max_length=512)"
+CODE = "tokenizer(texts, truncation=True, max_length=max_length)"
 
 
 def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -> None:

@@ -43,7 +43,9 @@ class LoaderWaits:
         """Return what each batch cost one of the workers that loaded, 0 for those that came with others.
 
         A batch that is waited for shows when it was made, so all since the last such batch took the
-        workers the time between them. Without workers the wait is the cost.
+        workers the time between them; for the first one that is what is left of the covered steps, as these
+        repeat: so many workers as were recorded give the steps that were. Without workers the wait is the
+        cost.
 
         Args:
             workers: how many loaded; 0 for none.
@@ -55,12 +57,19 @@ class LoaderWaits:
         if not workers:
             return self.time_ns
         cost = np.zeros(len(self.time_ns))
-        rank = self.tasks.rank
+        rank, step = self.tasks.rank, self.tasks.step
+        steps = self.tasks.graph.steps
+        covered = np.array([bool(each.get("covered")) for each in steps] + [False])[step]
         for each in np.unique(rank).tolist():
-            late = np.flatnonzero((rank == each) & (self.time_ns > least_ns))
+            mine = rank == each
+            late = np.flatnonzero(mine & (self.time_ns > least_ns) & (covered | ~covered[mine].any()))
             if len(late) > 1:
                 between = np.diff(self.arrived_ns[late])
-                cost[late] = np.append(np.median(between), between) * workers
+                whole = sum(
+                    one["measured_ns"] for one in steps if one.get("covered") and one.get("rank", 0) == each
+                )
+                left = whole - between.sum()
+                cost[late] = np.append(left if left > 0 else np.median(between), between) * workers
         return cost
 
     def workers(self) -> int | None:

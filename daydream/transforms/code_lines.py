@@ -14,11 +14,11 @@ JAX = "jax"  # what `metadata["profiler"]` says of its traces
 IN_JAX = {
     "amp": "params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)  # or dtype= of layers",
     "autocast": "params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)  # or dtype= of layers",
-    "batch-size": "batch = next(batches)  # of batch_size=64",
+    "batch-size": "batch = next(batches)  # of another size",
     "checkpointing": "block = jax.checkpoint(block)",
     "compile": "step = jax.jit(step)",
     "cuda-graphs": 'os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN"',
-    "dataloader": "grain.DataLoader(data_source=data, sampler=sampler, worker_count=4)",
+    "dataloader": "grain.DataLoader(data_source=data, sampler=sampler, worker_count=workers)",
     "ddp": 'batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))',
     "flash-attention": 'jax.nn.dot_product_attention(q, k, v, implementation="cudnn")',
     "foreach-optimizer": "update = jax.jit(update, donate_argnums=(0, 1))  # parameters and optimizer state",

@@ -134,7 +134,8 @@ def test_a_norm_before_a_product_that_casts_is_found_on_a_cpu():
     # The thread: pow 20 .. mul 25, then linear, which casts for 9 and multiplies for 50 of its 61 ns.
     program = Program()
     for name, time in RMS:
-        program.row("operator", f"aten::{name}", program.now, time, phase="forward", op=f"aten::{name}", tid=1)
+        given = {"phase": "forward", "op": f"aten::{name}", "tid": 1}
+        program.row("operator", f"aten::{name}", program.now, time, **given)
         program.now += time
     with program.range("aten::linear", "operator", phase="forward", op="aten::linear"):
         for name, time in (("_to_copy", 9), ("mm", 50)):

@@ -223,6 +223,28 @@ def test_without_a_loader_range_the_time_before_the_first_copy_tells_its_rate(op
     assert predicted.predicted_ns == pytest.approx(mean * 1e3, rel=0.12)
 
 
+@pytest.mark.parametrize("recorded", [None, 3])
+def test_as_many_workers_as_were_recorded_give_the_steps_that_were(recorded):
+    replay = daydream.replay(bursts_of_two())
+    workers = recorded or 2
+    predicted = daydream.whatif(replay, "dataloader", workers=workers, recorded=recorded, get_ms=FETCH)
+    assert predicted.predicted_ns == pytest.approx(replay.measured_ns, rel=1e-3)
+
+
+def test_workers_that_were_not_waited_for_while_the_program_warmed_up_are_no_slower():
+    # Four workers gave batches in bursts of 4; the first eight were there before the recorded steps began.
+    replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
+    four, eight = (daydream.whatif(replay, "dataloader", workers=count) for count in (4, 8))
+    assert four.predicted_ns == pytest.approx(replay.measured_ns, rel=1e-3)
+    assert eight.predicted_ns == pytest.approx(replay.measured_ns / 2, rel=0.1)
+
+
+def test_how_many_workers_there_should_be_has_to_be_said_where_some_load_already():
+    replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
+    with pytest.raises(NotApplicableError, match=r"4 of them as batches come in bursts.*--workers"):
+        daydream.whatif(replay, "dataloader")
+
+
 def test_a_burst_of_batches_tells_how_many_workers_load():
     asked = daydream.whatif(daydream.replay(bursts_of_two()), "dataloader", get_ms=FETCH, workers=8)
     assert any("bursts of 2" in note for note in asked.to_json()["notes"])
