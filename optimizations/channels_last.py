@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from daydream import Graph
 from daydream.memory import unchanged
 from daydream.transforms import stages
@@ -16,7 +18,8 @@ memory = unchanged
 
 # cuDNN's and MIOpen's kernels that change the layout around a convolution.
 TO_NHWC = r"nchwToNhwc|batched_transpose_\d+x\d+"
-LAYOUT = rf"nhwcToNchw|{TO_NHWC}"
+FROM_NHWC = "nhwcToNchw"
+LAYOUT = rf"{FROM_NHWC}|{TO_NHWC}"
 CONVOLUTION = r"(?i)conv"
 NHWC_KERNEL = r"(?i)nhwc|ndhwc"
 
@@ -28,6 +31,9 @@ def channels_last(graph: Graph) -> None:
     weight and output (and their gradients) around each of them; in channels-last memory
     nothing is left to transpose. The first such kernel of a step stays: the images still arrive as
     NCHW. Launches go with the kernels, the operators stay.
+
+    Where a convolution's first such kernel turns NHWC into NCHW, its tensors lie in channels-last memory
+    already, and the library turns them for a kernel that computes in NCHW: those stay.
 
     Assumes that every layer between keeps the order: one that does not brings copies back. Not
     modelled: convolutions that run in NCHW kernels today (they may run faster or slower in NHWC), and
@@ -45,6 +51,14 @@ def channels_last(graph: Graph) -> None:
             if len(around.where(name=NHWC_KERNEL))
             else "no kernel changes the layout around the convolutions: they run in NCHW kernels, and what "
             "the library's NHWC kernels would take is not in this trace"
+        )
+    calls = layout.group_by("call")
+    turned = calls.where(np.array([FROM_NHWC in name for name in calls.first().name.tolist()], bool)).tasks
+    layout = layout - turned
+    if not len(layout):
+        graph.does_not_apply(
+            "the tensors lie in channels-last memory already: the layout is changed for convolutions that "
+            "run in NCHW kernels"
         )
     inputs = layout.where(name=TO_NHWC).group_by("rank", "step").first()
     gone = layout - inputs

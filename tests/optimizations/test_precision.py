@@ -484,6 +484,21 @@ def test_layout_kernels_go_but_the_first_of_a_step():
     assert len(graph.select(name="^launch$")) == 4
 
 
+def test_what_a_convolution_turns_from_channels_last_stays():
+    # The first convolution runs in NCHW on tensors in NHWC. The others turn NCHW; the images are turned first.
+    turned = ("nhwcToNchwKernel", 7), ("volta_scudnn_conv", 50), ("nchwToNhwcKernel", 9)
+    turns = ("nchwToNhwcKernel", 8), ("xmma_fprop_conv_nhwc", 50), ("nhwcToNchwKernel", 9)
+    program = Program()
+    program.op("aten::cudnn_convolution", "forward", *turned)
+    with pytest.raises(NotApplicableError, match="in channels-last memory already"):
+        channels_last(program.graph())
+    for _ in range(2):
+        program.op("aten::cudnn_convolution", "forward", *turns)
+    graph = program.graph()
+    channels_last(graph)
+    assert graph.select(kind="kernel").duration_ns.tolist() == [7, 50, 9, 8, 50, 50]
+
+
 def test_channels_last_says_why_not():
     with pytest.raises(NotApplicableError, match="no convolution"):
         channels_last(thread_and_stream((SGEMM, 5, "forward")))
