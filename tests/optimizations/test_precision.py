@@ -485,7 +485,7 @@ def test_layout_kernels_go_but_the_first_of_a_step():
 
 
 def test_what_a_convolution_turns_from_channels_last_stays():
-    # The first convolution runs in NCHW on tensors in NHWC. The others turn NCHW; the images are turned first.
+    # The first convolution runs in NCHW on tensors in NHWC; the others turn NCHW. Images are turned first.
     turned = ("nhwcToNchwKernel", 7), ("volta_scudnn_conv", 50), ("nchwToNhwcKernel", 9)
     turns = ("nchwToNhwcKernel", 8), ("xmma_fprop_conv_nhwc", 50), ("nhwcToNchwKernel", 9)
     program = Program()
