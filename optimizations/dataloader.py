@@ -6,14 +6,13 @@ import numpy as np
 
 from daydream import Graph, GraphError, Selection
 from daydream.memory import unchanged
-from daydream.model import LoaderWaits, recorded_waits, untraced_waits
+from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
 
 STAGE = stages.INPUT
 CODE = "DataLoader(dataset, num_workers=workers, persistent_workers=True)"
 memory = unchanged
 
-WORKER_LOADER = r"_MultiProcessingDataLoaderIter|MultiProcessing"
 POOL = "loader workers"
 MOST_STEPS = 0.8  # wait where the main thread loads: every step but a few whose gap another call hides
 
@@ -52,7 +51,7 @@ def dataloader(
             f"no step waits longer than {longest:.2f} ms for its data, and fetching a batch from workers "
             f"costs {get_ms:g} ms (--get-ms): workers would save nothing"
         )
-    if workers is None and _by_processes(loading):
+    if workers is None and loading is not None and loads_by_processes(loading):
         graph.does_not_apply(_more_of(waits))
     before = None if workers is None else _workers_of(graph, loading, waits, recorded, least)
 
@@ -97,7 +96,7 @@ def _workers_of(
     graph: Graph, loading: Selection | None, waits: LoaderWaits, recorded: int | None, least_ns: float
 ) -> int:
     """Return how many workers load in the recording; 0 where the main thread does."""
-    threaded = _by_processes(loading)
+    threaded = loading is not None and loads_by_processes(loading)
     if recorded is not None:
         if threaded and not recorded:
             raise GraphError("recorded must be 1 or more: worker processes load in this trace")
@@ -120,11 +119,6 @@ def _workers_of(
         "Which process loads is not recorded: the main thread is assumed to. Give workers by --recorded."
     )
     return 0
-
-
-def _by_processes(loading: Selection | None) -> bool:
-    """Tell whether the recorded loader has worker processes."""
-    return loading is not None and len(loading.where(within=WORKER_LOADER)) > 0
 
 
 def _more_of(waits: LoaderWaits) -> str:

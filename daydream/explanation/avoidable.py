@@ -25,7 +25,7 @@ from daydream.graph.selection import Selection
 from daydream.graph.tables import MEMCPY
 from daydream.lazy import regex
 from daydream.model.graph_breaks import breaks_of
-from daydream.model.loading import untraced_waits
+from daydream.model.loading import loads_by_processes, recorded_waits, untraced_waits
 from daydream.simulate.causes import PathCause
 from daydream.trace.schema import PHASES
 
@@ -112,10 +112,11 @@ class Scene:
         whatifs: Sequence[str],
         words: str,
         limit: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Iterator[Avoidable]:
         """Yield stretches of the critical path as an avoidable cost, if they take long enough.
 
-        `limit` says what the cost is made of, as options of `scale`.
+        `limit` says what the cost is made of, as options of `scale`. `options` are those of the what-ifs.
         """
         chain = self.chain
         cost = chain.per_step(mask)
@@ -124,7 +125,7 @@ class Scene:
         tasks = chain.tasks(mask, f"{words} on the critical path")
         count = len(np.unique(np.stack([chain.window[mask], chain.task[mask]]), axis=1).T) / len(chain.steps)
         place = place_of(self.graph, chain.task[mask], chain.ns[mask])
-        answers = self.asker.best([(name, {}) for name in whatifs])
+        answers = self.asker.best([(name, options or {}) for name in whatifs])
         without = None if limit is None else self.asker.without(**limit)
         yield Avoidable(sort, place, count, cost, tasks, tuple(answers), without)
 
@@ -183,9 +184,18 @@ def blocking_calls(scene: Scene) -> Iterator[Avoidable]:
 
 
 def data_loading(scene: Scene) -> Iterator[Avoidable]:
-    """The step waits for its batch where loading is on the critical path."""
+    """The step waits for its batch where loading is on the critical path.
+
+    Where worker processes load already, twice as many of them are asked about.
+    """
     mask = scene.chain.of(PathCause.LOADING) | scene.batches
-    yield from scene.found("data loading", mask, ["dataloader"], "data loading")
+    loading, asked, limit = scene.graph.select(kind="cpu", phase="data"), ["dataloader"], None
+    options: Mapping[str, Any] = {}
+    if loads_by_processes(loading):
+        seen = recorded_waits(scene.graph, loading).workers()
+        asked, options = (["dataloader"], {"workers": 2 * seen}) if seen else ([], {})
+        limit = {"on": "cpu", "phase": "data"}
+    yield from scene.found("data loading", mask, asked, "data loading", limit, options)
 
 
 def exposed_communication(scene: Scene) -> Iterator[Avoidable]:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         few_rows_ns,
         in_16_bits,
     )
-    from daydream.model.loading import LoaderWaits, recorded_waits, untraced_waits
+    from daydream.model.loading import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
     from daydream.model.optimizers import (
         FUSED_UPDATE_KERNEL,
         FUSED_UPDATE_OP,
@@ -108,7 +108,7 @@ _HOMES = {
         "ATTENTION_KERNEL", "DOUBT_OF_CONVOLUTIONS", "FEW_ROWS_IN_TF32", "LAYOUT_CHANGE", "Narrowed",
         "changes_layout", "doubt_of_products", "few_rows_ns", "in_16_bits",
     ),
-    "daydream.model.loading": ("LoaderWaits", "recorded_waits", "untraced_waits"),
+    "daydream.model.loading": ("LoaderWaits", "loads_by_processes", "recorded_waits", "untraced_waits"),
     "daydream.model.optimizers": (
         "FUSED_UPDATE_KERNEL", "FUSED_UPDATE_OP", "UPDATE_RULES", "Update", "UpdateRule",
         "fused_update_ns", "need_setting", "update_calls", "update_of",
@@ -135,7 +135,8 @@ __all__ = [
     "compiled_parts", "compute_lane", "dispatch_ns", "doubt_of_products", "few_rows_ns", "find_chains",
     "first_parameter_uses", "fuse_passes", "fused_attention_ns", "fused_parts",
     "fused_update_ns", "gradients_of",
-    "in_16_bits", "in_replays", "input_bytes", "joint_update", "main_dtype", "makers_and_users",
+    "in_16_bits", "in_replays", "input_bytes", "joint_update", "loads_by_processes", "main_dtype",
+    "makers_and_users",
     "mostly_replayed", "need_setting", "operand_elements", "recorded_waits", "refuse_narrow",
     "remove_breaks", "remove_dispatch", "remove_with_operators", "repeated_blocks", "saved_tensor_counts",
     "scale_autograd_walks", "shapes_in", "start_as_nodes", "streaming_ns", "tasks_in_matrix_units",

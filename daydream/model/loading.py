@@ -17,6 +17,9 @@ from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
 TO_DEVICE = r"HtoD|HostToDevice"
+WORKER_LOADER = (
+    r"_MultiProcessingDataLoaderIter|MultiProcessing"  # torch's range, where workers made the batch
+)
 LEAST_CYCLES = 4  # of a pattern, to be seen as one
 UNLIKE = 0.3  # deviation of the waits' logarithms: those in a burst are short against the others
 SHORT_NS = 1000  # waits below it are alike
@@ -151,6 +154,11 @@ def _named(graph: Graph, ids: np.ndarray) -> np.ndarray:
 def _ends(graph: Graph, ids: np.ndarray) -> np.ndarray:
     columns = graph.columns
     return columns["measured_start_ns"][ids] + columns["duration_ns"][ids] + columns["gap_ns"][ids]
+
+
+def loads_by_processes(loading: Selection) -> bool:
+    """Tell whether the CPU work inside the ranges of a loader is that of one with worker processes."""
+    return len(loading.where(within=WORKER_LOADER)) > 0
 
 
 def recorded_waits(graph: Graph, loading: Selection) -> LoaderWaits:
