@@ -72,12 +72,19 @@ class GraphBuilder:
         return fits[names] if fits.any() else np.zeros(len(names), bool)
 
     @cached_property
+    def annotates(self) -> np.ndarray:
+        """Return which rows are named ranges: a mask, False at the end for tasks without a row (-1)."""
+        return np.append(self.trace.is_kind("annotation"), False)
+
+    @cached_property
     def calls(self) -> np.ndarray:
         """Return the tasks that are runtime calls (their first piece), ascending."""
         if not len(self.task_of_row):  # device rows only
             return np.empty(0, np.int64)
         first = self.task_of_row[self.trace.is_kind("runtime")]
-        return np.sort(first[first >= 0])
+        is_call = np.zeros(self.graph.size + 1, bool)
+        is_call[first] = True
+        return np.flatnonzero(is_call[:-1])  # the last: of calls without a task
 
     def calls_named(self, match: Any) -> np.ndarray:
         """Return the runtime calls whose name fits a predicate on names, ascending."""
@@ -108,7 +115,7 @@ class GraphBuilder:
 
     def texts_of(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the columns that tasks take over from their rows."""
-        trace = self.trace
+        trace, rows = self.trace, rows.astype(np.intp)  # NumPy looks up other types slowly
         phases = np.array(
             [PHASES.index(text) if text in PHASES else -1 for text in trace.text("phase")] + [-1], np.int8
         )
@@ -259,11 +266,12 @@ def runs_of(values: np.ndarray) -> list[tuple[int, int]]:
 
 def distinct_rows(columns: list[np.ndarray]) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Return which distinct combination each row of some columns holds, and the combinations, in order."""
-    number = np.zeros(len(columns[0]), np.int64)
+    number, count = np.zeros(len(columns[0]), np.int64), min(len(columns[0]), 1)
     for column in columns:
         if len(column) and (column != column[0]).any():
             values, code = distinct(column)
-            number = number * len(values) + code
-    values, number = distinct(number)
-    first = first_of(number, len(values))
+            if count > 1:
+                values, code = distinct(number * len(values) + code)
+            number, count = code, len(values)
+    first = first_of(number, count)
     return number, [tuple(int(column[row]) for column in columns) for row in first.tolist()]

@@ -90,17 +90,16 @@ class Columns(MutableMapping[str, np.ndarray]):
         """Append tasks: a value for all or one for each; columns that are not given take their defaults."""
         for name, dtype in COLUMNS.items():
             value = given.get(name, DEFAULTS.get(name, 0))
-            if name not in self._more and self._fits(name, count):
-                self._join(name, [np.broadcast_to(np.asarray(value, dtype), count)])
+            held, room = len(self._arrays[name]), self._room.get(name)
+            if room is None and not held:
+                room = self._room[name] = np.empty(count + count // ROOM, dtype)
+            if name not in self._more and room is not None and len(room) >= held + count:
+                room[held : held + count] = value
+                self._arrays[name] = room[: held + count]
                 continue
             # A value for each is copied: whoever gave it may write to it before the column is read.
             new = np.array(value, dtype) if np.ndim(value) else np.asarray(value, dtype)
             self._more.setdefault(name, []).append(np.broadcast_to(new, count))
-
-    def _fits(self, name: str, count: int) -> bool:
-        """Tell whether so many tasks can be written behind a column without copying what is there."""
-        held = len(self._arrays[name])
-        return not held or len(self._room.get(name, ())) >= held + count
 
     def join(self) -> None:
         """Join what was appended, so that no reader has to: several may read at once."""

@@ -131,8 +131,12 @@ class Graph(NotebookTables):
     def ids(self) -> np.ndarray:
         """Ids of the tasks that are there, in program order: int64, shape (tasks,)."""
         if self._ids is None:
-            ids = np.flatnonzero(self.alive)
-            self._ids = ids[np.argsort(self.columns["order"][ids], kind="stable")]
+            order = self.columns["order"]
+            if self.alive.all():
+                self._ids = np.argsort(order, kind="stable")
+            else:
+                ids = np.flatnonzero(self.alive)
+                self._ids = ids[np.argsort(order[ids], kind="stable")]
         return self._ids
 
     def __getattr__(self, name: str) -> np.ndarray:

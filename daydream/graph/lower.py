@@ -52,6 +52,7 @@ class _Layout:
     shift: np.ndarray  # program-order distance between copies, by lane
     before: int  # plan ids ahead of the window
     by_lane: np.ndarray  # plan ids by (lane, id)
+    bounds: np.ndarray  # where each lane begins there, and the end
     on_device: dict[int, np.ndarray]  # device lane -> plan ids in lane order
     seams: Seams
 
@@ -92,7 +93,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         task, copy, src, dst = task[sequence], copy[sequence], rank[src], rank[dst]
         seams = rank[seams[0]], rank[seams[1]]
     duration, gap = _costs(graph, task, seams)
-    release = _releases(graph)
+    release = _releases(graph, layout)
     release = np.where(copy == 0, release[task], 0) if release.any() else np.zeros(len(task), np.int64)
     priority = None
     if graph.scheduled:
@@ -146,12 +147,12 @@ def _lay_out(graph: Graph, copies: int, window: Window | None) -> _Layout:
     on_device = {
         k: by_lane[bounds[k] : bounds[k + 1]] for k, lane in enumerate(graph.lanes) if lane.on_device
     }
-    return _Layout(ids, copy, order, at, shift, len(ahead), by_lane, on_device, seams)
+    return _Layout(ids, copy, order, at, shift, len(ahead), by_lane, bounds, on_device, seams)
 
 
 def _by_lane(
     ahead: np.ndarray, block: np.ndarray, count: int, copies: int
-) -> tuple[np.ndarray, list[int], Seams]:
+) -> tuple[np.ndarray, np.ndarray, Seams]:
     """Return plan ids by (lane, id), where each lane begins there, and where its copies meet.
 
     `ahead` are the lanes of what lies before the window, `block` those of the window: each is sorted once,
@@ -160,8 +161,8 @@ def _by_lane(
     sorted_ahead, sorted_block = stable_order(ahead, count), stable_order(block, count)
     of_ahead, of_block = (np.bincount(lanes, minlength=count) for lanes in (ahead, block))
     begin_ahead, begin_block = (np.append(0, np.cumsum(each)) for each in (of_ahead, of_block))
-    bounds = np.append(0, np.cumsum(of_ahead + copies * of_block)).tolist()
-    by_lane = np.empty(bounds[-1], np.int64)
+    bounds = np.append(0, np.cumsum(of_ahead + copies * of_block))
+    by_lane = np.empty(len(ahead) + copies * len(block), np.int64)
     for lane in np.flatnonzero(of_ahead + of_block).tolist():
         first = sorted_ahead[begin_ahead[lane] : begin_ahead[lane + 1]]
         mine = sorted_block[begin_block[lane] : begin_block[lane + 1]]
@@ -184,7 +185,7 @@ def _costs(graph: Graph, task: np.ndarray, seams: Seams) -> tuple[np.ndarray, np
     return duration, gap
 
 
-def _releases(graph: Graph) -> np.ndarray:
+def _releases(graph: Graph, layout: _Layout) -> np.ndarray:
     """Return the earliest start of each task, in ns: int64, shape (ids,).
 
     A thread begins when it was recorded to. That time stands with its first task, and goes with what is first
@@ -196,9 +197,10 @@ def _releases(graph: Graph) -> np.ndarray:
     begins = np.flatnonzero((release > 0) & recorded & (columns["kind"] == CPU))
     if not len(begins):
         return release
-    lanes, ids = columns["lane"], graph.ids
+    lanes, bounds = columns["lane"], layout.bounds
+    used = np.flatnonzero(bounds[1:] > bounds[:-1])
     first = np.full(len(graph.lanes), -1)
-    first[lanes[ids][::-1]] = ids[::-1]  # of what is assigned to one place, the last stays
+    first[used] = layout.task[layout.by_lane[bounds[used]]]
     now = first[lanes[begins]]
     moved = (now >= 0) & (now != begins)
     if moved.any():

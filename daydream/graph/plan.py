@@ -213,8 +213,10 @@ class Plan:
 
 def stable_order(numbers: np.ndarray, below: int) -> np.ndarray:
     """Return the indices that sort numbers in 0..below-1, equal ones in their given order."""
-    # NumPy sorts 16-bit numbers by radix, in linear time.
-    return np.argsort(numbers.astype(np.uint16) if below <= 1 << 16 else numbers, kind="stable")
+    # NumPy sorts numbers of 8 and 16 bits by radix, in linear time.
+    if below <= 1 << 16:
+        numbers = numbers.astype(np.uint8 if below <= 1 << 8 else np.uint16)
+    return np.argsort(numbers, kind="stable")
 
 
 def _frozen(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:

@@ -18,7 +18,9 @@ def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     whole = values.astype(np.int64)
     low, high = int(whole.min()), int(whole.max())
     if high - low > SPAN * len(values) + 1024:
-        return places(values)
+        heads = np.flatnonzero(np.append(True, whole[1:] != whole[:-1]))  # of runs of one value
+        found, number = places(values[heads])
+        return found, np.repeat(number, np.diff(heads, append=len(values)))
     seen = np.zeros(high - low + 1, bool)
     shifted = whole - low
     seen[shifted] = True

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from daydream.arrays import percentile
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ORDER_STEP
 from daydream.graph.plan import Cause
@@ -33,6 +34,7 @@ SHORT = 0.05  # of that idle time: how much before and behind the worker's work 
 STARTS_NS, STARTS_SHARE = 1_500_000, 0.15
 FILLED_SHARE = 0.5  # of that idle time that the worker must fill, in the median
 LEAST_BURSTS = 2
+FEW = 4  # times as many moments are looked up among a few, or the few among them: which is quicker
 WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
 STEADY = 0.2  # of the spread of what a thread waits, that its distance from the cause may vary
 LONG_NS = 50_000  # shorter pauses are a thread's own
@@ -83,7 +85,7 @@ def hand_over(builder: GraphBuilder) -> None:
         begins, ends = idle[caller].begin[bursts[:, 0]], idle[caller].end[bursts[:, 0]]
         fill = np.median((bursts[:, 2] - bursts[:, 1]) / np.maximum(ends - begins, 1))
         told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
-        told &= _calls(idle[caller], bursts)
+        told = told and _calls(idle[caller], bursts)
         if told or _runs_autograd(builder, busy[worker]):
             _link(builder, idle[caller], bursts, busy[worker])
             _wake_rest(builder, idle_time(builder, caller), busy[worker])
@@ -140,7 +142,7 @@ def _calls(idle: IdleTime, bursts: np.ndarray) -> bool:
     length = float(np.median(end - begin))
     short = max(WAKE_NS, SHORT * length, min(STARTS_NS, STARTS_SHARE * length))
     between = (bursts[:, 1] - begin, end - bursts[:, 2])
-    return all(bool(np.percentile(each, 80) <= short) or steadier(each, end - begin) for each in between)
+    return all(bool(percentile(each, 80) <= short) or steadier(each, end - begin) for each in between)
 
 
 def steadier(distance_ns: np.ndarray, length_ns: np.ndarray) -> bool:
@@ -150,7 +152,7 @@ def steadier(distance_ns: np.ndarray, length_ns: np.ndarray) -> bool:
 
 def spread(values: np.ndarray) -> float:
     """Return the range that most of the values lie in: from the 20th to the 80th percentile."""
-    low, high = np.percentile(values, [20, 80])
+    low, high = percentile(values, [20, 80])
     return float(high - low)
 
 
@@ -195,10 +197,10 @@ def _does_backward_only(builder: GraphBuilder, tasks: np.ndarray) -> bool:
 
 def idle_time(builder: GraphBuilder, lane: int) -> IdleTime:
     """Return the stretches in which a thread was in no operator, in order."""
-    columns, trace, ids = builder.graph.columns, builder.trace, builder.tasks.on(lane)
-    gap, rows = columns["gap_ns"][ids], columns["row"][ids]
+    columns, ids = builder.graph.columns, builder.tasks.on(lane)
+    gap = columns["gap_ns"][ids]
     behind = np.flatnonzero(gap > 0)
-    named = np.flatnonzero(trace.is_kind("annotation")[rows] & (rows >= 0))
+    named = np.flatnonzero(builder.annotates[columns["row"][ids]])
     named = named[builder.end_ns[ids[named]] > builder.start_ns[ids[named]]]
     idle, ranges = ids[behind], ids[named]
     end = builder.end_ns[idle]
@@ -217,7 +219,7 @@ def _bursts(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> tuple[in
     if not len(idle.task) or not len(work):
         return 0, np.empty((0, 3), np.int64)
     start, end = builder.start_ns[work], builder.end_ns[work]
-    stretch = np.searchsorted(idle.begin, start + ROUNDING_NS, side="right") - 1
+    stretch = _last_before(idle.begin, start + ROUNDING_NS)
     at = np.maximum(stretch, 0)
     inside = (stretch >= 0) & (start >= idle.begin[at] - ROUNDING_NS) & (end <= idle.end[at] + ROUNDING_NS)
     # A stretch that the worker's work crosses into or out of is no hand-off.
@@ -228,6 +230,14 @@ def _bursts(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> tuple[in
         return 0, np.empty((0, 3), np.int64)
     rows = _grouped(at[chosen], start[chosen], end[chosen])
     return int((end - start)[chosen].sum()), rows
+
+
+def _last_before(begins: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return the place of the last of some ascending moments at or before each time, -1 for none."""
+    if len(times) < FEW * len(begins) or (times[1:] < times[:-1]).any():
+        return np.searchsorted(begins, times, side="right") - 1
+    passed = np.bincount(np.searchsorted(times, begins), minlength=len(times))
+    return np.cumsum(passed[: len(times)]) - 1
 
 
 def _grouped(stretch: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:

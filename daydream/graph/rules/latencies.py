@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from daydream.graph.builder import GraphBuilder
+from daydream.graph.query.numbering import once
 
 LARGEST_QUEUED_NS = 12_000  # launched this long before its stream came free, a task was waiting there
 LARGEST_STARTUP_NS = 50_000  # back-to-back tasks are 1 to 2 us apart, copies and memsets up to 10
@@ -69,8 +70,10 @@ def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
     if len(late):
         graph.facts.unexplained = len(late)
         graph.facts.unexplained_ns = int(late.sum())
-    launched = (columns["launch"] >= 0) & ~np.isin(columns["lane"], list(builder.host_lanes))
-    calls = np.unique(columns["launch"][launched])
+    launched = builder.tasks.launched()
+    if builder.host_lanes:
+        launched = launched[~np.isin(columns["lane"][launched], list(builder.host_lanes))]
+    calls = once(columns["launch"][launched], graph.size)
     graph.facts.launch_cost_ns = int(np.median(columns["duration_ns"][calls])) if len(calls) else 0
 
 

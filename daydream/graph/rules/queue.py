@@ -123,8 +123,9 @@ def usual_costs(builder: GraphBuilder, calls: np.ndarray, otherwise: int = 0) ->
     by_name = stable_order(names, len(costs))
     names, durations = names[by_name], durations[by_name]
     for begin, end in runs_of(names):
-        alike, middle = np.sort(durations[begin:end]), (end - begin) // 2
-        costs[names[begin]] = (alike[~middle] + alike[middle]) // 2
+        below, above = (end - begin - 1) // 2, (end - begin) // 2
+        alike = np.partition(durations[begin:end], (below, above))
+        costs[names[begin]] = (alike[below] + alike[above]) // 2
     return costs
 
 

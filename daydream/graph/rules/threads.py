@@ -52,7 +52,7 @@ def order_threads(builder: GraphBuilder) -> None:
     first = np.flatnonzero(np.append(True, lane[1:] != lane[:-1]))
     graph.columns["release_ns"][ids[first]] = start[first]
     builder.task_of_row = np.full(len(trace), -1, np.int64)
-    builder.task_of_row[owner[::-1]] = ids[::-1]  # the first piece of a call is the call
+    builder.task_of_row[owner[::-1].astype(np.intp)] = ids[::-1]  # the first piece of a call is the call
 
 
 Stretches = tuple[np.ndarray, ...]  # owning row, thread, turn at its start, start, end and gap behind it
