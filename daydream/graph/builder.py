@@ -67,9 +67,16 @@ class GraphBuilder:
 
     def named(self, match: Any, tasks: np.ndarray | None = None) -> np.ndarray:
         """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
-        fits = np.array([bool(match(name)) for name in self.graph.texts["name"]] + [False])
-        names = self.graph.columns["name"] if tasks is None else self.graph.columns["name"][tasks]
+        texts, names = self.graph.texts["name"], self.graph.columns["name"]
+        if tasks is not None:
+            codes, number = distinct(names[tasks])
+            return self._fit(codes.tolist(), match)[number]
+        fits = self._fit([*range(len(texts)), -1], match)
         return fits[names] if fits.any() else np.zeros(len(names), bool)
+
+    def _fit(self, codes: list[int], match: Any) -> np.ndarray:
+        texts = self.graph.texts["name"]
+        return np.array([code >= 0 and bool(match(texts[code])) for code in codes], bool)
 
     @cached_property
     def annotates(self) -> np.ndarray:
@@ -89,8 +96,7 @@ class GraphBuilder:
     def calls_named(self, match: Any) -> np.ndarray:
         """Return the runtime calls whose name fits a predicate on names, ascending."""
         codes, number = self._names_of_calls
-        texts = self.graph.texts["name"]
-        return self.calls[np.array([code >= 0 and bool(match(texts[code])) for code in codes], bool)[number]]
+        return self.calls[self._fit(codes, match)[number]]
 
     @cached_property
     def _names_of_calls(self) -> tuple[list[int], np.ndarray]:

@@ -24,6 +24,7 @@ class Lookups:
     def forget(self) -> None:
         """Look at all tasks anew."""
         self._lanes: dict[int, np.ndarray] = {}
+        self._slices: dict[int, slice | None] = {}
         self._launched = NONE
         self._launched_by: dict[int, np.ndarray] = {}
         self._sorted = self._looked_at = 0  # tasks
@@ -32,6 +33,14 @@ class Lookups:
         """Return the tasks of a lane in program order."""
         self._sort_in()
         return self._lanes.get(lane, NONE)
+
+    def at(self, lane: int) -> slice | np.ndarray:
+        """Return an index of these tasks into columns: a slice where ids follow each other, quick to read."""
+        tasks = self.on(lane)
+        if lane not in self._slices:
+            one_by_one = len(tasks) > 0 and bool((np.diff(tasks) == 1).all())
+            self._slices[lane] = slice(int(tasks[0]), int(tasks[-1]) + 1) if one_by_one else None
+        return self._slices[lane] or tasks
 
     def threads(self) -> list[int]:
         """Return the lanes of the CPU that have tasks."""
@@ -91,4 +100,5 @@ class Lookups:
             if (keys[1:] < keys[:-1]).any():
                 mine = mine[np.argsort(keys, kind="stable")]
             self._lanes[lane] = mine
+            self._slices.pop(lane, None)
             begin = end

@@ -34,6 +34,7 @@ SHORT = 0.05  # of that idle time: how much before and behind the worker's work 
 STARTS_NS, STARTS_SHARE = 1_500_000, 0.15
 FILLED_SHARE = 0.5  # of that idle time that the worker must fill, in the median
 LEAST_BURSTS = 2
+FIRST = 256  # tasks of a thread that are looked at before all are
 FEW = 4  # times as many moments are looked up among a few, or the few among them: which is quicker
 WAKE_NS = 50_000  # from the end of what a thread waited for until it goes on
 STEADY = 0.2  # of the spread of what a thread waits, that its distance from the cause may vary
@@ -57,25 +58,32 @@ class IdleTime:
         return IdleTime(self.task[chosen], self.begin[chosen], self.end[chosen], self.in_range[chosen])
 
 
+@dataclass
+class Work:
+    """The tasks of a thread in program order, and what reads their columns quickest."""
+
+    tasks: np.ndarray
+    at: slice | np.ndarray
+
+
 def hand_over(builder: GraphBuilder) -> None:
     """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
     lanes = builder.tasks.threads()
     if len(lanes) < 2:
         return
-    busy = {lane: builder.tasks.on(lane) for lane in lanes}
+    busy = {lane: Work(builder.tasks.on(lane), builder.tasks.at(lane)) for lane in lanes}
     idle: dict[int, IdleTime] = {}  # of threads that nothing was changed of since
-    operators = builder.trace.is_kind("operator")
-    rows = builder.graph.columns["row"]
-    operating = {lane: bool(operators[rows[ids]].any()) for lane, ids in busy.items()}
-    total = {lane: int((builder.end_ns[ids] - builder.start_ns[ids]).sum()) for lane, ids in busy.items()}
+    total = {lane: int((builder.end_ns[w.at] - builder.start_ns[w.at]).sum()) for lane, w in busy.items()}
     for worker in sorted(lanes, key=lambda lane: -total[lane]):
         callers = [
             lane
             for lane in lanes
             if lane != worker and builder.thread_ids[lane][:2] == builder.thread_ids[worker][:2]
         ]
-        # A thread that only polls idles around everybody's work; who hands over runs operators.
-        callers = [lane for lane in callers if operating[lane]] or callers
+        if (
+            len(callers) > 1
+        ):  # a thread that only polls idles around everybody's work; who hands over operates
+            callers = [lane for lane in callers if _operates(builder, busy[lane].tasks)] or callers
         idle |= {lane: idle_time(builder, lane) for lane in callers if lane not in idle}
         found = [(lane, *_bursts(builder, idle[lane], busy[worker])) for lane in callers]
         found = [f for f in found if len(f[2])]
@@ -86,11 +94,17 @@ def hand_over(builder: GraphBuilder) -> None:
         fill = np.median((bursts[:, 2] - bursts[:, 1]) / np.maximum(ends - begins, 1))
         told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
         told = told and _calls(idle[caller], bursts)
-        if told or _runs_autograd(builder, busy[worker]):
+        if told or _runs_autograd(builder, busy[worker].tasks):
             _link(builder, idle[caller], bursts, busy[worker])
-            _wake_rest(builder, idle_time(builder, caller), busy[worker])
+            _wake_rest(builder, idle_time(builder, caller), busy[worker].tasks)
             builder.linked_threads |= {caller, worker}
             idle = {lane: stretches for lane, stretches in idle.items() if lane not in (caller, worker)}
+
+
+def _operates(builder: GraphBuilder, tasks: np.ndarray) -> bool:
+    """Tell whether any of some tasks is an operator's."""
+    is_operator, rows = builder.trace.is_kind("operator"), builder.graph.columns["row"]
+    return any(bool(is_operator[rows[some]].any()) for some in (tasks[:FIRST], tasks))
 
 
 def tell_background(builder: GraphBuilder) -> None:
@@ -197,10 +211,10 @@ def _does_backward_only(builder: GraphBuilder, tasks: np.ndarray) -> bool:
 
 def idle_time(builder: GraphBuilder, lane: int) -> IdleTime:
     """Return the stretches in which a thread was in no operator, in order."""
-    columns, ids = builder.graph.columns, builder.tasks.on(lane)
-    gap = columns["gap_ns"][ids]
+    columns, ids, at = builder.graph.columns, builder.tasks.on(lane), builder.tasks.at(lane)
+    gap = columns["gap_ns"][at]
     behind = np.flatnonzero(gap > 0)
-    named = np.flatnonzero(builder.annotates[columns["row"][ids]])
+    named = np.flatnonzero(builder.annotates.take(columns["row"][at]))
     named = named[builder.end_ns[ids[named]] > builder.start_ns[ids[named]]]
     idle, ranges = ids[behind], ids[named]
     end = builder.end_ns[idle]
@@ -214,11 +228,11 @@ def idle_time(builder: GraphBuilder, lane: int) -> IdleTime:
     )
 
 
-def _bursts(builder: GraphBuilder, idle: IdleTime, work: np.ndarray) -> tuple[int, np.ndarray]:
+def _bursts(builder: GraphBuilder, idle: IdleTime, work: Work) -> tuple[int, np.ndarray]:
     """Return the worker's time in the caller's idle stretches, and (stretch, first start, last end) rows."""
-    if not len(idle.task) or not len(work):
+    if not len(idle.task) or not len(work.tasks):
         return 0, np.empty((0, 3), np.int64)
-    start, end = builder.start_ns[work], builder.end_ns[work]
+    start, end = builder.start_ns[work.at], builder.end_ns[work.at]
     stretch = _last_before(idle.begin, start + ROUNDING_NS)
     at = np.maximum(stretch, 0)
     inside = (stretch >= 0) & (start >= idle.begin[at] - ROUNDING_NS) & (end <= idle.end[at] + ROUNDING_NS)
@@ -247,11 +261,11 @@ def _grouped(stretch: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndar
     )
 
 
-def _link(builder: GraphBuilder, idle: IdleTime, bursts: np.ndarray, work: np.ndarray) -> None:
+def _link(builder: GraphBuilder, idle: IdleTime, bursts: np.ndarray, worker: Work) -> None:
     """Cut each idle stretch where the worker's burst begins and ends, and tie the threads there."""
     graph = builder.graph
     columns = graph.columns
-    start, end = builder.start_ns[work], builder.end_ns[work]
+    work, start, end = worker.tasks, builder.start_ns[worker.at], builder.end_ns[worker.at]
     stretch = bursts[:, 0]
     place = np.searchsorted(start, bursts[:, 1])
     first, last = work[place], work[np.searchsorted(end, bursts[:, 2])]

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import unique
 from daydream.graph.builder import GraphBuilder
+from daydream.graph.query.numbering import distinct
 from daydream.graph.rules.handoff import NO_EARLIER, spread, steadier
 from daydream.graph.rules.wakes import CHANCE, IDLE_NS, LEAST_STEADY, OFTEN
 
@@ -38,8 +38,10 @@ def wait_in_spins(builder: GraphBuilder) -> None:
         running = builder.end_ns[work] > builder.start_ns[tasks]
         tasks, work = tasks[running], work[running]
         what = columns["name"][tasks].astype(np.int64) * (len(builder.graph.texts["name"]) + 1)
-        what += columns["name"][work]
-        for kind in unique(what).tolist():
+        kinds, what = distinct(what + columns["name"][work])
+        near = np.abs(builder.end_ns[tasks] - builder.end_ns[work]) <= NEAR_NS
+        often = np.bincount(what[near], minlength=len(kinds)) >= OFTEN * np.bincount(what)
+        for kind in np.flatnonzero(often).tolist():
             mine = what == kind
             spun, doubtful = _spun(builder, tasks[mine], work[mine])
             if doubtful:

@@ -46,6 +46,7 @@ FAR_NS = 300_000  # the same where only how steady it is speaks for it: 80 to 10
 LEAST_STEADY = 3  # pauses that have a spread
 AS_STEADY = 1.25  # of such points, those that vary by so much more than the steadiest count, too
 OFTEN = 0.8  # of a thread's pauses before one kind of task that must end so
+ZEROS = str.maketrans("123456789", "0" * 9)
 CHANCE = 0.1  # of any moment to lie so close behind such a point; more would prove nothing
 
 
@@ -116,8 +117,9 @@ def wake_up(builder: GraphBuilder) -> None:
 def _alike(builder: GraphBuilder, lane: int, names: np.ndarray) -> list[IdleTime]:
     """Return the long pauses of a thread by the name of what lasts, or of what follows."""
     columns, idle, mine = builder.graph.columns, idle_time(builder, lane), builder.tasks.on(lane)
-    idle = idle.only((idle.end - idle.begin >= IDLE_NS) & (idle.end <= builder.start_ns[mine[-1]]))
-    following = mine[np.minimum(np.searchsorted(builder.start_ns[mine], idle.end), len(mine) - 1)]
+    starts = builder.start_ns[builder.tasks.at(lane)]
+    idle = idle.only((idle.end - idle.begin >= IDLE_NS) & (idle.end <= starts[-1]))
+    following = mine[np.minimum(np.searchsorted(starts, idle.end), len(mine) - 1)]
     sign = names[columns["name"][np.where(idle.in_range, idle.task, following)]]
     groups = [idle.only(sign == name) for name in unique(sign).tolist()]
     return [pauses for pauses in groups if len(pauses.task) >= LEAST_BURSTS]
@@ -126,28 +128,38 @@ def _alike(builder: GraphBuilder, lane: int, names: np.ndarray) -> list[IdleTime
 def _without_numbers(texts: list[str]) -> np.ndarray:
     """Return a number for each name, the same where names differ in their digits only (`step 7`)."""
     codes: dict[str, int] = {}
-    plain = re.sub(r"\d+", "0", "\0".join(texts)).split("\0")  # quicker than one by one
+    plain = _with_zeros("\0".join(texts)).split("\0")  # quicker than one by one
     if len(plain) != len(texts):
-        plain = [re.sub(r"\d+", "0", text) for text in texts]
+        plain = [_with_zeros(text) for text in texts]
     return np.array([*(codes.setdefault(text, len(codes)) for text in plain), -1], np.int64)
+
+
+def _with_zeros(text: str) -> str:
+    """Return a text with a 0 in place of each number."""
+    if not text.isascii():
+        return re.sub(r"\d+", "0", text)
+    text = text.translate(ZEROS)
+    while "00" in text:
+        text = text.replace("00", "0")
+    return text
 
 
 def _points_of(builder: GraphBuilder, lane: int, names: np.ndarray) -> Points:
     columns = builder.graph.columns
-    tasks = builder.tasks.on(lane)
-    start, end = builder.start_ns[tasks], builder.end_ns[tasks]
+    tasks, at = builder.tasks.on(lane), builder.tasks.at(lane)
+    start, end = builder.start_ns[at], builder.end_ns[at]
     linked = np.zeros(builder.graph.size, bool)
     linked[builder.graph.links["dst"]] = True
-    woken = linked[tasks]
+    woken = linked[at]
     again = np.append(True, end[:-1] < start[1:]) & ~woken
     if woken.any():
         counts = ~woken | (end > start)  # who goes on at that moment was woken, too
         tasks, start, end, again = tasks[counts], start[counts], end[counts], again[counts]
-    again = np.flatnonzero(again)
-    time = np.concatenate([end, start[again]])
+    begun = np.flatnonzero(again)
+    time = np.concatenate([end, start[begun]])
     order = np.argsort(time, kind="stable")  # at one time ends come first
     begins = order >= len(end)
-    task = np.concatenate([tasks, tasks[again]])[order]
+    task = np.concatenate([tasks, tasks[begun]])[order]
     name = 2 * (names.take(columns["name"][task]) + 1) + begins
     return Points(time[order], task, begins, name, columns["step"][task])
 
