@@ -87,14 +87,14 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     ]
     src, dst, latency, from_start, cause = (np.concatenate(parts) for parts in zip(*edges, strict=True))
     task, copy, seams = layout.task, layout.copy, layout.seams
+    release = _releases(graph, layout)
     if (src >= dst).any():
         rank = topological(graph, layout.task, layout.by_lane, src, dst, cause)
         sequence = np.argsort(rank)
-        task, copy, src, dst = task[sequence], copy[sequence], rank[src], rank[dst]
+        task, copy, release = task[sequence], copy[sequence], release[sequence]
+        src, dst = rank[src], rank[dst]
         seams = rank[seams[0]], rank[seams[1]]
     duration, gap = _costs(graph, task, seams)
-    release = _releases(graph, layout)
-    release = np.where(copy == 0, release[task], 0) if release.any() else np.zeros(len(task), np.int64)
     priority = None
     if graph.scheduled:
         priority = np.zeros(len(task), np.int64)
@@ -142,7 +142,8 @@ def _lay_out(graph: Graph, copies: int, window: Window | None) -> _Layout:
     for number in range(copies):
         first = len(ahead) + number * len(block)
         at[number, block] = np.arange(first, first + len(block), dtype=np.int32)
-        copy[first : first + len(block)] = number
+        if number:  # zeros that are not written to take no memory
+            copy[first : first + len(block)] = number
     by_lane, bounds, seams = _by_lane(lanes_ahead, lanes, len(graph.lanes), copies)
     on_device = {
         k: by_lane[bounds[k] : bounds[k + 1]] for k, lane in enumerate(graph.lanes) if lane.on_device
@@ -162,6 +163,8 @@ def _by_lane(
     of_ahead, of_block = (np.bincount(lanes, minlength=count) for lanes in (ahead, block))
     begin_ahead, begin_block = (np.append(0, np.cumsum(each)) for each in (of_ahead, of_block))
     bounds = np.append(0, np.cumsum(of_ahead + copies * of_block))
+    if copies == 1:
+        return sorted_block, bounds, (sorted_block[:0], sorted_block[:0])
     by_lane = np.empty(len(ahead) + copies * len(block), np.int64)
     for lane in np.flatnonzero(of_ahead + of_block).tolist():
         first = sorted_ahead[begin_ahead[lane] : begin_ahead[lane + 1]]
@@ -186,27 +189,25 @@ def _costs(graph: Graph, task: np.ndarray, seams: Seams) -> tuple[np.ndarray, np
 
 
 def _releases(graph: Graph, layout: _Layout) -> np.ndarray:
-    """Return the earliest start of each task, in ns: int64, shape (ids,).
+    """Return the earliest start of each task of the plan, in ns: int64, shape (tasks,).
 
     A thread begins when it was recorded to. That time stands with its first task, and goes with what is first
     now where edits removed that one, or put others before it.
     """
-    columns = graph.columns
-    release: np.ndarray = columns["release_ns"]
-    recorded = release == columns["measured_start_ns"]  # a user's own release is of its task
-    begins = np.flatnonzero((release > 0) & recorded & (columns["kind"] == CPU))
-    if not len(begins):
-        return release
-    lanes, bounds = columns["lane"], layout.bounds
+    columns, bounds = graph.columns, layout.bounds
+    held = np.flatnonzero(columns["release_ns"])
+    release = columns["release_ns"][held]
+    recorded = release == columns["measured_start_ns"][held]  # a user's own release is of its task
+    begins = (release > 0) & recorded & (columns["kind"][held] == CPU)
     used = np.flatnonzero(bounds[1:] > bounds[:-1])
     first = np.full(len(graph.lanes), -1)
-    first[used] = layout.task[layout.by_lane[bounds[used]]]
-    now = first[lanes[begins]]
-    moved = (now >= 0) & (now != begins)
-    if moved.any():
-        release = release.copy()
-        np.maximum.at(release, now[moved], columns["release_ns"][begins[moved]])
-    return release
+    first[used] = layout.by_lane[bounds[used]]
+    now = first[columns["lane"][held[begins]]]
+    found = np.zeros(len(layout.task), np.int64)  # few are held: what is not written to takes no memory
+    at = layout.at[0, held]
+    found[at[at >= 0]] = release[at >= 0]
+    np.maximum.at(found, now[now >= 0], release[begins][now >= 0])
+    return found
 
 
 def _launch_edges(graph: Graph, layout: _Layout) -> Edges:

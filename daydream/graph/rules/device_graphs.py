@@ -51,9 +51,9 @@ def fill_holes(work: DeviceWork) -> DeviceWork:
         return work
     end = work.start + work.duration
     same = (work.unit[1:] == work.unit[:-1]) & (work.lane[1:] == work.lane[:-1]) & (work.unit[1:] >= 0)
-    hole = np.flatnonzero(
-        same & (work.start[1:] - end[:-1] > HOLE_NS) & ~np.isin(work.unit[1:], _spread(work))
-    )
+    hole = np.flatnonzero(same & (work.start[1:] - end[:-1] > HOLE_NS))
+    if len(hole):
+        hole = hole[~np.isin(work.unit[hole + 1], _spread(work))]
     if not len(hole):
         return work
     after = hole + 1

@@ -19,6 +19,7 @@ from math import comb
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU
@@ -36,13 +37,14 @@ def follow_what_held(builder: GraphBuilder) -> None:
     builder.settle_events()
     columns = builder.graph.columns
     lanes = builder.graph.lanes
-    late = (builder.late_starts() >= LATE_NS) & (columns["launch"] >= 0) & (columns["kind"] != CPU)
-    length = builder.end_ns - builder.start_ns
-    long = np.flatnonzero((columns["kind"] != CPU) & (length >= LONG_NS) & (columns["row"] >= 0))
-    for lane in np.unique(columns["lane"][late]).tolist():
-        if lane in builder.host_lanes:
-            continue
-        tasks = np.flatnonzero(late & (columns["lane"] == lane))
+    late = np.flatnonzero(builder.late_starts() >= LATE_NS)
+    late = late[columns["launch"][late] >= 0]
+    if not len(late):
+        return
+    work = np.flatnonzero(columns["kind"] != CPU)
+    long = work[(builder.end_ns[work] - builder.start_ns[work] >= LONG_NS) & (columns["row"][work] >= 0)]
+    for lane in unique(columns["lane"][late]).tolist():
+        tasks = late[columns["lane"][late] == lane]
         own = (lanes[lane].rank, lanes[lane].device)
         beside = [k for k, other in enumerate(lanes) if k != lane and (other.rank, other.device) == own]
         others = long[np.isin(columns["lane"][long], beside)]
