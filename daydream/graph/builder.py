@@ -44,6 +44,7 @@ class GraphBuilder:
     matched: list[tuple[int, int]] = field(default_factory=list)  # (task, what a link holds it for)
     host_lanes: set[int] = field(default_factory=set)  # collectives on the CPU: no streams of a device
     linked_threads: set[int] = field(default_factory=set)
+    idle: dict[int, Any] = field(default_factory=dict)  # stretches by thread, as the rule `handoff` left them
     event_pairs: list[tuple[int, int]] = field(default_factory=list)  # (waiting task, the task it waits for)
 
     def __post_init__(self) -> None:

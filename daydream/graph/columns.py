@@ -18,7 +18,7 @@ import numpy as np
 from daydream.graph.tables import COLUMNS, DEFAULTS
 
 OWN = ("duration_ns", "gap_ns")  # never shared: what edits change most, and those of users in place
-ROOM = 4  # room is left behind for this part of an array; what is not written to takes no memory
+ROOM = 16  # for this part of an array room is left behind
 
 
 def grown(room: np.ndarray, held: int, parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -86,13 +86,22 @@ class Columns(MutableMapping[str, np.ndarray]):
             values = self[name] = values.copy()
         return values
 
+    def reserve(self, count: int) -> None:
+        """Make room for so many tasks, where none are yet.
+
+        One array holds all of it, widest columns first: NumPy asks the system for large pages then.
+        """
+        sizes = {name: np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()}
+        whole, begin = np.empty((sum(sizes.values()), count), np.uint8), 0
+        for name in sorted(sizes, key=lambda name: -sizes[name]):
+            end = begin + sizes[name]
+            self._room[name], begin = whole[begin:end].reshape(-1).view(COLUMNS[name]), end
+
     def append(self, count: int, given: Mapping[str, Any]) -> None:
         """Append tasks: a value for all or one for each; columns that are not given take their defaults."""
         for name, dtype in COLUMNS.items():
             value = given.get(name, DEFAULTS.get(name, 0))
             held, room = len(self._arrays[name]), self._room.get(name)
-            if room is None and not held:
-                room = self._room[name] = np.empty(count + count // ROOM, dtype)
             if name not in self._more and room is not None and len(room) >= held + count:
                 room[held : held + count] = value
                 self._arrays[name] = room[: held + count]

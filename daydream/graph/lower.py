@@ -72,8 +72,13 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
     if lowered is None:
         lowered = graph._lowered[key] = _lower(graph, copies, window)
         return lowered
+    plan = lowered.plan
     duration, gap = _costs(graph, lowered.task, lowered.seams)
-    return Lowered(lowered.plan.with_costs(duration, gap), lowered.task, lowered.copy, lowered.seams)
+    if np.array_equal(gap, plan.gap_ns):  # held once, where only durations were changed
+        gap = plan.gap_ns
+        if np.array_equal(duration, plan.duration_ns):
+            return lowered
+    return Lowered(plan.with_costs(duration, gap), lowered.task, lowered.copy, lowered.seams)
 
 
 def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:

@@ -96,6 +96,20 @@ def test_what_is_added_to_a_graph_is_not_seen_by_its_copy_nor_the_other_way():
     assert copy.columns["order"].tolist() == [*range(0, 80, 10), 70, 90]
 
 
+def test_room_that_was_made_is_written_to_and_no_further():
+    graph = Graph()
+    graph.columns.reserve(5)
+    graph.add(3, lane=np.array([1, 2, 3]), duration_ns=7)
+    before = {name: graph.columns[name] for name in COLUMNS}
+    graph.add(2, lane=4)
+    assert all(np.shares_memory(graph.columns[name], before[name]) for name in COLUMNS)
+    graph.add(1, lane=5)  # no room is left
+    assert not any(np.shares_memory(graph.columns[name], before[name]) for name in COLUMNS)
+    assert graph.columns["lane"].tolist() == [1, 2, 3, 4, 4, 5]
+    assert graph.columns["duration_ns"].tolist() == [7, 7, 7, 0, 0, 0]
+    assert {name: graph.columns[name].dtype for name in COLUMNS} == COLUMNS
+
+
 def joined_by(work, monkeypatch) -> int:
     """Return how many values are written to make columns longer."""
     written = 0

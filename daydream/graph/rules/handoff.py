@@ -73,6 +73,7 @@ def hand_over(builder: GraphBuilder) -> None:
         return
     busy = {lane: Work(builder.tasks.on(lane), builder.tasks.at(lane)) for lane in lanes}
     idle: dict[int, IdleTime] = {}  # of threads that nothing was changed of since
+    builder.idle = idle
     total = {lane: int((builder.end_ns[w.at] - builder.start_ns[w.at]).sum()) for lane, w in busy.items()}
     for worker in sorted(lanes, key=lambda lane: -total[lane]):
         callers = [
@@ -84,7 +85,7 @@ def hand_over(builder: GraphBuilder) -> None:
             len(callers) > 1
         ):  # a thread that only polls idles around everybody's work; who hands over operates
             callers = [lane for lane in callers if _operates(builder, busy[lane].tasks)] or callers
-        idle |= {lane: idle_time(builder, lane) for lane in callers if lane not in idle}
+        idle.update({lane: idle_time(builder, lane) for lane in callers if lane not in idle})
         found = [(lane, *_bursts(builder, idle[lane], busy[worker])) for lane in callers]
         found = [f for f in found if len(f[2])]
         if not found:
@@ -96,9 +97,10 @@ def hand_over(builder: GraphBuilder) -> None:
         told = told and _calls(idle[caller], bursts)
         if told or _runs_autograd(builder, busy[worker].tasks):
             _link(builder, idle[caller], bursts, busy[worker])
-            _wake_rest(builder, idle_time(builder, caller), busy[worker].tasks)
+            idle[caller] = idle_time(builder, caller)
+            _wake_rest(builder, idle[caller], busy[worker].tasks)
+            idle.pop(worker, None)
             builder.linked_threads |= {caller, worker}
-            idle = {lane: stretches for lane, stretches in idle.items() if lane not in (caller, worker)}
 
 
 def _operates(builder: GraphBuilder, tasks: np.ndarray) -> bool:

@@ -16,8 +16,9 @@ from daydream.collect.derive.host_collectives import inside_collectives
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import ORDER_STEP, Lane
 from daydream.graph.plan import stable_order
-from daydream.trace.schema import HOST_KINDS
+from daydream.trace.schema import DEVICE_KINDS, HOST_KINDS
 
+ADDED = 16  # rules add one task to so many, seldom more
 ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its return come in between
 
 
@@ -37,6 +38,8 @@ def order_threads(builder: GraphBuilder) -> None:
         several = len({r for r, _, _ in threads}) > 1
         graph.add_lane(Lane(f"{f'rank {rank} ' if several else ''}thread {tid}", rank))
         builder.thread_ids.append((rank, pid, tid))
+    expected = len(owner) + int(trace.is_kind(*DEVICE_KINDS).sum())
+    graph.columns.reserve(expected + expected // ADDED)
     ids = graph.add(
         len(owner),
         lane=lane + first_lane,

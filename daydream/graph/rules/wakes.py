@@ -116,7 +116,8 @@ def wake_up(builder: GraphBuilder) -> None:
 
 def _alike(builder: GraphBuilder, lane: int, names: np.ndarray) -> list[IdleTime]:
     """Return the long pauses of a thread by the name of what lasts, or of what follows."""
-    columns, idle, mine = builder.graph.columns, idle_time(builder, lane), builder.tasks.on(lane)
+    columns, mine = builder.graph.columns, builder.tasks.on(lane)
+    idle = builder.idle.pop(lane, None) or idle_time(builder, lane)
     starts = builder.start_ns[builder.tasks.at(lane)]
     idle = idle.only((idle.end - idle.begin >= IDLE_NS) & (idle.end <= starts[-1]))
     following = mine[np.minimum(np.searchsorted(starts, idle.end), len(mine) - 1)]
