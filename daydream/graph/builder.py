@@ -238,22 +238,23 @@ class GraphBuilder:
         for target, source in self.event_pairs:
             known[target] = max(known[target], self.end_ns[source])
         for _, tasks in self.tasks.streams():
-            launch = columns["launch"][tasks]
-            begun = np.where(launch >= 0, self.start_ns[launch], self.start_ns[tasks])
+            start, launch = self.start_ns[tasks], columns["launch"][tasks].astype(np.intp)
+            begun = np.where(launch >= 0, self.start_ns[launch], start)
             before = np.append(-(2**60), self.end_ns[tasks[:-1]])
-            late[tasks] = self.start_ns[tasks] - np.maximum(np.maximum(begun, before), known[tasks])
+            late[tasks] = start - np.maximum(np.maximum(begun, before), known[tasks])
         return late
 
     def lane_of(self, call: int, stream: int) -> int:
         """Return the lane of a stream on the rank of a call, the busiest if several have it, or -1."""
         lanes = self.graph.lanes
         rank = lanes[self.graph.columns["lane"][call]].rank
-        for number in self._lanes_of_stream.get((rank, stream), ()):
+        for number in self.lanes_of_stream.get((rank, stream), ()):
             return number
         return -1
 
     @cached_property
-    def _lanes_of_stream(self) -> dict[tuple[int, int], list[int]]:
+    def lanes_of_stream(self) -> dict[tuple[int, int], list[int]]:
+        """Return the lanes of each stream of a rank, the busiest first."""
         columns, trace, lanes = self.graph.columns, self.trace, self.graph.lanes
         found: dict[tuple[int, int], list[int]] = {}
         work = {number: self.tasks.on(number) for number, lane in enumerate(lanes) if lane.on_device}

@@ -218,7 +218,7 @@ def _releases(graph: Graph, layout: _Layout) -> np.ndarray:
 def _launch_edges(graph: Graph, layout: _Layout) -> Edges:
     launch = graph.columns["launch"][layout.task]
     dst = np.flatnonzero(launch >= 0)
-    src = layout.at[layout.copy[dst], launch[dst]]
+    src = layout.at[layout.copy[dst].astype(np.intp), launch[dst].astype(np.intp)]
     dst, src = dst[src >= 0], src[src >= 0]
     return _edges(src, dst, graph.columns["latency_ns"][layout.task[dst]], True, Cause.LAUNCH)
 

@@ -33,6 +33,8 @@ def wait_on_known_streams(
     """
     order = builder.graph.columns["order"]
     targets = {} if builder.collectives else builder.sync_streams("Stream Wait Event")
+    if not targets and all(stream >= 0 for _, stream in builder.lanes_of_stream):
+        return set()
     joined: dict[tuple[int, int], int] = {}  # (stream, stream that waited for it) -> order waited up to
     found: set[int] = set()
     waits = sorted(waits, key=lambda each: int(order[each.call]))

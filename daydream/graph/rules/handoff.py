@@ -91,10 +91,8 @@ def hand_over(builder: GraphBuilder) -> None:
         if not found:
             continue
         caller, inside, bursts = max(found, key=lambda f: f[1])
-        begins, ends = idle[caller].begin[bursts[:, 0]], idle[caller].end[bursts[:, 0]]
-        fill = np.median((bursts[:, 2] - bursts[:, 1]) / np.maximum(ends - begins, 1))
-        told = inside >= INSIDE_SHARE * total[worker] and fill >= FILLED_SHARE and len(bursts) >= LEAST_BURSTS
-        told = told and _calls(idle[caller], bursts)
+        told = inside >= INSIDE_SHARE * total[worker] and len(bursts) >= LEAST_BURSTS
+        told = told and _fills(idle[caller], bursts) and _calls(idle[caller], bursts)
         if told or _runs_autograd(builder, busy[worker].tasks):
             _link(builder, idle[caller], bursts, busy[worker])
             idle[caller] = idle_time(builder, caller)
@@ -147,6 +145,12 @@ def _with_operators(builder: GraphBuilder) -> set[int]:
     is_operator = np.append(builder.trace.is_kind("operator"), False)  # the last: of no row
     rows, tasks = builder.graph.columns["row"], builder.tasks
     return {lane for lane in tasks.threads() if is_operator[rows[tasks.on(lane)]].any()}
+
+
+def _fills(idle: IdleTime, bursts: np.ndarray) -> bool:
+    """Tell whether bursts of work fill most of their idle stretches, in the median."""
+    length = np.maximum(idle.end[bursts[:, 0]] - idle.begin[bursts[:, 0]], 1)
+    return bool(np.median((bursts[:, 2] - bursts[:, 1]) / length) >= FILLED_SHARE)
 
 
 def _calls(idle: IdleTime, bursts: np.ndarray) -> bool:

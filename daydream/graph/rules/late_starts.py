@@ -65,10 +65,11 @@ def _held(builder: GraphBuilder, tasks: np.ndarray, others: np.ndarray) -> np.nd
     others = others[np.argsort(builder.end_ns[others], kind="stable")]
     ends = builder.end_ns[others]
     held = np.full(len(tasks), -1)
-    for place, task in enumerate(tasks.tolist()):  # a handful
-        start = int(builder.start_ns[task])
-        low, high = np.searchsorted(ends, [start - BEHIND_NS, start + BEFORE_NS + 1])
-        around = others[low:high]
+    starts = builder.start_ns[tasks]
+    low, high = np.searchsorted(ends, starts - BEHIND_NS), np.searchsorted(ends, starts + BEFORE_NS + 1)
+    for place in np.flatnonzero(high > low).tolist():  # a handful
+        start, task = starts[place], tasks[place]
+        around = others[low[place] : high[place]]
         around = around[(order[around] < order[task]) & (builder.start_ns[around] < start)]
         if len(around):
             held[place] = around[np.argmin(np.abs(builder.end_ns[around] - start))]

@@ -41,7 +41,7 @@ def measure_latencies(builder: GraphBuilder, *, measured: bool = True) -> None:
         latencies, startups = [], []
         for _, tasks in runs:
             start = builder.start_ns[tasks]
-            launch = columns["launch"][tasks]
+            launch = columns["launch"][tasks].astype(np.intp)
             launched = np.where(launch >= 0, builder.start_ns[launch], -(2**60))
             before = np.append(-(2**60), builder.end_ns[tasks[:-1]])
             event = events[tasks]

@@ -72,6 +72,6 @@ def _reached_the_device(builder: GraphBuilder, calls: np.ndarray, returned: np.n
     """Tell which calls had work running on the device before the lock was free."""
     columns, work = builder.graph.columns, builder.tasks.launched()
     first = np.full(builder.graph.size, np.iinfo(np.int64).max)
-    np.minimum.at(first, columns["launch"][work], builder.start_ns[work])
+    np.minimum.at(first, columns["launch"][work].astype(np.intp), builder.start_ns[work])
     reached: np.ndarray = first[calls] < returned - CLOCK_SKEW_NS
     return reached

@@ -81,7 +81,7 @@ def _launches(builder: GraphBuilder, tasks: np.ndarray) -> tuple[np.ndarray, np.
     unit = builder.unit_of_task[tasks]
     last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)
     ends = np.maximum.accumulate(builder.end_ns[tasks])
-    return builder.graph.columns["launch"][tasks][last], ends[last]
+    return builder.graph.columns["launch"][tasks[last]].astype(np.intp), ends[last]
 
 
 def _learn(builder: GraphBuilder, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool]:
@@ -139,7 +139,7 @@ def _take_out_waits(
     work from before it.
     """
     columns, work = builder.graph.columns, builder.tasks.launched()
-    launching = columns["launch"][work]
+    launching = columns["launch"][work].astype(np.intp)
     copied = (columns["kind"][work] == MEMCPY) & (builder.end_ns[work] <= builder.end_ns[launching])
     stood = np.append(launching[copied], calls)  # a copy whose call outlasts it was waited for
     free_to_go = np.ones(builder.graph.size, bool)
