@@ -32,8 +32,8 @@ def engine() -> ModuleType | None:
     they are. `before` has room for an int32 a task, `last` for one a lane.
 
     `pull_many(lane, ..., edge_from_start, slower, wider, first, factor, uses, slot, seen, out, lanes)` is
-    `pull` for up to 8 groups of variants, as `daydream.simulate.side_by_side` says: it fills `out`
-    (float64, a row an observed task, a column a variant) with ends. All sums must be below 2**53.
+    `pull` for up to 16 groups and 64 variants, as `daydream.simulate.batch` says: it fills `out` (float64, a
+    row an observed task, a column a variant) with ends. All sums must be below 2**53.
 
     `nest(order, start, end, depth, thread, parent, open, rounding)` is the loop of
     `daydream.collect.derive.nesting`: it fills `parent`, cuts `end` and returns the crossings. `open` has
@@ -43,9 +43,6 @@ def engine() -> ModuleType | None:
     which are given by lane and start, into stretches, as `daydream.graph.rules.threads` says: it fills the
     last six and returns how many there are, or -1 where the rows do not lie in one another as `parent` says
     or there is no room. `open` has room for an int32 a row of `order`.
-
-    `weigh(begin, stop, heads, weight, so_far, total, out, variants)` fills `out`, a row a variant, with the
-    largest weight of each bundle of edges, as `daydream.simulate.skeleton` says.
 
     All raise `ValueError` for arrays that do not fit each other and for indices out of range, before
     they are used. Arrays are contiguous, with the types of a plan and of that module.

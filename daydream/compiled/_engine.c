@@ -143,68 +143,12 @@ static PyObject *nest(PyObject *module, PyObject *args) {
     return answer;
 }
 
-/* As `Skeleton._weigh` of daydream/simulate/skeleton.py: the largest weight of each bundle in each variant.
-   `total` holds, a row a variant, what the changed tasks add up to. Returns 0 for an index out of range. */
-static int weigh_edges(const int64_t *begin, const int64_t *stop, const uint8_t *heads, const int64_t *weight,
-                       int64_t edges, const int32_t *so_far, int64_t points, const int64_t *total,
-                       int64_t variants, int64_t sums, int64_t *out, int64_t bundles) {
-    int64_t bundle = -1;
-    for (int64_t e = 0; e < edges;) {
-        const int head = heads[e];
-        if (begin[e] < 0 || begin[e] >= points || stop[e] < 0 || stop[e] >= points) return 0;
-        const int64_t from = so_far[begin[e]], to = so_far[stop[e]];
-        if (from < 0 || from >= sums || to < 0 || to >= sums) return 0;
-        int64_t largest = weight[e];
-        bundle += head;
-        if (bundle < 0 || bundle >= bundles) return 0;
-        for (++e; e < edges && !heads[e]; ++e) { /* edges of one bundle that move together */
-            if (begin[e] < 0 || begin[e] >= points || stop[e] < 0 || stop[e] >= points) return 0;
-            if (so_far[begin[e]] != from || so_far[stop[e]] != to) break;
-            if (weight[e] > largest) largest = weight[e];
-        }
-        for (int64_t v = 0; v < variants; ++v) {
-            const int64_t moved = add(total[v * sums + from], (int64_t)(0 - (uint64_t)total[v * sums + to]));
-            const int64_t now = add(moved, largest);
-            int64_t *most = &out[v * bundles + bundle];
-            if (head || now > *most) *most = now;
-        }
-    }
-    return bundle + 1 == bundles;
-}
-
-static PyObject *weigh(PyObject *module, PyObject *args) {
-    (void)module;
-    Py_buffer b[7];
-    Py_ssize_t variants;
-    PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*w*n:weigh", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6], &variants))
-        return NULL;
-    const int64_t edges = b[2].len, points = b[4].len / 4;
-    const int64_t sums = variants > 0 ? b[5].len / 8 / variants : 0, bundles = variants > 0 ? b[6].len / 8 / variants : 0;
-    if (holds(&b[0], "begin", edges, 8) && holds(&b[1], "stop", edges, 8) && holds(&b[3], "weight", edges, 8) &&
-        holds(&b[4], "so_far", points, 4) && holds(&b[5], "total", sums * variants, 8) &&
-        holds(&b[6], "out", bundles * variants, 8)) {
-        int fits;
-        Py_BEGIN_ALLOW_THREADS
-        fits = weigh_edges(b[0].buf, b[1].buf, b[2].buf, b[3].buf, edges, b[4].buf, points, b[5].buf, variants,
-                           sums, b[6].buf, bundles);
-        Py_END_ALLOW_THREADS
-        if (fits)
-            answer = Py_NewRef(Py_None);
-        else
-            PyErr_SetString(PyExc_ValueError, "an index of the edges is out of its range");
-    }
-    release_all(b, 7);
-    return answer;
-}
-
 static PyMethodDef methods[] = {
     {"pull", pull, METH_VARARGS, "pull(lane, ..., end): fill start and end; False where times are too long."},
     {"walk", daydream_walk, METH_VARARGS, "walk(lane, ..., sink, since): fill path and by; return the path's length."},
     {"pull_many", daydream_pull_many, METH_VARARGS, "pull_many(lane, ..., out, lanes): fill in the ends of each variant."},
     {"nest", nest, METH_VARARGS, "nest(order, ..., rounding): fill parent, cut end; return the crossings."},
     {"cut", daydream_cut, METH_VARARGS, "cut(order, ..., gap): fill in the stretches; return how many, or -1."},
-    {"weigh", weigh, METH_VARARGS, "weigh(begin, ..., out, variants): fill in the largest weight of each bundle."},
     {NULL, NULL, 0, NULL},
 };
 

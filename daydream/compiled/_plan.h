@@ -8,6 +8,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__GNUC__) || defined(__clang__)
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINE static inline
+#endif
+#if defined(__GNUC__) && defined(__x86_64__)
+#define SEVERAL_X86 /* a loop may be compiled for several sorts of x86, one of which is chosen when it runs */
+#endif
+
 enum { DONE, TOO_LONG, WRONG, NO_ROOM }; /* what a loop found */
 
 typedef struct {

@@ -77,87 +77,119 @@ PyObject *daydream_walk(PyObject *module, PyObject *args) {
    costs of its tasks, those with bit g in `slower` (gaps: in `wider`), by their `factor`. Times are whole
    numbers in doubles, exact where every sum is below 2**53, which the caller sees to. */
 typedef struct {
-    const uint8_t *slower, *wider;
+    const uint16_t *slower, *wider;
     const int64_t *first;
     const double *factor;
     int64_t groups, count; /* of variants */
 } Variants;
 
-static void scale(double *cost, int64_t ns, unsigned bits, const Variants *v) {
-    for (int64_t k = 0; k < v->count; ++k) cost[k] = (double)ns;
+enum { FEW = 8, MANY = 64 }; /* variants that a pass has room for: known to the compiler, it keeps them in registers */
+
+static void scale(double *cost, int64_t width, int64_t ns, unsigned bits, const Variants *v) {
+    for (int64_t k = 0; k < width; ++k) cost[k] = (double)ns;
     for (int64_t g = 0; bits; ++g, bits >>= 1)
         for (int64_t k = bits & 1 ? v->first[g] : v->first[g + 1]; k < v->first[g + 1]; ++k)
             cost[k] = (double)(int64_t)((double)ns * v->factor[k] + 0.5);
 }
 
-/* A task that is waited for keeps its times in a slot, which the next one takes when the last has asked.
-   `uses` counts who asks, `slot` is room for a number a task, `seen` where an end is written to in `out`. */
-static int pull_variants(const Plan *plan, const Variants *v, int32_t *uses, int32_t *slot, const int32_t *seen,
-                         double *out, int64_t most) {
-    const int64_t w = v->count;
-    int64_t room = 256, taken = 0, idle = 0, edge = 0;
-    double *kept = malloc((size_t)(room * 2 * w) * sizeof(double));
-    int32_t *free_slots = malloc((size_t)room * sizeof(int32_t));
-    double *lanes = calloc((size_t)((plan->lanes + 3) * w), sizeof(double));
-    double *at = lanes ? lanes + plan->lanes * w : NULL, *cost = lanes ? at + w : NULL, *end = lanes ? cost + w : NULL;
-    int found = kept && free_slots && lanes ? DONE : NO_ROOM;
-    for (int64_t i = 0; i < plan->tasks && found == DONE; ++i) {
+/* Times of tasks that are waited for: a start and an end a variant, in a slot. The next task takes it when the
+   last has asked. */
+typedef struct {
+    double *times, *lanes; /* `lanes` is the progress of each */
+    int32_t *idle;         /* slots that nobody needs any more */
+    int64_t room, taken, idles;
+} Kept;
+
+static int make_room(Kept *kept, int64_t width) {
+    const int64_t room = kept->room ? 2 * kept->room : 256;
+    double *times = realloc(kept->times, (size_t)(room * 2 * width) * sizeof(double));
+    if (times) kept->times = times;
+    int32_t *idle = realloc(kept->idle, (size_t)room * sizeof(int32_t));
+    if (idle) kept->idle = idle;
+    if (times && idle) kept->room = room;
+    return times && idle;
+}
+
+/* `uses` counts who asks for a task's times, `slot` is room for a number a task, `seen` says where an end is
+   written to in `out`. */
+ALWAYS_INLINE int pull_variants(const int64_t width, const Plan *plan, const Variants *v, Kept *kept, int32_t *uses,
+                                int32_t *slot, const int32_t *seen, double *out, int64_t most) {
+    double at[MANY], end[MANY], cost[MANY];
+    int64_t edge = 0;
+    for (int64_t i = 0; i < plan->tasks; ++i) {
         const int64_t lane = plan->lane[i], stop = plan->edge_ptr[i + 1];
-        if (lane < 0 || lane >= plan->lanes || stop < edge || stop > plan->edges || seen[i] >= most) {
-            found = WRONG;
-            break;
-        }
-        double *progress = lanes + lane * w;
+        if (lane < 0 || lane >= plan->lanes || stop < edge || stop > plan->edges || seen[i] >= most) return WRONG;
+        double *progress = kept->lanes + lane * width;
         const double released = (double)plan->release[i];
-        for (int64_t k = 0; k < w; ++k) at[k] = released > progress[k] ? released : progress[k];
+        for (int64_t k = 0; k < width; ++k) at[k] = released > progress[k] ? released : progress[k];
         for (; edge < stop; ++edge) {
             const int64_t src = plan->edge_src[edge];
-            if (src < 0 || src >= i || uses[src] <= 0) {
-                found = WRONG;
-                break;
-            }
-            const double *ready = kept + (int64_t)slot[src] * 2 * w + (plan->from_start[edge] ? 0 : w);
+            if (src < 0 || src >= i || uses[src] <= 0) return WRONG;
+            const double *times = kept->times + (int64_t)slot[src] * 2 * width + (plan->from_start[edge] ? 0 : width);
             const double latency = (double)plan->latency[edge];
-            for (int64_t k = 0; k < w; ++k) at[k] = ready[k] + latency > at[k] ? ready[k] + latency : at[k];
-            if (!--uses[src]) free_slots[idle++] = slot[src];
+            for (int64_t k = 0; k < width; ++k) {
+                const double ready = times[k] + latency;
+                at[k] = ready > at[k] ? ready : at[k];
+            }
+            if (!--uses[src]) kept->idle[kept->idles++] = slot[src];
         }
-        if (found != DONE) break;
         if (v->slower[i]) {
-            scale(cost, plan->duration[i], v->slower[i], v);
-            for (int64_t k = 0; k < w; ++k) end[k] = at[k] + cost[k];
+            scale(cost, width, plan->duration[i], v->slower[i], v);
+            for (int64_t k = 0; k < width; ++k) end[k] = at[k] + cost[k];
         } else {
             const double duration = (double)plan->duration[i];
-            for (int64_t k = 0; k < w; ++k) end[k] = at[k] + duration;
+            for (int64_t k = 0; k < width; ++k) end[k] = at[k] + duration;
         }
         if (v->wider[i]) {
-            scale(cost, plan->gap[i], v->wider[i], v);
-            for (int64_t k = 0; k < w; ++k) progress[k] = end[k] + cost[k];
+            scale(cost, width, plan->gap[i], v->wider[i], v);
+            for (int64_t k = 0; k < width; ++k) progress[k] = end[k] + cost[k];
         } else {
             const double gap = (double)plan->gap[i];
-            for (int64_t k = 0; k < w; ++k) progress[k] = end[k] + gap;
+            for (int64_t k = 0; k < width; ++k) progress[k] = end[k] + gap;
         }
-        if (seen[i] >= 0) memcpy(out + (int64_t)seen[i] * w, end, (size_t)w * sizeof(double));
+        if (seen[i] >= 0) memcpy(out + (int64_t)seen[i] * v->count, end, (size_t)v->count * sizeof(double));
         if (uses[i] > 0) {
-            if (!idle && taken == room) {
-                room *= 2;
-                double *more = realloc(kept, (size_t)(room * 2 * w) * sizeof(double));
-                if (more) kept = more;
-                int32_t *longer = realloc(free_slots, (size_t)room * sizeof(int32_t));
-                if (longer) free_slots = longer;
-                if (!more || !longer) {
-                    found = NO_ROOM;
-                    break;
-                }
-            }
-            slot[i] = idle ? free_slots[--idle] : (int32_t)taken++;
-            memcpy(kept + (int64_t)slot[i] * 2 * w, at, (size_t)w * sizeof(double));
-            memcpy(kept + (int64_t)slot[i] * 2 * w + w, end, (size_t)w * sizeof(double));
+            if (!kept->idles && kept->taken == kept->room && !make_room(kept, width)) return NO_ROOM;
+            slot[i] = kept->idles ? kept->idle[--kept->idles] : (int32_t)kept->taken++;
+            double *times = kept->times + (int64_t)slot[i] * 2 * width;
+            for (int64_t k = 0; k < width; ++k) times[k] = at[k];
+            for (int64_t k = 0; k < width; ++k) times[width + k] = end[k];
         }
     }
-    free(kept);
-    free(free_slots);
-    free(lanes);
-    return found == DONE && edge != plan->edges ? WRONG : found;
+    return edge == plan->edges ? DONE : WRONG;
+}
+
+#define PULLS(name, target)                                                                                          \
+    target static int name(const Plan *plan, const Variants *v, Kept *kept, int32_t *uses, int32_t *slot,             \
+                           const int32_t *seen, double *out, int64_t most) {                                         \
+        return v->count <= FEW ? pull_variants(FEW, plan, v, kept, uses, slot, seen, out, most)                      \
+                               : pull_variants(MANY, plan, v, kept, uses, slot, seen, out, most);                    \
+    }
+PULLS(pull_anywhere, )
+#ifdef SEVERAL_X86
+PULLS(pull_avx2, __attribute__((target("avx2"))))
+PULLS(pull_avx512, __attribute__((target("avx512f,avx512dq"))))
+#endif
+
+static int pull_here(const Plan *plan, const Variants *v, int32_t *uses, int32_t *slot, const int32_t *seen,
+                     double *out, int64_t most) {
+    const int64_t width = v->count <= FEW ? FEW : MANY;
+    Kept kept = {.lanes = calloc((size_t)((plan->lanes + 1) * width), sizeof(double))};
+    int found = NO_ROOM;
+    if (kept.lanes && make_room(&kept, width)) {
+#ifdef SEVERAL_X86
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+            found = pull_avx512(plan, v, &kept, uses, slot, seen, out, most);
+        else if (__builtin_cpu_supports("avx2"))
+            found = pull_avx2(plan, v, &kept, uses, slot, seen, out, most);
+        else
+#endif
+            found = pull_anywhere(plan, v, &kept, uses, slot, seen, out, most);
+    }
+    free(kept.times);
+    free(kept.idle);
+    free(kept.lanes);
+    return found;
 }
 
 PyObject *daydream_pull_many(PyObject *module, PyObject *args) {
@@ -173,7 +205,7 @@ PyObject *daydream_pull_many(PyObject *module, PyObject *args) {
     if (holds(&b[0], "lane", n, 4) && holds(&b[1], "duration_ns", n, 8) && holds(&b[2], "gap_ns", n, 8) &&
         holds(&b[3], "release_ns", n, 8) && holds(&b[4], "edge_ptr", n + 1, 8) &&
         holds(&b[5], "edge_src", edges, 4) && holds(&b[6], "edge_latency_ns", edges, 8) &&
-        holds(&b[7], "edge_from_start", edges, 1) && holds(&b[8], "slower", n, 1) && holds(&b[9], "wider", n, 1) &&
+        holds(&b[7], "edge_from_start", edges, 1) && holds(&b[8], "slower", n, 2) && holds(&b[9], "wider", n, 2) &&
         holds(&b[10], "first", groups + 1, 8) && holds(&b[11], "factor", count, 8) && holds(&b[12], "uses", n, 4) &&
         holds(&b[13], "slot", n, 4) && holds(&b[14], "seen", n, 4) && holds(&b[15], "out", most * count, 8)) {
         const Plan plan = {.lane = b[0].buf,       .edge_src = b[5].buf, .duration = b[1].buf,
@@ -181,14 +213,14 @@ PyObject *daydream_pull_many(PyObject *module, PyObject *args) {
                            .latency = b[6].buf,    .from_start = b[7].buf, .tasks = n,
                            .edges = edges,         .lanes = lanes};
         const Variants variants = {b[8].buf, b[9].buf, b[10].buf, b[11].buf, groups, count};
-        int found = groups >= 1 && groups <= 8 && count >= 1 && lanes >= 0 && plan.edge_ptr[0] == 0 ? DONE : WRONG;
+        int found = groups >= 1 && groups <= 16 && count >= 1 && count <= MANY && lanes >= 0 && plan.edge_ptr[0] == 0 ? DONE : WRONG;
         for (int64_t g = 0; found == DONE && g < groups; ++g)
             if (variants.first[g] < 0 || variants.first[g] > variants.first[g + 1] || variants.first[g + 1] > count)
                 found = WRONG;
         Py_BEGIN_ALLOW_THREADS
         for (int64_t i = 0; found == DONE && i < n; ++i)
             if ((variants.slower[i] | variants.wider[i]) >> groups) found = WRONG;
-        if (found == DONE) found = pull_variants(&plan, &variants, b[12].buf, b[13].buf, b[14].buf, b[15].buf, most);
+        if (found == DONE) found = pull_here(&plan, &variants, b[12].buf, b[13].buf, b[14].buf, b[15].buf, most);
         Py_END_ALLOW_THREADS
         if (found == NO_ROOM)
             PyErr_NoMemory();

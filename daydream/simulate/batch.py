@@ -1,10 +1,10 @@
-"""Many variants of one plan at once: the same tasks and edges, other durations and gaps.
+"""Many variants of one plan at once: the same tasks and edges, some tasks faster or slower.
 
-Each variant is answered exactly as if it were simulated alone. The compiled engine takes those that
-scale tasks through the plan side by side (`daydream.simulate.side_by_side`). Without it they share the plan's
-skeleton (see `daydream.simulate.skeleton`), and go through it side by side. A skeleton with
-a small margin is the quickest, and says which variants it could not answer; those are asked
-again with a larger margin, at last with all edges. A few are simulated one by one.
+Each variant is answered exactly as if it were simulated alone. One pass of the compiled engine over the
+tasks works out all variants of up to 16 groups at once, so that a task and its edges are read once for all
+of them. A group is tasks and factors: a bit a task says which groups scale it. A task that nobody waits
+for, and that is not asked about, leaves nothing behind but its lane's progress. Without that engine variants
+are simulated one by one.
 """
 
 from __future__ import annotations
@@ -17,60 +17,24 @@ import numpy as np
 
 from daydream import compiled
 from daydream.errors import GraphError
-from daydream.simulate import scan, side_by_side
-from daydream.simulate.skeleton import Skeleton
+from daydream.graph.query.numbering import distinct
+from daydream.simulate import scan
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import numpy.typing as npt
 
     from daydream.graph.plan import Plan
 
-MARGINS = (1 / 512, 1 / 64, 1.0)  # of the simulated time; only speed depends on them
-LEAST_VARIANTS = 12  # making a skeleton takes as long as simulating about so many variants alone
-
-
-@dataclass(frozen=True, eq=False)
-class Change:
-    """Variants that give new costs to the same tasks of a plan, one a row.
-
-    Row k of `duration_ns` holds the durations of the tasks `duration_of` in variant k, and
-    likewise for gaps; every other cost stays. A task is named once in each.
-    """
-
-    duration_of: np.ndarray
-    duration_ns: np.ndarray
-    gap_of: np.ndarray
-    gap_ns: np.ndarray
-
-    def __post_init__(self) -> None:
-        if min(self.duration_ns.min(initial=0), self.gap_ns.min(initial=0)) < 0:
-            raise GraphError("a variant gives a task a negative duration or gap; a cost is 0 or more")
-
-    def __len__(self) -> int:
-        """Return the number of variants."""
-        return len(self.duration_ns)
-
-    def take(self, rows: np.ndarray | slice) -> Change:
-        """Return some of the variants."""
-        return Change(self.duration_of, self.duration_ns[rows], self.gap_of, self.gap_ns[rows])
-
-    def plans(self, plan: Plan) -> Iterator[Plan]:
-        """Yield the plan of each variant, to simulate it alone."""
-        for durations, gaps in zip(self.duration_ns, self.gap_ns, strict=True):
-            duration, gap = plan.duration_ns.copy(), plan.gap_ns.copy()
-            duration[self.duration_of], gap[self.gap_of] = durations, gaps
-            yield plan.with_costs(duration, gap)
+GROUPS, VARIANTS = 16, 64  # that go through a plan together, at most what the loop has room for
+EXACT = 2.0**52  # ns, 52 days: doubles hold every whole number below twice that
 
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """Variants of a plan, one a factor, that multiply the costs of some tasks; rounds half up.
+    """Variants of a plan, one a factor, that multiply the costs of some tasks; rounds half up."""
 
-    What that gives is worked out when it is asked for, since it may be a number for most tasks of the plan
-    in every variant.
-    """
-
-    plan: Plan
     duration_of: np.ndarray
     gap_of: np.ndarray
     factors: tuple[float, ...]
@@ -79,29 +43,16 @@ class Scaled:
         """Return the number of variants."""
         return len(self.factors)
 
-    def take(self, rows: np.ndarray | slice) -> Scaled:
-        """Return some of the variants."""
-        return replace(self, factors=tuple(np.asarray(self.factors, np.float64)[rows].tolist()))
-
-    def costs(self) -> Change:
-        """Return the new costs of every variant."""
-        by = np.asarray(self.factors, np.float64)[:, None]
-
-        def times(values: np.ndarray) -> np.ndarray:
-            result: np.ndarray = np.floor(values * by + 0.5).astype(np.int64)
-            return result
-
-        duration, gap = self.plan.duration_ns[self.duration_of], self.plan.gap_ns[self.gap_of]
-        return Change(self.duration_of, times(duration), self.gap_of, times(gap))
-
     def plans(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plan of each variant, to simulate it alone."""
-        return self.costs().plans(plan)
+        for factor in self.factors:
+            duration, gap = plan.duration_ns.copy(), plan.gap_ns.copy()
+            for values, tasks in ((duration, self.duration_of), (gap, self.gap_of)):
+                values[tasks] = np.floor(values[tasks] * factor + 0.5).astype(np.int64)
+            yield plan.with_costs(duration, gap)
 
 
-def scaled(
-    plan: Plan, tasks: npt.ArrayLike, factors: Sequence[float], *, gaps_of: npt.ArrayLike = ()
-) -> Scaled:
+def scaled(tasks: npt.ArrayLike, factors: Sequence[float], *, gaps_of: npt.ArrayLike = ()) -> Scaled:
     """Return variants, one a factor, that multiply the durations of `tasks` and the gaps of `gaps_of`.
 
     Rounds half up, as `Selection.scale` does. Raises `GraphError` for a factor below 0.
@@ -109,45 +60,64 @@ def scaled(
     by = np.asarray(factors, np.float64)
     if not (np.isfinite(by) & (by >= 0)).all():
         raise GraphError(f"a factor must be 0 or more, not {min(factors)}")
-    return Scaled(plan, np.asarray(tasks, np.int64), np.asarray(gaps_of, np.int64), tuple(factors))
+    return Scaled(np.asarray(tasks, np.int64), np.asarray(gaps_of, np.int64), tuple(factors))
 
 
-def ends(plan: Plan, changes: Sequence[Change | Scaled], tasks: npt.ArrayLike) -> np.ndarray:
-    """Return when the given tasks end in each variant, in ns: a row a variant, changes in their order."""
-    observed = np.asarray(tasks, np.int64)
-    engine = compiled.engine()
-    if engine is not None and len(plan) and not plan.scheduled:
-        groups = [change for change in changes if isinstance(change, Scaled)]
-        if len(groups) == len(changes) > 0 and side_by_side.fits(plan, groups):
-            return side_by_side.ends(engine, plan, groups, observed)
-    variants = sum(map(len, changes))
-    found = np.empty((variants, len(observed)), np.int64)
-    left = np.arange(variants)
+def ends(plan: Plan, groups: Sequence[Scaled], tasks: npt.ArrayLike) -> np.ndarray:
+    """Return when the given tasks end in each variant, in ns: int64, a row a variant, groups in order."""
+    observed, engine = np.asarray(tasks, np.int64), compiled.engine()
     # A lane with a policy picks in time order, which may be another one in each variant.
-    if len(plan) and not plan.scheduled and len(left) >= LEAST_VARIANTS:
-        start, _ = scan.run(plan)
-        for margin in MARGINS:
-            rows, exact = Skeleton(plan, observed, start, margin).ends(_chosen(changes, left))
-            found[left[exact]] = rows[exact]
-            left = left[~exact]
-            if len(left) < LEAST_VARIANTS:
-                break
-    for row, variant in zip(left.tolist(), _plans(plan, changes, left), strict=True):
-        found[row] = scan.run(variant)[1][observed]
+    if engine is not None and len(plan) and not plan.scheduled and fits(plan, groups):
+        return _side_by_side(engine, plan, groups, observed)
+    found = np.empty((sum(map(len, groups)), len(observed)), np.int64)
+    for row, variant in zip(found, (each for group in groups for each in group.plans(plan)), strict=True):
+        row[:] = scan.run(variant)[1][observed]
     return found
 
 
-def _chosen(changes: Sequence[Change | Scaled], variants: np.ndarray) -> Iterator[Change]:
-    """Yield the changes with only these variants, which count through all changes and ascend."""
-    first = 0
-    for change in changes:
-        begin, end = variants.searchsorted([first, first + len(change)])
-        if end > begin:
-            some = change if end - begin == len(change) else change.take(variants[begin:end] - first)
-            yield some.costs() if isinstance(some, Scaled) else some
-        first += len(change)
+def fits(plan: Plan, groups: Sequence[Scaled]) -> bool:
+    """Tell whether no sum of times can grow so long that doubles round it."""
+    most = max((factor for group in groups for factor in group.factors), default=1.0)
+    costs = float(plan.duration_ns.sum(dtype=np.float64) + plan.gap_ns.sum(dtype=np.float64))
+    delays = float(np.abs(plan.edge_latency_ns).sum(dtype=np.float64)) + float(plan.release_ns.max(initial=0))
+    return max(most, 1.0) * costs + len(plan) + delays < EXACT
 
 
-def _plans(plan: Plan, changes: Sequence[Change | Scaled], variants: np.ndarray) -> Iterator[Plan]:
-    for change in _chosen(changes, variants):
-        yield from change.plans(plan)
+def _side_by_side(engine: ModuleType, plan: Plan, groups: Sequence[Scaled], tasks: np.ndarray) -> np.ndarray:
+    asked, place = distinct(tasks)
+    seen = np.full(len(plan), -1, np.int32)
+    seen[asked] = np.arange(len(asked))
+    uses = np.bincount(plan.edge_src, minlength=len(plan)).astype(np.int32)
+    slot = np.empty(len(plan), np.int32)
+    found = np.empty((sum(map(len, groups)), len(tasks)), np.int64)
+    filled = 0
+    for some in _together(groups):
+        slower, wider = np.zeros((2, len(plan)), np.uint16)
+        for number, group in enumerate(some):
+            slower[group.duration_of] |= np.uint16(1 << number)
+            wider[group.gap_of] |= np.uint16(1 << number)
+        first = np.append(0, np.cumsum([len(group) for group in some]))
+        factors = np.concatenate([np.asarray(group.factors, np.float64) for group in some])
+        out = np.empty((len(asked), len(factors)))
+        engine.pull_many(
+            plan.lane, plan.duration_ns, plan.gap_ns, plan.release_ns, plan.edge_ptr, plan.edge_src,
+            plan.edge_latency_ns, plan.edge_from_start, slower, wider, first, factors, uses.copy(), slot,
+            seen, out, plan.lanes,
+        )  # fmt: skip
+        found[filled : filled + len(factors)] = out.T[:, place]
+        filled += len(factors)
+    return found
+
+
+def _together(groups: Sequence[Scaled]) -> Iterator[list[Scaled]]:
+    """Yield groups, in their order, in lots that go through the plan together."""
+    lot: list[Scaled] = []
+    for group in groups:
+        for first in range(0, len(group), VARIANTS):
+            part = replace(group, factors=group.factors[first : first + VARIANTS])
+            if lot and (len(lot) == GROUPS or sum(map(len, lot)) + len(part) > VARIANTS):
+                yield lot
+                lot = []
+            lot.append(part)
+    if lot:
+        yield lot

@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.simulate import simulate
-from daydream.simulate.batch import LEAST_VARIANTS, Scaled, ends, scaled
+from daydream.simulate.batch import Scaled, ends, scaled
 from daydream.simulate.rank_windows import coupled
 from daydream.simulate.steady import Settled, need_steps, repeatable, settle, settled_within
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.simulate.timeline import Timeline
+
+
+# Fewer are settled one by one: which entries of a timeline stand for which tasks takes as long. Only speed
+# depends on this.
+LEAST_VARIANTS = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +129,6 @@ class _Run:
         duration_at, gap_at = _Inverse(timeline.task, graph.size), _Inverse(gap_owner, graph.size)
         return [
             scaled(
-                timeline.plan,
                 duration_at(speedup.ids) if speedup.durations else (),
                 speedup.factors,
                 gaps_of=gap_at(speedup.ids) if speedup.gaps else (),

@@ -13,37 +13,26 @@ from daydream import compiled
 from daydream.errors import GraphError
 from daydream.graph.graph import ORDER_STEP
 from daydream.graph.lower import lower
-from daydream.simulate import batch, reference, scan, side_by_side
-from daydream.simulate.batch import Change, ends, scaled
+from daydream.simulate import batch, reference, scan
+from daydream.simulate.batch import ends, scaled
 
 FACTORS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 4.0]), min_size=1, max_size=4)
 
 
-@pytest.fixture(autouse=True, params=["quick", "wide", "all edges", "in turn", "compiled"])
-def margins(request, monkeypatch):
-    """Every margin by itself and one after the other, for any number of variants; the compiled engine."""
-    if request.param == "compiled":
-        if compiled.engine() is None:
-            pytest.skip("the loops are not built here, or turned off")
-        return
-    monkeypatch.setattr(side_by_side, "fits", lambda *_: False)
-    chosen = {"quick": (0.0,), "wide": (0.2,), "all edges": (1.0,), "in turn": (0.0, 0.1, 1.0)}[request.param]
-    monkeypatch.setattr(batch, "MARGINS", chosen)
-    monkeypatch.setattr(batch, "LEAST_VARIANTS", 1)
+@pytest.fixture(autouse=True, params=["side by side", "one by one"])
+def ways(request, monkeypatch):
+    """The compiled engine, and what there is without it."""
+    if request.param == "one by one":
+        monkeypatch.setattr(batch, "fits", lambda *_: False)
+    elif compiled.engine() is None:
+        pytest.skip("the loops are not built here, or turned off")
 
 
 @st.composite
 def changes(draw, plan):
-    """Return changes of a plan: scaled selections, with gaps or without, and any other costs."""
+    """Return changes of a plan: scaled selections, with gaps or without."""
     tasks = st.lists(st.integers(0, len(plan) - 1), unique=True)
-    found = [
-        scaled(plan, draw(tasks), draw(FACTORS), gaps_of=draw(tasks))
-        for _ in range(draw(st.integers(0, 3)))
-    ]  # fmt: skip
-    of = np.array(draw(tasks), np.int64)
-    costs = st.lists(st.integers(0, 30), min_size=2 * len(of), max_size=2 * len(of))
-    new = np.array(draw(costs), np.int64).reshape(2, len(of))
-    return [*found, Change(of, new, of[:0], np.empty((2, 0), np.int64))]
+    return [scaled(draw(tasks), draw(FACTORS), gaps_of=draw(tasks)) for _ in range(draw(st.integers(1, 3)))]
 
 
 def alone(plan, chosen, run):
@@ -104,7 +93,7 @@ def test_a_variant_in_which_other_edges_bind_is_exact_too():
     plan = queue()
     kernels = np.arange(1, 60, 2)
 
-    found = ends(plan, [scaled(plan, kernels, (1, 0.2, 0))], [59])
+    found = ends(plan, [scaled(kernels, (1, 0.2, 0))], [59])
 
     # Bound by the kernels, then by the launches: the last is launched at 29 * 2, its kernel starts 1 later.
     assert found[:, 0].tolist() == [1 + 30 * 5, 29 * 2 + 1 + 1, 29 * 2 + 1]
@@ -113,26 +102,21 @@ def test_a_variant_in_which_other_edges_bind_is_exact_too():
 def test_scaling_rounds_half_up():
     plan = drawn([Task(0, 5, gap=3)], [])
 
-    change = scaled(plan, [0], (0.5, 0.1), gaps_of=[0]).costs()
+    half, tenth = scaled([0], (0.5, 0.1), gaps_of=[0]).plans(plan)
 
-    assert (change.duration_ns.tolist(), change.gap_ns.tolist()) == ([[3], [1]], [[2], [0]])
+    assert (half.duration_ns[0], half.gap_ns[0], tenth.duration_ns[0], tenth.gap_ns[0]) == (3, 2, 1, 0)
 
 
 def test_nothing_to_vary_and_nothing_to_look_at():
     plan = queue()
 
     assert ends(plan, [], [3]).shape == (0, 1)
-    assert ends(plan, [scaled(plan, [], (0.5,))], [1]).tolist() == [[6]]
-    assert ends(plan, [scaled(plan, [1], (0.5,))], []).shape == (1, 0)
-    assert ends(drawn([], []), [scaled(drawn([], []), [], (0.5, 0))], []).shape == (2, 0)
+    assert ends(plan, [scaled([], (0.5,))], [1]).tolist() == [[6]]
+    assert ends(plan, [scaled([1], (0.5,))], []).shape == (1, 0)
+    assert ends(drawn([], []), [scaled([], (0.5, 0))], []).shape == (2, 0)
 
 
 @pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
 def test_a_factor_is_a_number_from_0(factor):
     with pytest.raises(GraphError, match="a factor must be 0 or more"):
-        scaled(queue(), [0], (0.5, factor))
-
-
-def test_a_cost_below_0_is_refused():
-    with pytest.raises(GraphError, match="negative duration or gap"):
-        Change(np.array([0]), np.array([[-1]]), np.array([], int), np.empty((1, 0), int))
+        scaled([0], (0.5, factor))

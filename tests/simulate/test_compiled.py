@@ -15,8 +15,6 @@ from daydream import compiled
 from daydream.collect.derive import nesting
 from daydream.collect.derive.recording import Recording
 from daydream.simulate import reference, scan
-from daydream.simulate.batch import scaled
-from daydream.simulate.skeleton import Skeleton
 
 ENGINE = compiled.engine()
 needs_engine = pytest.mark.skipif(
@@ -190,51 +188,6 @@ def test_any_rows_are_nested_or_refused(data):
     outside = ((order < 0) | (order >= count)).any()
     answer = tried(ENGINE.nest, order, start, end, depth, thread, parent, room, 1000)
     assert (answer == "a row to be nested is out of range") == outside
-
-
-# -- the weights of variants -----------------------------------------------------------------------
-
-
-@needs_engine
-@given(st.data())
-def test_variants_end_as_without_the_loop(data):
-    plan = data.draw(plans())
-    tasks = st.lists(st.integers(0, len(plan) - 1), unique=True)
-    factors = st.lists(st.sampled_from([0.0, 0.5, 1.0, 4.0]), min_size=1, max_size=4)
-    drawn_ = [scaled(plan, data.draw(tasks), data.draw(factors), gaps_of=data.draw(tasks)) for _ in range(3)]
-    changes = [each.costs() for each in drawn_]
-    start, _ = scan.run(plan)
-    observed = np.arange(len(plan))
-
-    def found():
-        ends, exact = Skeleton(plan, observed, start, 1.0).ends(changes)
-        return ends.tolist(), exact.tolist()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(compiled.VARIABLE, "0")
-        expected = found()
-    assert found() == expected
-
-
-@needs_engine
-@given(st.data())
-def test_any_edges_are_weighed_or_refused(data):
-    edges, points, sums, variants, bundles = (data.draw(st.integers(0, 4)) for _ in range(5))
-    near = st.sampled_from([0, 0, 0, 1, 2, 3, -1, 4, 2**31 - 1])
-
-    def column(count, dtype, values=near):
-        return np.array(data.draw(st.lists(values, min_size=count, max_size=count)), dtype)
-
-    given_arrays = [
-        column(edges, np.int64), column(edges, np.int64), column(edges, bool, st.booleans()),
-        column(edges, np.int64, int64), column(points, np.int32), column(sums * variants, np.int64, int64),
-        np.empty(bundles * variants, np.int64),
-    ]  # fmt: skip
-    answer = tried(ENGINE.weigh, *given_arrays, variants)
-    assert answer in (None, "an index of the edges is out of its range")
-    begin, stop, _, _, so_far, *_ = given_arrays
-    if answer is None:
-        assert all(0 <= so_far[at] < sums for at in np.append(begin, stop))
 
 
 # -- the switch ------------------------------------------------------------------------------------

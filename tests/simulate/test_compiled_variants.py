@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulate.test_compiled import ARRAYS, ENGINE, int32, int64, needs_engine, tried
 from strategies import Edge, Task, drawn, plans
 
-from daydream.simulate import critical_path, scan, side_by_side
+from daydream.simulate import batch, critical_path, scan
 from daydream.simulate.batch import scaled
 
 REFUSED = "an index of the plan is out of its range"
@@ -20,7 +20,7 @@ def many(plan, **other):
     count = len(plan)
     uses = np.bincount(plan.edge_src, minlength=count).astype(np.int32)
     given_arrays = {name: getattr(plan, name) for name in ARRAYS} | {
-        "slower": np.full(count, 1, np.uint8), "wider": np.full(count, 2, np.uint8),
+        "slower": np.full(count, 1, np.uint16), "wider": np.full(count, 2, np.uint16),
         "first": np.array([0, 2, 4]), "factor": np.array([0.5, 2.0, 0.0, 1.0]), "uses": uses,
         "slot": np.empty(count, np.int32), "seen": np.arange(count, dtype=np.int32),
         "out": np.empty((count, 4)),
@@ -59,20 +59,20 @@ def test_more_variants_than_go_together_are_answered_in_order(data):
     plan = data.draw(plans())
     tasks = st.lists(st.integers(0, len(plan) - 1), unique=True)
     factors = st.lists(st.sampled_from([0.0, 0.3, 0.5, 1.0, 4.0]), min_size=1, max_size=9)
-    groups = [scaled(plan, data.draw(tasks), data.draw(factors), gaps_of=data.draw(tasks)) for _ in range(5)]
+    groups = [scaled(data.draw(tasks), data.draw(factors), gaps_of=data.draw(tasks)) for _ in range(5)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "GROUPS", 2)
-        patch.setattr(side_by_side, "VARIANTS", 3)
-        found = side_by_side.ends(ENGINE, plan, groups, np.arange(len(plan)))
+        patch.setattr(batch, "GROUPS", 2)
+        patch.setattr(batch, "VARIANTS", 3)
+        found = batch.ends(plan, groups, np.arange(len(plan)))
     alone = [scan.in_numpy(variant)[1].tolist() for group in groups for variant in group.plans(plan)]
     assert found.tolist() == alone
 
 
 def test_times_that_doubles_may_round_are_left_to_the_others():
     short, long = drawn([Task(0, 2**40)], []), drawn([Task(0, 2**52)], [])
-    assert side_by_side.fits(short, [scaled(short, [0], (2.0,))])
-    assert not side_by_side.fits(long, [scaled(long, [0], (0.5,))])
-    assert not side_by_side.fits(short, [scaled(short, [0], (2.0**13,))])
+    assert batch.fits(short, [scaled([0], (2.0,))])
+    assert not batch.fits(long, [scaled([0], (0.5,))])
+    assert not batch.fits(short, [scaled([0], (2.0**13,))])
 
 
 @needs_engine
@@ -81,10 +81,12 @@ def test_times_that_doubles_may_round_are_left_to_the_others():
 def test_any_content_of_variants_is_answered_or_refused(name, data):
     plan = data.draw(plans().filter(lambda plan: len(plan.edge_src)))
     column = many(plan)[name].copy()
-    small = {np.dtype(np.uint8): st.integers(0, 255), np.dtype(np.int32): int32}.get(column.dtype, int64)
+    small = {np.dtype(np.uint16): st.integers(0, 2**16 - 1), np.dtype(np.int32): int32}.get(
+        column.dtype, int64
+    )
     for place in data.draw(st.lists(st.integers(0, len(column) - 1), min_size=1, max_size=3)):
         column[place] = data.draw(
-            small if column.dtype == np.uint8 else st.integers(-2, 2 * len(plan)) | small
+            small if column.dtype == np.uint16 else st.integers(-2, 2 * len(plan)) | small
         )
     assert tried(ENGINE.pull_many, *many(plan, **{name: column}).values()) in (None, REFUSED)
 

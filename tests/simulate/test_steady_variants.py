@@ -8,7 +8,7 @@ from machine.programs import PROGRAMS, queue_full
 
 import daydream
 from daydream import GraphError
-from daydream.simulate import batch, steady_variants
+from daydream.simulate import steady_variants
 from daydream.simulate.steady import settle
 from daydream.simulate.steady_variants import Speedup, settle_all
 
@@ -38,8 +38,7 @@ def together(graph, speedups):
 
 @pytest.fixture(autouse=True)
 def _few_are_enough(monkeypatch):
-    for module in (batch, steady_variants):
-        monkeypatch.setattr(module, "LEAST_VARIANTS", 2)
+    monkeypatch.setattr(steady_variants, "LEAST_VARIANTS", 2)
 
 
 def speedups_of(graph):
