@@ -8,35 +8,57 @@
 enum { BEYOND = 61 }; /* no sum of times may need more bits */
 
 /* Each task starts with the latest of its release, its lane's progress and its causes. `total` bounds every
-   sum that an engine can form of these costs; `high` collects its bits, and is looked at in the end. */
-static int pull_tasks(const Plan *plan, int64_t *progress, int64_t *start, int64_t *end) {
-    uint64_t total = 0, high = 0;
-    int64_t edge = 0;
-    if (plan->edge_ptr[0] != 0) return WRONG;
-    for (int64_t i = 0; i < plan->tasks; ++i) {
-        const int64_t lane = plan->lane[i], stop = plan->edge_ptr[i + 1];
-        const int64_t duration = plan->duration[i], gap = plan->gap[i];
-        if (lane < 0 || lane >= plan->lanes || stop < edge || stop > plan->edges) return WRONG;
-        int64_t at = plan->release[i] > progress[lane] ? plan->release[i] : progress[lane];
-        high |= (uint64_t)(plan->release[i] | duration | gap);
+   sum that an engine can form of these costs; `high` collects its bits, and is looked at in the end. What does
+   not change stands in names of its own, and an index is unsigned, so that one comparison sees both ends. */
+ALWAYS_INLINE int pull_tasks(const Plan *plan, int64_t *restrict progress, int64_t *restrict start,
+                             int64_t *restrict end) {
+    const int32_t *const lane_of = plan->lane, *const edge_src = plan->edge_src;
+    const int64_t *const duration_ns = plan->duration, *const gap_ns = plan->gap, *const release_ns = plan->release;
+    const int64_t *const edge_ptr = plan->edge_ptr, *const latency_ns = plan->latency;
+    const uint8_t *const from_start = plan->from_start;
+    const uint64_t tasks = (uint64_t)plan->tasks, edges = (uint64_t)plan->edges, lanes = (uint64_t)plan->lanes;
+    uint64_t total = 0, high = 0, edge = 0;
+    if (edge_ptr[0] != 0) return WRONG;
+    for (uint64_t i = 0; i < tasks; ++i) {
+        const uint64_t lane = (uint64_t)(int64_t)lane_of[i], stop = (uint64_t)edge_ptr[i + 1];
+        if (lane >= lanes || stop < edge || stop > edges) return WRONG;
+        const int64_t duration = duration_ns[i], gap = gap_ns[i], release = release_ns[i];
+        int64_t at = release > progress[lane] ? release : progress[lane];
         for (; edge < stop; ++edge) {
-            const int64_t src = plan->edge_src[edge];
-            if (src < 0 || src >= i) return WRONG;
-            const int64_t ready = add(plan->from_start[edge] ? start[src] : end[src], plan->latency[edge]);
+            const uint64_t src = (uint64_t)(int64_t)edge_src[edge];
+            if (src >= i) return WRONG;
+            const int64_t *const times = from_start[edge] ? start : end;
+            const int64_t latency = latency_ns[edge], ready = add(times[src], latency);
             at = ready > at ? ready : at;
-            total += magnitude(plan->latency[edge]);
+            total += magnitude(latency);
             high |= total;
         }
-        total += (uint64_t)duration;
-        high |= total;
-        total += (uint64_t)gap;
-        high |= total;
+        /* Costs below 2**61, as `high` tells of each, do not pass beyond its bits in one step. */
+        total += (uint64_t)duration + (uint64_t)gap;
+        high |= (uint64_t)(release | duration | gap) | total;
         start[i] = at;
         end[i] = add(at, duration);
         progress[lane] = add(end[i], gap);
     }
-    if (edge != plan->edges) return WRONG;
+    if (edge != edges) return WRONG;
     return high >> BEYOND ? TOO_LONG : DONE;
+}
+
+static int pull_anywhere(const Plan *plan, int64_t *progress, int64_t *start, int64_t *end) {
+    return pull_tasks(plan, progress, start, end);
+}
+
+#ifdef SEVERAL_X86
+AVX512 static int pull_avx512(const Plan *plan, int64_t *progress, int64_t *start, int64_t *end) {
+    return pull_tasks(plan, progress, start, end); /* it has a maximum of 64-bit integers */
+}
+#endif
+
+static int pull_here(const Plan *plan, int64_t *progress, int64_t *start, int64_t *end) {
+#ifdef SEVERAL_X86
+    if (has_avx512()) return pull_avx512(plan, progress, start, end);
+#endif
+    return pull_anywhere(plan, progress, start, end);
 }
 
 static PyObject *pull(PyObject *module, PyObject *args) {
@@ -59,7 +81,7 @@ static PyObject *pull(PyObject *module, PyObject *args) {
         int found;
         memset(b[8].buf, 0, (size_t)b[8].len);
         Py_BEGIN_ALLOW_THREADS
-        found = pull_tasks(&plan, b[8].buf, b[9].buf, b[10].buf);
+        found = pull_here(&plan, b[8].buf, b[9].buf, b[10].buf);
         Py_END_ALLOW_THREADS
         if (found == WRONG)
             PyErr_SetString(PyExc_ValueError, "an index of the plan is out of its range");

@@ -14,7 +14,14 @@
 #define ALWAYS_INLINE static inline
 #endif
 #if defined(__GNUC__) && defined(__x86_64__)
-#define SEVERAL_X86 /* a loop may be compiled for several sorts of x86, one of which is chosen when it runs */
+/* A loop is compiled for several sorts of x86: the one for the processor that runs it is taken. */
+#define SEVERAL_X86
+#define AVX2 __attribute__((target("avx2")))
+#define AVX512 __attribute__((target("avx512f,avx512vl,avx512dq")))
+static inline int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
+static inline int has_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
 #endif
 
 enum { DONE, TOO_LONG, WRONG, NO_ROOM }; /* what a loop found */

@@ -167,8 +167,8 @@ ALWAYS_INLINE int pull_variants(const int64_t width, const Plan *plan, const Var
     }
 PULLS(pull_anywhere, )
 #ifdef SEVERAL_X86
-PULLS(pull_avx2, __attribute__((target("avx2"))))
-PULLS(pull_avx512, __attribute__((target("avx512f,avx512dq"))))
+PULLS(pull_avx2, AVX2)
+PULLS(pull_avx512, AVX512)
 #endif
 
 static int pull_here(const Plan *plan, const Variants *v, int32_t *uses, int32_t *slot, const int32_t *seen,
@@ -178,9 +178,9 @@ static int pull_here(const Plan *plan, const Variants *v, int32_t *uses, int32_t
     int found = NO_ROOM;
     if (kept.lanes && make_room(&kept, width)) {
 #ifdef SEVERAL_X86
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+        if (has_avx512())
             found = pull_avx512(plan, v, &kept, uses, slot, seen, out, most);
-        else if (__builtin_cpu_supports("avx2"))
+        else if (has_avx2())
             found = pull_avx2(plan, v, &kept, uses, slot, seen, out, most);
         else
 #endif

@@ -153,7 +153,10 @@ class Plan:
     @property
     def lanes(self) -> int:
         """The number of lanes."""
-        return int(self.lane.max()) + 1 if len(self) else 0
+        if "lanes" not in self.cache:
+            self.cache["lanes"] = int(self.lane.max()) + 1 if len(self) else 0
+        count: int = self.cache["lanes"]
+        return count
 
     @property
     def edge_dst(self) -> np.ndarray:
