@@ -117,10 +117,11 @@ def work_of_rows(trace: Trace, rows: np.ndarray) -> Work:
     if not len(flop):
         return _unknown(len(rows))
     there = rows >= 0
-    amounts, bytes_, call, code = (
-        np.where(there, column[rows], UNKNOWN) for column in (flop, nbytes, owner, family)
-    )
-    found = Work(amounts, bytes_, call, code, (*families, *UNTOLD))
+    columns = [column[rows] for column in (flop, nbytes, owner, family)]
+    if not there.all():
+        for column in columns:
+            column[~there] = UNKNOWN
+    found = Work(columns[0], columns[1], columns[2], columns[3], (*families, *UNTOLD))
     if trace.metadata.get("counters"):
         for values, column in zip((found.flop, found.nbytes), counted_work(trace), strict=True):
             here = there & (column[rows] >= 0)

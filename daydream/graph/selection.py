@@ -117,6 +117,8 @@ class Selection(NotebookTables):
             if mask.shape != self.ids.shape:
                 raise GraphError(f"a test gives true or false for each task, not {mask.shape}")
             chosen = Selection(self.graph, self.ids[mask], f"{self.words}, a test".strip(", "))
+            if not where:
+                return chosen
         return select(self.graph, chosen.ids, where, chosen.words)
 
     def query(self, expression: str, **values: Any) -> Selection:

@@ -228,11 +228,11 @@ def _variation(comparison: Prediction) -> float:
 def _kinds(times: Mapping[int, int], tasks: np.ndarray) -> list[list[int]]:
     """Return the times of steps, those together that do the same work: about as many tasks."""
     kinds: list[list[int]] = []
-    least = -1.0
-    for step in sorted(times, key=lambda step: int(tasks[step])):
-        if not kinds or tasks[step] > (1 + OTHER_WORK) * least:
+    least, counts = -1.0, tasks.tolist()
+    for step in sorted(times, key=counts.__getitem__):
+        if not kinds or counts[step] > (1 + OTHER_WORK) * least:
             kinds.append([])
-            least = float(tasks[step])
+            least = float(counts[step])
         kinds[-1].append(times[step])
     return kinds
 

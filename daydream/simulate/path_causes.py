@@ -53,34 +53,27 @@ def pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
 
 
 def _pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
-    parts: list[tuple[int, np.ndarray, tuple[np.ndarray, ...]]] = []
+    parts: list[tuple[np.ndarray, ...]] = []
     windows = []
     # A trace of one rank may say which it is; its rows, and so its lanes, do not.
     ranks = {lane.rank for lane in timeline.graph.lanes}
     alone = ranks.pop() if len(ranks) == 1 else None
     for number, each in enumerate(timeline.stretches(copy, steps)):
         path, work, delay = each.path, each.work_ns, each.delay_ns
-        own = timeline.task[path.task]
-        before = np.append(own[:1], own[:-1])
-        gap = path.cause == Cause.LANE
         end = each.begin_ns + int(work.sum() + delay.sum())
         rank = timeline.graph.steps[each.steps[0]].get("rank", 0) if alone is None else alone
         windows.append((each.begin_ns, end, rank))
-        begin = np.maximum(timeline.start_ns[path.task], each.begin_ns)
-        behind, edge = np.where(gap, before, own), path.cause.astype(np.int64)
-        for task, since, ns, why in (
-            (own, begin, work, np.broadcast_to(-1, len(own))),
-            (behind, begin - delay, delay, edge),
-        ):
-            parts.append((number, np.flatnonzero(ns), (task, since, ns, why)))
-    ends = np.cumsum([0, *(len(there) for _, there, _ in parts)]).tolist()
-    window, *columns = np.empty((5, ends[-1]), np.int64)
-    for place, (number, there, values) in enumerate(parts):
-        here = slice(ends[place], ends[place + 1])
-        window[here] = number
-        for column, value in zip(columns, values, strict=True):
-            column[here] = value[there]
-    return Pieces(np.array(windows, np.int64).reshape(-1, 3), window, *columns)
+        start, task = np.maximum(timeline.start_ns[path.task], each.begin_ns), timeline.task[path.task]
+        busy, late = np.flatnonzero(work), np.flatnonzero(delay)
+        why = path.cause[late].astype(np.int64)
+        behind = task[np.where(why == Cause.LANE, np.maximum(late - 1, 0), late)]
+        parts.append(
+            (np.full(len(busy), number), task[busy], start[busy], work[busy], np.full(len(busy), -1))
+        )
+        parts.append((np.full(len(late), number), behind, start[late] - delay[late], delay[late], why))
+    nothing = np.empty((5, 0), np.int64)
+    columns = [np.concatenate(column) for column in zip(nothing, *parts, strict=True)]
+    return Pieces(np.array(windows, np.int64).reshape(-1, 3), *columns)
 
 
 def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:

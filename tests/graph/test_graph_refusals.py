@@ -114,6 +114,28 @@ def test_a_sound_graph_has_no_problems():
     assert graph.lint() == []
 
 
+@pytest.mark.parametrize("column", ["launch", "lane", "kind", "order"])
+def test_lint_of_a_copy_finds_what_was_written_without_a_word(column):
+    graph = launched(("a", 20), ("b", 20))
+    other = graph.copy()
+    assert graph.lint() == other.lint() == []
+
+    other.columns.own(column)[:] = {"launch": 3, "lane": 9, "kind": 2, "order": 7 - graph.order}[column]
+
+    assert other.lint()
+    assert graph.lint() == []
+
+
+def test_lint_of_a_copy_finds_tasks_that_went_without_a_word():
+    graph = launched(("a", 20), ("b", 20))
+    other = graph.copy()
+    assert graph.lint() == other.lint() == []
+
+    other.alive[1] = False  # the launch of the first
+
+    assert other.lint()
+
+
 def test_lint_finds_negative_times():
     graph = thread(("a", 5, 0), ("b", 5, 0))
     graph.columns["duration_ns"][1] = -3
