@@ -157,7 +157,7 @@ class Graph(NotebookTables):
 
     def tasks(self, ids: Iterable[int]) -> Selection:
         """Return the selection of these ids."""
-        return Selection(self, np.asarray(list(ids), np.int64))
+        return Selection(self, np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64))
 
     def copy(self) -> Graph:
         """Return an independent copy; the trace behind it is shared."""

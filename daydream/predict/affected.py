@@ -18,8 +18,6 @@ from daydream.predict.uncertainty import MODEL_ERROR
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
-TRANSFERS = [MEMCPY, COLLECTIVE]
-
 
 @dataclass(frozen=True)
 class Affected:
@@ -89,7 +87,7 @@ class Edits:
         modelled &= inserted | (alive & (was != now))
         moved = np.where(inserted | modelled, 0, np.abs(now - was))
         kind = new["kind"][ids]
-        cpu, transfer = kind == CPU, np.isin(kind, TRANSFERS)
+        cpu, transfer = kind == CPU, (kind == MEMCPY) | (kind == COLLECTIVE)
         kernel = ~cpu & ~transfer
         doubted = np.zeros(after.size if after.doubted else 0)
         for each, error in after.doubted:

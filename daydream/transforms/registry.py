@@ -241,7 +241,13 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def _of_module(module: ModuleType, stem: str, name: str) -> Optimization:
-    return _placed(describe(_function_of(module, stem), name), module)
+    function = getattr(module, stem.replace("-", "_"), None)
+    return _placed(_described(module, stem, name, function if inspect.isfunction(function) else None), module)
+
+
+@lru_cache(maxsize=256)  # many questions are about one optimization
+def _described(module: ModuleType, stem: str, name: str, _function: object) -> Optimization:
+    return describe(_function_of(module, stem), name)
 
 
 def _placed(optimization: Optimization, module: ModuleType | None) -> Optimization:
