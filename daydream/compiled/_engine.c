@@ -171,6 +171,7 @@ static PyMethodDef methods[] = {
     {"pull_many", daydream_pull_many, METH_VARARGS, "pull_many(lane, ..., out, lanes): fill in the ends of each variant."},
     {"nest", nest, METH_VARARGS, "nest(order, ..., rounding): fill parent, cut end; return the crossings."},
     {"cut", daydream_cut, METH_VARARGS, "cut(order, ..., gap): fill in the stretches; return how many, or -1."},
+    {"scan", daydream_scan, METH_VARARGS, "scan(names, ..., slots, exact): fill rows and spans; None if it refuses."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -56,8 +56,8 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     rows: Callable[..., Any] = Readers.rows
 
-    def watched(self: Readers, reader: Any) -> Any:
-        answer = rows(self, reader)
+    def watched(self: Readers, reader: Any, progress: Any = None) -> Any:
+        answer = rows(self, reader, progress)
         found.append(answer is not None)
         return answer
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.collect.derive.compilations import compilations
 from daydream.collect.derive.device_work import fill_collectives, fill_grids, fill_types
 from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
@@ -144,7 +145,7 @@ def _op_names(recording: Recording, op_row: np.ndarray) -> tuple[np.ndarray, lis
 def _tell_vendor(recording: Recording) -> None:
     if "vendor" in recording.metadata:
         return
-    calls = np.unique(recording["name"][recording.is_kind("runtime")]).tolist()
+    calls = unique(recording["name"][recording.is_kind("runtime")]).tolist()
     names = [recording.text("name")[code] for code in calls]
     versions: dict[str, Any] = recording.metadata.get("versions", {})
     if any(name.startswith("hip") for name in names) or any(

@@ -66,6 +66,10 @@ COLLECTIVE_KERNEL = regex(
     r"(all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|cross_device_reduce|multimem)|" + EXPERTS,
     re.IGNORECASE,
 )
+COLLECTIVE_SIGNS = (  # one of them is in each of these names, in small letters: most have none
+    "ccl", "hcom_", "userbuffers_", "shmem", "symmetric_memory::", "reduce", "gather", "toall", "to_all",
+    "multimem", "dispatch", "combine", "a2a",
+)  # fmt: skip
 COLLECTIVE_CALL = regex(r"^(record_param_comms$|nccl:|rccl:|gloo:|c10d::|symm_mem::)")
 COLLECTIVES = (  # in this order: the longer name first
     ("all_to_all", regex(rf"all_?to_?all|{EXPERTS}", re.IGNORECASE)),
@@ -111,6 +115,12 @@ def dtype_of_kernel(name: str) -> str | None:
             return dtype
     counted = [dtype_of_word(word) for word in FUNCTOR_TYPE.findall(name)] + applied
     return next((dtype for dtype in counted if dtype is not None), None)
+
+
+def communicates(name: str) -> bool:
+    """Return whether a kernel of this name communicates with other devices."""
+    small = name.lower()
+    return any(sign in small for sign in COLLECTIVE_SIGNS) and COLLECTIVE_KERNEL.search(name) is not None
 
 
 def collective_of_name(name: str) -> str | None:

@@ -6,11 +6,12 @@ import json
 
 import numpy as np
 
+from daydream.arrays import places
 from daydream.collect.derive.device_names import (
     COLLECTIVE_CALL,
-    COLLECTIVE_KERNEL,
     ITEM_BYTES,
     collective_of_name,
+    communicates,
     dtype_of_kernel,
     elements_of_dims,
 )
@@ -34,7 +35,7 @@ def fill_collectives(
         recording.texts["collective"] = [
             collective_of_name(text) or text for text in recording.text("collective")
         ]
-    rows = np.flatnonzero(recording.is_kind("kernel") & recording.named(COLLECTIVE_KERNEL))
+    rows = np.flatnonzero(recording.is_kind("kernel") & recording.whose_name(communicates))
     if not len(rows):
         return
     is_call = recording.named(COLLECTIVE_CALL)
@@ -97,7 +98,7 @@ def fill_types(recording: Recording, op_row: np.ndarray, device: np.ndarray) -> 
     if len(rows):
         recording.set_codes("dtype", rows, dtype[op_row[rows]])
     rows = np.flatnonzero(recording.is_kind("kernel") & (recording["dtype"] < 0))
-    names, which = np.unique(recording["name"][rows], return_inverse=True)
+    names, which = places(recording["name"][rows])
     found = [dtype_of_kernel(recording.text("name")[code]) for code in names.tolist()]
     for text in sorted({text for text in found if text}):
         members = rows[np.array([one == text for one in found], bool)[which]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.collect.derive.by_parameter import (
     ACCUMULATE,
     Layers,
@@ -40,7 +41,7 @@ def link_forward(recording: Recording) -> np.ndarray:
         return found
     start = recording["start_ns"]
     threads = recording.threads
-    lanes = np.unique(threads[forward])
+    lanes = unique(threads[forward])
     lane_of_node = _forward_lanes(recording, nodes, forward, threads, lanes)
     key = _join(np.searchsorted(lanes, threads[forward]), sequence[forward])
     order = np.lexsort((forward, start[forward], key))
@@ -79,11 +80,11 @@ def _forward_lanes(
     sequence = np.asarray(recording["sequence"])
     ids = np.asarray(recording["forward_thread"])[nodes]
     lane = np.zeros(len(nodes), np.int64)
-    for one in np.unique(ids).tolist():
+    for one in unique(ids).tolist():
         if told.get(one) in tids:
             lane[ids == one] = tids.index(told[one])
             continue
-        wanted = np.unique(sequence[nodes[ids == one]])
+        wanted = unique(sequence[nodes[ids == one]])
         hits = [np.isin(wanted, sequence[forward[threads[forward] == thread]]).sum() for thread in lanes]
         lane[ids == one] = int(np.argmax(hits))
     return lane

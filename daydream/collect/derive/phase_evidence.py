@@ -154,6 +154,8 @@ def mark_by_kernels(
 
 def orphans(recording: Recording, rows: np.ndarray) -> np.ndarray:
     """Return the phases that their own names say of device rows whose launch was not recorded."""
+    if not len(rows):
+        return np.zeros(0, np.int8)
     said = np.full(len(recording.text("name")) + 1, UNKNOWN, np.int8)
     said[_matches(recording, BACKWARD_KERNEL) & ~_transposed(recording)] = BACKWARD
     said[_matches(recording, OPTIMIZER_KERNEL)] = OPTIMIZER

@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.collect.derive.nesting import STEP_MARKER, nearest
 from daydream.collect.derive.phase_evidence import autograd_threads, launched, mark_by_kernels
 from daydream.collect.derive.recording import PORTION, Recording
@@ -227,14 +228,14 @@ def _free_closures(
     is_node = np.arange(len(anchors)) < len(nodes)
     order = np.lexsort((is_node, start[anchors]))
     anchors, is_node = anchors[order], is_node[order]
-    for row in np.flatnonzero(strong == OPTIMIZER).tolist():
-        first, last = np.searchsorted(start[nodes], [start[row], end[row]])
-        if first == last:
-            continue
+    node_start, anchor_start = start[nodes], start[anchors]
+    optimizers = np.flatnonzero(strong == OPTIMIZER)
+    first, last = (np.searchsorted(node_start, edge[optimizers]) for edge in (start, end))
+    for row in optimizers[first < last].tolist():
         inside = np.arange(*np.searchsorted(start, [start[row], end[row]]))
         inside = inside[(holder[inside] == row) & (threads[inside] == threads[row]) & (inside != row)]
-        begin, stop = np.searchsorted(start[anchors], [start[row], end[row]])
-        here, node_here = start[anchors[begin:stop]], is_node[begin:stop]
+        begin, stop = np.searchsorted(anchor_start, [start[row], end[row]])
+        here, node_here = anchor_start[begin:stop], is_node[begin:stop]
         slot = np.searchsorted(here, start[inside], side="right")
         after_node = (slot > 0) & node_here[np.maximum(slot - 1, 0)]
         before_node = (slot < len(here)) & node_here[np.minimum(slot, len(here) - 1)]
@@ -250,8 +251,8 @@ def _outermost_operators(
 ) -> np.ndarray:
     """Return the outermost operators around some rows, each once; nothing that a phase's own range holds."""
     operator = np.append(recording.is_kind("operator") & (strong < 0), False)
-    rows = np.unique(rows)
+    rows = unique(rows)
     rows = rows[operator[rows]]
     while (up := operator[parent[rows]]).any():
-        rows = np.unique(np.where(up, parent[rows], rows))
+        rows = unique(np.where(up, parent[rows], rows))
     return rows

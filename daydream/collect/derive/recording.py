@@ -9,13 +9,14 @@ tells the phase of a host row.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from daydream import arrays
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
@@ -97,15 +98,19 @@ class Recording:
         hits = [pattern.search(text) is not None for text in self.text("name")]
         return _take(np.array(hits, bool), self["name"])
 
+    def whose_name(self, tells: Callable[[str], bool]) -> np.ndarray:
+        """Return a mask of the rows whose name tells something (each distinct name is asked once)."""
+        return _take(np.array([tells(text) for text in self.text("name")], bool), self["name"])
+
     @cached_property
     def threads(self) -> np.ndarray:
         """A small number for each row's thread (pid and tid); device rows share one."""
         codes: dict[tuple[int, int], int] = {}
         threads = np.empty(len(self), np.int32)
         for begin in range(0, len(self), PORTION):
-            pids, pid = np.unique(self["pid"][begin : begin + PORTION], return_inverse=True)
-            tids, tid = np.unique(self["tid"][begin : begin + PORTION], return_inverse=True)
-            pairs, pair = np.unique(pid * len(tids) + tid, return_inverse=True)
+            pids, pid = arrays.places(self["pid"][begin : begin + PORTION])
+            tids, tid = arrays.places(self["tid"][begin : begin + PORTION])
+            pairs, pair = arrays.places(pid * len(tids) + tid)
             places = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
             threads[begin : begin + PORTION] = np.array(
                 [codes.setdefault(place, len(codes)) for place in places]

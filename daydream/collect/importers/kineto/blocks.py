@@ -20,6 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -34,8 +35,10 @@ from daydream.collect.importers.kineto.parts import (
     NotCutError,
     Part,
 )
+from daydream.collect.importers.kineto.scanned import Scanner, Table
 from daydream.errors import TraceError
 from daydream.files.input_files import Counted, check_regular, most_unpacked
+from daydream.parallel.ahead import ahead
 
 BLOCK_BYTES = 1 << 20
 LARGEST_BLOCK_BYTES = 1 << 26
@@ -46,6 +49,8 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class EventReader:
     """Iterate over lists of events; `header` and `unreadable` are complete when the iteration is.
 
+    `share` is how much of the file was read so far.
+
     `exact_times` keeps the digits of start times. Raises `TraceError` if the file is no Kineto trace.
     """
 
@@ -55,7 +60,6 @@ class EventReader:
         *,
         exact_times: bool = False,
         block_bytes: int = BLOCK_BYTES,
-        progress: Callable[[float], None] | None = None,
         max_unpacked: int | None = None,
     ) -> None:
         self.path = Path(path)
@@ -64,13 +68,18 @@ class EventReader:
         self.header = Header()
         self.unreadable = 0
         self.block_bytes = block_bytes
-        self.progress = progress
-        event = ExactEvent if exact_times else Event
-        self._one: msgspec.json.Decoder[Event] = msgspec.json.Decoder(event)
-        self._many: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[event])  # type: ignore[valid-type]
-        self._raws = msgspec.json.Decoder(list[msgspec.Raw])
+        self.share = 0.0
+        self._scanner = Scanner(exact=exact_times)
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    @cached_property
+    def _one(self) -> msgspec.json.Decoder[Event]:
+        return msgspec.json.Decoder(ExactEvent if self.exact_times else Event)
+
+    @cached_property
+    def _many(self) -> msgspec.json.Decoder[list[Event]]:
+        return msgspec.json.Decoder(list[ExactEvent] if self.exact_times else list[Event])
+
+    def __iter__(self) -> Iterator[list[Event] | Table]:
         try:
             with opened(self.path, self.max_unpacked) as (file, position, size):
                 yield from self._blocks(file, position, max(size, 1))
@@ -83,7 +92,7 @@ class EventReader:
         except OSError as error:
             raise TraceError(f"cannot read {self.path}: {error.strerror or error}") from None
 
-    def of_part(self, part: Part) -> Iterator[list[Event]]:
+    def of_part(self, part: Part) -> Iterator[list[Event] | Table]:
         """Iterate over the lists of events of a part: the same lists that the whole file would give there.
 
         `header` is complete behind the last part. Raises `NotCutError` if it cannot be read by itself.
@@ -106,7 +115,9 @@ class EventReader:
         if events:
             yield events
 
-    def _blocks(self, file: IO[bytes], position: Callable[[], int], size: int) -> Iterator[list[Event]]:
+    def _blocks(
+        self, file: IO[bytes], position: Callable[[], int], size: int
+    ) -> Iterator[list[Event] | Table]:
         buffer = file.read(self.block_bytes).removeprefix(BYTE_ORDER_MARK)
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty; a Kineto trace (JSON) was needed")
@@ -119,22 +130,22 @@ class EventReader:
                     self._explain_no_events(buffer)
                 buffer += more
             prefix, buffer = buffer[: key.end()], buffer[key.end() :]
-        ended = False
-        while not ended and (more := file.read(self.block_bytes)):
-            if self.progress is not None:
-                self.progress(min(position() / size, 1.0))
+        following = iter(lambda: file.read(self.block_bytes), b"")
+        if isinstance(file, Counted):
+            following = ahead(following)
+        for more in following:
+            self.share = min(position() / size, 1.0)
             events, buffer, ended = self._cut(buffer)
             if events:
                 yield events
                 del events
             buffer += more
-        if ended:
-            buffer += file.read()
+            if ended:
+                buffer += b"".join(following)
+        self.share = 1.0
         yield self._last(prefix, buffer)
-        if self.progress is not None:
-            self.progress(1.0)
 
-    def _cut(self, buffer: bytes) -> tuple[list[Event], bytes, bool]:
+    def _cut(self, buffer: bytes) -> tuple[list[Event] | Table, bytes, bool]:
         """Decode up to the last boundary that proves right.
 
         Returns the events, what is left, and whether cutting has failed for good: behind the end of
@@ -146,13 +157,19 @@ class EventReader:
             cuts = list(BETWEEN_EVENTS.finditer(buffer, max(0, len(buffer) - window)))
             window *= 8
         for cut in reversed(cuts[-CUTS_TRIED:]):
-            events = self._decode(b"".join((b"[", memoryview(buffer)[: cut.start() + 1], b"]")))
+            events = self._decode(buffer, cut.start() + 1)
             if events is not None:
                 return events, buffer[cut.end() :], False
         return [], buffer, bool(cuts) or len(buffer) > LARGEST_BLOCK_BYTES
 
-    def _decode(self, text: bytes) -> list[Event] | None:
-        """Return the events of a JSON array, None if it is not one."""
+    def _decode(self, text: bytes, stop: int | None = None) -> list[Event] | Table | None:
+        """Return the events of a JSON array, or of what stands in one up to `stop`; None if it is not one."""
+        table = self._scanner.table(text, stop)
+        if table is not None:
+            return table
+        return self._objects(text if stop is None else b"".join((b"[", memoryview(text)[:stop], b"]")))
+
+    def _objects(self, text: bytes) -> list[Event] | None:
         try:
             return self._many.decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError):
@@ -163,7 +180,7 @@ class EventReader:
             if b"NaN" not in text and b"Infinity" not in text:
                 return None
         try:
-            raws = self._raws.decode(text)
+            raws = msgspec.json.decode(text, type=list[msgspec.Raw])
         except UNDECODABLE:
             try:
                 return self._patiently(json.loads(text.decode("utf-8", "replace")))
@@ -191,7 +208,7 @@ class EventReader:
                 events.append(event)
         return events
 
-    def _last(self, prefix: bytes, buffer: bytes) -> list[Event]:
+    def _last(self, prefix: bytes, buffer: bytes) -> list[Event] | Table:
         """Decode the end of the file: the remaining events and what stands behind them."""
         text = prefix + buffer if prefix else b"[" + buffer
         if not prefix:

@@ -97,7 +97,10 @@ class Header(msgspec.Struct, gc=False):
     otherData: Any = None  # noqa: N815 - of the Trace Event Format; daydream's own timelines have it
 
 
-ARGUMENTS = msgspec.structs.fields(Args)
+ARGUMENTS = dict(
+    zip(Args.__struct_fields__, Args.__struct_encode_fields__, strict=True)
+)  # and as they are written
+RAW = {name for name, default in zip(ARGUMENTS, Args.__struct_defaults__, strict=True) if default is NOTHING}
 
 
 def patient_event(row: Any) -> Event | None:
@@ -108,10 +111,9 @@ def patient_event(row: Any) -> Event | None:
     args = None
     if isinstance(given, dict):
         kept: dict[str, Any] = {}
-        for field in ARGUMENTS:
-            if field.encode_name in given:
-                value = given[field.encode_name]
-                kept[field.name] = _raw(value) if field.type is msgspec.Raw else _scalar(value)
+        for name, key in ARGUMENTS.items():
+            if key in given:
+                kept[name] = _raw(given[key]) if name in RAW else _scalar(given[key])
         args = Args(**kept)
     phase, category = row.get("ph"), row.get("cat")
     return Event(

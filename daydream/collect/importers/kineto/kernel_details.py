@@ -8,7 +8,6 @@ images, shapes are a device's own layout and are left out.
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +63,8 @@ def add_details(recording: Recording, path: Path) -> None:
 
 def details_of(text: str) -> dict[tuple[int, str | None], tuple[str | None, str | None]] | None:
     """Return type and shapes by start in ns and name; None if the text is not such a table."""
+    import csv
+
     try:
         rows = csv.reader(text.replace("\0", "").splitlines())
         header = [name.strip().lower() for name in next(rows, [])]

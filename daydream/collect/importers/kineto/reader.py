@@ -18,6 +18,7 @@ from daydream.collect.importers.kineto.devices import launch_with_neighbours, sm
 from daydream.collect.importers.kineto.kernel_details import add_details
 from daydream.collect.importers.kineto.kinds import CALLED, DEVICE, HOST, KINDS, is_kind
 from daydream.collect.importers.kineto.metadata import metadata_of
+from daydream.collect.importers.kineto.parts import json_bytes
 from daydream.collect.importers.kineto.rows import MODULE, Rows
 from daydream.collect.importers.kineto.values import (
     Codes,
@@ -30,6 +31,7 @@ from daydream.collect.importers.kineto.values import (
     triple,
 )
 from daydream.errors import TraceError
+from daydream.parallel.ahead import ahead
 from daydream.text import counted
 from daydream.trace.schema import UNKNOWN
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from daydream.collect.importers.kineto.readers import Readers
 
 RANGES = "cuda_profiler_range"  # of CUPTI's range profiler, which `costs/kineto_counters.py` reads
+WORTH_A_THREAD = 4 << 20  # bytes of JSON
 DAY_NS = 86_400_000_000_000
 LARGEST_BASE_NS = 2**62
 
@@ -55,20 +58,25 @@ def read_kineto(
 
     Raises `TraceError` if the file is no Kineto trace or holds no usable row.
     """
-    how: dict[str, Any] = {"progress": progress, "block_bytes": block_bytes, "max_unpacked": max_unpacked}
+    how: dict[str, Any] = {"block_bytes": block_bytes, "max_unpacked": max_unpacked}
     try:
-        return _gathered(EventReader(path, **how), readers)
+        return _gathered(EventReader(path, **how), readers, progress)
     except NeedsDigitsError:
-        return _gathered(EventReader(path, **how, exact_times=True), readers)
+        return _gathered(EventReader(path, **how, exact_times=True), readers, progress)
 
 
-def _gathered(reader: EventReader, readers: Readers | None) -> Recording:
-    rows = None if readers is None else readers.rows(reader)
+def _gathered(
+    reader: EventReader, readers: Readers | None, progress: Callable[[float], None] | None
+) -> Recording:
+    rows = None if readers is None else readers.rows(reader, progress)
     if rows is None:
         rows = Rows(exact=reader.exact_times)
-        for events in reader:
+        blocks = iter(reader)
+        for events in ahead(blocks) if json_bytes(reader.path) >= WORTH_A_THREAD else blocks:
             rows.add(events)
             del events  # before the next ones are decoded
+            if progress is not None:
+                progress(reader.share)
     return _Importer(reader, rows).recording()
 
 

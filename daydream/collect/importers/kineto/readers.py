@@ -90,7 +90,7 @@ class Readers:
         tasks: list[Task] = [(path, None, False, block_bytes, max_unpacked) for path in small]
         self._expected, self._ahead = deque(small), self._in_order(iter(tasks))
 
-    def rows(self, reader: EventReader) -> Rows | None:
+    def rows(self, reader: EventReader, progress: Callable[[float], None] | None = None) -> Rows | None:
         """Return the rows of a file and complete its reader; None if this process had better read it alone.
 
         Raises `NeedsDigitsError` as a reader of the whole would.
@@ -101,7 +101,7 @@ class Readers:
                 return _joined(reader, [next(self._ahead)])
             if self._count < 2 or json_bytes(reader.path) < self._least_bytes:
                 return None
-            return _joined(reader, self._in_order(self._tasks(reader)), reader.progress)
+            return _joined(reader, self._in_order(self._tasks(reader)), progress)
         except NeedsDigitsError:
             raise
         except Exception:  # noqa: BLE001 - whatever it was, who reads the file alone says it

@@ -25,6 +25,8 @@ from daydream.collect.importers.kineto.devices import (
 from daydream.collect.importers.kineto.events import Args, Event
 from daydream.collect.importers.kineto.kinds import CATEGORIES, DEVICE, HOST, KINDS, NAMED, SILENT
 from daydream.collect.importers.kineto.memory_rows import MEMORY_ROW, MemoryRows
+from daydream.collect.importers.kineto.scanned import KIND, PLACE, Table, value_of
+from daydream.collect.importers.kineto.table_columns import TableColumns, numbers_of
 from daydream.collect.importers.kineto.values import Codes, Names, Numbers, duration_ns, group_of, start_ns
 from daydream.trace.schema import NO_ID, UNKNOWN
 
@@ -64,6 +66,7 @@ class Rows:
         self.of_npu, self.vendor = False, ""
         self.ids, self.threads = Numbers(UNKNOWN), Numbers(NO_ID)
         self.memory = MemoryRows()
+        self._tables = TableColumns(self.names, self.codes, self.ids, self.threads)
         self._annotations: list[int] = []
         self._modules: list[int] = []
 
@@ -92,8 +95,11 @@ class Rows:
         self.left_out += part.left_out
         self.of_npu, self.vendor = self.of_npu or part.of_npu, part.vendor or self.vendor
 
-    def add(self, events: list[Event]) -> None:
+    def add(self, events: list[Event] | Table) -> None:
         """Append the rows of some events, which are used up."""
+        if isinstance(events, Table):
+            self._add_table(events)
+            return
         groups: dict[str, list[Event]] = {kind: [] for kind in KINDS}
         append: dict[str | None, Callable[[Event], None]] = {
             category: groups[kind].append for category, kind in CATEGORIES.items()
@@ -121,6 +127,61 @@ class Rows:
         for kind in KINDS:
             if groups[kind]:
                 self._add(kind, groups.pop(kind))
+
+    def _add_table(self, table: Table) -> None:
+        if table.memory:
+            self.memory.add(table.memory, self.threads, exact=self._exact)
+        self.categories.update(category[:40] for category in table.categories)
+        table = self._without_frames(table)
+        rows = table.columns.shape[1]
+        if not rows:
+            return
+        name, ranges = np.empty(rows, np.int32), False
+        for code, kind in enumerate(KINDS):
+            chosen, known = table.rows(code), len(self.names)
+            if chosen.start < chosen.stop:
+                name[chosen] = self._tables.names_of(table, code)
+                if len(self.names) > known:
+                    self._look_at_names(known)
+                ranges = ranges or (
+                    self._holds_ranges(kind)
+                    and bool(np.isin(name[chosen], [*self._modules, *self._annotations]).any())
+                )
+        chunk = self._tables.chunk(table)
+        chunk["start_ns"], chunk["duration_ns"] = table.columns[PLACE["ts"]], table.columns[PLACE["dur"]]
+        chunk["name"], chunk["kind"] = name, table.columns[KIND].astype(np.int8)
+        if self._tables.on_queues(table):
+            self.vendor = "xpu"
+        chunk = self._timed(chunk, (chunk["start_ns"] == NO_ID) | (chunk["duration_ns"] == NO_ID))
+        if not ranges:
+            self._keep(chunk)
+            return
+        kinds = chunk.pop("kind")
+        for code, kind in enumerate(KINDS):
+            chosen = slice(*np.searchsorted(kinds, [code, code + 1]).tolist())
+            if chosen.start < chosen.stop:
+                self._add_chunk(kind, {column: values[chosen] for column, values in chunk.items()})
+
+    def _without_frames(self, table: Table) -> Table:
+        """Return a table without the Python frames that are no modules; lines of the program are kept."""
+        frames = table.rows(KINDS.index("module"))
+        numbers = table.columns[PLACE["name"], frames].tolist()
+        if not numbers:
+            return table
+        names = {number: value_of(table.text(number)) for number in set(numbers)}
+        texts = {number: name for number, name in names.items() if type(name) is str}
+        left = np.zeros(table.columns.shape[1], bool)
+        left[frames] = [not texts.get(number, "").startswith(MODULE) for number in numbers]
+        own = {number for number, text in texts.items() if own_frame(text) is not None}
+        lines = frames.start + np.flatnonzero([number in own for number in numbers])
+        start, duration = (table.columns[PLACE[name], lines] for name in ("ts", "dur"))
+        tid = numbers_of(table, "tid", (KINDS.index("module"),), self.threads, NO_ID)
+        self.lines.add(
+            [texts[number] for number in table.columns[PLACE["name"], lines].tolist()], start,
+            np.where((start == NO_ID) | (duration == NO_ID), UNKNOWN, duration),
+            np.full(len(lines), NO_ID) if tid is None else tid[lines],
+        )  # fmt: skip
+        return table.without(left) if left.any() else table
 
     def _add_other(self, event: Event, groups: dict[str, list[Event]]) -> None:
         """Put a row of a category that not every device has to its kind, or count it as left out."""
@@ -153,16 +214,26 @@ class Rows:
             chunk["tid"] = self.threads.of([event.tid for event in events])
         if kind != "module":
             self._add_args(kind, events, chunk)
-        bad = no_start | no_duration
+        self._add_chunk(kind, self._timed(chunk, no_start | no_duration))
+
+    def _timed(self, chunk: dict[str, np.ndarray], bad: np.ndarray) -> dict[str, np.ndarray]:
+        """Return a chunk without the rows that have no time, which are counted."""
         negative = ~bad & (chunk["duration_ns"] < 0)
-        if (bad | negative).any():
-            self.left_out["had no readable time"] += int(bad.sum())
-            self.left_out["had a negative duration"] += int(negative.sum())
-            chunk = {name: column[~(bad | negative)] for name, column in chunk.items()}
-        if kind in NAMED and (self._modules or (self._annotations and kind == "operator")):
+        if not (bad | negative).any():
+            return chunk
+        self.left_out["had no readable time"] += int(bad.sum())
+        self.left_out["had a negative duration"] += int(negative.sum())
+        return {name: column[~(bad | negative)] for name, column in chunk.items()}
+
+    def _holds_ranges(self, kind: str) -> bool:
+        """Return whether a row of a kind may be an annotation or a module by its name."""
+        return kind in NAMED and bool(self._modules or (self._annotations and kind == "operator"))
+
+    def _add_chunk(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
+        if self._holds_ranges(kind):
             self._split_ranges(kind, chunk)
         else:
-            self._keep(kind, chunk)
+            self._keep_as(kind, chunk)
 
     def _add_args(self, kind: str, events: list[Event], chunk: dict[str, np.ndarray]) -> None:
         args = [event.args or NO_ARGS for event in events]
@@ -235,13 +306,14 @@ class Rows:
                     names = self.names.values_in_order()
                     paths = [names[code].removeprefix(MODULE) for code in part["name"].tolist()]
                     part["layer"] = self.codes["layer"].of(paths)
-                self._keep(name, part)
+                self._keep_as(name, part)
 
-    def _keep(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
-        always = ("start_ns", "duration_ns", "name")
-        kept = {
+    def _keep_as(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
+        self._keep(chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)})
+
+    def _keep(self, chunk: dict[str, np.ndarray]) -> None:
+        always = ("start_ns", "duration_ns", "name", "kind")
+        self.growing.append({
             name: column for name, column in chunk.items()
             if name in always or (column != null_of(name)).any()
-        }  # fmt: skip
-        kept["kind"] = np.full(len(kept["name"]), KINDS.index(kind), np.int8)
-        self.growing.append(kept)
+        })  # fmt: skip
