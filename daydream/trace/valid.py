@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -91,6 +92,7 @@ def _check_codes(name: str, trace: Trace) -> None:
         raise TraceError(f"column {name!r} holds {odd[:40]!r}, which is none of what it may hold")
 
 
+@lru_cache(1 << 14)  # a trace that is imported is looked at twice
 def is_shapes(text: str) -> bool:
     """Return whether a text holds shapes of inputs, `[[32, 64], [], [[4]]]`, of sizes that can be."""
     try:

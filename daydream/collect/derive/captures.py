@@ -23,11 +23,11 @@ def in_capture(recording: Recording) -> np.ndarray:
     """
     inside = np.zeros(len(recording), bool)
     runtime = recording.is_kind("runtime")
-    marks = np.flatnonzero(runtime & (recording.named(BEGIN) | recording.named(END)))
+    marks = np.flatnonzero(runtime & (recording.named(BEGIN, "runtime") | recording.named(END, "runtime")))
     if not len(marks):
         return inside
     threads, start = recording.threads, recording["start_ns"]
-    begins = recording.named(BEGIN)
+    begins = recording.named(BEGIN, "runtime")
     for thread in np.unique(threads[marks]).tolist():
         mine = marks[threads[marks] == thread]
         mine = mine[np.argsort(start[mine], kind="stable")]

@@ -98,7 +98,7 @@ def _by_name(
     np.subtract.at(own, parent[held], duration[held])
     names = len(recording.text("name"))
     tables = []
-    host = recording.is_kind("operator", "runtime") & ~recording.named(WAITS)
+    host = recording.is_kind("operator", "runtime") & ~recording.named(WAITS, "operator", "runtime")
     for rows in (host, recording.is_kind("kernel", "memcpy", "memset")):
         used = np.flatnonzero(rows & (step >= 0))
         keys = step[used].astype(np.int64) * names + recording["name"][used]

@@ -32,8 +32,8 @@ def link_forward(recording: Recording) -> np.ndarray:
     sequence = np.asarray(recording["sequence"])
     numbered = recording.is_kind("operator") & (sequence >= 0)
     backward = numbered & (
-        recording.named(NODE_RANGE)
-        | recording.named(OLD_NODE)
+        recording.named(NODE_RANGE, "operator")
+        | recording.named(OLD_NODE, "operator")
         | (np.asarray(recording["forward_thread"]) > 0)
     )
     nodes, forward = np.flatnonzero(backward), np.flatnonzero(numbered & ~backward)
@@ -110,9 +110,7 @@ def find_layers(
     if not (own >= 0).any():
         return own, []
     layers = Layers(own, texts)
-    accumulated = np.flatnonzero(
-        recording.is_kind("operator") & recording.named(ACCUMULATE_GRAD) & (forward_of < 0)
-    )
+    accumulated = np.flatnonzero(recording.named(ACCUMULATE_GRAD, "operator") & (forward_of < 0))
     if (forward_of >= 0).any():
         host = recording.is_kind("operator", "annotation", "runtime")
         _node_layers(recording, nesting.parent, own, forward_of)

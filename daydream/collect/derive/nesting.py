@@ -50,7 +50,7 @@ def nest(recording: Recording) -> Nesting:
     depth = np.full(rows, -1, np.int8)
     for level, kind in enumerate(("annotation", "operator", "runtime")):
         depth[recording.is_kind(kind)] = level
-    depth[recording.named(STEP_MARKER) & (depth == ANNOTATION)] = -1
+    depth[recording.named(STEP_MARKER, "annotation")] = -1
     is_module = recording.is_kind("module")
 
     crossings = 0
@@ -195,7 +195,7 @@ def link_launches(recording: Recording) -> np.ndarray:
     work = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (correlation >= 0))
     if not len(calls) or not len(work):
         return launch
-    launches = recording.named(LAUNCH_CALL)
+    launches = recording.named(LAUNCH_CALL, "runtime")
     order = np.lexsort((calls, recording["start_ns"][calls], launches[calls], correlation[calls]))
     calls = calls[order]
     ids = correlation[calls]

@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.collect.derive.recording import Recording
 from daydream.lazy import regex
 from daydream.trace.schema import PHASES, UNKNOWN
@@ -25,6 +26,7 @@ BACKWARD_KERNEL = regex(
 )
 """Not `dgrad`, and MIOpen's `igemm_bwd` only with weights: transposed convolutions run them forward."""
 TRANSPOSED = regex(r"igemm_bwd|dgrad|bwd_data", re.IGNORECASE)
+WEIGHTS = regex(r"wgrad|wrw|weight", re.IGNORECASE)
 OPTIMIZER_KERNEL = regex(
     r"multi_tensor_apply.*(Adam|SGD|Lamb(?!da)|Adagrad|RMSprop|Lion)|fused_?(Adam|SGD|Lamb(?!da))"
     r"|adam_?w?_kernel|distributed_?adam|AdamFunctor|SGDFunctor",
@@ -157,14 +159,17 @@ def orphans(recording: Recording, rows: np.ndarray) -> np.ndarray:
     if not len(rows):
         return np.zeros(0, np.int8)
     said = np.full(len(recording.text("name")) + 1, UNKNOWN, np.int8)
-    said[_matches(recording, BACKWARD_KERNEL) & ~_transposed(recording)] = BACKWARD
-    said[_matches(recording, OPTIMIZER_KERNEL)] = OPTIMIZER
+    for code in unique(recording["name"][rows]).tolist():
+        text = recording.text("name")[code]
+        if OPTIMIZER_KERNEL.search(text):
+            said[code] = OPTIMIZER
+        elif BACKWARD_KERNEL.search(text) and (WEIGHTS.search(text) or not TRANSPOSED.search(text)):
+            said[code] = BACKWARD
     return np.asarray(said[recording["name"][rows]])
 
 
 def _transposed(recording: Recording) -> np.ndarray:
-    weights = _matches(recording, re.compile(r"wgrad|wrw|weight", re.IGNORECASE))
-    return _matches(recording, TRANSPOSED) & ~weights
+    return _matches(recording, TRANSPOSED) & ~_matches(recording, WEIGHTS)
 
 
 def _matches(recording: Recording, pattern: re.Pattern[str]) -> np.ndarray:

@@ -19,6 +19,7 @@ from daydream.collect.derive.recording import PORTION, Recording
 from daydream.lazy import regex
 from daydream.trace.schema import PHASES, UNKNOWN
 
+WORK = ("operator", "annotation", "runtime")
 DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 
 OPTIMIZER_RANGE = regex(r"^Optimizer\.step#")
@@ -51,7 +52,7 @@ def find_phases(
     would have been, too.
     """
     operator = recording.is_kind("operator")
-    host = operator | recording.is_kind("annotation", "runtime")
+    host = recording.is_kind(*WORK)
     strong = _strong_marks(recording, host)
     holder = nearest(strong >= 0, parent)
     phase = np.where(holder >= 0, strong[holder], UNKNOWN).astype(np.int8)
@@ -80,7 +81,7 @@ def find_phases(
     assumed = unsaid & ~in_range & (not told_by_order and not operator.any())
     _free_closures(recording, phase, holder, strong, forward_of, parent)
 
-    loss = operator & (phase == FORWARD) & recording.named(LOSS_OPERATOR)
+    loss = operator & (phase == FORWARD) & recording.named(LOSS_OPERATOR, "operator")
     phase[recording.named(STEP_MARKER)] = UNKNOWN
     if loss.any():
         phase[(nearest(loss, parent) >= 0) & (phase == FORWARD)] = LOSS
@@ -90,16 +91,15 @@ def find_phases(
 def _strong_marks(recording: Recording, host: np.ndarray) -> np.ndarray:
     """Return the phase that a row's own name states beyond doubt."""
     mark = np.full(len(recording), UNKNOWN, np.int8)
-    operator, annotation = recording.is_kind("operator"), recording.is_kind("annotation")
     if "phase" in recording.columns:  # the file says it of each operator
         codes = [PHASES.index(text) if text in PHASES else UNKNOWN for text in recording.text("phase")]
         mark = np.array([*codes, UNKNOWN], np.int8)[recording["phase"]]
         mark[~host] = UNKNOWN
-    mark[annotation & recording.named(DATA_RANGE)] = DATA
-    mark[host & recording.named(OPTIMIZER_RANGE)] = OPTIMIZER
-    mark[host & recording.named(ZERO_GRAD_RANGE)] = OTHER
-    mark[host & (recording.named(NODE_RANGE) | recording.named(REDUCER_RANGE))] = BACKWARD
-    mark[operator & recording.named(OLD_NODE)] = BACKWARD
+    mark[recording.named(DATA_RANGE, "annotation")] = DATA
+    mark[recording.named(OPTIMIZER_RANGE, *WORK)] = OPTIMIZER
+    mark[recording.named(ZERO_GRAD_RANGE, *WORK)] = OTHER
+    mark[recording.named(NODE_RANGE, *WORK) | recording.named(REDUCER_RANGE, *WORK)] = BACKWARD
+    mark[recording.named(OLD_NODE, "operator")] = BACKWARD
     return mark
 
 
@@ -121,7 +121,7 @@ def _named_marks(recording: Recording) -> np.ndarray:
     annotation = recording.is_kind("annotation")
     if annotation.any():
         for pattern, phase in NAMED_RANGES:
-            mark[annotation & (mark < 0) & recording.named(pattern)] = phase
+            mark[(mark < 0) & recording.named(pattern, "annotation")] = phase
     return mark
 
 

@@ -40,6 +40,7 @@ class Recording:
     metadata: dict[str, Any] = field(default_factory=dict)
     memory: MemoryEvents | None = None
     handles: DebugHandleMap | None = None
+    _names: tuple[np.ndarray, np.ndarray, np.ndarray] | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.columns["start_ns"])
@@ -93,10 +94,28 @@ class Recording:
         """Return a mask of the rows of any of these kinds."""
         return _take(np.array([text in kinds for text in self.text("kind")], bool), self["kind"])
 
-    def named(self, pattern: re.Pattern[str]) -> np.ndarray:
-        """Return a mask of the rows whose name a pattern finds (each distinct name is tried once)."""
-        hits = [pattern.search(text) is not None for text in self.text("name")]
-        return _take(np.array(hits, bool), self["name"])
+    def named(self, pattern: re.Pattern[str], *kinds: str) -> np.ndarray:
+        """Return a mask of the rows, all or those of some kinds, whose name a pattern finds.
+
+        Each distinct name is tried once; with `kinds`, those only that such rows have: kernels' are long.
+        """
+        texts = self.text("name")
+        if not kinds:
+            return _take(np.array([pattern.search(text) is not None for text in texts], bool), self["name"])
+        hits = np.zeros(len(texts), bool)
+        for code in np.flatnonzero(self._names_of(kinds)).tolist():
+            hits[code] = pattern.search(texts[code]) is not None
+        return _take(hits, self["name"]) & self.is_kind(*kinds)
+
+    def _names_of(self, kinds: tuple[str, ...]) -> np.ndarray:
+        """Return which names rows of some kinds have: bool, a flag a name."""
+        kind, name = self["kind"], self["name"]
+        if self._names is None or self._names[0] is not kind or self._names[1] is not name:
+            found = np.zeros((len(self.text("kind")) + 1, len(self.text("name")) + 1), bool)
+            found[kind, name] = True
+            self._names = kind, name, found
+        chosen = [code for code, text in enumerate(self.text("kind")) if text in kinds]
+        return np.asarray(self._names[2][chosen, :-1].any(axis=0))
 
     def whose_name(self, tells: Callable[[str], bool]) -> np.ndarray:
         """Return a mask of the rows whose name tells something (each distinct name is asked once)."""

@@ -91,7 +91,7 @@ def _by_period(recording: Recording) -> tuple[Ranges, str]:
 def finish_ranges(recording: Recording) -> None:
     """Lengthen an optimizer's range that the end of the recording cut to nothing to the end of its thread."""
     start, duration, threads = recording["start_ns"], recording["duration_ns"], recording.threads
-    cut = np.flatnonzero(recording.is_kind("annotation") & recording.named(OPTIMIZER_STEP) & (duration == 0))
+    cut = np.flatnonzero(recording.named(OPTIMIZER_STEP, "annotation") & (duration == 0))
     for row in cut.tolist():
         rows = np.flatnonzero((threads == threads[row]) & (start >= start[row]))
         same = rows[recording["name"][rows] == recording["name"][row]]
@@ -106,7 +106,7 @@ def finish_ranges(recording: Recording) -> None:
 
 def _markers(recording: Recording, pattern: re.Pattern[str]) -> np.ndarray:
     """Return the annotation rows a pattern finds, in order, those of the busiest thread only."""
-    rows = np.flatnonzero(recording.named(pattern) & recording.is_kind("annotation"))
+    rows = np.flatnonzero(recording.named(pattern, "annotation"))
     if not len(rows):
         return rows
     threads = recording.threads[rows]
@@ -145,7 +145,7 @@ def _between_optimizers(recording: Recording, markers: np.ndarray) -> tuple[Rang
     markers = markers[codes == code]
     start = recording["start_ns"][markers]
     end = start + recording["duration_ns"][markers]
-    nodes = np.sort(recording["start_ns"][recording.is_kind("operator") & recording.named(BACKWARD_NODE)])
+    nodes = np.sort(recording["start_ns"][recording.named(BACKWARD_NODE, "operator")])
     if len(nodes):
         seen = np.searchsorted(nodes, start)
         alone = np.append(seen[1:] > seen[:-1], True)
@@ -202,7 +202,7 @@ def assign_steps(recording: Recording, ranges: Ranges, launch: np.ndarray) -> tu
 
 def _lost_work(recording: Recording, step: np.ndarray, launch: np.ndarray, count: int) -> np.ndarray:
     """Return which steps miss much of the device work they launched, as where a recording was cut off."""
-    calls = recording.named(LAUNCH) & recording.is_kind("runtime") & (step >= 0) & ~in_capture(recording)
+    calls = recording.named(LAUNCH, "runtime") & (step >= 0) & ~in_capture(recording)
     linked = np.zeros(len(step), bool)
     linked[launch[launch >= 0]] = True
     if not linked.any():  # a trace of the CPU alone

@@ -23,6 +23,12 @@ LARGEST = 2**63 - 1
 NOT_A_TIME = Decimal("NaN")
 
 
+Shapes = list[
+    list[int | list[int]]
+]  # what nearly all of them are, without a number that could be written otherwise
+UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
+
+
 class NeedsDigitsError(Exception):
     """The start times need more digits than a float holds: read them as text."""
 
@@ -181,7 +187,10 @@ def plain_text(text: Any) -> str:
 
 def compact_json(text: bytes) -> str:
     """Return JSON without blanks."""
-    value = parsed(text)
+    try:
+        return msgspec.json.encode(msgspec.json.decode(text, type=Shapes)).decode()
+    except UNDECODABLE:
+        value = parsed(text)
     return "" if value is None else json.dumps(value, separators=(",", ":"))
 
 
