@@ -24,8 +24,9 @@ is `import_trace(...)` and `save(...)`: decoding, steps, phases, layers, operato
 written. `json.load` only parses. HTA is `TraceAnalysis(...)`, which keeps a data frame in memory and
 writes nothing. The modules of all sides are imported before the clock starts, except those that ours
 loads while it works. "x" is how many times faster ours is: the ratio of medians, and in brackets the
-least and most of any round. A/A is ours against ours again, and should be 1. Files of more than 96 MB of
-JSON are read by as many processes as there are cores: the memory is then that of all of them together."""
+least and most of any round. A/A is ours against ours again, and should be 1. On more than two cores, or
+where the compiled loops are not built, files of more than 96 MB of JSON are read by as many processes as
+there are cores: the memory is then that of all of them together."""
 
 LOADING = {
     "trace": "trace",

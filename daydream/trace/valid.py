@@ -121,6 +121,7 @@ def is_launch(text: str) -> bool:
     return math.prod(map(int, text.split(","))) <= LARGEST_AMOUNT
 
 
+PORTION = 1 << 16  # rows looked at together: no large trace is held twice
 OF_TEXT = {"shapes": is_shapes, "grid": is_launch, "block": is_launch}
 
 
@@ -175,27 +176,36 @@ def _check_parents(trace: Trace) -> None:
         return
     parent = trace["parent"]
     _refuse("parent", parent, UNKNOWN, len(trace) - 1, "a row of the trace")
-    rows = np.flatnonzero(parent >= 0)
-    around = parent[rows]
     host = trace.is_kind(*HOST_KINDS)
+    parts = [_parents_of(trace, host, begin) for begin in range(0, max(len(trace), 1), PORTION)]
+    wrong, together = (np.concatenate(found) for found in zip(*parts, strict=True))
+    if (parent[together] >= together).any():
+        wrong = np.append(wrong, _in_circles(together, parent[together], len(trace)))
+    if len(wrong):
+        row = int(wrong.min())
+        raise TraceError(
+            f"row {row} has the parent {int(parent[row])}; one around it, on its thread, was needed"
+        )
+
+
+def _parents_of(trace: Trace, host: np.ndarray, begin: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of a portion with a wrong parent, and those that begin and end with it."""
+    rows = begin + np.flatnonzero(trace["parent"][begin : begin + PORTION] >= 0)
+    around = trace["parent"][rows]
     inner = host[rows]
     wrong = ~host[around]
     for name in ("rank", "pid", "tid"):
         if name in trace.columns:
-            column = np.maximum(trace[name], 0) if name == "rank" else trace[name]
-            differs = column[rows] != column[around]
-            wrong |= differs if name == "rank" else differs & inner
+            here, there = trace[name][rows], trace[name][around]
+            if name == "rank":
+                wrong |= np.maximum(here, 0) != np.maximum(there, 0)
+            else:
+                wrong |= (here != there) & inner
     start, duration = trace["start_ns"], trace["duration_ns"]
-    earlier, later = start[around] - start[rows], (start + duration)[around] - (start + duration)[rows]
+    earlier = start[around] - start[rows]
+    later = earlier + duration[around] - duration[rows]
     wrong |= inner & ((earlier > 0) | (later < 0))
-    together = inner & ~wrong & (earlier == 0) & (later == 0)
-    if (together & (around >= rows)).any():
-        wrong |= np.isin(rows, _in_circles(rows[together], around[together], len(trace)))
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise TraceError(
-            f"row {int(rows[at])} has the parent {int(around[at])}; one around it, on its thread, was needed"
-        )
+    return rows[wrong], rows[inner & ~wrong & (earlier == 0) & (later == 0)]
 
 
 def _in_circles(rows: np.ndarray, around: np.ndarray, size: int) -> np.ndarray:

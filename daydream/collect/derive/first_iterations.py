@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.phase_evidence import launched
-from daydream.collect.derive.recording import Recording
+from daydream.collect.derive.recording import PORTION, Recording
 from daydream.lazy import regex
 from daydream.text import counted
 
@@ -92,19 +92,21 @@ def _by_name(
     recording: Recording, step: np.ndarray, parent: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the time of each name in each step, of the host without what lies inside, and of the device."""
-    duration = np.asarray(recording["duration_ns"]).astype(np.int64)
-    own = duration.copy()
-    held = np.flatnonzero(parent >= 0)
-    np.subtract.at(own, parent[held], duration[held])
-    names = len(recording.text("name"))
-    tables = []
+    duration = np.asarray(recording["duration_ns"])
+    own = duration.astype(np.int64)
+    portions = range(0, len(own), PORTION)  # a recording has many rows, and what is made of them is wide
+    for begin in portions:
+        held = begin + np.flatnonzero(parent[begin : begin + PORTION] >= 0)
+        np.subtract.at(own, parent[held], duration[held].astype(np.int64))
+    np.maximum(own, 0, out=own)
     host = recording.is_kind("operator", "runtime") & ~recording.named(WAITS, "operator", "runtime")
-    for rows in (host, recording.is_kind("kernel", "memcpy", "memset")):
-        used = np.flatnonzero(rows & (step >= 0))
-        keys = step[used].astype(np.int64) * names + recording["name"][used]
-        weights = np.maximum(own[used], 0)
-        tables.append(np.bincount(keys, weights, minlength=count * names).reshape(count, names))
-    return tables[0], tables[1]
+    host_ns, device_ns = (np.zeros((count, len(recording.text("name")))) for _ in range(2))
+    for table, rows in ((host_ns, host), (device_ns, recording.is_kind("kernel", "memcpy", "memset"))):
+        for begin in portions:
+            part = slice(begin, begin + PORTION)
+            used = begin + np.flatnonzero(rows[part] & (step[part] >= 0))
+            np.add.at(table, (step[used], recording["name"][used]), own[used].astype(float))
+    return host_ns, device_ns
 
 
 def _once(table: np.ndarray, number: int) -> np.ndarray:

@@ -170,13 +170,15 @@ def _fill_by_order(
     ]
     anchor[(phase == BACKWARD) & (anchor < 0) & recording.is_kind("operator")] = BACKWARD
     anchors = np.flatnonzero(anchor >= 0)
-    rows = np.flatnonzero(unsaid)
-    if not len(rows) or not len(anchors):
-        phase[rows] = FORWARD
-        return bool(len(anchors))
+    if not len(anchors):
+        phase[unsaid] = FORWARD
+        return False
     anchors = anchors[np.argsort(start[anchors], kind="stable")]
-    for portion in range(0, len(rows), PORTION):
-        _fill_portion(rows[portion : portion + PORTION], phase, start, step, anchors, anchor)
+    times = start[anchors]
+    for begin in range(0, len(phase), PORTION):
+        rows = begin + np.flatnonzero(unsaid[begin : begin + PORTION])
+        if len(rows):
+            _fill_portion(rows, phase, start, step, anchors, times, anchor)
     return True
 
 
@@ -186,9 +188,10 @@ def _fill_portion(
     start: np.ndarray,
     step: np.ndarray,
     anchors: np.ndarray,
+    times: np.ndarray,
     anchor: np.ndarray,
 ) -> None:
-    slot = np.searchsorted(start[anchors], start[rows], side="left")
+    slot = np.searchsorted(times, start[rows], side="left")
     after = anchors[np.minimum(slot, len(anchors) - 1)]
     before = anchors[np.maximum(slot - 1, 0)]
     outside = step[rows] < 0

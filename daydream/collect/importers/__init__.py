@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream import compiled
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import format_of, trace_files
@@ -18,7 +19,7 @@ from daydream.collect.importers.one_job import RANK_IN_NAME, need_one_job
 from daydream.collect.importers.rank_clocks import align_ranks
 from daydream.errors import TraceError
 from daydream.parallel.engines import Engine, engine_of
-from daydream.parallel.map_on import map_on
+from daydream.parallel.map_on import cores, map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
+FEW_CORES = 2
 Progress = Callable[[str, float], None]
 
 EXECUTORCH = ("etdump", "inspector")
@@ -162,11 +164,15 @@ def _of_tables(
 def _readers(
     files: Sequence[Path], formats: Sequence[str], max_unpacked: int | None
 ) -> Iterator[Readers | None]:
-    """Give processes that read large Kineto files side by side, None where there is none."""
+    """Give processes that read large Kineto files side by side, None where there is none.
+
+    Of two cores the compiled scanner uses both without them, and half as much of their time.
+    """
     from daydream.collect.importers.kineto.parts import LEAST_BYTES, json_bytes
 
     kineto = [path for path, kind in zip(files, formats, strict=True) if kind == "kineto"]
-    if sum(json_bytes(path) for path in kineto) < LEAST_BYTES:
+    few = compiled.engine() is not None and cores() <= FEW_CORES
+    if few or sum(json_bytes(path) for path in kineto) < LEAST_BYTES:
         yield None
         return
     from daydream.collect.importers.kineto.readers import Readers

@@ -71,6 +71,11 @@ class EventReader:
         self.share = 0.0
         self._scanner = Scanner(exact=exact_times)
 
+    @property
+    def scans(self) -> bool:
+        """Whether the compiled scanner is there, which leaves the interpreter to others."""
+        return self._scanner.there
+
     @cached_property
     def _one(self) -> msgspec.json.Decoder[Event]:
         return msgspec.json.Decoder(ExactEvent if self.exact_times else Event)

@@ -72,7 +72,9 @@ def _gathered(
     if rows is None:
         rows = Rows(exact=reader.exact_times)
         blocks = iter(reader)
-        for events in ahead(blocks) if json_bytes(reader.path) >= WORTH_A_THREAD else blocks:
+        if reader.scans and json_bytes(reader.path) >= WORTH_A_THREAD:
+            blocks = ahead(blocks)
+        for events in blocks:
             rows.add(events)
             del events  # before the next ones are decoded
             if progress is not None:

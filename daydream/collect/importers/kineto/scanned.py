@@ -123,7 +123,7 @@ class Scanner:
         self._hashes = np.empty(MOST_TEXTS, np.int64)
         self._slots = np.empty(2 * MOST_TEXTS, np.int32)
         loops = engine()
-        self._scan = None if loops is None else loops.scan
+        self.there, self._scan = loops is not None, None if loops is None else loops.scan
 
     def table(self, text: bytes, stop: int | None = None) -> Table | None:
         """Return the table of a JSON list, or of what stands in one up to `stop`; None if it is not as usual.
