@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,7 @@ def is_launch(text: str) -> bool:
 
 
 PORTION = 1 << 16  # rows looked at together: no large trace is held twice
-OF_TEXT = {"shapes": is_shapes, "grid": is_launch, "block": is_launch}
+OF_TEXT: dict[str, Callable[[str], bool]] = {"shapes": is_shapes, "grid": is_launch, "block": is_launch}
 
 
 def _check_range(name: str, column: np.ndarray) -> None:
