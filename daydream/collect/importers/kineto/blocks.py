@@ -43,6 +43,7 @@ from daydream.parallel.ahead import ahead
 BLOCK_BYTES = 1 << 20
 LARGEST_BLOCK_BYTES = 1 << 26
 CUTS_TRIED = 4
+WORTH_A_THREAD = 1 << 26  # bytes of a file that is not packed
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -136,7 +137,7 @@ class EventReader:
                 buffer += more
             prefix, buffer = buffer[: key.end()], buffer[key.end() :]
         following = iter(lambda: file.read(self.block_bytes), b"")
-        if isinstance(file, Counted):
+        if isinstance(file, Counted) or size >= WORTH_A_THREAD:
             following = ahead(following)
         for more in following:
             self.share = min(position() / size, 1.0)
