@@ -56,11 +56,6 @@ class GraphBuilder:
         """Recorded start, by task."""
         return self.graph.columns["measured_start_ns"]
 
-    @cached_property
-    def names(self) -> np.ndarray:
-        """Names of the trace as an object array, to be indexed by name code."""
-        return np.array([*self.trace.text("name"), None], dtype=object)
-
     def step_markers(self) -> np.ndarray:
         """Return a mask of the rows that only mark a step, and are no work."""
         codes = [code for code, name in enumerate(self.trace.text("name")) if name.startswith("ProfilerStep")]
