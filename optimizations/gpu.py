@@ -7,6 +7,7 @@ import numpy as np
 from daydream import Graph, GraphError
 from daydream.costs import device_of, find_device, retime, retime_untyped, say_evidence, work
 from daydream.memory import unchanged
+from daydream.model import tasks_in_matrix_units
 from daydream.transforms import stages
 
 STAGE = stages.HARDWARE
@@ -24,9 +25,10 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
     it, in arithmetic or in bandwidth, and its fixed cost becomes the other device's. A kernel of few blocks
     goes with the rates of the units that it runs on. Copies to and from the CPU go with the peak rate of
     PCIe, others with the memory's bandwidth. Products of unknown element type take the middle of what 32 and
-    16 bits give, and the range covers both. Peaks are the vendors' (`costs/devices.py` names its
-    sources); how well this does between two GPUs is in docs/costs.md. With `speedup` all kernels and copies
-    within the device take 1/speedup of their time instead.
+    16 bits give, and the range covers both; 16 bits are bfloat16 where that is what other kernels run in.
+    Products in a type that the device has no units for are refused, by shapes or by name. Peaks are the
+    vendors' (`costs/devices.py` names its sources); how well this does between two GPUs is in docs/costs.md.
+    With `speedup` all kernels and copies within the device take 1/speedup of their time instead.
 
     CPU work, launch latencies and collectives stay. Not modelled: other kernels that libraries
     pick for the device, formats that only it has, memory size, clocks under load.
@@ -45,8 +47,11 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         old, new = device_of(graph), find_device(to)
         if old == new:
             graph.does_not_apply(f"the trace was recorded on a {old.name} already")
-        products = kernels.where(lambda tasks: work(graph, tasks).is_matrix)
-        for dtype in sorted({dtype for dtype in products.dtype.tolist() if dtype}):
+        products = kernels.where(lambda tasks: tasks_in_matrix_units(graph, tasks))
+        multiplied = products.where(lambda tasks: work(graph, tasks).is_matrix).dtype.tolist()
+        # Names of products may stand on kernels of indices and masks, too: those multiply nothing.
+        multiplied += [dtype for dtype in products.dtype.tolist() if old.multiplies(dtype)]
+        for dtype in sorted({dtype for dtype in multiplied if dtype}):
             new.peak(new.matrix_format(dtype))  # refuses a type that it has no units for
         say_evidence(graph, kernels.where(kind="kernel"))
         retimed = retime(graph, kernels, device=new)

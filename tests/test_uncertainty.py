@@ -123,6 +123,21 @@ def test_work_of_streams_beside_the_busiest_one_may_be_in_another_order():
     assert daydream.whatif(replay, "scale", name="_kernel", factor=0.0).uncertainty.unknown == 40_000
 
 
+def test_what_unrecorded_device_work_takes_longer_is_as_unknown_as_it_is():
+    #  a step is 60 us of work that was not recorded, beside 40 us on another stream
+    replay = daydream.replay(steps_behind_a_kernel())
+    work = replay.graph.select(name="^long_kernel")
+    replay.graph.columns["row"][work.ids] = -1
+    replay.graph.facts.untraced_ns = int(work.duration_ns.sum())
+    longer = daydream.whatif(replay, "scale", name="^long_kernel", factor=4.0)
+    shorter = daydream.whatif(replay, "scale", name="^long_kernel", factor=0.5)
+
+    # 240 us of four steps are 0.8 of the 300 that were measured of three; and what 60 become is 180 more
+    assert longer.uncertainty.unknown == 80_000 + 180_000
+    assert longer.predicted_low_ns < longer.replayed_ns  # it may as well take what it took
+    assert shorter.uncertainty.unknown == 30_000
+
+
 def test_causes_are_said_in_order_of_their_weight():
     found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1)
     assert found.words(1_000) == "cost models 5.0 %, step-to-step variation 1.0 %"

@@ -73,6 +73,10 @@ class Device:
         plain = "float8" if dtype.startswith("float8") else dtype
         return f"{plain}_matrix" if f"{plain}_matrix" in self.tflops else plain
 
+    def multiplies(self, dtype: str | None) -> bool:
+        """Return whether this device has units that multiply an element type; none for an unknown one."""
+        return dtype is not None and self.matrix_format(dtype) in self.tflops
+
 
 def _nvidia(fp64: float, fp32: float, fp16: float, **others: float) -> dict[str, float]:
     return {"float64": fp64, "float32": fp32, "float16": fp16, **others}

@@ -93,6 +93,10 @@ class Edits:
         for each, error in after.doubted:
             doubted[each] = error
         self.after, self.ids = after, ids
+        self.unknown_ns = np.zeros(0)
+        if before.facts.untraced_ns:  # device work without a row, which is not of the trace, stands for it
+            untraced = ~inserted & ~cpu & (old["row"][np.minimum(ids, max(size - 1, 0))] < 0)
+            self.unknown_ns = np.where(untraced & alive, np.maximum(now - was, 0), 0)
         self.ns: dict[str, np.ndarray] = {
             "moved": np.where(cpu | ~alive, moved, 0),
             "copied": np.where(copied & ~modelled, now, 0),
@@ -105,12 +109,29 @@ class Edits:
             beyond = np.maximum(doubted[ids] - MODEL_ERROR["kernels"], 0)
             self.doubt = np.where(kernel & alive & modelled, beyond * now, 0)
 
+    @property
+    def unknown_longer_ns(self) -> float:
+        """By how much device work of a step that was not recorded takes longer, on its busiest lane.
+
+        What it is nobody knows: work of before the window, or a driver that loads modules. So nothing says
+        that it takes longer at all.
+        """
+        if not self.unknown_ns.any():
+            return 0.0
+        counts = np.array([bool(step.get("covered")) for step in self.after.steps] + [True])  # or of no step
+        columns = self.after.columns
+        ns = np.where(counts[columns["step"][self.ids]], self.unknown_ns, 0)
+        return float(np.bincount(columns["lane"][self.ids], weights=ns).max()) / self._steps_a_rank()
+
+    def _steps_a_rank(self) -> int:
+        steps = [step for step in self.after.steps if step.get("covered")]
+        ranks = {step.get("rank", 0) for step in steps}
+        return max(len(steps) // max(len(ranks), 1), 1)
+
     def affected(self, changes_by_ns: int) -> Affected:
         """Return what they touch of a step, which changes by so much."""
-        steps = [step for step in self.after.steps if step.get("covered")]
         covered = np.array([bool(step.get("covered")) for step in self.after.steps] + [False])
-        ranks = {step.get("rank", 0) for step in steps}
-        number = max(len(steps) // max(len(ranks), 1), 1)  # of steps of a rank
+        number = self._steps_a_rank()
         counts = covered[self.after.columns["step"][self.ids]]
         lane = self.after.columns["lane"][self.ids[counts]]
 

@@ -22,7 +22,7 @@ independent, so the range is the root of the sum of their squares:
 - *unknown*: delays without a known cause, CPU time that may be a wait, device work that was not recorded or
   that a change cannot reach (inside replays of CUDA graphs, held to a recorded start), and stream waits
   that could not be resolved. What they do after the change is not known; at most they eat up what it
-  moves.
+  moves. Where the change makes unrecorded device work longer, what it adds is as unknown.
 
 A change that touches nothing has the first two and the rerun only.
 """
@@ -176,7 +176,7 @@ def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Un
         variation=_variation(comparison) * step_ns,
         replay=max(abs(recorded.error), abs(replay.bias or 0.0)) * step_ns,
         model=model,
-        unknown=unknown + _out_of_reach_ns(comparison),
+        unknown=unknown + comparison.edits.unknown_longer_ns + _out_of_reach_ns(comparison),
         rerun=rerun,
     )
 

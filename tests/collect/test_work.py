@@ -64,6 +64,9 @@ def imported(tmp_path: Path, events: Any) -> Trace:
             "int64",
         ),
         ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>", "float16"),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "bfloat16"),
+        ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN", "float16"),
+        ("nvjet", None),
         ("Memset (Device)", None),
         ("batched_transpose_16x32_half", None),  # any two-byte type
         ("my_kernel", None),

@@ -166,6 +166,47 @@ def test_a_gpu_without_units_for_the_trace_s_type_is_refused():
         gpu(p.graph(devices=[{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]), to="v100")
 
 
+A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
+
+
+@pytest.mark.parametrize(
+    "kernel", ["ampere_bf16_s16816gemm_bf16_128x128", "void pytorch_fmha::fmha_fwd_loop_kernel<bf16>"]
+)
+def test_products_that_are_known_by_name_only_are_refused_alike(kernel):
+    p = Program()
+    p.op("my::op", "forward", (kernel, 10_000), dtype="bfloat16")
+    for device in ("v100", "t4"):
+        with pytest.raises(NotApplicableError, match="no bfloat16 units"):
+            gpu(p.graph(devices=A100), to=device)
+
+
+def test_no_kernel_of_indices_is_taken_for_a_product_without_units():
+    p = Program()
+    p.op("my::op", "forward", ("attention_mask_kernel", 105_000), dtype="int64")
+    gpu(p.graph(devices=A100), to="v100")  # not refused
+
+
+def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():
+    #  my_gemm  of unknown type, and a kernel in `beside`; from an A100, whose peaks of both types are alike,
+    #  to an MI100, which has 184.6 TFLOP/s in float16 and 92.3 in bfloat16, or to a V100 without bfloat16
+    def graph_with(beside: str) -> Graph:
+        p = Program()
+        p.op("my::op", "forward", ("my_gemm", 905_000))
+        p.op("my::op", "forward", ("gelu", 905_000), dtype=beside)
+        graph = p.graph(devices=A100)
+        graph.select(name="my_gemm").set(dtype=None)
+        return graph
+
+    fixed, wide = 5_000, 900_000 * 19.5 / 46.1
+    for beside, rate in (("float32", 184.6), ("float16", 184.6), ("bfloat16", 92.3)):
+        graph = graph_with(beside)
+        gpu(graph, to="mi100")
+        middle = (round(fixed + wide) + round(fixed + 900_000 * 312 / rate)) // 2
+        assert graph.select(name="my_gemm").duration_ns.tolist() == [middle]
+    with pytest.raises(NotApplicableError, match="no bfloat16 units"):
+        gpu(graph_with("bfloat16"), to="v100")
+
+
 # Host link
 
 

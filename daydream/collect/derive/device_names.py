@@ -38,13 +38,17 @@ TEMPLATE_TYPE = regex(
     r"cutlass::bfloat16_t|cutlass::tfloat32_t|half_t|bfloat16_t|float|double)\b"
 )
 FUNCTOR_TYPE = regex(r"(?:Functor|functor|Op)\w*<(long|int|short|signed char|unsigned char|bool)\b")
-# Else the tags of matrix libraries and compilers, the first that is found.
+# Else the tags of matrix libraries and compilers, the first that is found. cuBLAS's nvjet names types by
+# letters: one model recorded in both types has `tst` in bfloat16, `hsh` in float16.
 NARROWEST = ("float4_e2m1", regex(r"(?i)(mx|nv)fp4|e2m1|(?<![a-z0-9])fp4"))
 DTYPE_TAGS = (
     ("float8_e4m3fn", regex(r"e4m3|_F8|fp8")),
     ("float8_e5m2", regex(r"e5m2|_B8_")),
-    ("bfloat16", regex(r"BFloat16|bfloat16|bf16|_BBS_|_BSS_|_BB_")),
-    ("float16", regex(r"104HalfE|__half|half_t|(?<![a-z])f?f16|fp16|hgemm|_HHS_|_HSS_|_HH_")),
+    ("bfloat16", regex(r"BFloat16|bfloat16|bf16|_BBS_|_BSS_|_BB_|nvjet_(?:sm\d+_)?tst")),
+    (
+        "float16",
+        regex(r"104HalfE|__half|half_t|(?<![a-z])f?f16|fp16|hgemm|_HHS_|_HSS_|_HH_|nvjet_(?:sm\d+_)?hsh"),
+    ),
     ("float32", regex(r"tf32|tfloat32|(?:cutlass_80|ampere|sm80)\w*s1688")),  # TF32 keeps 32-bit data
     ("float16", regex(r"[hs]884|[hs]1688|[hs]16816")),  # tensor cores without a tag: half precision
     ("float64", regex(r"dgemm|_DB_|(?<![a-z])f64|fp64|[di]884")),

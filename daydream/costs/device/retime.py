@@ -132,13 +132,19 @@ def retime(
     return Retimed(_whole(new), used, old)
 
 
-UNTYPED = ("float32", "float16")  # the slow and the fast of the units that products of a step run on
+def narrow_type(graph: Graph) -> str:
+    """Return the 16-bit type of a step: what most time of its 16-bit kernels is in; `float16` without any."""
+    kernels = graph.select(kind="kernel")
+    types, time = kernels.dtype, kernels.duration_ns
+    return max(HALF, key=lambda dtype: int(time[types == dtype].sum()))
 
 
 def retime_untyped(
     graph: Graph, selection: Selection, *, device: Device
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return times of products of unknown element type on another device, as far as types leave them open.
+
+    They run in 32 bits, or in the type of the step's other 16-bit kernels.
 
     Args:
         graph: the graph of the trace.
@@ -148,13 +154,18 @@ def retime_untyped(
     Returns:
         the mask of such products, shape (tasks,), bool; for each the middle of what the types give, ns,
         shape (products,), int64; and by which part of it that may be off, likewise, float64.
+
+    Raises:
+        NotApplicableError: the device has no units for the type of the 16-bit kernels.
     """
     products = work(graph, selection).is_matrix | is_matrix_kernel(selection)
     products &= selection.dtype == None  # noqa: E711 - a column of texts and None
     if not products.any():
         return products, np.zeros(0, np.int64), np.zeros(0)
-    mine = graph.tasks(selection.ids[products])
-    cases = np.stack([retime(graph, mine, device=device, assumed=one).duration_ns for one in UNTYPED])
+    mine, narrow = graph.tasks(selection.ids[products]), narrow_type(graph)
+    device.peak(device.matrix_format(narrow))
+    types = ("float32", narrow)  # the slow and the fast of the units that products of a step run on
+    cases = np.stack([retime(graph, mine, device=device, assumed=one).duration_ns for one in types])
     low, high = cases.min(axis=0), cases.max(axis=0)
     middle = (low + high) // 2
     return products, middle, (high - low) / np.maximum(2 * middle, 1)
