@@ -121,7 +121,7 @@ class Edits:
         counts = np.array([bool(step.get("covered")) for step in self.after.steps] + [True])  # or of no step
         columns = self.after.columns
         ns = np.where(counts[columns["step"][self.ids]], self.unknown_ns, 0)
-        return float(np.bincount(columns["lane"][self.ids], weights=ns).max()) / self._steps_a_rank()
+        return float(np.max(np.bincount(columns["lane"][self.ids], weights=ns))) / self._steps_a_rank()
 
     def _steps_a_rank(self) -> int:
         steps = [step for step in self.after.steps if step.get("covered")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from daydream.optimizations import amp as amp_file
 from daydream.optimizations import autocast as autocast_file
@@ -17,7 +18,7 @@ from daydream.optimizations.channels_last import channels_last
 from daydream.optimizations.flash_attention import flash_attention
 from daydream.optimizations.fp8 import fp8
 from daydream.optimizations.grad_scaler import grad_scaler
-from daydream.optimizations.tf32 import tf32
+from daydream.optimizations.tf32 import DOUBT_WITHOUT_SHAPES, tf32
 from graph.small_traces import launched, trace
 from recorded import Program, thread_and_stream
 from shared import shared_replay
@@ -27,7 +28,7 @@ from daydream import GraphError, NotApplicableError, simulate
 from daydream.costs.device.roofline import FIXED_OF_PRODUCTS, KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
-from daydream.model.half_times import LAYOUT_CHANGE
+from daydream.model.half_times import DOUBT_OF_PRODUCTS, LAYOUT_CHANGE
 from daydream.model.half_times import TURNED as TURNED_SHARE
 from daydream.model.optimizers import update_of
 from daydream.model.precision import TO_32_REACHES, tasks_in_matrix_units, weight_casts
@@ -389,6 +390,28 @@ def test_a_product_of_unknown_shapes_gains_the_constant():
     graph = recorded((*PRODUCT[:3], 300, None), device=A100)
     tf32(graph, unknown_speedup=2)
     assert graph.select(phase="forward", kind="kernel").duration_ns.tolist() == [150]
+
+
+def test_a_product_of_unknown_shapes_gains_what_the_peaks_allow_as_in_16_bits():
+    #  as if it were bound by arithmetic: 0.75 of 156 to 19.5 TFLOP/s; the range holds that ratio itself
+    graph = recorded((*PRODUCT[:3], 150_005, None), device=A100)
+    tf32(graph)
+    least = FIXED_OF_PRODUCTS * FLOOR
+    new = least + (150_005 - least) * 19.5 / 156 / KEPT_ON_MATRIX_UNITS
+    assert graph.select(phase="forward", kind="kernel").duration_ns.tolist() == [round(new)]
+    ((_, doubt),) = graph.doubted
+    assert doubt.tolist() == [pytest.approx(np.hypot(DOUBT_OF_PRODUCTS, DOUBT_WITHOUT_SHAPES))]
+    assert (new - least) * (1 - doubt[0]) < (150_005 - least) * 19.5 / 156
+
+
+def test_depthwise_convolutions_stay_on_vector_units():
+    graph = recorded(
+        (*PRODUCT[:3], 150_005, None),
+        ("aten::_conv_depthwise2d", "forward", "conv_depthwise2d_forward_kernel", 90_005, None),
+        device=A100,
+    )
+    tf32(graph)
+    assert graph.select(kind="kernel", name="depthwise").duration_ns.tolist() == [90_005]
 
 
 def test_more_speedup_is_never_slower_and_one_changes_nothing():
