@@ -26,8 +26,8 @@ def fused_adam(
 
     `fused-optimizer` for the optimizer of the trace. Of Adam a fused step reads p, g, m, v and
     writes p, m, v: 28 B a float32 parameter, at the bandwidth of the trace's own streaming
-    work; with `model` sum, and where the parameters are not known, it takes as long as the
-    kernels it replaces together (Daydream, section 5.1). torch 2's default, foreach, has
+    work; with `model` sum, and where nothing tells how many parameters there are, it takes as long as
+    the kernels it replaces together (Daydream, section 5.1). torch 2's default, foreach, has
     few launches already, so its gain is traffic. `memory_speedup` divides the update's time. Memory: what the
     operators make on their way goes.
     """

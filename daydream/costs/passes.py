@@ -1,7 +1,8 @@
 """How many values kernels pass over, by their names and grids: torch's element-wise and multi-tensor kernels.
 
-An element-wise kernel has a block for so many elements of its result (ATen's `Loops.cuh`: 4 a thread unless
-its name says otherwise). A multi-tensor kernel's functor names how many lists it reads and which it writes.
+An element-wise kernel has a block for so many elements of its result (ATen's `CUDALoops.cuh`: 4 a thread
+unless its name says otherwise, since torch 2.7 twice as many of vectorized ones). A multi-tensor kernel's
+functor names how many lists it reads and which it writes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,14 @@ from daydream.lazy import regex
 ELEMENTWISE = regex(r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)")
 VECTORIZED = regex(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")
 THREADS, EACH = 128, 4  # of torch's element-wise kernels: threads a block, elements a thread
+# Since torch 2.7 vectorized kernels have 8 elements a thread (`elems_per_thread`). Then there are vectors of 8
+# (on Hopper and Blackwell), unrolled kernels name how many elements they have, and its wheels are for CUDA up to
+# 12.8, where those of 2.6 end with 12.6.
+EACH_SINCE_2_7 = 8
+SINCE_2_7 = regex(
+    r"vectorized_elementwise_kernel<8,|unrolled_elementwise_kernel<.*std::array<char ?\*, \d+ul>, \d+,"
+)
+CUDA_SINCE_2_7 = 12_070
 FUSED = regex(r"Fused\w+MathFunctor<\w+, (?:\(int\))?(\d+)")
 # Of a functor: the type, the lists, how many of them it reads, which one it writes.
 MULTI_TENSOR = regex(
@@ -26,11 +35,25 @@ FLOAT = 4  # bytes of a parameter
 LEAST_SHARE = 0.1  # of the longest kind of pass: shorter ones are over counters of steps
 
 
-def elements_a_block(name: str) -> int:
-    """Return how many elements of the result a block of an element-wise kernel works out, 0 for others."""
+def elements_a_thread(graph: Graph) -> int:
+    """Return how many elements a thread of torch's vectorized kernels works out at least, by its version."""
+    if any(SINCE_2_7.search(name) for name in graph.texts["name"]):
+        return EACH_SINCE_2_7
+    versions = {} if graph.trace is None else graph.trace.metadata.get("versions") or {}
+    cuda = str(versions.get("cuda_runtime_version") or "")
+    return EACH_SINCE_2_7 if cuda.isdigit() and int(cuda) > CUDA_SINCE_2_7 else EACH
+
+
+def elements_a_block(name: str, each: int = EACH) -> int:
+    """Return how many elements of the result a block of an element-wise kernel works out, 0 for others.
+
+    Args:
+        name: a kernel's.
+        each: elements a thread of vectorized kernels.
+    """
     found = VECTORIZED.search(name)
     if found:
-        return THREADS * max(EACH, int(found[1]))
+        return THREADS * max(each, int(found[1]))
     found = ELEMENTWISE.search(name)
     return int(found[1]) * int(found[2]) if found else 0
 
@@ -65,8 +88,8 @@ def updated_by_grids(update: Selection, blocks: np.ndarray) -> tuple[int, int]:
 
     Each kind of kernel runs at least once for each tensor. Small tensors are counted as whole blocks.
     """
-    names = [name or "" for name in update.name.tolist()]
-    known = {name: elements_a_block(name) for name in set(names)}
+    names, each = [name or "" for name in update.name.tolist()], elements_a_thread(update.graph)
+    known = {name: elements_a_block(name, each) for name in set(names)}
     elements = np.array([known[name] for name in names], np.int64) * np.maximum(blocks, 0)
     steps = max(len(np.unique(update.step)), 1)
     found = []

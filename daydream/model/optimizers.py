@@ -13,7 +13,7 @@ import numpy as np
 from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.device.call_scaling import tiny_call_ns
 from daydream.costs.kernels import grid_blocks, work
-from daydream.costs.passes import updated_by_grids
+from daydream.costs.passes import updated_by_grids, value_ns
 from daydream.costs.workload.operator import itemsize
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
@@ -168,8 +168,9 @@ def fused_update_ns(
 ) -> tuple[np.ndarray, str]:
     """Return the time of a fused update in place of each step's tasks, and a sentence on where it is from.
 
-    Bytes at the bandwidth that the trace reaches, no more than the tasks that compute take together;
-    that sum where bytes or bandwidth are unknown.
+    Bytes at the bandwidth that the trace reaches, no more than the tasks that compute take together. Where
+    bytes or bandwidth are unknown: as many values as it moves, each in the time of the multi-tensor kernels
+    that it replaces; without such, the sum.
 
     Args:
         graph: the graph of the trace.
@@ -186,9 +187,17 @@ def fused_update_ns(
     nbytes, rate = update.bytes_moved(kind), memory_bandwidth(graph, on)
     if not by_bytes:
         return together, "The fused update takes as long as its parts together, as in the paper."
-    if nbytes is None or rate is None:
-        return together, "The fused update takes as long as its parts together: its bytes are not known."
-    per = UPDATE_RULES[kind or update.kind or ""].values * update.width
+    rule = UPDATE_RULES.get(kind or update.kind or "")
+    if rule is None or nbytes is None or rate is None:
+        value = value_ns(steps.tasks) if rule is not None and on == "gpu" else None
+        if rule is None or value is None:
+            return together, "The fused update takes as long as its parts together: its bytes are not known."
+        said = (
+            f"The fused update moves {rule.values} values a parameter, each as fast as the multi-tensor "
+            "kernels that it replaces move one: how many parameters there are is not known."
+        )
+        return np.minimum(together, rule.values * value), said
+    per = rule.values * update.width
     said = (
         f"The fused update moves {per} B for each of {update.elements:,} parameters ({update.where}) at "
         f"{rate:,.0f} GB/s, as the trace's own streaming work does."
@@ -274,8 +283,11 @@ def _parameters(graph: Graph, metadata: dict[str, Any]) -> tuple[int, int, str]:
         if steps:
             return nodes, int(np.median(steps)), "by the gradients that are reduced"
     update = graph.select(kind="kernel", phase="optimizer")
-    if graph.trace is not None and not graph.trace.is_kind("operator").any() and len(update):
-        return *updated_by_grids(update, grid_blocks(graph, update)), "by the grids of the update's kernels"
+    # AMD's blocks have other sizes by card and version of ROCm.
+    if graph.trace is not None and len(update) and metadata.get("vendor", "cuda") == "cuda":
+        tensors, elements = updated_by_grids(update, grid_blocks(graph, update))
+        if elements >= 0:
+            return tensors, elements, "by the grids of the update's kernels"
     return nodes, -1, ""
 
 

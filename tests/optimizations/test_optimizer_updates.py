@@ -120,6 +120,54 @@ def copied(graph: Graph, duration_ns: float) -> None:
     )  # fmt: skip
 
 
+ADD, ROOT = (f"at::native::vectorized_elementwise_kernel<4, {name}>" for name in ("add", "sqrt"))
+NEWER = "at::native::unrolled_elementwise_kernel<copy, std::array<char*, 2ul>, 4, Calculator<1>>"
+
+
+def of_unknown_shapes(*kernels: tuple[str, str, int], older: bool = True) -> Graph:
+    """Return an Adam's update with operators that have no shapes: (kernel, blocks, ns) one by one."""
+    program = Program()
+    program.op("aten::copy_", "forward", ("gemm" if older else NEWER, 20))
+    with program.range("Optimizer.step#Adam.step", phase="optimizer"):
+        for name, _, duration in kernels:
+            program.op("aten::add_", "optimizer", (name, duration))
+    rows = [row for row in program.rows if row["kind"] == "kernel" and row["phase"] == "optimizer"]
+    for row, (_, blocks, _) in zip(rows, kernels, strict=True):
+        row["grid"] = blocks
+    return program.graph()
+
+
+@pytest.mark.parametrize(("older", "each"), [(True, 4), (False, 8)])
+def test_without_shapes_the_grids_of_the_updates_kernels_tell_its_parameters(older, each):
+    # 2,000 and 10 blocks of 128 threads: each of 4 elements, since torch 2.7 of 8
+    passes = [(ADD, "2000,1,1", 30_000_000), (ADD, "10,1,1", 200), (ROOT, "2000,1,1", 30_000_000)]
+    graph = of_unknown_shapes(*passes, (ROOT, "10,1,1", 200), older=older)
+    copied(graph, 2**20)
+    assert update_of(graph).elements == 2010 * 128 * each
+    time = 28 * 2010 * 128 * each / memory_bandwidth(graph)
+    fused_adam(graph)
+    assert graph.select(name="fused").duration_ns.tolist() == [round(time)]
+
+
+def test_without_sizes_a_value_takes_what_multi_tensor_kernels_take_for_one():
+    # a pass of an operator reads one list and writes it, 2 values in 40 ns; another reads two, 3 values in 75
+    one, two = (
+        f"multi_tensor_apply_kernel<TensorListMetadata<{lists}>, MyFunctor<float, {lists}, {lists}, 0>>"
+        for lists in (1, 2)
+    )
+    graph = of_unknown_shapes(
+        (one, "64,1,1", 40), (two, "64,1,1", 75), (one, "64,1,1", 40), (two, "64,1,1", 75)
+    )
+    assert update_of(graph).elements == -1
+    fused_adam(graph)
+    # each kind passes twice: 80 ns for 2 values, 40 a value; 7 values of Adam take 280, all its parts 230
+    assert graph.select(name="fused").duration_ns.tolist() == [230]
+
+    many = of_unknown_shapes(*[(one, "64,1,1", 40), (two, "64,1,1", 45)], *[("rest", "64,1,1", 90)] * 2)
+    fused_adam(many)
+    assert many.select(name="fused").duration_ns.tolist() == [7 * 45 / 3]
+
+
 def test_memory_speedup_divides_and_more_bandwidth_is_never_slower():
     times = []
     for factor in (0.5, 1.0, 2.0, 4.0):

@@ -22,7 +22,7 @@ import numpy as np
 from daydream.costs.device.retime import retime
 from daydream.costs.device.roofline import is_matrix_kernel, names_fit
 from daydream.costs.kernels import grid_blocks
-from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block
+from daydream.costs.passes import WEIGHT_GRADIENT, elements_a_block, elements_a_thread
 from daydream.costs.workload.tiles import named_tile
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -109,8 +109,8 @@ class _Kernels:
     """Kernels in the order of their streams, with what their names and grids tell."""
 
     def __init__(self, tasks: Selection) -> None:
-        names = [name or "" for name in tasks.name.tolist()]
-        known = {name: elements_a_block(name) for name in set(names)}
+        names, each = [name or "" for name in tasks.name.tolist()], elements_a_thread(tasks.graph)
+        known = {name: elements_a_block(name, each) for name in set(names)}
         blocks = grid_blocks(tasks.graph, tasks)
         self.block = np.array([known[name] for name in names], np.int64)
         self.most = np.where((self.block > 0) & (blocks > 0), blocks * self.block, -1)
