@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from daydream import Graph, GraphError
-from daydream.costs import device_of, find_device, retime, retime_untyped, say_evidence, work
+from daydream.costs import (
+    device_of,
+    find_device,
+    names_fit,
+    retime,
+    retime_untyped,
+    say_evidence,
+    under_load,
+    work,
+)
 from daydream.memory import unchanged
 from daydream.model import tasks_in_matrix_units
 from daydream.transforms import stages
@@ -15,6 +26,7 @@ memory = unchanged
 
 MODEL_ERROR = 0.2  # of kernels whose type is known: `uncertainty.MODEL_ERROR`
 SMALL = 0.005  # of the kernels' time
+NARROW = re.compile(r"^(b?float16|float8|int8)")
 OVER_LINK = r"HtoD|DtoH|HostToDevice|DeviceToHost"
 
 
@@ -27,7 +39,9 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
     PCIe, others with the memory's bandwidth. Products of unknown element type take the middle of what 32 and
     16 bits give, and the range covers both; 16 bits are bfloat16 where that is what other kernels run in.
     Products in a type that the device has no units for are refused, by shapes or by name. Peaks are the
-    vendors' (`costs/devices.py` names its sources); how well this does between two GPUs is in docs/costs.md.
+    vendors' (`costs/devices.py` names its sources), between AMD and NVIDIA the part of them that benchmarks
+    sustain; where that is not published of a device, the range is wider. How well this does between two GPUs
+    is in docs/costs.md.
     With `speedup` all kernels and copies within the device take 1/speedup of their time instead.
 
     CPU work, launch latencies and collectives stay. Not modelled: other kernels that libraries
@@ -57,9 +71,19 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         retimed = retime(graph, kernels, device=new)
         untyped, middle, off = retime_untyped(graph, kernels, device=new)
         kernels.set(duration_ns=retimed.duration_ns)
+        held = under_load(old, new).doubt
+        if held and len(
+            on_matrix_units := products.where(lambda tasks: names_fit(tasks.dtype, NARROW.search))
+        ):
+            on_matrix_units.doubt(np.hypot(held, MODEL_ERROR))
+            graph.note(
+                f"How much of their peaks a {old.name} and a {new.name} hold under load is not known of both: "
+                f"products may take {held:.0%} more or less."
+            )
         if untyped.any():
             share = retimed.before_ns[untyped].sum() / max(retimed.before_ns.sum(), 1)
-            graph.tasks(kernels.ids[untyped]).set(duration_ns=middle).doubt(np.hypot(off, MODEL_ERROR))
+            doubt = np.sqrt(off**2 + MODEL_ERROR**2 + held**2)
+            graph.tasks(kernels.ids[untyped]).set(duration_ns=middle).doubt(doubt)
             say = graph.note if share >= SMALL else graph.facts.rules.append
             say(
                 f"Products of unknown element type take {share:.1%} of the kernels' time: the range covers "

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from daydream.costs.device.retime import Retimed, measured_first, retime, retime_untyped, sped_up
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, device_or_none, names_fit, runs_in_tf32
     from daydream.costs.device.table import KernelTable
-    from daydream.costs.devices import DEVICES, Device, device_of, find_device
+    from daydream.costs.devices import DEVICES, Device, device_of, find_device, under_load
     from daydream.costs.kernels import Bound, Work, bound, floor_ns, work
     from daydream.costs.network.cluster_names import find_cluster
     from daydream.costs.network.clusters import PROTOCOLS, Cluster, Protocol
@@ -85,7 +85,7 @@ _HOMES = {
     "daydream.costs.device.retime": ("Retimed", "measured_first", "retime", "retime_untyped", "sped_up"),
     "daydream.costs.device.roofline": ("PAPER_SPEEDUPS", "device_or_none", "names_fit", "runs_in_tf32"),
     "daydream.costs.device.table": ("KernelTable",),
-    "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device"),
+    "daydream.costs.devices": ("DEVICES", "Device", "device_of", "find_device", "under_load"),
     "daydream.costs.kernels": ("Bound", "Work", "bound", "floor_ns", "work"),
     "daydream.costs.network.cluster_names": ("find_cluster",),
     "daydream.costs.network.clusters": ("PROTOCOLS", "Cluster", "Protocol"),
@@ -113,7 +113,8 @@ __all__ = [
     "measured_first", "memory_bandwidth", "names_fit", "need_shapes", "need_size", "network_of",
     "only_grids_tell", "parameter_shapes", "parse_shapes", "recorded_batch", "recorded_length",
     "replace_cost", "resized_time", "resized_work", "retime", "retime_untyped", "runs_in_tf32",
-    "say_evidence", "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "work", "workers_of",
+    "say_evidence", "scaled_time", "shares_of_growth", "simulated_times", "sped_up", "under_load", "work",
+    "workers_of",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -73,6 +73,11 @@ class Device:
         plain = "float8" if dtype.startswith("float8") else dtype
         return f"{plain}_matrix" if f"{plain}_matrix" in self.tflops else plain
 
+    @property
+    def of_amd(self) -> bool:
+        """Whether AMD made it; all others of the table are NVIDIA's."""
+        return self.name.startswith("MI")
+
     def multiplies(self, dtype: str | None) -> bool:
         """Return whether this device has units that multiply an element type; none for an unknown one."""
         return dtype is not None and self.matrix_format(dtype) in self.tflops
@@ -129,6 +134,13 @@ def _cdna4(ghz: float) -> dict[str, float]:
 # 90 % on H100 and B200. Used in comparing devices only; the same parts are taken for their generations.
 CDNA3_SUSTAINED = (0.45, 0.81)
 NVIDIA_SUSTAINED = (0.93, 0.90)
+# For all others, by vendor. NVIDIA's: "Machine Learning Engineering" (Stas Bekman), table of maximum
+# achievable matmul FLOPS, has the A100 at 81 to 87 % and the H100 at 80 % in bfloat16: 8 % apart at most. AMD's:
+# the same table has the MI250X at 77 %, near NVIDIA's, and the MI300X at 51 to 60 %; for others the middle is
+# taken, and may be off as far as to either.
+OTHER_NVIDIA_DOUBT = 0.1
+OTHER_AMD_SUSTAINED = ((CDNA3_SUSTAINED[0] * NVIDIA_SUSTAINED[0]) ** 0.5, CDNA3_SUSTAINED[1])
+OTHER_AMD_DOUBT = (NVIDIA_SUSTAINED[0] / CDNA3_SUSTAINED[0]) ** 0.5 - 1
 
 # In this order: of two patterns that match, the first counts.
 DEVICES = (
@@ -213,6 +225,42 @@ DEVICES = (
     Device("MI350X", r"MI350X", _cdna4(2.2), 8000, 256, 288, 64, CDNA4, l2=32, link=1075),
     Device("MI355X", r"MI355X", _cdna4(2.4), 8000, 256, 288, 64, CDNA4, l2=32, link=1075),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UnderLoad:
+    """By how much better one device than another holds its peaks of matrix units and of bandwidth.
+
+    `doubt` is the part by which `of_peak` may be off.
+    """
+
+    of_peak: float = 1.0
+    of_bandwidth: float = 1.0
+    doubt: float = 0.0
+
+
+def under_load(source: Device, target: Device) -> UnderLoad:
+    """Return how the target holds its peaks under load, compared to the source.
+
+    By published figures of both, else by those of their vendors, so that a comparison with a device between
+    the two says the same. Devices of one vendor without figures are taken to be alike.
+    """
+    if source == target:
+        return UnderLoad()
+    (matrix, memory, doubt), (new_matrix, new_memory, new_doubt) = _sustained(source), _sustained(target)
+    if source.sustained is None and target.sustained is None and source.of_amd == target.of_amd:
+        doubt = new_doubt = 0.0
+    if not source.of_amd and not target.of_amd:
+        doubt = new_doubt = 0.0  # peaks compare them well
+    return UnderLoad(new_matrix / matrix, new_memory / memory, float(np.hypot(doubt, new_doubt)))
+
+
+def _sustained(device: Device) -> tuple[float, float, float]:
+    if device.sustained is not None:
+        return *device.sustained, 0.0
+    return (
+        (*OTHER_AMD_SUSTAINED, OTHER_AMD_DOUBT) if device.of_amd else (*NVIDIA_SUSTAINED, OTHER_NVIDIA_DOUBT)
+    )
 
 
 @lru_cache(maxsize=256)

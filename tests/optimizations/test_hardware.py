@@ -10,7 +10,7 @@ from daydream.optimizations.pcie import pcie
 from recorded import Program, thread_and_stream, wait_before
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs import retime
+from daydream.costs import find_device, retime, under_load
 from daydream.predict import uncertainty
 
 MIB = 2**20
@@ -201,10 +201,51 @@ def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():
     for beside, rate in (("float32", 184.6), ("float16", 184.6), ("bfloat16", 92.3)):
         graph = graph_with(beside)
         gpu(graph, to="mi100")
-        middle = (round(fixed + wide) + round(fixed + 900_000 * 312 / rate)) // 2
+        sustained = under_load(find_device("a100-80gb"), find_device("mi100")).of_peak
+        middle = (round(fixed + wide) + round(fixed + 900_000 * 312 / (rate * sustained))) // 2
         assert graph.select(name="my_gemm").duration_ns.tolist() == [middle]
     with pytest.raises(NotApplicableError, match="no bfloat16 units"):
         gpu(graph_with("bfloat16"), to="v100")
+
+
+def half_product_ns(here: str, there: str) -> Graph:
+    p = Program()
+    p.op("my::op", "forward", ("my_gemm", 905_000), dtype="float16")
+    graph = p.graph(devices=[{"id": 0, "name": here}])
+    gpu(graph, to=there)
+    return graph
+
+
+MI300X, MI355X = "AMD Instinct MI300X", "AMD Instinct MI355X"
+
+
+def test_a_gpu_without_figures_of_its_own_sustains_what_others_of_its_vendor_do():
+    # From an MI300X, which sustains 0.45 of 1307.4 TFLOP/s; NVIDIA's 0.93: of 989.4 on an H100, and so of
+    # 312 on an A100. What the fixed cost is there is known of an H100 only.
+    graph = half_product_ns(MI300X, "a100-80gb")
+    new = 5_000 + 900_000 * 0.45 * 1307.4 / (0.93 * 312)
+    assert graph.select(kind="kernel").duration_ns.tolist() == [round(new)]
+    fixed = 5_000 * 1_400 / 5_000
+    h100 = half_product_ns(MI300X, "h100").select(kind="kernel").duration_ns[0] - fixed
+    assert (new - 5_000) / h100 == pytest.approx(989.4 / 312, rel=1e-4)
+    (_, doubt), *_ = graph.doubted
+    assert doubt.tolist() == [pytest.approx(np.hypot(0.1, MODEL_ERROR))]
+    assert half_product_ns("NVIDIA H100 80GB HBM3", "a100-80gb").doubted == []  # of one vendor: by peaks
+
+
+def test_gpus_are_ranked_alike_from_whichever_the_trace_is():
+    # an MI355X is taken to sustain between 0.45 and 0.93: the range reaches both
+    def body(here: str, there: str) -> float:
+        return float(under_load(find_device(here), find_device(there)).of_peak)
+
+    assert body("mi355x", "h100") == pytest.approx(body("mi355x", "mi300x") * body("mi300x", "h100"))
+    assert body("a100", "l40s") == 1
+    half = (0.45 * 0.93) ** 0.5
+    assert body("h100", "mi355x") == pytest.approx(half / 0.93)
+    doubt = under_load(find_device("h100"), find_device("mi355x")).doubt
+    assert half * (1 + doubt) == pytest.approx(0.93)
+    assert half / (1 + doubt) == pytest.approx(0.45)
+    assert any("under load is not known" in note for note in half_product_ns(MI355X, "h100").facts.notes)
 
 
 # Host link

@@ -16,7 +16,7 @@ import numpy as np
 
 from daydream.costs.device.occupancy import Grids
 from daydream.costs.device.peaks import UNDER_LOAD, reachable, reachable_when_full
-from daydream.costs.devices import Device, device_of
+from daydream.costs.devices import Device, device_of, under_load
 from daydream.costs.kernels import (
     TF32_KERNEL,
     floor_ns,
@@ -157,9 +157,9 @@ class Change:
             formats[self.tf32 & self.matrix] = "tf32"
         new_formats = self._new_formats(target)
         rate, new_rate = peaks(formats, source), peaks(new_formats, target)
-        of_peak, of_bandwidth = _sustained(source, target)
-        new_rate = new_rate * np.where(is_among(new_formats, UNDER_LOAD), of_peak, 1.0)
-        new_bandwidth = target.bandwidth * of_bandwidth
+        held = under_load(source, target)
+        new_rate = new_rate * np.where(is_among(new_formats, UNDER_LOAD), held.of_peak, 1.0)
+        new_bandwidth = target.bandwidth * held.of_bandwidth
 
         flop_ns = np.nan_to_num(np.where(self.work.flop > 0, self.work.flop / rate, 0.0))
         bytes_ns = np.where(self.work.nbytes > 0, self.work.nbytes / source.bandwidth, 0.0)
@@ -299,14 +299,6 @@ class Change:
         half = self.typed & (self.dtypes == "float32") & is_among(self.new_dtypes, HALF) & ~self.tf32
         new = np.where(half, new / np.where(self.matrix, *PAPER_SPEEDUPS), new)
         return new, np.where(half, "paper", "ratio").astype(object)
-
-
-def _sustained(source: Device, target: Device) -> tuple[float, float]:
-    """Return by how much better the target holds its peaks under load; 1 where not known of both."""
-    if source == target or source.sustained is None or target.sustained is None:
-        return 1.0, 1.0
-    (matrix, memory), (new_matrix, new_memory) = source.sustained, target.sustained
-    return new_matrix / matrix, new_memory / memory
 
 
 def _crosses_link(name: str | None) -> bool:
