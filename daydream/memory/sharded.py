@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from daydream.trace.schema import PHASES, UNKNOWN
 
 ROOT = -1
 Key = tuple[int, ...]
+One = TypeVar("One")
 
 # In the gap before the first work of a unit, and behind its last, torch 2.13 does this in this order
 # (torch/distributed/fsdp/_fully_shard: _fsdp_param_group.py, _fsdp_collectives.py, _fsdp_state.py).
@@ -131,7 +133,7 @@ class _Program:
     def gather_for_forward(self, units: list[_Unit], until: float, *, again: bool) -> None:
         """Gather each unit before its forward pass."""
         order = sorted(units, key=lambda unit: (unit.forward[0], unit.number != ROOT))
-        for unit, following in zip(order, [*order[1:], None], strict=True):
+        for unit, following in _with_next(order):
             first, done = unit.forward
             if unit.number != ROOT and not again:
                 done = max(done, unit.backward[1])
@@ -161,7 +163,7 @@ class _Program:
         trained = [unit for unit in units if len(unit.gradients)]
         done = [max(unit.backward[1], float(held["begin"][unit.gradients].max())) for unit in trained]
         order = sorted(range(len(trained)), key=lambda place: (done[place], trained[place].number == ROOT))
-        for place, following in zip(order, [*order[1:], None], strict=True):
+        for place, following in _with_next(order):
             unit, until = replace(trained[place], like=int(trained[place].gradients[0])), done[place]
             total = int(held["bytes"][unit.gradients].sum())
             end = until if following is None else self.at(done[following], OTHER_FLAT_GRADIENTS_GO)
@@ -179,6 +181,11 @@ class _Program:
         like, nbytes, begin, end, most, phase = (np.array(column) for column in zip(*self.made, strict=True))
         ends = self.held.among(end, end, most)
         self.held.add(like, kind="shard", bytes=nbytes, begin=begin, end=ends, phase=phase)
+
+
+def _with_next(some: Sequence[One]) -> Iterator[tuple[One, One | None]]:
+    """Yield each one with the one behind it, None behind the last; a step may have none at all."""
+    yield from zip(some, [*some[1:], None][: len(some)], strict=True)
 
 
 def _of_loss(held: Allocations) -> np.ndarray:

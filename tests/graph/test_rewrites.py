@@ -284,6 +284,20 @@ def test_work_is_done_again_before_other_work_on_its_thread():
     assert starts(graph)["b"] == 4 + 20 + 1 + 20 + 1
 
 
+def test_parts_that_one_call_launches_get_a_call_in_each_group_that_goes_elsewhere():
+    #  thread 1  |begin|launch a|launch x|launch y|     stream 7  |a up|a down|x|y|: one call launches both
+    graph = launched(("a", 20), ("x", 5), ("y", 5))
+    parts = named(graph, "a").split(2)
+    parts.set(layer=["up", "down"])
+    x, y = named(graph, "x", "y").ids
+    parts.group_by("layer").repeat(before=graph.tasks(np.array([y, x])))
+
+    assert lane(graph, "thread 1") == ["begin", *["launch a"] * 2, "launch x", "launch a", "launch y"]
+    layers = graph.select(lane="stream 7").layer.tolist()
+    assert layers == ["up", "down", "down", None, "up", None]
+    assert graph.lint() == []
+
+
 def test_links_among_repeated_tasks_are_repeated():
     graph = thread(("a", 5, 0), ("b", 5, 0))
     graph.insert("x", kind="collective", lane="link", duration_ns=9, after=[0], before=[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from two_blocks import LAYER, WEIGHT, edited, held_when, two_blocks
 
@@ -64,3 +65,15 @@ def test_what_gloo_holds_of_units_gathered_ahead_is_a_range(trace):
 def test_stage_two_keeps_units_whole_between_the_passes(trace):
     held = sharded(trace, stage=2, workers=2, layers="blocks.*")
     assert held_when(held, "aten::mse_loss_backward") == [WEIGHT] * 2 + [LAYER] * 4 + [LOSS]
+
+
+def test_a_step_whose_backward_pass_asked_for_nothing_has_nothing_to_scatter():
+    # The recording ends with the last forward pass: events of the third step's backward pass are lost.
+    trace = two_blocks()
+    before, backward = trace.memory, trace["start_ns"][np.flatnonzero(trace["step"] == 2)]
+    cut = backward[trace["phase"][trace["step"] == 2] == trace.code("phase", "backward")].min()
+    trace.memory = before.take(np.flatnonzero(before["time_ns"] < cut))
+    held = sharded(trace, stage=2, workers=2, layers="blocks.*")
+
+    scattered = held.where(kind="shard", phase="backward")
+    assert sorted(set(held["step"][scattered].tolist())) == [0, 1]

@@ -356,6 +356,15 @@ def test_each_gpu_updates_its_own_blocks_and_steps_follow_each_other():
     assert simulate(graph).makespan_ns == 2 * (2 * (20 + 40) + 14)
 
 
+def test_whole_batches_are_arranged_in_a_copy_that_shares_columns():
+    graph = stack(blocks=4, update=7)
+    before = graph.columns["order"].copy()
+    changed = graph.copy()
+    pipeline(changed, stages=2, micro_batches=1, **FREE)
+    assert simulate(changed).makespan_ns == 2 * (20 + 40) + 14
+    assert graph.columns["order"].tolist() == before.tolist()
+
+
 def test_stages_are_of_equal_time():
     assert equal_parts([10, 10, 10, 10], 2) == [0, 2]
     assert equal_parts([30, 10, 10, 10], 2) == [0, 1]

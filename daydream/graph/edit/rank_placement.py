@@ -61,7 +61,7 @@ def with_copies(groups: Groups, times: int) -> tuple[Selection, np.ndarray, list
 
 def _place(graph: Graph, ids: np.ndarray) -> None:
     """Give tasks new places in this order, in the range of program order that they took."""
-    order = graph.columns["order"]
+    order = graph.columns.own("order")
     begin, end = int(order[ids].min()), int(order[ids].max())
     if end - begin < len(ids):
         order[order > end] += len(ids) - (end - begin)

@@ -29,7 +29,7 @@ def repeat(groups: Groups, times: int, before: Selection | None, *, stay: bool =
     graph.edits += 1
     if times == 0:
         return tasks.of(tasks.ids[:0], "repetitions")
-    ids, group = _with_launches(graph, groups)
+    ids, group = _with_launches(graph, groups, apart=before is not None)
     columns = graph.columns
     by_group = np.lexsort((np.arange(graph.size)[ids], columns["order"][ids], group))
     ids, group = ids[by_group], group[by_group]
@@ -59,19 +59,22 @@ def repeat(groups: Groups, times: int, before: Selection | None, *, stay: bool =
     new = graph.add(
         len(source), order=order, repeat=highest + 1 + number, measured_start_ns=-1, lane=lane, **given
     )
-    copies = np.full((times, graph.size), -1)
-    copies[number, source] = new
-    launch = graph.columns["launch"][source]
-    graph.columns.own("launch")[new] = np.where(launch >= 0, copies[number, launch], -1)
     owner = np.full(graph.size, -1)
-    owner[ids] = group
+    owner[ids[::-1]] = group[::-1]  # of a call that several groups have, the first
+    copies = np.full((times, graph.size), -1)
+    copies[number[::-1], source[::-1]] = new[::-1]
+    graph.columns.own("launch")[new] = _launches(graph, copies, number, where, source, new)
     _copy_tables(graph, copies, owner)
     graph.touch()
     return tasks.of(new, "repetitions", ordered=True)
 
 
-def _with_launches(graph: Graph, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tasks and their groups, with the calls that launch them (and the pieces of these calls)."""
+def _with_launches(graph: Graph, groups: Groups, *, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tasks and their groups, with the calls that launch them (and the pieces of these calls).
+
+    Groups that go `apart` from their places each need a call of their own: one call launches all parts of a
+    fused kernel, which may be of several groups.
+    """
     columns = graph.columns
     ids, group = groups._ids, np.repeat(np.arange(len(groups)), groups.sizes)
     launch = columns["launch"][ids].astype(np.int64)
@@ -79,12 +82,33 @@ def _with_launches(graph: Graph, groups: Groups) -> tuple[np.ndarray, np.ndarray
     lost = (columns["kind"][ids] != CPU) & (launch < 0) & (columns["row"][ids] >= 0)
     if lost.any():
         ids, group, launch = ids[~lost], group[~lost], launch[~lost]
-    calls, first = np.unique(launch[launch >= 0], return_index=True)
-    owner = group[launch >= 0][first]
+    calls, owner = launch[launch >= 0], group[launch >= 0]
+    first, _ = distinct_rows([owner, calls] if apart else [calls])
+    calls, owner = calls[first], owner[first]
     pieces, of = pieces_of(graph, calls)
     pieces, owner = np.append(calls, pieces), np.append(owner, owner[of])
-    missing = ~np.isin(pieces, ids)
+    there = group * graph.size + ids if apart else ids
+    missing = ~np.isin(owner * graph.size + pieces if apart else pieces, there)
     return np.concatenate([ids, pieces[missing]]), np.concatenate([group, owner[missing]])
+
+
+def _launches(
+    graph: Graph,
+    copies: np.ndarray,
+    number: np.ndarray,
+    group: np.ndarray,
+    source: np.ndarray,
+    new: np.ndarray,
+) -> np.ndarray:
+    """Return what launches each copy: the copy of the call in its own group, else in another one."""
+    launch = graph.columns["launch"][source].astype(np.int64)
+    pass_of_group = (number * (int(group.max()) + 1) + group) * graph.size
+    own = pass_of_group + source
+    by_place = np.argsort(own)
+    place = np.minimum(np.searchsorted(own[by_place], pass_of_group + launch), len(own) - 1)
+    found = by_place[place]
+    there = (group[found] == group) & (number[found] == number) & (source[found] == launch)
+    return np.where(launch < 0, -1, np.where(there, new[found], copies[number, launch]))
 
 
 def _last_on_lane(*keys: np.ndarray) -> np.ndarray:
