@@ -11,6 +11,7 @@ from daydream.costs import (
     growth_of,
     is_feature_size,
     leave_grown,
+    need_batch,
     need_shapes,
     only_grids_tell,
     recorded_batch,
@@ -30,7 +31,8 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
 
     The work of the forward pass, the loss and the backward pass is computed again from the recorded
     shapes with the new batch in them: parameters, and what is done with them alone, stay.
-    `recorded` is the size of the trace's batch, by default the one that most calls show.
+    `recorded` is the size of the trace's batch, by default the one that most calls show; one that no
+    recorded shape has in its place is refused.
     Kernels keep their fixed cost and fill idle units of the device first; on a trace without device
     work, operator calls keep their overhead. Work without shapes is assumed to grow by `factor`, which
     over-predicts work on parameters: so where it is most of the time, inference is refused, which may
@@ -68,6 +70,7 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
         need_shapes(graph, shares)
         said = "The trace's shapes do not show its batch: all work of the passes grows by the factor."
     else:
+        need_batch(graph, size)
         new = round(size * factor)
         if new < 1 or abs(new - size * factor) > 1e-6 * new:
             raise GraphError(f"{factor:g} times a batch of {size} is not a whole number of samples")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from daydream.optimizations._captured_graphs import LAUNCH_US, NODE_US, OVER_LINK, launch_as_graphs
 
-from daydream import Graph, GraphError, Groups
+from daydream import Graph, GraphError, Groups, Selection
 from daydream.costs import fused_chain_ns, fusible_chains, work
 from daydream.memory import Allocations, within
 from daydream.model import (
@@ -40,6 +40,8 @@ ACCUMULATE = r"AccumulateGrad$"
 COMPILED_CALL = r"CompiledFxGraph|CompiledFunction|^Torch-Compiled Region|^Method::execute$"
 TORCH = r"^aten::"
 COMPILED = r"^triton_|^triton(_\w+)?_fused_|CompiledFxGraph|CompiledFunction"
+# One run of what XLA compiled launches all work of its program; run op by op, each program has one.
+XLA_RUN = r"^(GpuExecutable::ExecuteThunks|PjRt\w*LoadedExecutable::Execute)$|:XLA GPU module$"
 
 
 PRODUCTS = ("matmul", "convolution")
@@ -69,7 +71,8 @@ def compile(  # noqa: A001 - the command is `compile`
     each compiled forward call has: each costs guards and Python once more, and a node in the backward
     pass, and on a CPU the mask of a ReLU in front of it, as likely there as elsewhere between two products;
     what would fuse across a break is fused all the same. Of a trace that runs compiled code with
-    graph breaks in it, the breaks are taken away.
+    graph breaks in it, the breaks are taken away. Programs of JAX that run several operators are compiled
+    by XLA already, and refused.
 
     `mode` is torch's. `reduce-overhead` launches the compiled passes as CUDA graphs too, forward and backward
     apart, at the costs of `cuda-graphs`; on a CPU it is `default`. `max-autotune` does so as well, and
@@ -111,7 +114,7 @@ def compile(  # noqa: A001 - the command is `compile`
             "fuse, and whether they are compiled already, cannot be told from a replay"
         )
     compiled = device.where(name=COMPILED) | device.where(within=COMPILED)
-    compiled = compiled | graph.tasks(device.ids[fused_parts(graph)[device.ids]])
+    compiled = compiled | graph.tasks(device.ids[fused_parts(graph)[device.ids]]) | _by_xla(device)
     calls = graph.select(kind="cpu", phase=("forward", "backward"))
     in_compiled = calls.where(within=COMPILED_CALL).total("duration_ns")
     if len(compiled) > len(device) / 2 or 2 * in_compiled > calls.total("duration_ns") > 0:
@@ -144,6 +147,13 @@ def compile(  # noqa: A001 - the command is `compile`
     _note_assumption(graph, faster)
     if mode != "default":
         _capture(graph, parts, layers, graph_breaks)
+
+
+def _by_xla(device: Selection) -> Selection:
+    """Return the device work of XLA programs of several operators: these were compiled together."""
+    runs = device.where(within=XLA_RUN).group_by(within=XLA_RUN)
+    several = [len(set(zip(run.op.tolist(), run.name.tolist(), strict=True))) > 1 for run in runs]
+    return runs.where(np.array(several, bool)).tasks if any(several) else device.of(device.ids[:0], "")
 
 
 def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks: int) -> None:

@@ -8,7 +8,7 @@ from daydream.optimizations._captured_graphs import LAUNCH_US, NODE_US, OVER_LIN
 
 from daydream import Graph, GraphError
 from daydream.memory import Allocations, hold_throughout
-from daydream.model import in_replays, mostly_replayed
+from daydream.model import GUARDS, in_replays, mostly_replayed
 from daydream.transforms import stages
 
 STAGE = stages.LAUNCH
@@ -40,7 +40,8 @@ def cuda_graphs(
     A step without such parts is one graph. Untraced CPU time between two launches of a graph goes too, as
     Python that a replay does not run; a note says how much it is. What lies before a graph's first launch
     and after its last stays, and so do pauses and calls of over 1 ms and allocations: loading, first
-    uses, file access, waiting (daydream/model/captured.py).
+    uses, file access, waiting (daydream/model/captured.py). Guards and wrappers that `compile` puts before
+    its calls go: a replay calls no model.
 
     With `layer`, a shell pattern, or `phase` parts of the step are captured, and the rest is launched as
     before: with `layer` forward and backward of each outermost module that matches are a graph each, as
@@ -70,6 +71,8 @@ def cuda_graphs(
     if layer is not None:
         blocks = captured.group_by(block=layer).tasks
         captured = blocks.need(f"device work of layers {layer!r}; layers are recorded by `daydream collect`")
+    if not len(replayed):
+        _remove_guards(graph, phases, layer)
     launch_as_graphs(
         graph,
         captured,
@@ -80,6 +83,14 @@ def cuda_graphs(
         layer=layer,
         apart=None if layer is None else [[each] for each in phases],
     )
+
+
+def _remove_guards(graph: Graph, phases: tuple[str, ...], layer: str | None) -> None:
+    """Take away what compiled code does before each call: a replay calls no model."""
+    guards = graph.select(kind="cpu", phase=phases, name=GUARDS)
+    guards = guards if layer is None else guards.group_by(block=layer).tasks
+    if len(guards):
+        guards.remove()
 
 
 def _phases(*, optimizer: bool, layer: str | None, phase: str | None) -> tuple[str, ...]:

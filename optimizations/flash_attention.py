@@ -29,6 +29,9 @@ def flash_attention(graph: Graph) -> None:
     attention does not need, what a kernel loses on short sequences or wide heads. In float32, or with a
     mask of its own, torch runs its memory-efficient kernel, which works the same way.
 
+    Refused where it is found in the backward pass alone, as of compiled code: fused attention needs what its
+    own forward pass keeps.
+
     Memory: scores are never stored, but for one value of 32 bits a row. They are told by their shapes;
     where heads are as wide as a sequence is long, queries, keys and values look the same, and what is
     left is too little.
@@ -42,6 +45,11 @@ def flash_attention(graph: Graph) -> None:
     if not len(both["forward"]) and not len(both["backward"]):
         graph.does_not_apply(
             "no attention found: no softmax with a batched matrix product before and after it"
+        )
+    if not len(both["forward"]) and len(kernels.where(phase="forward")):
+        graph.does_not_apply(
+            "attention was found in the backward pass alone: forward it lies in kernels that do more, "
+            "and fused attention replaces both"
         )
     times = {name: fused_attention_ns(graph, both[name], backward=name == "backward") for name in both}
     with_operators = bool((kernels.op != None).any())  # noqa: E711 - an array, compared one by one

@@ -11,7 +11,7 @@ from daydream.optimizations.ddp import ddp
 
 from daydream import Graph, GraphError, Selection
 from daydream.costs import Network, copies_into_new_ns, network_of, scaled_time
-from daydream.memory import Allocations, add_buckets, divide, shard
+from daydream.memory import Allocations, add_buckets, let_states_shrink, shard
 from daydream.model import MIB, Gradients, compute_lane, gradients_of, repeated_blocks
 from daydream.transforms import counted, stages
 
@@ -56,7 +56,7 @@ def fsdp(
 
     Memory: a worker holds its share of optimizer states, from stage 2 on of gradients and parameters;
     units are whole while they are used, and what gathers or scatters one is held besides. Units are told
-    by layers there.
+    by layers there. State that is not told from what else was held before the recording makes a range.
 
     Not modelled: frozen parameters,
     norms over all workers, other than the last of several backward passes of a step, kernels that a
@@ -266,7 +266,7 @@ def memory(
 ) -> None:  # fmt: skip
     """Hold one worker's share, and units whole while they are used."""
     if stage == 1:
-        divide(held, held.where(kind="optimizer_state"), workers)
+        let_states_shrink(held, workers)
         add_buckets(held, as_views=False)
         return
     units = layers or [block for family in repeated_blocks(held.graph) for block in family] or "*"

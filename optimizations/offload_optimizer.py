@@ -6,7 +6,7 @@ import numpy as np
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import link_bandwidth
-from daydream.memory import Allocations, let_go_behind
+from daydream.memory import Allocations, let_go_behind, let_states_shrink
 from daydream.model import UPDATE_RULES, update_of
 from daydream.transforms import stages
 
@@ -35,7 +35,8 @@ def offload_optimizer(
     DDR4-2666: give what your CPU reaches.
 
     Memory: optimizer states leave the GPU, and each gradient when a bucket of later ones is complete;
-    at most they stay until the update.
+    at most they stay until the update. Of state that is not told from what else was held before the
+    recording the range is from none of it to all that there may be.
 
     Not modelled: an update that overlaps its copies, a
     one-step delay, other ranks that share the CPU.
@@ -94,8 +95,6 @@ def memory(
     bucket_mb: float = 25.0,
 ) -> None:
     """Hold no optimizer states on the GPU, and gradients until they are copied."""
-    gone = held.where(kind="optimizer_state", on="gpu") | held.where(
-        kind="temporary", phase="optimizer", on="gpu"
-    )
-    held.remove(gone)
+    let_states_shrink(held, on="gpu")
+    held.remove(held.where(kind="temporary", phase="optimizer", on="gpu"))
     let_go_behind(held, held.where(kind="gradient", phase="backward", on="gpu"), round(bucket_mb * MIB))

@@ -15,7 +15,7 @@ from daydream.optimizations._parameter_servers import (
 )
 
 from daydream import Graph, GraphError
-from daydream.memory import Allocations
+from daydream.memory import Allocations, let_states_shrink
 from daydream.model import MIB
 from daydream.transforms import counted, stages
 
@@ -111,4 +111,5 @@ def memory(
 ) -> None:  # fmt: skip
     """Hold no optimizer states where servers update."""
     if update == "server":
-        held.remove(held.where(kind="optimizer_state") | held.where(kind="temporary", phase="optimizer"))
+        held.remove(held.where(kind="temporary", phase="optimizer"))
+        let_states_shrink(held)

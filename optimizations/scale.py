@@ -28,11 +28,14 @@ def scale(
     `name` and `op` are regular expressions on task and operator names, `layer` a shell
     pattern, `phase` a phase. What all of them select is scaled by `factor`. For CPU tasks selected as
     such, the untraced time after them is scaled too, or with `only_gaps` nothing else; waits
-    are never scaled: they come out of the simulation.
+    are never scaled: they come out of the simulation. Transfers that the CPU's threads run (gloo) are
+    communication: `on` does not select them, `kind` does.
     """
     if factor == 1:
         graph.does_not_apply("a factor of 1 leaves every task as it is")
     tasks = graph.select(on=on, kind=kind, name=name, op=op, layer=layer, phase=phase)
+    if on == "cpu" and kind is None:
+        tasks = tasks - tasks.where(kind="collective")
     if only_gaps:
         tasks = tasks.where(lambda each: each.gap_ns > 0).need("untraced time after these tasks")
         tasks.set(gap_ns=tasks.gap_ns * factor)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         let_go_behind,
         scale_owned,
     )
+    from daydream.memory.states import let_states_shrink
 
 _HOMES = {
     "daydream.memory.allocations": ("Allocations",),
@@ -59,6 +60,7 @@ _HOMES = {
         "scale_owned",
     ),
     "daydream.memory.sharded": ("shard",),
+    "daydream.memory.states": ("let_states_shrink",),
 }  # fmt: skip
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "input_of_parts",
     "kept_calls",
     "let_go_behind",
+    "let_states_shrink",
     "nearest",
     "next_call",
     "parts_of",

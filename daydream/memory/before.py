@@ -29,9 +29,11 @@ from daydream.memory.allocations import (
     on_device,
     rounded,
 )
+from daydream.memory.states import by_kind
 from daydream.memory.step_before import add_from_the_step_before
 from daydream.memory.weights import not_counted, weights_of, without_head
 from daydream.memory.workspace import workspaces
+from daydream.text import bytes_text
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 
@@ -76,7 +78,7 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
             events["allocated_bytes"][(events["rank"] == rank) & (events["device"] == device)] >= 0
         ).any()
         if known and device != HOST and len(rest) == 1:
-            _split(held, int(rest[0]), described)
+            _split(held, int(rest[0]), described, first_step=first_step)
         else:
             _add(held, rank, device, described.rows)
             for said in [] if known or described.rows else not_counted(held.trace, rank, device):
@@ -174,7 +176,7 @@ def device_of(parameter: dict[str, Any]) -> int | None:
 # Into the table ------------------------------------------------------------------------------------
 
 
-def _split(held: Allocations, row: int, described: Described) -> None:
+def _split(held: Allocations, row: int, described: Described, *, first_step: bool) -> None:
     """Tell what of the bytes that the totals hold all the time is what, as far as it fits."""
     left, fits = int(held["bytes"][row]), []
     rank, device = int(held["rank"][row]), int(held["device"][row])
@@ -196,6 +198,16 @@ def _split(held: Allocations, row: int, described: Described) -> None:
             if nbytes <= left:
                 fits.append(("workspace", nbytes, UNKNOWN))
                 left -= nbytes
+    if not first_step and not of_rank(held.trace, "optimizers", rank):
+        states = by_kind(held, rank, device, fits)
+        total = sum(nbytes for _, nbytes, _ in states)
+        if 0 < total <= left:
+            fits += states
+            left -= total
+            held.note(
+                f"{bytes_text(total)} of what was held before the recording are assumed to be the optimizer's "
+                "state, which the trace does not list: its kind keeps so much."
+            )
     held["bytes"][row] = held["recorded_bytes"][row] = left
     if not left:
         held.remove(np.arange(len(held)) == row)

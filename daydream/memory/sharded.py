@@ -13,6 +13,7 @@ from daydream.memory.allocations import BEFORE, Allocations
 from daydream.memory.asked import block_of_rows, in_phase
 from daydream.memory.passes import Parts, parts_of, renumber
 from daydream.memory.shares import divide
+from daydream.memory.states import let_states_shrink
 from daydream.trace.schema import PHASES, UNKNOWN
 
 ROOT = -1
@@ -56,11 +57,8 @@ def shard(
     ]
     parameter = held.where(kind="parameter")
     gradient = np.flatnonzero(held.where(kind="gradient") & in_phase(held, "backward"))
-    divide(
-        held,
-        held.where(kind="optimizer_state") | in_phase(held, "optimizer") & held.where(kind="temporary"),
-        workers,
-    )
+    divide(held, in_phase(held, "optimizer") & held.where(kind="temporary"), workers)
+    let_states_shrink(held, workers)
     whole = held["bytes"].copy()
     divide(held, parameter, workers)
 

@@ -25,6 +25,7 @@ WEIGHTS = {  # operator -> the arguments that a module owns: weight and bias, ru
         (f"aten::conv{transposed}{size}d" for transposed in ("", "_transpose") for size in (1, 2, 3)), (1, 2)
     ),
 }  # fmt: skip
+RUNNING = 3  # from this argument on they are running mean and variance, which no optimizer updates
 
 
 def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
@@ -60,7 +61,7 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
             seen.add((layer, name, place))
             found.append({
                 "name": f"{layer or name} {place}", "layer": layer, "shape": list(shape), "op": name,
-                "dtype": _text(trace, "dtype", row) or "",
+                "dtype": _text(trace, "dtype", row) or "", "requires_grad": place < RUNNING,
             })  # fmt: skip
     return found
 

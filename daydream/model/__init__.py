@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         work_tasks,
     )
     from daydream.model.compiled_calls import compile_cpu_calls
-    from daydream.model.compiled_dispatch import remove_dispatch
+    from daydream.model.compiled_dispatch import GUARDS, remove_dispatch
     from daydream.model.compiled_modules import CompiledPart, compiled_parts
     from daydream.model.feature_maps import input_bytes, makers_and_users
     from daydream.model.graph_breaks import breaks_of, remove_breaks
@@ -100,7 +100,7 @@ _HOMES = {
         "backward_chains", "find_chains", "fuse_passes", "remove_with_operators", "work_tasks",
     ),
     "daydream.model.compiled_calls": ("compile_cpu_calls",),
-    "daydream.model.compiled_dispatch": ("remove_dispatch",),
+    "daydream.model.compiled_dispatch": ("GUARDS", "remove_dispatch"),
     "daydream.model.compiled_modules": ("CompiledPart", "compiled_parts"),
     "daydream.model.graph_breaks": ("breaks_of", "remove_breaks"),
     "daydream.model.feature_maps": ("input_bytes", "makers_and_users"),
@@ -126,8 +126,8 @@ _HOMES = {
 __all__ = [
     "ACCUMULATE", "ATTENTION_KERNEL", "BUCKET_MB", "DOUBT_OF_CONVOLUTIONS", "FEW_ROWS_IN_TF32",
     "FUSED_ATTENTION_KERNEL", "FUSED_ATTENTION_OP", "FUSED_UPDATE_KERNEL", "FUSED_UPDATE_OP",
-    "LAYOUT_CHANGE", "MIB", "SCALER_CALL_NS", "SCALER_TENSOR_NS", "UPDATE_RULES", "Buckets", "Captured",
-    "CompiledPart",
+    "GUARDS", "LAYOUT_CHANGE", "MIB", "SCALER_CALL_NS", "SCALER_TENSOR_NS", "UPDATE_RULES", "Buckets",
+    "Captured", "CompiledPart",
     "Gradients", "LoaderWaits", "Narrowed", "Trained", "Update", "UpdateRule", "attention_chains",
     "autograd_node_count", "backward_chains", "behind_last_saved", "block_of_layers", "border_kernel_ns",
     "breaks_of",

@@ -183,11 +183,16 @@ def _left_alone(graph: Graph, tasks: Selection) -> Selection:
     """Return what no compiler takes away: waits, long calls of unknown work, and what pauses follow.
 
     Dispatch and Python between two operators take microseconds; what takes over a millisecond calculates,
-    waits or reads a file, and compiled code does so, too.
+    waits or reads a file, and compiled code does so, too. Calls that ask for collectives, and that wait for
+    them, do so behind compiled code as before.
     """
     unknown = work(graph, tasks).family == None  # noqa: E711 - an array
     long = (tasks.duration_ns > DISPATCH_NS) & unknown
-    return tasks.of(tasks.ids[long | (tasks.gap_ns > DISPATCH_NS)], tasks.words) | tasks.waiting()
+    alone = tasks.of(tasks.ids[long | (tasks.gap_ns > DISPATCH_NS)], tasks.words) | tasks.waiting()
+    collectives = graph.select(kind="collective")
+    held = graph.links["dst"][np.isin(graph.links["src"], collectives.ids)]
+    asked = collectives.launch[collectives.launch >= 0]
+    return alone | tasks.of(np.intersect1d(tasks.ids, np.concatenate([held, asked])), tasks.words)
 
 
 def _compile(

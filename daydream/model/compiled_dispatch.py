@@ -19,6 +19,7 @@ from daydream.model.compiled_calls import BACKWARD, FORWARD, LIBRARY_CALL_NS
 from daydream.model.compiled_modules import CompiledPart, compiled_parts
 from daydream.model.optimizers import ACCUMULATE
 
+GUARDS = r"^(guards and )?wrappers$"  # tasks that compiled calls put in: their fixed costs
 # Communication, hooks and gradients of parameters: what runs beside the compiled passes.
 BESIDE = rf"{ACCUMULATE}|^c10d::|nccl:|record_param_comms|DistributedDataParallel|FSDP|_FullyShard|^Optimizer"
 

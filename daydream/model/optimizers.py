@@ -20,6 +20,7 @@ from daydream.graph.groups import Groups
 from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
+from daydream.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ TAKES = {
     **dict.fromkeys(("LBFGS", "Muon", "SparseAdam"), ()),
 }  # fmt: skip
 CLASS_IN_RANGE = regex(r"Optimizer\.step#(\w+)\.step")
+SCALES = regex(r"aten::(_foreach_)?mul_$")
 FUSED_UPDATE_OP = r"_fused_(adam|sgd|adagrad|lamb)"
 FUSED_UPDATE_KERNEL = (
     r"(?i)fused_?(adam|sgd|adagrad|lamb|optimizer)|"
@@ -133,6 +135,23 @@ def update_of(graph: Graph) -> Update:
     metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
     tensors, elements, where = _parameters(graph, metadata)
     return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
+
+
+def states_of(trace: Trace) -> int | None:
+    """Return how many values the optimizers of a trace keep of each parameter, None if that is not known.
+
+    It is read off the ranges of their steps, without a graph: all of them must be of one known kind.
+    """
+    found = {match.group(1) for text in trace.text("name") if (match := CLASS_IN_RANGE.search(text))}
+    kinds = {BY_CLASS.get(name) for name in found}
+    if len(kinds) != 1 or None in kinds:
+        return None
+    kind = str(kinds.pop())
+    if kind == "sgd":
+        scales = np.array([*(SCALES.search(text) is not None for text in trace.text("op")), False])
+        updates = trace["phase"] == trace.code("phase", "optimizer")
+        kind = "momentum" if (updates & scales[trace["op"]]).any() else "sgd"
+    return UPDATE_RULES[kind].states
 
 
 def need_setting(graph: Graph, setting: str) -> None:
@@ -247,7 +266,7 @@ def _momentum(described: dict[str, Any]) -> bool:
 
 def _scales_state(graph: Graph) -> bool:
     """SGD multiplies nothing but its momentum, and its first step copies it."""
-    return bool(len(graph.select(phase="optimizer", op=r"aten::(_foreach_)?mul_$")))
+    return bool(len(graph.select(phase="optimizer", op=SCALES.pattern)))
 
 
 def _kind_by_operators(graph: Graph) -> str | None:

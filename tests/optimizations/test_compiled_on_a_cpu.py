@@ -11,10 +11,11 @@ from graph.small_traces import op, trace
 from recorded import Program
 
 import daydream
-from daydream import Graph, NotApplicableError
+from daydream import Graph, NotApplicableError, simulate
 from daydream.collect.live.typical_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.device.fusion import bytes_left
+from daydream.graph.tables import Lane
 from daydream.model.compiled_calls import (
     BACKWARD,
     FASTEST,
@@ -85,6 +86,22 @@ def test_library_calls_stay_and_what_lies_between_becomes_a_loop():
     ]  # fmt: skip
     assert graph.select(layer="loss").duration_ns.tolist() == loss
     assert len(graph.select(phase="optimizer")) == 9
+
+
+def test_what_waits_for_a_collective_waits_for_it_behind_compiled_code():
+    #  thread  |forward|loss|backward|wait     |update      gloo  |   all-reduce 1 s     |
+    graph = perceptron()
+    product = graph.select(name="aten::mm")
+    graph.add_lane(Lane("gloo 0", on_device=True, host=True))
+    wait = graph.insert_after(product, "wait for collective", duration_ns=0, phase="backward")
+    reduced = graph.insert(
+        "gloo:all_reduce", kind="collective", lane="gloo 0", duration_ns=10**9, after=product, before=wait
+    )
+    compile_(graph)
+    timeline = simulate(graph)
+    at = {int(task): place for place, task in enumerate(timeline.task)}
+    update, transfer = (at[int(some.ids[0])] for some in (graph.select(phase="optimizer"), reduced))
+    assert timeline.start_ns[update] >= timeline.end_ns[transfer] >= 10**9
 
 
 def test_python_and_wrapping_operators_go_and_fixed_costs_come():

@@ -321,6 +321,19 @@ def test_of_two_sizes_seen_equally_often_none_is_taken():
     batch_size(graph, factor=2, recorded=2)
 
 
+@pytest.mark.parametrize(("recorded", "held"), [(2, True), (6, True), (3, False)])
+def test_a_batch_that_no_shape_holds_is_refused(recorded, held):
+    # 2 sequences of 6 tokens, or 6 tokens of each of 2 sequences; 12 and 24 are 3 times something, too.
+    p = Program()
+    p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[2, 6, 24], [12, 24], [12]])
+    graph = p.graph()
+    if held:
+        batch_size(graph, factor=2, recorded=recorded)
+    else:
+        with pytest.raises(NotApplicableError, match=r"no recorded shape has a batch of 3: .* 2"):
+            batch_size(graph, factor=2, recorded=recorded)
+
+
 def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
     # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
     p = Program()

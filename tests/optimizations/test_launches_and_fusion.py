@@ -261,6 +261,36 @@ def test_compiled_passes_run_no_python_between_operators():
     assert "go on the CPU" in graph.facts.notes[-1]
 
 
+def test_a_captured_step_runs_no_guards_of_compiled_code():
+    program = Program()
+    for _ in range(2):
+        program.op("aten::mm", "forward", ("gemm", 50))
+        program.now += 500
+    graph = program.graph()
+    compile_(graph)
+    assert len(graph.select(name="guards and wrappers")) == 1
+    cuda_graphs(graph, launch_us=0.001)
+    assert graph.select(kind="cpu").name.tolist() == ["cudaGraphLaunch"]
+
+
+@pytest.mark.parametrize(("runs", "refused"), [(1, True), (4, False)])
+def test_programs_of_several_operators_are_compiled_by_xla_already(runs, refused):
+    #  four kernels of one program, or a program each: `jax.jit` makes one of these
+    program = Program()
+    kernels = ["loop_add_fusion", "loop_tanh_fusion", "loop_sub_fusion", "loop_exp_fusion"]
+    for number in range(runs):
+        with program.range("GpuExecutable::ExecuteThunks"):
+            for kernel in kernels[number::runs]:
+                program.op(kernel, "forward", (f"vectorized_elementwise_kernel {kernel}", 20))
+    graph = program.graph()
+    if refused:
+        with pytest.raises(NotApplicableError, match="compiled kernels already"):
+            compile_(graph)
+    else:
+        compile_(graph)
+        assert graph.select(kind="kernel").name.tolist() == ["fused chain"]
+
+
 def test_work_inside_replays_and_work_that_was_not_recorded_is_not_compiled():
     graph = three_kernels()
     cuda_graphs(graph)

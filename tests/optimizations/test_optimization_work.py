@@ -11,6 +11,7 @@ from daydream.optimizations.scale import scale
 from recorded import thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.graph.tables import Lane
 
 
 def cpu_step(steps: int = 1) -> Graph:
@@ -197,3 +198,15 @@ def test_a_batch_without_samples_or_work_is_refused():
         batch_size(cpu_step(), factor=0)
     with pytest.raises(NotApplicableError, match="forward or backward"):
         batch_size(thread_and_stream(("o", 20, "optimizer")), factor=2)
+
+
+def test_a_transfer_on_threads_of_the_cpu_is_no_work_of_the_cpu():
+    graph = Graph()
+    graph.add_lane(Lane("gloo 0", on_device=True, host=True))
+    graph.insert("work", kind="cpu", lane="thread 1", duration_ns=10)
+    graph.insert("gloo:all_reduce", kind="collective", lane="gloo 0", duration_ns=100)
+
+    scale(graph, on="cpu", factor=0.5)
+    assert graph.select(kind=("cpu", "collective")).duration_ns.tolist() == [5, 100]
+    scale(graph, on="cpu", kind="collective", factor=0.5)
+    assert graph.select(kind=("cpu", "collective")).duration_ns.tolist() == [5, 50]

@@ -591,6 +591,12 @@ def test_without_shapes_a_chain_takes_as_long_as_its_products():
     assert graph.select(name="flash attention").duration_ns.tolist() == [8_000, 20_000]
 
 
+def test_attention_that_is_fused_with_more_in_the_forward_pass_is_refused():
+    hidden = ("aten::bmm", "forward", "triton_per_fused__softmax_add_addmm_gelu_0", 14_000, [SCORES])
+    with pytest.raises(NotApplicableError, match="in the backward pass alone"):
+        flash_attention(recorded(hidden, *BACKWARD))
+
+
 @pytest.mark.parametrize(
     ("copy", "found"), [("Memcpy DtoD (Device -> Device)", 1), ("Memcpy HtoD (Pageable -> Device)", 0)]
 )

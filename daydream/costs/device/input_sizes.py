@@ -26,6 +26,7 @@ from daydream.costs.workload.tiles import CONVOLUTIONS
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
+from daydream.text import listed
 from daydream.trace.trace import Trace
 
 BATCH_FIRST = {
@@ -70,6 +71,23 @@ def recorded_batch(graph: Graph | Trace) -> int | None:
             "       Where those are patches or frames, several a sample, give the batch by --recorded."
         )
     return size
+
+
+def need_batch(graph: Graph, size: int) -> None:
+    """Raise `NotApplicableError` if no recorded shape can be of a batch of this size.
+
+    It stands first, or second behind the length of sequences, in some tensor: where samples and tokens are
+    one dimension, inputs, labels or losses hold it still.
+    """
+    first, second = Counter[int](), set[int]()
+    for _, arguments, times in _calls(graph):
+        for shape in arguments:
+            if isinstance(shape, tuple) and shape:
+                first[shape[0]] += times
+                second |= set(shape[1:2] if len(shape) == 3 else ())  # length, batch, width
+    if first and size not in first and size not in second:
+        found = listed([f"{each:,}" for each, _ in first.most_common()])
+        raise NotApplicableError(f"no recorded shape has a batch of {size:,}: their first sizes are {found}")
 
 
 def recorded_length(graph: Graph | Trace) -> int | None:
