@@ -77,8 +77,8 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         ):
             on_matrix_units.doubt(np.hypot(held, MODEL_ERROR))
             graph.note(
-                f"How much of their peaks a {old.name} and a {new.name} hold under load is not known of both: "
-                f"products may take {held:.0%} more or less."
+                f"How much of their peaks a {old.name} and a {new.name} hold under load is not known of "
+                f"both: products may take {held:.0%} more or less."
             )
         if untyped.any():
             share = retimed.before_ns[untyped].sum() / max(retimed.before_ns.sum(), 1)

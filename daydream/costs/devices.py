@@ -135,9 +135,9 @@ def _cdna4(ghz: float) -> dict[str, float]:
 CDNA3_SUSTAINED = (0.45, 0.81)
 NVIDIA_SUSTAINED = (0.93, 0.90)
 # For all others, by vendor. NVIDIA's: "Machine Learning Engineering" (Stas Bekman), table of maximum
-# achievable matmul FLOPS, has the A100 at 81 to 87 % and the H100 at 80 % in bfloat16: 8 % apart at most. AMD's:
-# the same table has the MI250X at 77 %, near NVIDIA's, and the MI300X at 51 to 60 %; for others the middle is
-# taken, and may be off as far as to either.
+# achievable matmul FLOPS, has the A100 at 81 to 87 % and the H100 at 80 % in bfloat16: 8 % apart at most.
+# AMD's: the same table has the MI250X at 77 %, near NVIDIA's, and the MI300X at 51 to 60 %; for others the
+# middle is taken, and may be off as far as to either.
 OTHER_NVIDIA_DOUBT = 0.1
 OTHER_AMD_SUSTAINED = ((CDNA3_SUSTAINED[0] * NVIDIA_SUSTAINED[0]) ** 0.5, CDNA3_SUSTAINED[1])
 OTHER_AMD_DOUBT = (NVIDIA_SUSTAINED[0] / CDNA3_SUSTAINED[0]) ** 0.5 - 1

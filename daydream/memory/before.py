@@ -205,8 +205,8 @@ def _split(held: Allocations, row: int, described: Described, *, first_step: boo
             fits += states
             left -= total
             held.note(
-                f"{bytes_text(total)} of what was held before the recording are assumed to be the optimizer's "
-                "state, which the trace does not list: its kind keeps so much."
+                f"{bytes_text(total)} of what was held before the recording are assumed to be the "
+                "optimizer's state, which the trace does not list: its kind keeps so much."
             )
     held["bytes"][row] = held["recorded_bytes"][row] = left
     if not left:
