@@ -72,7 +72,7 @@ def checkpointing(
     Memory: of what a block's forward pass leaves only its output stays; all else is made again right before
     its backward pass, for which its input stays. Inside the forward pass a tensor goes when the call that
     would save it is done, a sum (of a residual stream) with the block; the range is from all as early to all
-    as late.
+    as late. A step whose backward pass the recording lacks saves as little.
     """
     graph.select(layer="*").need("layers; they are recorded by `daydream collect`")
     repeated = [block for family in repeated_blocks(graph) for block in family]
@@ -144,7 +144,9 @@ def memory(
     input_until = np.where(following >= 0, gone[again[following]], place_before(held, comes))
     kept = np.where(following >= 0, np.maximum(end, backward.first[again[following]]), end)
 
+    let_go = _of_cut_steps(held, forward, again)
     held["end"][mine[goes]] = _forward_ends(held, mine[goes], forward)
+    held["end"][let_go] = _forward_ends(held, let_go, forward)
     # What makes the output is run once more if it keeps anything else: computing again stops after it.
     runs = output & np.isin(call, call[goes])
     made_again = goes | ~behind | output & (own | reentrant) | runs
@@ -158,6 +160,21 @@ def memory(
     np.maximum.at(held["end"], inputs[taken], gone[again[taken]])
     _keep_random_state(held, np.where(again >= 0, gone[again], np.nan), moved)
     renumber(held)
+
+
+def _of_cut_steps(held: Allocations, forward: Parts, again: np.ndarray) -> np.ndarray:
+    """Return what blocks save in steps of whose backward pass nothing was recorded: rows, int64.
+
+    The recording ends there, or lost it, and nothing frees it; in other steps these blocks have one.
+    """
+    block, step = forward.keys[:, -1], forward.keys[:, :-1]
+    seen = {tuple(each) for each in step[again >= 0].tolist()}
+    whole = np.array([tuple(each) in seen for each in step.tolist()], bool)
+    cut = (again < 0) & ~whole & np.isin(block, block[again >= 0])
+    mine = np.flatnonzero((forward.of >= 0) & cut[forward.of])
+    behind = np.isinf(held["end"][mine])
+    output = _outputs(held, mine, forward.of[mine], calls_that_made(held, "", mine), behind)
+    return mine[behind & ~output]
 
 
 def _keep_random_state(held: Allocations, until: np.ndarray, moved: Moved) -> None:

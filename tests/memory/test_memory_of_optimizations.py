@@ -118,6 +118,19 @@ def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
     assert ((after["begin"][again] > ga) & (after["begin"][again] < gy1)).all()
 
 
+def test_a_step_that_is_cut_before_its_backward_pass_is_checkpointed_too():
+    trace = two_blocks()
+    last = trace["start_ns"][(trace["step"] == 2) & (trace["phase"] == trace.code("phase", "backward"))].min()
+    trace.memory = trace.memory.take(np.flatnonzero(trace.memory["time_ns"] < last))
+    before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
+
+    def open_at_the_end(held):
+        return sorted(held["bytes"][(held["step"] == 2) & np.isinf(held["end"])].tolist(), reverse=True)
+
+    assert open_at_the_end(before) == [LAYER] * 3 + [LOSS]  # x, a0, a1
+    assert open_at_the_end(after) == [LAYER] * 2 + [LOSS]  # x, a1
+
+
 def test_checkpointing_changes_no_other_memory(trace):
     before, after = held_by(trace), edited(trace, "checkpointing", layers="blocks")
     # three steps: four tensors again, the state of random numbers with the block and while it runs again
