@@ -38,9 +38,8 @@ def fused_optimizer(
     a float32 parameter of plain SGD, 20 B with momentum, Adagrad or RMSprop, 28 B of Adam and
     AdamW, 52 B of LAMB, at the bandwidth that the trace's own streaming work reaches. How many
     parameters there are the run tells, else shapes, gradients that are reduced, or the grids of the update's
-    kernels. Where nothing does, each value takes what multi-tensor (foreach) kernels of the trace take for
-    one. Without such, and with `model` sum, it takes as long as the separate kernels together (Daydream,
-    section 5.1). The CPU time between the optimizer's first
+    kernels. Where nothing does, and with `model` sum, it takes as long as the separate kernels together
+    (Daydream, section 5.1). The CPU time between the optimizer's first
     and last operator goes, but for a launch and Python over the parameters (of Adam 21 us and 4 us a tensor;
     measured, see daydream/model/optimizers.py). On a CPU-only trace the operators become one.
 

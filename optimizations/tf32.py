@@ -45,9 +45,9 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
     Matrix kernels of float32 that do not run in TF32 yet and that are bound by arithmetic move to the
     tensor cores: they keep 0.75 of the share of the peak that each reaches today (docs/costs.md), of a
     higher peak, until memory bounds them. What is bound by memory or by its launch stays: TF32
-    moves as many bytes. Kernels whose shapes are not recorded are taken to be bound by arithmetic: they gain
-    0.75 of the ratio of the peaks, and their range is wider. `unknown_speedup` gives them a factor, no more
-    than that ratio (3 is Daydream's, section 5.1).
+    moves as many bytes. Kernels whose shapes are not recorded are assumed to be bound by arithmetic: they
+    gain 0.75 of the ratio of the peaks, and their range is wider. `unknown_speedup` gives them a factor, no
+    more than that ratio (3 is Daydream's, section 5.1).
 
     Convolutions of NCHW tensors bring changes of layout, which are inserted (see channels-last). Not
     modelled: products of 10 mantissa bits and what they do to convergence.

@@ -138,6 +138,22 @@ def test_what_unrecorded_device_work_takes_longer_is_as_unknown_as_it_is():
     assert shorter.uncertainty.unknown == 30_000
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_a_faster_cpu_makes_of_a_drivers_start_up_in_the_only_step_is_not_known(steps):
+    #  thread 1  |cudaStreamCreate 9,000|launch 6|launch 6|launch 6|  ...  |data 900|     a step: 10,000
+    rows = [call("cudaStreamCreate", 0, 9_000)]
+    for n in range(10):
+        rows += launched("k", 9_000 + 10 * n, 9_000 + 10 * n + 6, 9_000 + 10 * n + 8, n + 1)
+    rows += [op("data", 9_100, 10_000, op="data"), op("data", 10_000, 20_000, op="data")][:steps]
+    made = trace(rows, steps=(0.0, 10_000.0, 20_000.0)[: steps + 1])
+    made.metadata["steps"][0]["covered"] = True
+    found = daydream.whatif(made, "cpu", speedup=2.0)
+    assert found.edits.start_up_ns == (4_500_000 if steps == 1 else 0)
+    if steps == 1:
+        assert found.predicted_ns is None
+        assert found.reason == "calls that start up the driver may carry it by 45% of the step"
+
+
 def test_causes_are_said_in_order_of_their_weight():
     found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1)
     assert found.words(1_000) == "cost models 5.0 %, step-to-step variation 1.0 %"

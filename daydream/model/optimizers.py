@@ -13,7 +13,7 @@ import numpy as np
 from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.device.call_scaling import tiny_call_ns
 from daydream.costs.kernels import grid_blocks, work
-from daydream.costs.passes import updated_by_grids, value_ns
+from daydream.costs.passes import updated_by_grids
 from daydream.costs.workload.operator import itemsize
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
@@ -187,9 +187,8 @@ def fused_update_ns(
 ) -> tuple[np.ndarray, str]:
     """Return the time of a fused update in place of each step's tasks, and a sentence on where it is from.
 
-    Bytes at the bandwidth that the trace reaches, no more than the tasks that compute take together. Where
-    bytes or bandwidth are unknown: as many values as it moves, each in the time of the multi-tensor kernels
-    that it replaces; without such, the sum.
+    Bytes at the bandwidth that the trace reaches, no more than the tasks that compute take together;
+    that sum where bytes or bandwidth are unknown.
 
     Args:
         graph: the graph of the trace.
@@ -208,14 +207,7 @@ def fused_update_ns(
         return together, "The fused update takes as long as its parts together, as in the paper."
     rule = UPDATE_RULES.get(kind or update.kind or "")
     if rule is None or nbytes is None or rate is None:
-        value = value_ns(steps.tasks) if rule is not None and on == "gpu" else None
-        if rule is None or value is None:
-            return together, "The fused update takes as long as its parts together: its bytes are not known."
-        said = (
-            f"The fused update moves {rule.values} values a parameter, each as fast as the multi-tensor "
-            "kernels that it replaces move one: how many parameters there are is not known."
-        )
-        return np.minimum(together, rule.values * value), said
+        return together, "The fused update takes as long as its parts together: its bytes are not known."
     per = rule.values * update.width
     said = (
         f"The fused update moves {per} B for each of {update.elements:,} parameters ({update.where}) at "

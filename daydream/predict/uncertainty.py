@@ -22,7 +22,8 @@ independent, so the range is the root of the sum of their squares:
 - *unknown*: delays without a known cause, CPU time that may be a wait, device work that was not recorded or
   that a change cannot reach (inside replays of CUDA graphs, held to a recorded start), and stream waits
   that could not be resolved. What they do after the change is not known; at most they eat up what it
-  moves. Where the change makes unrecorded device work longer, what it adds is as unknown.
+  moves. Where the change makes unrecorded device work longer, what it adds is as unknown;
+  so is what it takes off calls that start up the driver, in the only step.
 
 A change that touches nothing has the first two and the rerun only.
 """
@@ -137,6 +138,7 @@ class Uncertainty:
             "delays without a known cause": facts.unexplained_ns,
             "device work that was not recorded": facts.untraced_ns,
             "CPU time that may be a wait": facts.doubtful_ns,
+            "calls that start up the driver": comparison.edits.start_up_ns,
         }
         return f"{max(what, key=lambda words: what[words])} may carry it by {share}"
 
@@ -168,7 +170,7 @@ def most_ns(comparison: Prediction) -> float:
 def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Uncertainty:
     replay, step_ns = comparison.replay, comparison.simulated_ns
     recorded = replay.recorded or replay
-    facts, affected = comparison.replay.graph.facts, comparison.affected
+    facts, affected, edits = comparison.replay.graph.facts, comparison.affected, comparison.edits
     measured = sum(step.measured_ns for step in recorded.steps)
     side_by_side = _side_by_side_ns(comparison) if facts.event_waits["unresolved"] else 0.0
     unknown = unknown_ns(facts, measured, comparison.replayed_ns, affected, side_by_side)
@@ -176,7 +178,7 @@ def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Un
         variation=_variation(comparison) * step_ns,
         replay=max(abs(recorded.error), abs(replay.bias or 0.0)) * step_ns,
         model=model,
-        unknown=unknown + comparison.edits.unknown_longer_ns + _out_of_reach_ns(comparison),
+        unknown=unknown + edits.unknown_longer_ns + edits.start_up_ns + _out_of_reach_ns(comparison),
         rerun=rerun,
     )
 

@@ -149,25 +149,6 @@ def test_without_shapes_the_grids_of_the_updates_kernels_tell_its_parameters(old
     assert graph.select(name="fused").duration_ns.tolist() == [round(time)]
 
 
-def test_without_sizes_a_value_takes_what_multi_tensor_kernels_take_for_one():
-    # a pass of an operator reads one list and writes it, 2 values in 40 ns; another reads two, 3 values in 75
-    one, two = (
-        f"multi_tensor_apply_kernel<TensorListMetadata<{lists}>, MyFunctor<float, {lists}, {lists}, 0>>"
-        for lists in (1, 2)
-    )
-    graph = of_unknown_shapes(
-        (one, "64,1,1", 40), (two, "64,1,1", 75), (one, "64,1,1", 40), (two, "64,1,1", 75)
-    )
-    assert update_of(graph).elements == -1
-    fused_adam(graph)
-    # each kind passes twice: 80 ns for 2 values, 40 a value; 7 values of Adam take 280, all its parts 230
-    assert graph.select(name="fused").duration_ns.tolist() == [230]
-
-    many = of_unknown_shapes(*[(one, "64,1,1", 40), (two, "64,1,1", 45)], *[("rest", "64,1,1", 90)] * 2)
-    fused_adam(many)
-    assert many.select(name="fused").duration_ns.tolist() == [7 * 45 / 3]
-
-
 def test_memory_speedup_divides_and_more_bandwidth_is_never_slower():
     times = []
     for factor in (0.5, 1.0, 2.0, 4.0):
