@@ -259,9 +259,9 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
     texts = trace.text("name")
     letter = [next((key for key, value in words.items() if re.search(value, text)), OTHER) for text in texts]
     found = np.array([*letter, OTHER])[np.where(rows >= 0, trace["name"][np.maximum(rows, 0)], -1)]
-    found[tasks.kind == "memcpy"] = OTHER  # no cast
-    casts = (call_rows(graph, tasks.ids, CAST) >= 0) & (call_rows(graph, tasks.ids, PRODUCT_OPERATOR) >= 0)
-    found[casts] = OTHER  # of a product's own operands, as autocast makes them
+    casts = call_rows(graph, tasks.ids, CAST) >= 0
+    # A copy changes no type; what a product casts are its own operands, as autocast makes them.
+    found[casts & ((tasks.kind == "memcpy") | (call_rows(graph, tasks.ids, PRODUCT_OPERATOR) >= 0))] = OTHER
     works, around = _works(graph)
     own = np.where(rows >= 0, around[rows], works[graph.columns["row"][tasks.ids]])
     return np.where((tasks.kind == "cpu") & ~own, "", found), call

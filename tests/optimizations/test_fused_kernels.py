@@ -252,6 +252,25 @@ def test_scale_mask_and_softmax_become_one_kernel():
     assert simulate(graph).makespan_ns == 2 + 4 + 50 + 40 + 50
 
 
+def test_a_mask_that_is_filled_into_a_copy_of_the_scores_is_part_of_the_softmax():
+    #  stream 7  |bmm 50|copy 10|fill 20|softmax 40|bmm 50|  ->  |bmm 50|fused softmax 40|bmm 50|
+    program = Program()
+    calls(program, ("bmm", 50))
+    program.op("aten::masked_fill", "forward", ("Memcpy DtoD (Device -> Device)", 10), ("fill kernel", 20))
+    calls(program, ("_softmax", 40), ("bmm", 50))
+    graph = program.graph()
+    fused_softmax(graph)
+    assert graph.select(on="gpu").duration_ns.tolist() == [50, 40, 50]
+
+
+def test_a_copy_to_the_device_is_no_cast():
+    program = Program()
+    program.op("aten::to", "forward", ("Memcpy HtoD (Pinned -> Device)", 10))
+    calls(program, ("_softmax", 40))
+    with pytest.raises(NotApplicableError, match="right before or after"):
+        fused_softmax(program.graph())
+
+
 def test_a_softmax_that_stands_alone_is_refused():
     for work, words in (
         ([("bmm", 50), ("_softmax", 40)], "right before or after"),
