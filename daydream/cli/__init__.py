@@ -38,7 +38,7 @@ COMMANDS = {  # name -> the module that holds the command, a click command calle
     "mcp": "daydream.cli.mcp",
     "example": "daydream.cli.example",
 }
-START_PROGRAMS = {"collect", "calibrate", "mcp", "example"}  # the others answer from a trace, with NumPy
+NEED_NUMPY = {"import", "info", "replay", "whatif", "rank", "sweep", "explain", "scaling", "compare"}
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -65,7 +65,7 @@ class Commands(click.Group):
             near = closest(name, COMMANDS)
             hint = f"Did you mean {near[0]!r}?" if near else f"The commands are {', '.join(COMMANDS)}."
             raise click.UsageError(f"unknown command {name!r}. {hint}", ctx)
-        if name not in START_PROGRAMS and not {"-h", "--help"}.intersection(args):
+        if name in NEED_NUMPY and not {"-h", "--help"}.intersection(args):
             load_numpy()
         return super().resolve_command(ctx, args)
 
