@@ -1,4 +1,4 @@
-"""Engines: the NumPy scan against a C++ pass over the same arrays and against networkx + heapq."""
+"""Engines: ours against a C++ pass over the same arrays and against networkx + heapq."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ from daydream.simulate import reference, scan
 
 Pull = Callable[[], "np.ndarray"]
 MANY = 500_000  # tasks: networkx then takes many seconds a round
+SYNTHETIC = "synthetic"
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 
 METHOD = f"""\
 All engines run in one process on the same plan, in turn; their starts are checked to be equal, task by
 task. C++ is one pass in topological order over the same arrays (`g++ {" ".join(FLAGS[:2])}`, called
-through ctypes, its memory given). The scan is daydream's default engine; its planning depends on edges
-only, is done once a graph and kept. "lists" is its fallback over Python lists, "reference" the readable
-Algorithm 1, networkx + heapq what most people would write. Mtask/s are medians. A/A is the scan against
-itself."""
+through ctypes, its memory given). "ours" is daydream's default engine, a compiled loop. The scan in NumPy
+is what runs without a compiler; its planning depends on edges only, is done once a graph and kept. "lists"
+is its fallback over Python lists, "reference" the readable Algorithm 1, networkx + heapq what most people
+would write. Mtask/s are medians. A/A is our engine against itself. The bar for the scan is for plans of
+traces."""
 
 COLUMNS = {
     "graph": "graph",
@@ -43,13 +45,15 @@ COLUMNS = {
     "edges": "edges/task",
     "levels": "levels",
     "cpp": "C++",
-    "scan": "scan",
+    "ours": "ours",
+    "scan": "NumPy scan",
     "plan": "planning",
     "lists": "lists",
     "reference": "reference",
     "networkx": "networkx + heapq",
-    "below_cpp": "C++ / scan",
-    "over_networkx": "scan / networkx",
+    "below_cpp": "C++ / ours",
+    "scan_below_cpp": "C++ / scan",
+    "over_networkx": "ours / networkx",
     "planned_over_networkx": "planning + scan / networkx",
     "control": "A/A",
 }
@@ -61,15 +65,16 @@ def measure(settings: Settings) -> Part:
     table = Table("Mtask/s", COLUMNS)
     part.tables.append(table)
     part.aims += [
-        Aim("NumPy scan against networkx + heapq", 25, {}),
-        Aim("time of the NumPy scan against C++ (bar set for few waits)", 15, {}, least=False),
+        Aim("the default engine against networkx + heapq", 25, {}),
+        Aim("time of the default engine against C++", round(1 / 0.7, 2), {}, least=False),
+        Aim("time of the NumPy scan against C++, on traces", round(1 / 0.3, 2), {}, least=False),
     ]
     with TemporaryDirectory(prefix="daydream-benchmark-") as folder:
         library = _compiled(part, Path(folder))
         sizes = (10_000, 100_000) if settings.quick else (10_000, 100_000, 1_000_000)
         for tasks in sizes:
             for sync_every in (2000,) if settings.quick else (2000, 100):
-                name = f"synthetic, {tasks // 1000:,}k, sync every {sync_every}"
+                name = f"{SYNTHETIC}, {tasks // 1000:,}k, sync every {sync_every}"
                 table.rows.append(_race(part, settings, name, synthetic(tasks, sync_every), library))
     with sources(quick=settings.quick) as chosen:
         for source in chosen[:2]:
@@ -85,7 +90,8 @@ def _race(
     digraph = to_digraph(plan)
     expected, _ = scan.run(plan)
     engines: dict[str, Callable[[], Any]] = {
-        "scan": lambda: scan.run(plan)[0],
+        "ours": lambda: scan.run(plan)[0],
+        "scan": lambda: scan.in_numpy(plan)[0],
         "lists": lambda: scan.pull(plan),
         "reference": lambda: reference.run(plan)[0],
         "networkx": lambda: np.fromiter(
@@ -96,10 +102,10 @@ def _race(
         engines["cpp"] = _bind(library, plan)
     for engine, run in engines.items():
         if not np.array_equal(run(), expected):
-            raise ValueError(f"{engine} and the scan disagree on {name}")
+            raise ValueError(f"{engine} and our engine disagree on {name}")
     engines["networkx"] = lambda: simulate(digraph)
     engines["plan"] = lambda: _planned(plan)
-    engines["scan again"] = engines["scan"]
+    engines["ours again"] = engines["ours"]
     seconds = take_turns(
         {engine: timed(run) for engine, run in engines.items()}, settings.rounds(9 if len(plan) < MANY else 3)
     )
@@ -111,18 +117,20 @@ def _race(
         "tasks": len(plan),
         "edges": len(plan.edge_src) / len(plan),
         "levels": len(levels.levels) if levels else "lists taken",
-        "control": control(times_faster(seconds, "scan", "scan again")),
+        "control": control(times_faster(seconds, "ours", "ours again")),
         "seconds": seconds,
         **{engine: len(plan) / median(seconds[engine]) / 1e6 for engine in engines},
     }
-    over = times_faster(seconds, "scan", "networkx")
+    over = times_faster(seconds, "ours", "networkx")
     row["over_networkx"] = str(over)
     row["planned_over_networkx"] = str(times_faster(seconds, "planned", "networkx"))
     part.aims[0].cases[name] = over.value
     if library is not None:
-        below = times_faster(seconds, "cpp", "scan")
-        row["below_cpp"] = str(below)
-        part.aims[1].cases[name] = below.value
+        for column, engine, aim in (("below_cpp", "ours", 1), ("scan_below_cpp", "scan", 2)):
+            below = times_faster(seconds, "cpp", engine)
+            row[column] = str(below)
+            if engine == "ours" or not name.startswith(SYNTHETIC):
+                part.aims[aim].cases[name] = below.value
     return row
 
 

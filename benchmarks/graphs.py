@@ -67,8 +67,8 @@ def measure(settings: Settings) -> Part:
     )
     part.tables += [build, whatif]
     part.aims += [
-        Aim("graph build per node, against HTA's", 20, {}),
-        Aim("what-if on a loaded graph per node, against HTA's", 200, {}),
+        Aim("graph build per node, against HTA's", 60, {}),
+        Aim("what-if on a loaded graph per node, against HTA's", 500, {}),
         Aim("the whole `whatif` per node, against HTA's", 200, {}),
         Aim("what-if on a loaded graph, against networkx + heapq", 25, {}),
     ]

@@ -70,6 +70,7 @@ def measure(settings: Settings) -> Part:
     part.tables += [sweeps, imports]
     part.aims.append(Aim(f"a sweep with {PROCESSES}, against one process", 1.5, {}))
     part.aims.append(Aim(f"a sweep with {DASK}, against one process", 1.5, {}))
+    part.aims.append(Aim("a sweep of 200 scenarios, one process", 5, {}, least=False, unit="s"))
     others = [PROCESSES]
     try:
         import distributed  # noqa: F401 - whether it is there
@@ -84,6 +85,7 @@ def measure(settings: Settings) -> Part:
             sweeps.rows.append(row)
             if path != EXAMPLE:  # the small one is there to show when it does not pay
                 part.aims[0].cases[name] = row["processes_ratio"]
+                part.aims[2].cases[name] = row["local_s"]
                 if DASK in others:
                     part.aims[1].cases[name] = row["dask_ratio"]
         with TemporaryDirectory(prefix="daydream-benchmark-") as folder:
