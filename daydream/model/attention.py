@@ -28,7 +28,7 @@ BACKWARD = r"(?i)backward"
 EXPONENTIAL, LARGEST = r"exp_kernel|aten::exp\b", r"MaxOps|aten::a?max\b"
 BATCHED = r"aten::(bmm|baddbmm|matmul)$"
 BETWEEN = ("element-wise", "softmax", "copy", "reduction")
-BETWEEN_KERNEL = r"(?i)elementwise|soft_?max|dropout|reduce_kernel|masked|copy"
+BETWEEN_KERNEL = r"(?i)elementwise|soft_?max|dropout|reduce_kernel|masked|copy|triu_tril"  # or makes a mask
 BETWEEN_COPY = r"(?i)dtod|device\s*->\s*device"  # a contiguous tensor is copied before a mask is filled in
 
 

@@ -591,6 +591,16 @@ def test_without_shapes_a_chain_takes_as_long_as_its_products():
     assert graph.select(name="flash attention").duration_ns.tolist() == [8_000, 20_000]
 
 
+def test_a_causal_mask_that_is_made_between_the_products_is_part_of_attention():
+    scale = ("aten::mul", "forward", "vectorized_elementwise_kernel mul", 3_000, None)
+    mask = ("aten::tril", "forward", "void at::native::triu_tril_kernel<bool, int, false>", 500, None)
+    first, _, softmax, last = [(op, phase, kernel, ns, None) for op, phase, kernel, ns, _ in FORWARD]
+    graph = recorded(first, scale, mask, softmax, last)
+    flash_attention(graph)
+    assert graph.select(name="flash attention").duration_ns.tolist() == [8_000]  # as long as its products
+    assert not len(graph.select(name="triu_tril"))
+
+
 def test_attention_that_is_fused_with_more_in_the_forward_pass_is_refused():
     hidden = ("aten::bmm", "forward", "triton_per_fused__softmax_add_addmm_gelu_0", 14_000, [SCORES])
     with pytest.raises(NotApplicableError, match="in the backward pass alone"):
