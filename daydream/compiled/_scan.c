@@ -6,7 +6,7 @@
 
 #include "_plan.h"
 
-enum { MOST_FIELDS = 62, DEEPEST = 64, DIGITS = 18, NOT_FOUND = -1 };
+enum { MOST_FIELDS = 62, DEEPEST = 64, DIGITS = 18, MOST_TRIES = 512, NOT_FOUND = -1 };
 enum { PHASE, CATEGORY, NAME, OTHERS };          /* the first fields; */
 enum { SEEN, ODD };                              /* a row says there which fields it has, and which are odd */
 enum { OF_ROW, OF_MEMORY, OF_FLOW, CATEGORIES }; /* the first words: a phase, a name, a category; and the rest */
@@ -119,7 +119,8 @@ static inline const uint8_t *place_of(const Scan *s, int64_t text) {
     return begin < 0 ? s->words - begin - 1 : s->text + begin;
 }
 
-/* Returns the number of a text, the same for equal ones; NOT_FOUND if there is no room. */
+/* Returns the number of a text, the same for equal ones; NOT_FOUND if there is no room, or if so many others
+   stand in its way that somebody has chosen them so: half of the slots are empty. */
 static int64_t numbered(Scan *s, const uint8_t *begin) {
     const int64_t size = s->at - begin;
     uint64_t hash = (uint64_t)size, w;
@@ -132,7 +133,7 @@ static int64_t numbered(Scan *s, const uint8_t *begin) {
     for (w = 0; i < size; ++i) w = w << 8 | begin[i];
     hash = (hash ^ w) * 0x9E3779B97F4A7C15u;
     hash ^= hash >> 32;
-    for (uint64_t slot = hash;; ++slot) {
+    for (uint64_t slot = hash; slot != hash + MOST_TRIES; ++slot) {
         int32_t *const place = &s->slots[slot & (uint64_t)s->mask];
         if (*place < 0) {
             if (s->texts == s->most_texts) return NOT_FOUND;
@@ -145,6 +146,7 @@ static int64_t numbered(Scan *s, const uint8_t *begin) {
             !memcmp(place_of(s, *place), begin, (size_t)size))
             return *place;
     }
+    return NOT_FOUND;
 }
 
 /* Reads a number without an exponent, with a fraction if `point` is given, which gets how many digits that has.
@@ -334,7 +336,7 @@ end:
 static int take_names(Scan *s, PyObject *names, Py_ssize_t how) {
     const Py_ssize_t fields = PyTuple_Size(names);
     if (fields < 0) return 0;
-    if (fields != how || fields > MOST_FIELDS || s->top > fields || s->top <= OTHERS ||
+    if (fields != how || fields > MOST_FIELDS || s->top >= fields || s->top <= OTHERS ||
         s->how[PHASE] != 't' || s->how[CATEGORY] != 't' || s->how[NAME] != 't' || s->how[s->top - 1] != 'a') {
         PyErr_SetString(PyExc_ValueError, "the fields are not as they must be");
         return 0;

@@ -119,6 +119,32 @@ def test_a_text_that_ends_early_is_refused_wherever_it_ends():
     assert all(scanner.table(text[:end]) is None for end in range(1, len(text)))
 
 
+def texts_of_one_hash(count: int) -> list[str]:
+    """Return different texts that the scanner gives one hash: their second words undo the first ones."""
+    times, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
+    letters = np.random.default_rng(0).integers(97, 123, (1 << 21, 8), np.uint8)
+    letters[:, 0] = ord('"')
+    with np.errstate(over="ignore"):
+        after = (np.uint64(24) ^ letters.view(np.uint64)[:, 0]) * times
+        after ^= after >> half
+        second = (after ^ np.frombuffer(b"\x80 chosen", np.uint64, 1)[0]).view(np.uint8).reshape(-1, 8)
+    plain = ((second >= 32) & (second < 127) & (second != ord('"')) & (second != ord("\\"))).all(axis=1)
+    firsts, seconds = (some[plain][:count].tobytes().decode() for some in (letters, second))
+    return [firsts[at + 1 : at + 8] + seconds[at : at + 8] + "the end" for at in range(0, len(firsts), 8)]
+
+
+@needs_engine
+def test_texts_that_were_chosen_to_stand_in_each_others_way_are_read_as_objects(tmp_path):
+    texts = texts_of_one_hash(700)
+    assert len(set(texts)) == 700
+    few, many = (json.dumps([op(text, 1, 2) for text in texts[:count]]).encode() for count in (300, 700))
+    assert Scanner(exact=False).table(few) is not None
+    assert Scanner(exact=False).table(many) is None
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(document([*training(1), *json.loads(many)])))
+    check_the_same(path, 1 << 20)
+
+
 def arguments(text: bytes = b'[{"ph": "X", "cat": "kernel", "name": "k"}]', **other: Any) -> list[Any]:
     """Return what `scan` takes, some of it replaced."""
     names, how, top, words, kinds, blank = _fields()

@@ -97,9 +97,8 @@ class Header(msgspec.Struct, gc=False):
     otherData: Any = None  # noqa: N815 - of the Trace Event Format; daydream's own timelines have it
 
 
-ARGUMENTS = dict(
-    zip(Args.__struct_fields__, Args.__struct_encode_fields__, strict=True)
-)  # and as they are written
+# By their names here, as they are written.
+ARGUMENTS = dict(zip(Args.__struct_fields__, Args.__struct_encode_fields__, strict=True))
 RAW = {name for name, default in zip(ARGUMENTS, Args.__struct_defaults__, strict=True) if default is NOTHING}
 
 

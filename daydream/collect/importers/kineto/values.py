@@ -23,9 +23,8 @@ LARGEST = 2**63 - 1
 NOT_A_TIME = Decimal("NaN")
 
 
-Shapes = list[
-    list[int | list[int]]
-]  # what nearly all of them are, without a number that could be written otherwise
+# What nearly all of them are, without a number that could be written otherwise.
+Shapes = list[list[int | list[int]]]
 UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
