@@ -32,9 +32,8 @@ class GraphBuilder:
     trace: Trace
     graph: Graph
     end_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # recorded end, by task
-    unit_of_task: np.ndarray = field(
-        default_factory=lambda: np.empty(0, np.int64)
-    )  # of the trace's own tasks
+    # Of the trace's own tasks.
+    unit_of_task: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     event_rows: list[int] = field(default_factory=list)  # the row of `waits` behind each pair
     event_latency_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # by task
     _new_waits: list[tuple[int, int, int, int]] = field(default_factory=list)

@@ -21,7 +21,8 @@ def fused(trace: daydream.Trace) -> daydream.Trace:
     return trace.attach_handles(DebugHandleMap(dict.fromkeys(names, owners), rule="flop"))
 
 
-def compare(path: Path) -> None:
+def replays_alike(path: Path) -> bool:
+    """Check that parts of fused kernels change no step; tell whether they add up in a what-if, too."""
     whole, parted = daydream.replay(path), daydream.replay(fused(daydream.load(path)))
     assert [step.replayed_ns for step in parted.steps] == [step.replayed_ns for step in whole.steps]
     kernels = whole.graph.select(kind="kernel").where(lambda tasks: tasks.row >= 0)  # not untraced work
@@ -31,18 +32,19 @@ def compare(path: Path) -> None:
     halved = daydream.whatif(parted, "scale", layer="a", kind="kernel", factor=0)
     thirds = daydream.whatif(whole, "scale", kind="kernel", factor=2 / 3)
     assert halved.changed == len(kernels)
-    if halved.predicted_ns is not None and not len(whole.graph.select(name="^untraced")):
-        assert halved.predicted_ns == pytest.approx(thirds.predicted_ns, rel=1e-4)
+    if halved.predicted_ns is None or len(whole.graph.select(name="^untraced")):
+        return True
+    return halved.predicted_ns == pytest.approx(thirds.predicted_ns, rel=1e-4)
 
 
 @pytest.mark.parametrize("program", ["synchronizing", "multi_stream", "graphs", "gpu_bound", "queue_full_16"])
 def test_sharing_changes_no_replay(program: str, tmp_path: Path) -> None:
-    compare(PROGRAMS[program]().run(steps=6).write(tmp_path / "t.json", 2, 5))
+    assert replays_alike(PROGRAMS[program]().run(steps=6).write(tmp_path / "t.json", 2, 5))
 
 
 @pytest.mark.parametrize("name", ["mi300x_torch_compile_triton", "vllm_decode_graph_replay"])
 def test_shares_of_public_traces_add_up_and_replay_as_before(name: str) -> None:
-    compare(shared_trace(f"kineto/{name}.json.gz"))
+    assert replays_alike(shared_trace(f"kineto/{name}.json.gz"))
 
 
 def test_what_is_no_identifier_gets_the_nearest_one() -> None:

@@ -78,7 +78,7 @@ EXAMPLES = ["examples/mlp_cpu.json.gz", "examples/synthetic_gpt_gpu.json.gz"]
 
 @pytest.mark.parametrize("trace", EXAMPLES)
 def test_a_replayed_trace_comes_back_to_the_ns(trace, tmp_path):
-    comes_back(daydream.replay(trace).timeline, tmp_path)
+    assert comes_back(daydream.replay(trace).timeline, tmp_path)
 
 
 def test_a_prediction_comes_back_with_what_it_inserted(tmp_path):
@@ -101,7 +101,7 @@ def test_a_prediction_comes_back_with_what_it_inserted(tmp_path):
     ],
 )
 def test_public_traces_come_back_to_the_ns(trace, tmp_path):
-    comes_back(daydream.replay(shared_trace(trace)).timeline, tmp_path)
+    assert comes_back(daydream.replay(shared_trace(trace)).timeline, tmp_path)
 
 
 def comes_back(timeline, tmp_path):

@@ -81,9 +81,7 @@ def hand_over(builder: GraphBuilder) -> None:
             for lane in lanes
             if lane != worker and builder.thread_ids[lane][:2] == builder.thread_ids[worker][:2]
         ]
-        if (
-            len(callers) > 1
-        ):  # a thread that only polls idles around everybody's work; who hands over operates
+        if len(callers) > 1:  # one that only polls idles around everybody's work; who hands over operates
             callers = [lane for lane in callers if _operates(builder, busy[lane].tasks)] or callers
         idle.update({lane: idle_time(builder, lane) for lane in callers if lane not in idle})
         found = [(lane, *_bursts(builder, idle[lane], busy[worker])) for lane in callers]

@@ -20,7 +20,6 @@ every change of what the thread waited for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,13 +39,15 @@ from daydream.graph.rules.handoff import (
     spread,
     steadier,
 )
+from daydream.lazy import regex
 
 IDLE_NS = 50_000  # shorter pauses are a thread's own
 FAR_NS = 300_000  # the same where only how steady it is speaks for it: 80 to 100 us between DALI's executors
 LEAST_STEADY = 3  # pauses that have a spread
 AS_STEADY = 1.25  # of such points, those that vary by so much more than the steadiest count, too
+NUMBER = regex(r"\d+")
+BETWEEN = "\0"  # names that are looked at together
 OFTEN = 0.8  # of a thread's pauses before one kind of task that must end so
-ZEROS = str.maketrans("123456789", "0" * 9)
 CHANCE = 0.1  # of any moment to lie so close behind such a point; more would prove nothing
 
 
@@ -129,20 +130,10 @@ def _alike(builder: GraphBuilder, lane: int, names: np.ndarray) -> list[IdleTime
 def _without_numbers(texts: list[str]) -> np.ndarray:
     """Return a number for each name, the same where names differ in their digits only (`step 7`)."""
     codes: dict[str, int] = {}
-    plain = _with_zeros("\0".join(texts)).split("\0")  # quicker than one by one
-    if len(plain) != len(texts):
-        plain = [_with_zeros(text) for text in texts]
+    plain = NUMBER.sub("0", BETWEEN.join(texts)).split(BETWEEN)  # quicker than one by one
+    if len(plain) != len(texts):  # a name holds that, too
+        plain = [NUMBER.sub("0", text) for text in texts]
     return np.array([*(codes.setdefault(text, len(codes)) for text in plain), -1], np.int64)
-
-
-def _with_zeros(text: str) -> str:
-    """Return a text with a 0 in place of each number."""
-    if not text.isascii():
-        return re.sub(r"\d+", "0", text)
-    text = text.translate(ZEROS)
-    while "00" in text:
-        text = text.replace("00", "0")
-    return text
 
 
 def _points_of(builder: GraphBuilder, lane: int, names: np.ndarray) -> Points:
@@ -259,9 +250,7 @@ def _wait_for(builder: GraphBuilder, idle: IdleTime, points: Points, place: np.n
     graph = builder.graph
     columns = graph.columns
     pauses = np.flatnonzero(place >= 0)
-    pauses = pauses[
-        np.unique(idle.task[pauses], return_index=True)[1]
-    ]  # a task's range and its gap: the range
+    pauses = pauses[np.unique(idle.task[pauses], return_index=True)[1]]  # of a task's range and gap the range
     task, in_range, ends = idle.task[pauses], idle.in_range[pauses], idle.end[pauses]
     waker, time = points.task[place[pauses]], points.time[place[pauses]]
     woken = np.clip(time, idle.begin[pauses], ends)
