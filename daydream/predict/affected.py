@@ -13,7 +13,6 @@ import numpy as np
 from daydream.graph.columns import Columns
 from daydream.graph.plan import stable_order
 from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY
-from daydream.predict.start_up import start_up_calls
 from daydream.predict.uncertainty import MODEL_ERROR
 
 if TYPE_CHECKING:
@@ -98,9 +97,12 @@ class Edits:
         if before.facts.untraced_ns:  # device work without a row, which is not of the trace, stands for it
             untraced = ~inserted & ~cpu & (old["row"][np.minimum(ids, max(size - 1, 0))] < 0)
             self.unknown_ns = np.where(untraced & alive, np.maximum(now - was, 0), 0)
-        changed = cpu & alive & ~inserted & (now != was)
-        begins = changed & np.isin(ids, start_up_calls(before)) if changed.any() else changed
-        self.start_up_ns = float(np.abs(now - was)[begins].sum())  # of the only step there is
+        self.start_up_ns = 0.0
+        if len(before.steps) == 1:
+            from daydream.predict.start_up import start_up_calls  # what looks at recordings comes with it
+
+            begins = cpu & alive & ~inserted & np.isin(ids, start_up_calls(before))
+            self.start_up_ns = float(np.abs(now - was)[begins].sum())
         self.ns: dict[str, np.ndarray] = {
             "moved": np.where(cpu | ~alive, moved, 0),
             "copied": np.where(copied & ~modelled, now, 0),
