@@ -183,7 +183,12 @@ def test_products_that_are_known_by_name_only_are_refused_alike(kernel):
 def test_no_kernel_of_indices_is_taken_for_a_product_without_units():
     p = Program()
     p.op("my::op", "forward", ("attention_mask_kernel", 105_000), dtype="int64")
-    gpu(p.graph(devices=A100), to="v100")  # not refused
+    graph = p.graph(devices=A100)
+    gpu(graph, to="v100")  # not refused: longer by the ratio of bandwidths, behind the fixed 5 us
+    longer = find_device("a100-80gb").bandwidth / find_device("v100").bandwidth
+    assert graph.select(kind="kernel").duration_ns.tolist() == [
+        pytest.approx(5_000 + 100_000 * longer, rel=1e-3)
+    ]
 
 
 def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():

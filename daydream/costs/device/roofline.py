@@ -111,12 +111,12 @@ class Change:
         self.names, self.dtypes = selection.name, selection.dtype
         self.old = selection.duration_ns.astype(np.float64)
         self.work = work(graph, selection)
-        self.matrix = self.work.is_matrix | is_matrix_kernel(self.names)
+        self.source = device_or_none(graph)
+        self.matrix = self.work.is_matrix | (is_matrix_kernel(self.names) & self._may_multiply())
         if assumed is not None:
             unknown = self.matrix & (self.dtypes == None)  # noqa: E711 - a column of texts and None
             self.dtypes = np.where(unknown, assumed, self.dtypes)
         self.tf32 = runs_in_tf32(graph, selection)
-        self.source = device_or_none(graph)
         self.target = target or self.source
         self.other_device = target is not None and target != self.source
         if self.source is None and self.other_device:
@@ -138,6 +138,16 @@ class Change:
         self.affected = self.typed | (self.flop_factor != 1) | (self.bytes_factor != 1) | self.other_device
         self.floor = np.minimum(floor_ns(graph), self.old)
         self.body = self.old - self.floor
+
+    def _may_multiply(self) -> np.ndarray:
+        """Mask of the kernels in a type that the device multiplies, or in none that is known.
+
+        A kernel of indices or of a mask may have a name like a product's (`attention_mask_kernel`).
+        """
+        source = self.source
+        if source is None:
+            return np.ones(len(self.dtypes), bool)
+        return for_each(self.dtypes, lambda dtype: dtype is None or source.multiplies(dtype), bool)
 
     def predict(self) -> tuple[np.ndarray, np.ndarray]:
         """Return new durations, and the model behind each: roofline, ratio, paper or unchanged."""
