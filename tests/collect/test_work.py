@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kineto_text import call, document, kernel, note, op, training, write
 
 from daydream.collect.derive.device_names import (
+    COLLECTIVE_KERNEL,
+    COLLECTIVE_SIGNS,
     collective_of_name,
+    communicates,
     dtype_of_inputs,
     dtype_of_kernel,
     elements_of_dims,
@@ -204,3 +210,12 @@ def test_kernels_that_communicate_by_themselves_are_collectives(
 def test_kernels_of_one_device_are_no_collectives(tmp_path: Path, name: str) -> None:
     trace = imported(tmp_path, [call("cudaLaunchKernel", 0, 5, 1), kernel(name, 10, 20, 1)])
     assert trace.values("kind")[-1] == "kernel"
+
+
+WITHOUT_EXCEPTIONS = re.sub(r"\(\?!.*?\)(?=[(.])", "", COLLECTIVE_KERNEL.pattern)
+
+
+@given(st.from_regex(WITHOUT_EXCEPTIONS))
+def test_every_name_of_a_kernel_that_communicates_has_a_sign_of_it(name):
+    assert any(sign in name.lower() for sign in COLLECTIVE_SIGNS)
+    assert communicates(name) == (COLLECTIVE_KERNEL.search(name) is not None)
