@@ -20,6 +20,7 @@ from typing import Any
 from daydream import hooks
 from daydream.collect.live.busy_machine import BusyMachine
 from daydream.collect.live.compilation import watch_compilations
+from daydream.collect.live.gloo_threads import let_gloo_finish
 from daydream.collect.live.messages import SETTINGS, tell, trace_path
 from daydream.collect.live.provenance import watch_graph_breaks, watch_provenance
 from daydream.collect.live.rank import rank_and_world
@@ -134,7 +135,8 @@ class Child:
             if os.getpid() == pid:
                 util.Finalize(None, child.end, args=("the process ended",), exitpriority=-100)
 
-        atexit.register(self.end, "the script ended")
+        atexit.register(let_gloo_finish)
+        atexit.register(self.end, "the script ended")  # called before it
         register(self)
         util.register_after_fork(self, register)
 
