@@ -202,14 +202,15 @@ def _scan(plan: Plan, levels: scan.Levels, deadline: np.ndarray) -> np.ndarray:
     own = (deadline - plan.duration_ns)[runs.order] - before[:-1]
     s = np.empty(len(runs), np.int64)
     s[levels.slot] = np.minimum.reduceat(own, runs.head)
-    for edges, src, _, _, segments in reversed(levels.levels):
-        for segment in segments:
+    for level in reversed(levels.levels):
+        for segment in level.segments:
             part = s[segment][::-1]
             np.minimum.accumulate(part, out=part)
-        np.minimum.at(s, src, s[levels.dst[edges]] - weight[edges])
+        for slot, last in level.resumed:
+            s[last] = min(s[last], s[slot])
+        np.minimum.at(s, level.src, s[levels.dst[level.edges]] - weight[level.edges])
     # Within a run a task need not wait for what the tasks before it let begin.
-    leaving = np.flatnonzero(levels.wait >= 0)
-    np.minimum.at(own, runs.begin[levels.wait[leaving]], s[levels.dst[leaving]] - weight[leaving])
+    np.minimum.at(own, runs.begin[levels.wait], s[levels.dst] - weight)
     lane = plan.lane[runs.order]
     bounds = [0, *(np.flatnonzero(lane[1:] != lane[:-1]) + 1).tolist(), len(lane)]
     for begin, end in pairwise(bounds):

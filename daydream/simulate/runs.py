@@ -45,13 +45,13 @@ class Runs(NamedTuple):
     def before(self, plan: Plan) -> np.ndarray:
         """Return the costs of all tasks before each place, and of all tasks."""
         before = np.zeros(len(self.order) + 1, np.int64)
-        np.cumsum((plan.duration_ns + _gap(plan, self.folded))[self.order], out=before[1:])
+        np.cumsum((plan.duration_ns + _gap(plan, self.folded)).take(self.order), out=before[1:])
         return before
 
     def delay_ns(self, plan: Plan, before: np.ndarray) -> np.ndarray:
         """Return, of each wait, how much later than `before` of its source it lets its target begin."""
-        delay: np.ndarray = before[self.begin] + plan.edge_latency_ns[self.waits]
-        delay[self.late] += plan.duration_ns[self.late_task]
+        delay: np.ndarray = before.take(self.begin) + plan.edge_latency_ns.take(self.waits)
+        delay[self.late] += plan.duration_ns.take(self.late_task)
         return delay
 
     def spread(self, shift: np.ndarray, before: np.ndarray) -> np.ndarray:

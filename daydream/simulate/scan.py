@@ -22,6 +22,7 @@ plain pass over Python lists is quicker and is taken instead; results are the sa
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -70,7 +71,9 @@ class Level(NamedTuple):
     edges: slice
     src: np.ndarray  #: slots of the sources of these edges
     rows: np.ndarray  #: slots that have edges
+    mine: slice  #: these among the rows of all levels
     first: np.ndarray | None  #: each row's first edge, counted within the level; None if all have one
+    resumed: list[tuple[int, int]]  #: slots where a segment goes on with its lane, and the slots before
     segments: list[slice]
 
 
@@ -81,33 +84,38 @@ class Levels(NamedTuple):
     release_ns: np.ndarray  #: its earliest start
     slot: np.ndarray  #: of each run
     dst: np.ndarray  #: slot each edge leads to
-    wait: np.ndarray  #: which of the runs' waits it is; -1 where a segment goes on with its lane
+    wait: np.ndarray  #: which of the runs' waits it is
+    rows: np.ndarray  #: of all levels
     levels: list[Level]
 
 
 def _scan(plan: Plan, levels: Levels) -> np.ndarray:
     runs = runs_of(plan)
     before, weight = weigh(plan, runs, levels)
-    s = levels.release_ns - before[levels.head]
-    for edges, src, rows, first, segments in levels.levels:
+    s = levels.release_ns - before.take(levels.head)
+    own = s.take(levels.rows)
+    for edges, src, rows, mine, first, resumed, segments in levels.levels:
         if len(rows):
-            value = s[src]
+            value = s.take(src)
             value += weight[edges]
             if first is not None:
                 value = np.maximum.reduceat(value, first)
-            s[rows] = np.maximum(s[rows], value)
+            s[rows] = np.maximum(value, own[mine])
+        for slot, last in resumed:
+            if s[last] > s[slot]:  # noqa: PLR1730 - quicker than max()
+                s[slot] = s[last]
         for segment in segments:
             part = s[segment]
             np.maximum.accumulate(part, out=part)
-    return runs.spread(s[levels.slot], before)
+    return runs.spread(s.take(levels.slot), before)
 
 
 def weigh(plan: Plan, runs: Runs, levels: Levels) -> tuple[np.ndarray, np.ndarray]:
     """Return `before` of each place, and of each edge what it adds to its source's `s`."""
     before = runs.before(plan)
     delay = runs.delay_ns(plan, before)
-    delay -= before[runs.head[runs.dst]]
-    return before, np.append(delay, 0)[levels.wait]
+    delay -= before.take(runs.head).take(runs.dst)
+    return before, delay.take(levels.wait)
 
 
 def cut(plan: Plan) -> Levels | None:
@@ -148,32 +156,28 @@ def _lay_out(
     """
     slot = np.empty(len(runs), np.int64)
     slot[at_slot] = np.arange(len(runs))
-    waits = np.bincount(runs.dst, minlength=len(runs))
-    count = waits[at_slot]
-    count[resumed] += 1
+    count = np.bincount(runs.dst, minlength=len(runs))[at_slot]
+    wait = np.argsort(slot[runs.dst], kind="stable")
+    src = slot[runs.src[wait]]
     row = np.append(0, np.cumsum(count))
-    # Waits stand by target, so those of one run keep their order; where a segment goes on comes last.
-    place = row[slot[runs.dst]] + np.arange(len(runs.dst)) - (np.cumsum(waits) - waits)[runs.dst]
-    resuming = row[resumed + 1] - 1
-    src, wait = np.empty(row[-1], np.int64), np.full(row[-1], -1)
-    src[place], src[resuming] = slot[runs.src], slot[last]
-    wait[place] = np.arange(len(runs.dst))
 
     rows = np.flatnonzero(count)
     first = row[rows]
-    edge_bounds = row[offset[level_ptr]].tolist()
-    row_bounds = rows.searchsorted(offset[level_ptr]).tolist()
-    stops, segment_bounds = offset.tolist(), level_ptr.tolist()
+    begins = offset[level_ptr]
+    bounds = np.stack((row[begins], rows.searchsorted(begins), resumed.searchsorted(begins), level_ptr))
+    going_on = list(zip(resumed.tolist(), slot[last].tolist(), strict=True))
+    stops = offset.tolist()
     levels = []
-    for k in range(len(level_ptr) - 1):
-        edges, mine = slice(*edge_bounds[k : k + 2]), slice(*row_bounds[k : k + 2])
-        single = mine.stop - mine.start == edges.stop - edges.start
-        firsts = None if single else first[mine] - edges.start
-        segments = [slice(stops[i], stops[i + 1]) for i in range(*segment_bounds[k : k + 2])]
-        levels.append(Level(edges, src[edges], rows[mine], firsts, segments))
+    for (edge, edge_end), (at, end), going, segment in zip(
+        *(pairwise(b.tolist()) for b in bounds), strict=True
+    ):
+        edges, mine = slice(edge, edge_end), slice(at, end)
+        firsts = None if end - at == edge_end - edge else first[mine] - edge
+        segments = [slice(stops[i], stops[i + 1]) for i in range(*segment)]
+        levels.append(Level(edges, src[edges], rows[mine], mine, firsts, going_on[slice(*going)], segments))
     head = runs.head[at_slot]
     dst = np.repeat(np.arange(len(runs)), count)
-    return Levels(head, plan.release_ns[runs.order[head]], slot, dst, wait, levels)
+    return Levels(head, plan.release_ns[runs.order[head]], slot, dst, wait, rows, levels)
 
 
 def _segments(
