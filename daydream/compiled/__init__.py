@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "DAYDREAM_COMPILED"
-INTERFACE = 4  # a checkout may still hold loops that were built for other arguments
+INTERFACE = 5  # a checkout may still hold loops that were built for other arguments
 
 
 def engine() -> ModuleType | None:
@@ -56,6 +56,11 @@ def engine() -> ModuleType | None:
     each text, words first. `exact` reads starts by their digits; else one for which a float is too coarse
     becomes 2**63 - 1. It returns how many rows and texts there are, and whether a string is beyond ASCII;
     None where something is not strict JSON, or of another form: nothing of it may be used then.
+
+    `by_kind(rows, width, at, always, columns, edges, fields)` puts such rows, of so many int64, in order of
+    the kind that stands in place `at`, a column a field. `columns` gets those of the fields that any row has
+    and of the bits in `always`, the others stay as they are. `edges` gets where the rows of each kind begin
+    and end, and `fields` the bits of the fields that rows of each kind have, then of those that are texts.
 
     All raise `ValueError` for arrays that do not fit each other and for indices out of range, before
     they are used. Arrays are contiguous, with the types of a plan and of that module.

@@ -172,12 +172,13 @@ static PyMethodDef methods[] = {
     {"nest", nest, METH_VARARGS, "nest(order, ..., rounding): fill parent, cut end; return the crossings."},
     {"cut", daydream_cut, METH_VARARGS, "cut(order, ..., gap): fill in the stretches; return how many, or -1."},
     {"scan", daydream_scan, METH_VARARGS, "scan(names, ..., slots, exact): fill rows and spans; None if it refuses."},
+    {"by_kind", daydream_by_kind, METH_VARARGS, "by_kind(rows, ..., fields): fill the columns of a table."},
     {NULL, NULL, 0, NULL},
 };
 
 static int set_up(PyObject *module) {
     /* Whoever calls a function of another number takes or gives other arguments. */
-    return PyModule_AddIntConstant(module, "INTERFACE", 4);
+    return PyModule_AddIntConstant(module, "INTERFACE", 5);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)set_up}, {0, NULL}};

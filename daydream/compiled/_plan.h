@@ -50,10 +50,11 @@ static inline void release_all(Py_buffer *buffers, int count) {
     for (int i = 0; i < count; ++i) PyBuffer_Release(&buffers[i]);
 }
 
-/* In _scan.c, _stretches.c and _variants.c. */
+/* In _scan.c, _stretches.c, _table.c and _variants.c. */
 PyObject *daydream_cut(PyObject *module, PyObject *args);
 PyObject *daydream_walk(PyObject *module, PyObject *args);
 PyObject *daydream_pull_many(PyObject *module, PyObject *args);
 PyObject *daydream_scan(PyObject *module, PyObject *args);
+PyObject *daydream_by_kind(PyObject *module, PyObject *args);
 
 #endif

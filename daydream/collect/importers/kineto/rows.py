@@ -25,7 +25,7 @@ from daydream.collect.importers.kineto.devices import (
 from daydream.collect.importers.kineto.events import Args, Event
 from daydream.collect.importers.kineto.kinds import CATEGORIES, DEVICE, HOST, KINDS, NAMED, SILENT
 from daydream.collect.importers.kineto.memory_rows import MEMORY_ROW, MemoryRows
-from daydream.collect.importers.kineto.scanned import KIND, PLACE, Table, value_of
+from daydream.collect.importers.kineto.scanned import PLACE, Table, value_of
 from daydream.collect.importers.kineto.table_columns import TableColumns, numbers_of
 from daydream.collect.importers.kineto.values import Codes, Names, Numbers, duration_ns, group_of, start_ns
 from daydream.trace.schema import NO_ID, UNKNOWN
@@ -149,7 +149,8 @@ class Rows:
                 )
         chunk = self._tables.chunk(table)
         chunk["start_ns"], chunk["duration_ns"] = table.columns[PLACE["ts"]], table.columns[PLACE["dur"]]
-        chunk["name"], chunk["kind"] = name, table.columns[KIND].astype(np.int8)
+        sizes = np.diff(table.edges[: len(KINDS) + 1])
+        chunk["name"], chunk["kind"] = name, np.repeat(np.arange(len(KINDS), dtype=np.int8), sizes)
         if self._tables.on_queues(table):
             self.vendor = "xpu"
         chunk = self._timed(chunk, (chunk["start_ns"] == NO_ID) | (chunk["duration_ns"] == NO_ID))

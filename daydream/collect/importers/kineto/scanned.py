@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,6 +22,9 @@ from daydream.collect.importers.kineto.values import NeedsDigitsError
 from daydream.compiled import engine
 from daydream.trace.schema import NO_ID, UNKNOWN
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 OUTER = {"ph": "t", "cat": "t", "name": "t", "pid": "i", "tid": "i", "ts": "s", "dur": "d", "args": "a"}
 INNER = (
     "external", "sequence", "forward_thread", "external_2021", "dims", "types", "hierarchy", "device",
@@ -31,10 +34,11 @@ INNER = (
 )  # fmt: skip
 PLACE = {name: place for place, name in enumerate((*OUTER, *INNER))}
 WIDTH = len(PLACE) + 2  # where an event stands is behind its fields
-SEEN, ODD, KIND, BEGIN, SIZE = PLACE["ph"], PLACE["cat"], PLACE["args"], WIDTH - 2, WIDTH - 1
+KIND, BEGIN, SIZE = PLACE["args"], WIDTH - 2, WIDTH - 1
 ODD_NUMBER = -(2**62)  # less the number of the text that stands for a number
 NEEDS_DIGITS = 2**63 - 1
 OTHER, MEMORY, NO_KIND = len(KINDS), len(KINDS) + 1, -1
+ALWAYS = sum(1 << place for place in (PLACE["name"], PLACE["ts"], PLACE["dur"], BEGIN, SIZE))
 KIND_OF = {"X": OTHER, MEMORY_ROW: MEMORY, NPU_FLOW: NO_KIND}  # the words that the scanner asks for, in order
 KIND_OF |= {category: KINDS.index(kind) for category, kind in CATEGORIES.items()}
 KIND_OF |= {category: NO_KIND for category in SILENT if category is not None}
@@ -61,22 +65,24 @@ def _fields() -> tuple[tuple[bytes, ...], bytes, int, bytes, bytes, np.ndarray]:
 class Table:
     """Rows of a list of events in order of their kinds, a column a field: int64, shape (fields, rows).
 
-    A text is a number into `numbers`, which leads to the scanner's `texts`. `memory` are rows of memory, and
-    `categories` those of rows that are left out.
+    Only the columns of names, of times and of fields that a row has hold anything: see `column`. Rows of a
+    kind lie between its two `edges`. A text is a number into `numbers`, which leads to the scanner's
+    `texts`. `memory` are rows of memory, and `categories` those of rows that are left out.
     """
 
-    def __init__(self, columns: np.ndarray, numbers: np.ndarray, texts: list[bytes]) -> None:
-        self.columns, self.numbers, self.texts = columns, numbers, texts
+    def __init__(
+        self,
+        columns: np.ndarray,
+        edges: list[int],
+        fields: list[list[int]],
+        numbers: np.ndarray,
+        texts: list[bytes],
+    ) -> None:
+        self.columns, self.edges, self.numbers, self.texts = columns, edges, numbers, texts
         self.memory: list[Event] = []
         self.categories: list[str] = []
-        self.edges: list[int] = np.searchsorted(columns[KIND], np.arange(MEMORY + 2)).tolist()
-        self._seen, self._odd = ([0] * (MEMORY + 1) for _ in range(2))
-        there = [kind for kind in range(MEMORY + 1) if self.edges[kind] < self.edges[kind + 1]]
-        if there:
-            begins = [self.edges[kind] for kind in there]
-            found = np.bitwise_or.reduceat(columns[: ODD + 1], begins, axis=1).tolist()
-            for at, kind in enumerate(there):
-                self._seen[kind], self._odd[kind] = found[SEEN][at], found[ODD][at]
+        self._fields = fields
+        self._seen, self._odd = fields
 
     def rows(self, kind: int) -> slice:
         """Return the rows of a kind."""
@@ -102,7 +108,8 @@ class Table:
 
     def without(self, rows: np.ndarray) -> Table:
         """Return the table without some rows: bool, shape (rows,)."""
-        rest = Table(self.columns[:, ~rows], self.numbers, self.texts)
+        edges = np.append(0, np.cumsum(~rows))[np.minimum(self.edges, len(rows))].tolist()
+        rest = Table(self.columns[:, ~rows], edges, self._fields, self.numbers, self.texts)
         rest.memory, rest.categories = self.memory, self.categories
         return rest
 
@@ -118,12 +125,12 @@ class Scanner:
         self._exact = exact
         self._known = {word: number for number, word in enumerate(WORDS)}
         self.texts = list(WORDS)
-        self._rows, self._sorted = (np.empty((0, WIDTH), np.int64) for _ in range(2))
+        self._rows = np.empty((0, WIDTH), np.int64)
         self._spans = np.empty((MOST_TEXTS, 2), np.int64)
         self._hashes = np.empty(MOST_TEXTS, np.int64)
         self._slots = np.empty(2 * MOST_TEXTS, np.int32)
         loops = engine()
-        self.there, self._scan = loops is not None, None if loops is None else loops.scan
+        self.there, self._loops = loops is not None, loops
 
     def table(self, text: bytes, stop: int | None = None) -> Table | None:
         """Return the table of a JSON list, or of what stands in one up to `stop`; None if it is not as usual.
@@ -131,17 +138,17 @@ class Scanner:
         Raises `NeedsDigitsError` where starts need more digits than a float holds.
         """
         size = len(text)
-        if self._scan is None or size > MOST_BYTES:
+        if self._loops is None or size > MOST_BYTES:
             return None
         if len(self._rows) < size // LEAST_EVENT + 1:
-            self._rows, self._sorted = (
-                np.empty((size // LEAST_EVENT + 1, WIDTH), np.int64) for _ in range(2)
-            )
+            self._rows = np.empty((size // LEAST_EVENT + 1, WIDTH), np.int64)
         room = self._rows, self._spans, self._hashes, self._slots
-        found = self._scan(*_fields(), memoryview(text)[:stop], *room, self._exact)
-        return None if found is None else self._checked(text, stop, *found)
+        found = self._loops.scan(*_fields(), memoryview(text)[:stop], *room, self._exact)
+        return None if found is None else self._checked(self._loops, text, stop, *found)
 
-    def _checked(self, text: bytes, stop: int | None, count: int, texts: int, high: int) -> Table | None:
+    def _checked(
+        self, loops: ModuleType, text: bytes, stop: int | None, count: int, texts: int, high: int
+    ) -> Table | None:
         """Return the table of the rows found, None if something in them is not as usual."""
         if high:
             try:
@@ -152,10 +159,10 @@ class Scanner:
         numbers = self._numbers([text[begin : begin + size] for begin, size in spans])
         if numbers is None:
             return None
-        rows = self._rows[:count]
-        order = np.argsort(rows[:, KIND].astype(np.int8), kind="stable")
-        np.take(rows, order, axis=0, out=self._sorted[:count], mode="clip")
-        table = Table(self._sorted[:count].T.copy(), numbers, self.texts)
+        columns, edges = np.empty((WIDTH, count), np.int64), np.empty(MEMORY + 2, np.int64)
+        fields = np.empty((2, MEMORY + 1), np.int64)
+        loops.by_kind(self._rows[:count], WIDTH, KIND, ALWAYS, columns, edges, fields)
+        table = Table(columns, edges.tolist(), fields.tolist(), numbers, self.texts)
         known = table.edges[OTHER]
         if known and int(table.columns[PLACE["name"], :known].min()) < 0:
             return None
