@@ -39,6 +39,9 @@ def engine() -> ModuleType | None:
     `daydream.collect.derive.nesting`: it fills `parent`, cuts `end` and returns the crossings. `open` has
     room for an int32 a row of `order`.
 
+    `nearest(flags, parent, found)` is the loop of `nearest` in that module: it fills the last, int32 as the
+    parents, with each row's nearest ancestor that has a flag, or -1.
+
     `cut(order, lane, start, duration, parent, open, owner, on, turn, begin, end, gap)` cuts the time of rows,
     which are given by lane and start, into stretches, as `daydream.graph.rules.threads` says: it fills the
     last six and returns how many there are, or -1 where the rows do not lie in one another as `parent` says

@@ -165,11 +165,51 @@ static PyObject *nest(PyObject *module, PyObject *args) {
     return answer;
 }
 
+/* As `nearest` of daydream/collect/derive/nesting.py. A parent nearly always stands before its rows, and has its
+   own answer by then. */
+static int find_nearest(const uint8_t *flags, const int32_t *parent, int32_t *found, int64_t rows) {
+    for (int64_t i = 0; i < rows; ++i) {
+        int64_t row = i, climbed = 0;
+        while (!flags[row]) {
+            row = parent[row];
+            if (row < 0) break;
+            if (row >= rows || ++climbed > rows) return WRONG; /* the second is a circle */
+            if (row < i) {
+                row = found[row];
+                break;
+            }
+        }
+        found[i] = row < 0 ? -1 : (int32_t)row;
+    }
+    return DONE;
+}
+
+static PyObject *nearest(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer b[3];
+    PyObject *answer = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*w*:nearest", &b[0], &b[1], &b[2])) return NULL;
+    const int64_t rows = b[0].len;
+    if (holds(&b[1], "parent", rows, 4) && holds(&b[2], "found", rows, 4)) {
+        int done;
+        Py_BEGIN_ALLOW_THREADS
+        done = find_nearest(b[0].buf, b[1].buf, b[2].buf, rows);
+        Py_END_ALLOW_THREADS
+        if (done == DONE)
+            answer = Py_NewRef(Py_None);
+        else
+            PyErr_SetString(PyExc_ValueError, "a parent is out of range, or in a circle");
+    }
+    release_all(b, 3);
+    return answer;
+}
+
 static PyMethodDef methods[] = {
     {"pull", pull, METH_VARARGS, "pull(lane, ..., end): fill start and end; False where times are too long."},
     {"walk", daydream_walk, METH_VARARGS, "walk(lane, ..., sink, since): fill path and by; return the path's length."},
     {"pull_many", daydream_pull_many, METH_VARARGS, "pull_many(lane, ..., out, lanes): fill in the ends of each variant."},
     {"nest", nest, METH_VARARGS, "nest(order, ..., rounding): fill parent, cut end; return the crossings."},
+    {"nearest", nearest, METH_VARARGS, "nearest(flags, parent, found): fill in the nearest flagged rows."},
     {"cut", daydream_cut, METH_VARARGS, "cut(order, ..., gap): fill in the stretches; return how many, or -1."},
     {"scan", daydream_scan, METH_VARARGS, "scan(names, ..., slots, exact): fill rows and spans; None if it refuses."},
     {"by_kind", daydream_by_kind, METH_VARARGS, "by_kind(rows, ..., fields): fill the columns of a table."},

@@ -190,6 +190,39 @@ def test_any_rows_are_nested_or_refused(data):
     assert (answer == "a row to be nested is out of range") == outside
 
 
+def climbed(row, flags, parent):
+    """Return the nearest flagged row at or above a row, -1 for none, None where the climb goes astray."""
+    seen = set()
+    while not flags[row]:
+        row = parent[row]
+        if row < 0:
+            return -1
+        if row >= len(flags) or row in seen:
+            return None
+        seen.add(row)
+    return row
+
+
+@needs_engine
+@given(st.lists(st.tuples(st.integers(-1, 9), st.booleans()), max_size=9))
+def test_any_parents_are_climbed_or_refused(rows):
+    parent, flags = [above for above, _ in rows], [flag for _, flag in rows]
+    expected = [climbed(row, flags, parent) for row in range(len(rows))]
+    found = np.empty(len(rows), np.int32)
+    answer = tried(ENGINE.nearest, np.array(flags, bool), np.array(parent, np.int32), found)
+    if None in expected:
+        assert answer == "a parent is out of range, or in a circle"
+        return
+    assert found.tolist() == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiled.VARIABLE, "0")
+        assert nesting.nearest(np.array(flags, bool), np.array(parent, np.int32)).tolist() == expected
+    for short in ((flags, parent[1:], found), (flags, parent, found[1:])):
+        if rows:
+            with pytest.raises(ValueError, match="aligned items"):
+                ENGINE.nearest(*(np.array(one, kind) for one, kind in zip(short, "?ii", strict=True)))
+
+
 # -- the switch ------------------------------------------------------------------------------------
 
 

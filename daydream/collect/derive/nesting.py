@@ -208,6 +208,10 @@ def link_launches(recording: Recording) -> np.ndarray:
 def nearest(flags: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """Return for each row itself or its nearest ancestor that is flagged, else unknown."""
     found = np.empty(len(flags), np.int32)
+    engine = compiled.engine()
+    if engine is not None:
+        engine.nearest(np.require(flags, bool, "C"), np.require(parent, np.int32, "C"), found)
+        return found
     found[:] = parent
     found[flags] = np.flatnonzero(flags)
     for begin in range(0, len(found), PORTION):
