@@ -183,3 +183,44 @@ def test_rows_and_texts_that_have_no_room_are_refused():
 def test_arrays_that_do_not_fit_are_refused(other):
     with pytest.raises(ValueError, match=r"must be|needed"):
         ENGINE.scan(*arguments(**other))
+
+
+@needs_engine
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 3)), max_size=20),
+    st.integers(0, 15),
+)
+def test_rows_become_columns_in_order_of_their_kinds(rows, always):
+    table = np.array([(*row, number) for number, row in enumerate(rows)], np.int64).reshape(-1, 4)
+    columns, edges, fields = np.full((4, len(rows)), -9), np.empty(5, np.int64), np.empty((2, 4), np.int64)
+    ENGINE.by_kind(table, 4, 2, always, columns, edges, fields)
+    order = np.argsort(table[:, 2], kind="stable")
+    taken = np.bitwise_or.reduce(table[:, 0], initial=always)
+    for place in range(4):
+        expected = table[order, place] if taken >> place & 1 else np.full(len(rows), -9)
+        assert columns[place].tolist() == expected.tolist()
+    assert edges.tolist() == np.searchsorted(table[order, 2], range(5)).tolist()
+    for place, kind in np.ndindex(2, 4):
+        assert fields[place, kind] == np.bitwise_or.reduce(table[table[:, 2] == kind, place], initial=0)
+
+
+@needs_engine
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"width": 1}, {"width": 65}, {"width": -1}, {"width": 5}, {"at": 4}, {"at": -1}, {"at": 3},
+        {"columns": np.empty(7, np.int64)}, {"edges": np.empty(0, np.int64)},
+        {"edges": np.empty(99, np.int64)}, {"edges": np.empty(3, np.int64)},
+        {"fields": np.empty(5, np.int64)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tables_that_do_not_fit_are_refused(other):
+    rows = np.array([[0, 0, 1, 9], [0, 0, 0, -1]], np.int64)
+    given_arrays = {
+        "rows": rows, "width": 4, "at": 2, "always": 0, "columns": np.empty((4, 2), np.int64),
+        "edges": np.empty(4, np.int64), "fields": np.empty(6, np.int64),
+    }  # fmt: skip
+    ENGINE.by_kind(*given_arrays.values())
+    with pytest.raises(ValueError, match=r"must be|needed|out of range"):
+        ENGINE.by_kind(*(given_arrays | other).values())
