@@ -146,11 +146,16 @@ def narrow(column: np.ndarray, least: type[np.signedinteger[Any]] = np.int32) ->
     fewest = np.dtype(least).itemsize
     if not len(column) or column.dtype.itemsize <= fewest:
         return column
-    low, high = int(column.min()), int(column.max())
+    width = width_of(int(column.min()), int(column.max()), fewest)
+    return column if width in (column.dtype, WIDEST) else column.astype(width)
+
+
+def width_of(low: int, high: int, fewest: int) -> np.dtype:
+    """Return the narrowest type, of at least so many bytes, that holds all numbers between two."""
     for width, most in WIDTHS:
         if width.itemsize >= fewest and -most <= low + 1 and high <= most:
-            return column if column.dtype == width else column.astype(width)
-    return column
+            return width
+    return WIDEST
 
 
 def _take(flags: np.ndarray, codes: np.ndarray) -> np.ndarray:
