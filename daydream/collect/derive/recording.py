@@ -24,6 +24,7 @@ from daydream.trace.schema import FIELDS, UNKNOWN
 PORTION = 1 << 16
 FEW = 8
 WIDTHS = tuple((np.dtype(width), int(np.iinfo(width).max)) for width in (np.int8, np.int16, np.int32))
+WIDEST = np.dtype(np.int64)
 
 
 @dataclass
@@ -127,13 +128,16 @@ class Recording:
         codes: dict[tuple[int, int], int] = {}
         threads = np.empty(len(self), np.int32)
         for begin in range(0, len(self), PORTION):
-            pids, pid = arrays.places(self["pid"][begin : begin + PORTION])
-            tids, tid = arrays.places(self["tid"][begin : begin + PORTION])
+            pid, tid = (self[name][begin : begin + PORTION] for name in ("pid", "tid"))
+            first = np.ones(len(pid) + 1, bool)  # of each run of rows of one thread
+            first[1:-1] = (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])
+            runs = np.flatnonzero(first)
+            pids, pid = arrays.places(pid[runs[:-1]])
+            tids, tid = arrays.places(tid[runs[:-1]])
             pairs, pair = arrays.places(pid * len(tids) + tid)
             places = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
-            threads[begin : begin + PORTION] = np.array(
-                [codes.setdefault(place, len(codes)) for place in places]
-            )[pair]
+            numbers = np.array([codes.setdefault(place, len(codes)) for place in places])
+            threads[begin : begin + PORTION] = np.repeat(numbers[pair], np.diff(runs))
         return narrow(threads, np.int16)
 
     def note(self, sentence: str) -> None:

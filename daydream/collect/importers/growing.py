@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.collect.derive.recording import narrow
+from daydream.collect.derive.recording import width_of
 from daydream.trace.schema import FIELDS, UNKNOWN
 
 FIRST_ROWS = 1 << 14
+ALWAYS = ("start_ns", "duration_ns", "kind", "name")
 
 
 class GrowingColumns:
-    """Rows appended in chunks; a column that a chunk lacks is unknown there.
+    """Rows appended in chunks; what a chunk lacks is unknown there, and a column that says nothing is none.
 
     `codes` are the columns that hold codes: they may be 8 or 16 bits wide.
     """
@@ -24,26 +25,33 @@ class GrowingColumns:
 
     def append(self, chunk: dict[str, np.ndarray]) -> None:
         """Add the rows of a chunk, whose columns are equally long."""
-        size = len(next(iter(chunk.values())))
+        size = len(next(iter(chunk.values()), ()))
+        if not size:
+            return
         begin, self.rows = self.rows, self.rows + size
         if self.rows > self._room:
             self._room = max(FIRST_ROWS, self.rows + self.rows // 8)
             for column in self.columns.values():
                 column.resize(self._room, refcheck=False)  # moves pages, copies nothing
+        lacking = set(self.columns)
         for name, values in chunk.items():
-            narrowest = narrow(values, np.int8 if name in self._codes else np.int32)
+            low, high = int(values.min()), int(values.max())
+            if low == high == null_of(name) and name not in ALWAYS:
+                continue
+            fewest = min(values.dtype.itemsize, 1 if name in self._codes else 4)
+            width = width_of(low, high, fewest)
             if name in self.columns:
                 column = self.columns[name]
             else:
-                column = np.zeros(self._room, np.result_type(narrowest.dtype, _null_type(name)))
+                column = np.zeros(self._room, np.result_type(width, _null_type(name)))
                 column[:begin] = null_of(name)
-            if narrowest.dtype.itemsize > column.dtype.itemsize:
-                column = column.astype(narrowest.dtype)
-            column[begin : self.rows] = narrowest
+            if width.itemsize > column.dtype.itemsize:
+                column = column.astype(width)
+            column[begin : self.rows] = values
             self.columns[name] = column
-        for name, column in self.columns.items():
-            if name not in chunk:
-                column[begin : self.rows] = null_of(name)
+            lacking.discard(name)
+        for name in lacking:
+            self.columns[name][begin : self.rows] = null_of(name)
 
     def take(self, name: str) -> np.ndarray:
         """Return a column and forget it; unknown throughout if no chunk had it."""

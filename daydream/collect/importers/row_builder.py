@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.recording import Recording, narrow
-from daydream.collect.importers.growing import GrowingColumns, null_of
+from daydream.collect.importers.growing import GrowingColumns
 from daydream.collect.importers.kineto.values import outer_first, plain_text
 from daydream.errors import TraceError
 from daydream.text import counted
@@ -57,13 +57,7 @@ class RowBuilder:
             return
         kinds = np.full(len(start), self.code("kind", kind)) if isinstance(kind, str) else kind
         chunk = {"start_ns": start, "duration_ns": end - start, "kind": kinds, **columns}
-        always = ("start_ns", "duration_ns", "kind", "name")
-        kept = {
-            name: column[good]
-            for name, column in chunk.items()
-            if name in always or (column != null_of(name)).any()
-        }
-        self._growing.append(kept)
+        self._growing.append({name: column[good] for name, column in chunk.items()})
 
     def recording(self, path: Path, nothing: str, **metadata: Any) -> Recording:
         """Return the recording of all rows, in order of start, with times from the first one.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.source_lines import SourceLines, own_frame
-from daydream.collect.importers.growing import GrowingColumns, null_of
+from daydream.collect.importers.growing import GrowingColumns
 from daydream.collect.importers.kineto.devices import (
     NPU_FLOW,
     call_of_flow,
@@ -148,14 +148,16 @@ class Rows:
                     and bool(np.isin(name[chosen], [*self._modules, *self._annotations]).any())
                 )
         chunk = self._tables.chunk(table)
-        chunk["start_ns"], chunk["duration_ns"] = table.columns[PLACE["ts"]], table.columns[PLACE["dur"]]
+        start, duration = table.columns[PLACE["ts"]], table.columns[PLACE["dur"]]
+        chunk["start_ns"], chunk["duration_ns"] = start, duration
         sizes = np.diff(table.edges[: len(KINDS) + 1])
         chunk["name"], chunk["kind"] = name, np.repeat(np.arange(len(KINDS), dtype=np.int8), sizes)
         if self._tables.on_queues(table):
             self.vendor = "xpu"
-        chunk = self._timed(chunk, (chunk["start_ns"] == NO_ID) | (chunk["duration_ns"] == NO_ID))
+        if int(start.min()) == NO_ID or int(duration.min()) < 0:
+            chunk = self._timed(chunk, (start == NO_ID) | (duration == NO_ID))
         if not ranges:
-            self._keep(chunk)
+            self.growing.append(chunk)
             return
         kinds = chunk.pop("kind")
         for code, kind in enumerate(KINDS):
@@ -310,11 +312,4 @@ class Rows:
                 self._keep_as(name, part)
 
     def _keep_as(self, kind: str, chunk: dict[str, np.ndarray]) -> None:
-        self._keep(chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)})
-
-    def _keep(self, chunk: dict[str, np.ndarray]) -> None:
-        always = ("start_ns", "duration_ns", "name", "kind")
-        self.growing.append({
-            name: column for name, column in chunk.items()
-            if name in always or (column != null_of(name)).any()
-        })  # fmt: skip
+        self.growing.append(chunk | {"kind": np.full(len(chunk["name"]), KINDS.index(kind), np.int8)})

@@ -59,10 +59,9 @@ class TextCodes:
             self._code_of = np.concatenate([self._code_of, more])
         while True:
             codes = np.append(self._code_of[table.numbers], np.int32(UNKNOWN))[column]
-            new = codes == NEW
-            if not new.any():
+            if not len(codes) or int(codes.min()) > NEW:
                 return codes
-            for number in dict.fromkeys(column[new].tolist()):
+            for number in dict.fromkeys(column[codes == NEW].tolist()):
                 self._code_of[table.numbers[number]] = self._codes[self._read(table.text(number))]
 
 
@@ -114,19 +113,15 @@ class TableColumns:
 
     def _first_of(self, table: Table, fields: tuple[str, ...], kinds: tuple[int, ...]) -> np.ndarray | None:
         column = numbers_of(table, fields[0], kinds, self._ids)
-        lacks = np.zeros(table.columns.shape[1], bool)
         for field in fields[1:]:
-            for kind in kinds:
-                rows = table.rows(kind)
-                lacks[rows] = True if column is None else column[rows] < 0
-            if lacks.any():
-                other = numbers_of(table, field, kinds, self._ids)
-                other = (
-                    np.full(len(lacks), UNKNOWN)
-                    if other is None
-                    else np.where(other == NO_ID, UNKNOWN, other)
-                )
-                column = other if column is None else np.where(lacks, other, column)
+            if column is not None and int(column.min()) >= 0:
+                break
+            other = numbers_of(table, field, kinds, self._ids)
+            if other is not None:
+                other = np.where(other == NO_ID, UNKNOWN, other)
+                column = other if column is None else np.where(column < 0, other, column)
+            elif column is not None:
+                column = np.maximum(column, UNKNOWN)
         return column
 
     def _add_collectives(self, table: Table, found: dict[str, np.ndarray | None]) -> None:
