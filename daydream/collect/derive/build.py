@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from daydream.arrays import unique
 from daydream.collect.derive.compilations import compilations
 from daydream.collect.derive.device_work import fill_collectives, fill_grids, fill_types
 from daydream.collect.derive.first_iterations import first_iterations, start_up_of_single_step
@@ -145,8 +144,10 @@ def _op_names(recording: Recording, op_row: np.ndarray) -> tuple[np.ndarray, lis
 def _tell_vendor(recording: Recording) -> None:
     if "vendor" in recording.metadata:
         return
-    calls = unique(recording["name"][recording.is_kind("runtime")]).tolist()
-    names = [recording.text("name")[code] for code in calls]
+    texts = recording.text("name")
+    called = np.zeros(len(texts), bool)
+    called[recording["name"][recording.is_kind("runtime")]] = True
+    names = [texts[code] for code in np.flatnonzero(called).tolist()]
     versions: dict[str, Any] = recording.metadata.get("versions", {})
     if any(name.startswith("hip") for name in names) or any(
         key.startswith(("hip", "roc")) for key in versions

@@ -57,12 +57,14 @@ def find_phases(
     holder = nearest(strong >= 0, parent)
     phase = np.where(holder >= 0, strong[holder], UNKNOWN).astype(np.int8)
     phase[~host] = UNKNOWN
+    del holder
 
     weak = _named_marks(recording)
     said = weak
     if (weak >= 0).any():
         range_row = nearest(weak >= 0, parent)
         said = np.where(range_row >= 0, weak[range_row], weak)
+        del range_row
     use = host & (phase < 0) & (said >= 0) & (said != BACKWARD)
     phase[use] = said[use]
 
@@ -79,7 +81,7 @@ def find_phases(
     in_range = unsaid & (said == BACKWARD)
     phase[in_range & ((phase != FORWARD) | ~(mark == BACKWARD).any())] = BACKWARD
     assumed = unsaid & ~in_range & (not told_by_order and not operator.any())
-    _free_closures(recording, phase, holder, strong, forward_of, parent)
+    _free_closures(recording, phase, strong, forward_of, parent)
 
     loss = operator & (phase == FORWARD) & recording.named(LOSS_OPERATOR, "operator")
     phase[recording.named(STEP_MARKER)] = UNKNOWN
@@ -165,16 +167,17 @@ def _fill_by_order(
     anchor = np.full(len(phase), UNKNOWN, np.int8)
     linked = forward_of[forward_of >= 0]
     anchor[linked[strong[linked] < 0]] = FORWARD
-    anchor[(strong == BACKWARD) | (strong == OPTIMIZER)] = strong[
-        (strong == BACKWARD) | (strong == OPTIMIZER)
-    ]
+    sure = (strong == BACKWARD) | (strong == OPTIMIZER)
+    anchor[sure] = strong[sure]
     anchor[(phase == BACKWARD) & (anchor < 0) & recording.is_kind("operator")] = BACKWARD
     anchors = np.flatnonzero(anchor >= 0)
     if not len(anchors):
         phase[unsaid] = FORWARD
         return False
-    anchors = anchors[np.argsort(start[anchors], kind="stable")]
     times = start[anchors]
+    if (times[1:] < times[:-1]).any():
+        anchors = anchors[np.argsort(times, kind="stable")]
+        times = start[anchors]
     for begin in range(0, len(phase), PORTION):
         rows = begin + np.flatnonzero(unsaid[begin : begin + PORTION])
         if len(rows):
@@ -209,7 +212,6 @@ def _fill_portion(
 def _free_closures(
     recording: Recording,
     phase: np.ndarray,
-    holder: np.ndarray,
     strong: np.ndarray,
     forward_of: np.ndarray,
     parent: np.ndarray,
@@ -219,22 +221,24 @@ def _free_closures(
     What comes before a closure's first autograd node is forward, from the first forward
     operator on; between two nodes is backward; the rest is the optimizer's own work.
     """
-    start = recording["start_ns"]
-    end = start + recording["duration_ns"]
-    threads = recording.threads
+    start, duration, threads = recording["start_ns"], recording["duration_ns"], recording.threads
     nodes = np.flatnonzero(strong == BACKWARD)
-    if not len(nodes):
-        return
     nodes = nodes[np.argsort(start[nodes], kind="stable")]
+    node_start = start[nodes]
+    optimizers = np.flatnonzero(strong == OPTIMIZER)
+    stops = start[optimizers] + duration[optimizers]
+    first, last = (np.searchsorted(node_start, edge) for edge in (start[optimizers], stops))
+    closures = optimizers[first < last]
+    if not len(closures):
+        return
+    end, holder = start + duration, nearest(strong >= 0, parent)
     forward = _outermost_operators(recording, forward_of[forward_of >= 0], parent, strong)
     anchors = np.concatenate([nodes, forward])
     is_node = np.arange(len(anchors)) < len(nodes)
     order = np.lexsort((is_node, start[anchors]))
     anchors, is_node = anchors[order], is_node[order]
-    node_start, anchor_start = start[nodes], start[anchors]
-    optimizers = np.flatnonzero(strong == OPTIMIZER)
-    first, last = (np.searchsorted(node_start, edge[optimizers]) for edge in (start, end))
-    for row in optimizers[first < last].tolist():
+    anchor_start = start[anchors]
+    for row in closures.tolist():
         inside = np.arange(*np.searchsorted(start, [start[row], end[row]]))
         inside = inside[(holder[inside] == row) & (threads[inside] == threads[row]) & (inside != row)]
         begin, stop = np.searchsorted(anchor_start, [start[row], end[row]])
