@@ -41,6 +41,7 @@ def test_arrays_that_are_made_again_and_again_cost_no_new_pages():
 def test_another_system_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not freed_memory.keep_freed_memory()
+    freed_memory.hand_back_freed_memory()
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
@@ -49,6 +50,28 @@ def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     assert not freed_memory.keep_freed_memory()
+    freed_memory.hand_back_freed_memory()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_what_lies_freed_between_other_things_is_handed_back():
+    code = """
+import sys
+from daydream.parallel.freed_memory import hand_back_freed_memory, keep_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+keep_freed_memory()
+blocks = [bytearray(b"x") * (1 << 20) for _ in range(100)]
+del blocks[::2]
+before = resident()
+hand_back_freed_memory()
+print((before - resident()) * 4096 >> 20)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(found.stdout) > 40
 
 
 def test_the_api_leaves_the_process_as_it_is(monkeypatch):

@@ -19,6 +19,7 @@ from daydream.collect.importers.one_job import RANK_IN_NAME, need_one_job
 from daydream.collect.importers.rank_clocks import align_ranks
 from daydream.errors import TraceError
 from daydream.parallel.engines import Engine, engine_of
+from daydream.parallel.freed_memory import hand_back_freed_memory
 from daydream.parallel.map_on import cores, map_on
 from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 ALIGNED_NS = 86_400_000_000_000  # ranks of one run were recorded on one day
 LARGEST_RANK = 2**31
 FEW_CORES = 2
+LARGE = 1 << 20  # rows; below, what is freed is small beside what every process has
 Progress = Callable[[str, float], None]
 
 EXECUTORCH = ("etdump", "inspector")
@@ -86,6 +88,7 @@ def import_trace(
         _give_ranks(recordings, names)
     else:
         _set_ranks(recordings, ranks)
+    _hand_back(sum(map(len, recordings)))  # what reading has left
     origin = min(int(recording.metadata.get("origin_ns", 0)) for recording in recordings)
     traces: list[Trace] = []
     several = len(recordings) > 1
@@ -98,8 +101,14 @@ def import_trace(
     for trace, name in zip(traces, names, strict=True) if several else ():
         trace.check(name)
     trace = traces[0] if len(traces) == 1 else join_ranks(traces)
+    _hand_back(len(trace))  # what deriving has left
     trace.check(str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
     return trace
+
+
+def _hand_back(rows: int) -> None:
+    if rows >= LARGE:
+        hand_back_freed_memory()
 
 
 def _moved(recording: Recording, origin: int) -> Recording:
