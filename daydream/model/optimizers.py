@@ -89,6 +89,7 @@ TAKES = {
     **dict.fromkeys(("LBFGS", "Muon", "SparseAdam"), ()),
 }  # fmt: skip
 CLASS_IN_RANGE = regex(r"Optimizer\.step#(\w+)\.step")
+PRODUCT, PRODUCT_KERNEL = r"^aten::(add|b|badd)?mm$", r"(?i)gemm"
 SCALES = regex(r"aten::(_foreach_)?mul_$")
 FUSED_UPDATE_OP = r"_fused_(adam|sgd|adagrad|lamb)"
 FUSED_UPDATE_KERNEL = (
@@ -162,12 +163,18 @@ def need_setting(graph: Graph, setting: str) -> None:
         setting: `fused` or `foreach`.
 
     Raises:
-        NotApplicableError: one of them takes no such setting.
+        NotApplicableError: one of them takes no such setting, or its update is not element by element.
     """
     metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata
-    for name in sorted(_classes(graph, metadata)):
+    classes = _classes(graph, metadata)
+    for name in sorted(classes):
         if setting not in TAKES.get(name, (setting,)):
             graph.does_not_apply(f"torch.optim.{name} takes no `{setting}`")
+    if _multiplies_matrices(graph, classes):
+        names = ", ".join(sorted(classes - BY_CLASS.keys())) or "its class is not recorded"
+        graph.does_not_apply(
+            f"the optimizer multiplies matrices ({names}): `{setting}` is not for such updates"
+        )
 
 
 def update_calls(graph: Graph) -> Selection:
@@ -229,8 +236,21 @@ def _computing_ns(graph: Graph, steps: Groups) -> np.ndarray:
     return np.add.reduceat(own, np.cumsum(steps.sizes) - steps.sizes)
 
 
+def _multiplies_matrices(graph: Graph, classes: set[str]) -> bool:
+    """Return whether the update, of a class that is not known, holds products, as Shampoo's and Muon's do.
+
+    Steps of a known class hold some where they call the passes, for a closure.
+    """
+    if classes and classes <= BY_CLASS.keys() | TAKES.keys():
+        return False
+    updates = graph.select(phase="optimizer")
+    return bool(len(updates.where(op=PRODUCT) | updates.where(kind="kernel", name=PRODUCT_KERNEL)))
+
+
 def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:
     described = metadata.get("optimizers") or []
+    if _multiplies_matrices(graph, _classes(graph, metadata)):
+        return None
     named: list[tuple[str | None, bool | None]] = [(one.get("name"), _momentum(one)) for one in described]
     named = named or [(name, None) for name in sorted(_classes(graph, metadata))]
     kinds = {BY_CLASS.get(name or ""): momentum for name, momentum in named}

@@ -404,6 +404,23 @@ def test_the_class_is_known_from_its_range_too():
         fused_optimizer(program.graph())
 
 
+@pytest.mark.parametrize("name", ["Shampoo", "SGD"])
+def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name: str):
+    program = Program()
+    with program.range(f"Optimizer.step#{name}.step", phase="optimizer"):
+        for kernel in ("aten::mul_", "aten::mm", "aten::add_"):
+            program.op(kernel, "optimizer", (kernel, 30))
+    graph = program.graph()
+    if name == "SGD":  # it is known to go element by element: the product is its closure's
+        fused_optimizer(graph)
+        return
+    assert update_of(graph).kind is None
+    for change in (fused_optimizer, fused_adam, foreach_optimizer):
+        with pytest.raises(NotApplicableError, match=r"multiplies matrices \(Shampoo\)"):
+            change(graph)
+    fused_optimizer(graph, kind="adamw")  # another one in its place
+
+
 def test_another_class_may_be_asked_for_by_name():
     program = Program()
     with program.range("Optimizer.step#RMSprop.step", phase="optimizer"):
