@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from daydream import Graph, Selection
 from daydream.model import joint_update
 
@@ -12,6 +14,23 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others 
 def transfers_of(collectives: Selection) -> Selection:
     """Return the collectives without what only waits for peers."""
     return collectives - collectives.where(name=ARRIVAL)
+
+
+def waiting_ns(transfers: Selection) -> np.ndarray:
+    """Return how much of each transfer may be waiting for peers, ns: all of it where one rank was recorded.
+
+    No network changes that. Where several ranks were recorded together waiting comes out of the simulation.
+    """
+    alone = len(set(transfers.rank.tolist())) == 1
+    found: np.ndarray = np.where(alone & (transfers.row >= 0), transfers.duration_ns, 0)
+    return found
+
+
+def doubt_waiting(transfers: Selection, waited_ns: np.ndarray) -> None:
+    """Doubt what a change made of transfers that may have waited for so long, which it does not change."""
+    if waited_ns.any():
+        now = transfers.duration_ns
+        transfers.doubt(np.minimum(np.abs(waited_ns - now), waited_ns) / np.maximum(now, 1))
 
 
 def sized_all_reduces(graph: Graph) -> Selection:

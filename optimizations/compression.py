@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from daydream.optimizations._gradient_collectives import move_to_compute, sized_all_reduces
+from daydream.optimizations._gradient_collectives import (
+    doubt_waiting,
+    move_to_compute,
+    sized_all_reduces,
+    waiting_ns,
+)
 from daydream.optimizations._low_rank import factors_of
 
 from daydream import Graph, GraphError, Selection
@@ -43,7 +48,8 @@ def compression(
     Memory: each bucket on its way is held in 16 bits besides; with `rank` what was not sent is kept, as
     large as all gradients, and the factors.
 
-    Not modelled: convergence; waiting for peers in the trace of one rank is scaled like the transfer.
+    Not modelled: convergence. Waiting for peers in the trace of one rank is scaled like the transfer; the
+    range reaches to where all of it was waiting.
     """
     if rank is not None and rank < 1:
         raise GraphError(f"rank must be 1 or more, not {rank}")
@@ -62,12 +68,13 @@ def compression(
         return
     nbytes, left = reduced.bytes, WIDTH / width
     cast = floor_ns(graph) + nbytes * (1 + left) / rate
-    time = _scaled(reduced, left)
+    waited_ns, time = waiting_ns(reduced), _scaled(reduced, left)
 
     parts = reduced.split(3, launched=True).ids.reshape(-1, 3)
     first, middle, last = (graph.tasks(part) for part in parts.T)
     first.set(name="cast down", kind="kernel", duration_ns=cast, gap_ns=0)
     middle.set(duration_ns=time, dtype=dtype, bytes=nbytes * left)
+    doubt_waiting(middle, waited_ns)
     last.set(name="cast up", kind="kernel", duration_ns=cast)
     move_to_compute(first, lane)
 
@@ -93,7 +100,7 @@ def _in_factors(
     back = fixed + (3 * elements + factors.compressed + left + right + 2 * rest) * width / rate
     sent, sent_right = (left + rest) / elements, right / elements
     time, time_right = _scaled(reduced, sent), _scaled(reduced, sent_right)
-    nbytes = reduced.bytes
+    nbytes, waited_ns = reduced.bytes, waiting_ns(reduced)
     steps = len(set(reduced.step.tolist()))
     graph.note(
         f"{factors.matrices.sum() / steps:,.0f} of {factors.tensors.sum() / steps:,.0f} gradients per step "
@@ -107,6 +114,7 @@ def _in_factors(
     p.set(duration_ns=time, bytes=nbytes * sent)
     between.set(name="make Q", kind="kernel", duration_ns=middle)
     q.set(duration_ns=time_right, bytes=nbytes * sent_right)
+    doubt_waiting(p, np.maximum(waited_ns - time_right, 0))
     last.set(name="P times Q", kind="kernel", duration_ns=back)
     move_to_compute(first, lane)
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from daydream.optimizations._gradient_collectives import move_to_compute, sized_all_reduces
+from daydream.optimizations._gradient_collectives import (
+    doubt_waiting,
+    move_to_compute,
+    sized_all_reduces,
+    waiting_ns,
+)
 
 from daydream import Graph, GraphError
 from daydream.costs import PROTOCOLS, floor_ns, itemsize, memory_bandwidth, workers_of
@@ -36,8 +41,8 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     0.1 % is the ratio of the paper (Lin et al., 2018) after its warm-up. `workers` is the job's if the
     trace has it. Memory: what was not sent is kept, with its momentum: two values a gradient, one where
     the optimizer has a momentum that they replace (Lin et al., algorithm 2). Not modelled: the sample
-    that finds the threshold, convergence; waiting for peers in the trace of one rank is scaled like the
-    transfer.
+    that finds the threshold, convergence. Waiting for peers in the trace of one rank is scaled like the
+    transfer; the range reaches to where all of it was waiting.
     """
     if not 0 < ratio <= 1:
         raise GraphError(f"ratio must be above 0 and at most 1, not {ratio:g}")
@@ -47,7 +52,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     if lane is None or rate is None:
         graph.does_not_apply("how fast a device would compress is not known: it shows no memory bandwidth")
     width = np.array([itemsize(dtype or "float32") or 4 for dtype in reduced.dtype.tolist()])
-    nbytes, time = reduced.bytes, reduced.duration_ns
+    nbytes, time, waited_ns = reduced.bytes, reduced.duration_ns, waiting_ns(reduced)
     sent = ratio * nbytes / width
     gathered = np.maximum(time * (members * sent * (width + INDEX_BYTES) / (2 * nbytes)), LEAST_NS)
     select = floor_ns(graph) + COMPRESS_VALUES * nbytes / rate
@@ -59,6 +64,7 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     middle.set(
         name="all-gather", duration_ns=gathered, collective="all_gather", bytes=sent * (width + INDEX_BYTES)
     )
+    doubt_waiting(middle, waited_ns)
     last.set(name="decompress", kind="kernel", duration_ns=add_up)
     move_to_compute(first, lane)
     graph.note(f"{members} workers send {ratio:.3g} of their gradients each.")

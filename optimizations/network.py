@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daydream.optimizations._gradient_collectives import transfers_of
+from daydream.optimizations._gradient_collectives import doubt_waiting, transfers_of, waiting_ns
 
 from daydream import Graph, GraphError
 from daydream.memory import unchanged
@@ -18,7 +18,8 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
     The transfer of each collective takes 1/`bandwidth_factor` of its time, and `latency_ns`
     more. Waiting for peers is not scaled where the ranks were recorded together: it comes out
     of the simulation. In the trace of one rank it cannot be told from the transfer and is
-    scaled with it, so that the gain of a faster network is an upper bound there.
+    scaled with it, so that the gain of a faster network is an upper bound there; the range reaches to
+    where all of it was waiting.
 
     Assumes that collectives are bound by bandwidth: the latency that is in the recorded times
     is scaled too. Not modelled: another algorithm that the library would choose.
@@ -34,9 +35,11 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
     transfers.need("transfers of collectives")
     if bandwidth_factor == 1 and latency_ns == 0:
         graph.does_not_apply("a bandwidth_factor of 1 and no latency leave the network as it is")
+    waited_ns = waiting_ns(transfers)
     transfers.set(duration_ns=transfers.duration_ns / bandwidth_factor + latency_ns)
-    if len(set(collectives.rank.tolist())) == 1:
+    doubt_waiting(transfers, waited_ns)
+    if waited_ns.any():
         graph.note(
             "One rank was recorded: its collectives hold the waiting for peers, "
-            "which is scaled like a transfer."
+            "which is scaled like a transfer; the range reaches to where all of it was waiting."
         )

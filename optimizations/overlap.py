@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from daydream.optimizations._gradient_collectives import transfers_of
+from daydream.optimizations._gradient_collectives import doubt_waiting, transfers_of, waiting_ns
 
 from daydream import Graph, Selection
 from daydream.memory import unchanged
@@ -28,7 +28,8 @@ def overlap(graph: Graph) -> None:
     around the transfers stay, and so do messages between two ranks.
 
     Where several ranks were recorded together, a rank still waits for those that arrive later: hide that
-    too with `overlap+no-stragglers`. What one rank recorded of its transfers holds such waiting.
+    too with `overlap+no-stragglers`. What one rank recorded of its transfers holds such waiting: the
+    range reaches to where all of it was.
 
     Refused where recorded transfers held up nothing: no call and no kernel that had been launched
     before began or returned with the end of one.
@@ -58,7 +59,9 @@ def overlap(graph: Graph) -> None:
         bytes=together.total("bytes"),
     )  # fmt: skip
     busiest = together.total("duration_ns").max()
+    waited_ns = waiting_ns(transfers)
     transfers.set(duration_ns=0)
+    doubt_waiting(transfers, waited_ns)
     if len(set(collectives.rank.tolist())) > 1:
         graph.note("Ranks still wait for those that arrive later; add no-stragglers to hide that too.")
     elif (transfers.row >= 0).any():

@@ -26,14 +26,17 @@ def steps_of_one_thread() -> Trace:
     return trace(rows, steps=tuple(borders))
 
 
-def steps_behind_a_kernel() -> Trace:
+def steps_behind_a_kernel(long: str = "kernel") -> Trace:
     #  thread 1  |long 5|short 5|sync ..................... 2|data 32 |     a step: 6 + 60 + 2 + 32 = 100
     #  stream 7     +6 |k long 60                          |
     #  stream 8           +6 |k short 40         |                          ends 15 before the other
     rows = []
     for n in range(4):
         at, one, two = 100 * n, 2 * n + 1, 2 * n + 2
-        rows += launched("long_kernel", at, at + 6, at + 66, one)
+        rows += [
+            {**row, "kind": long} if row["kind"] == "kernel" else row
+            for row in launched("long_kernel", at, at + 6, at + 66, one)
+        ]
         rows += launched("short_kernel", at + 5, at + 11, at + 51, two, stream=8)
         rows += [call("cudaDeviceSynchronize", at + 10, at + 68), op("data", at + 68, at + 100, op="data")]
     return trace(rows, steps=tuple(100.0 * n for n in range(5)))
@@ -152,6 +155,22 @@ def test_what_a_faster_cpu_makes_of_a_drivers_start_up_in_the_only_step_is_not_k
     if steps == 1:
         assert found.predicted_ns is None
         assert found.reason == "calls that start up the driver may carry it by 45% of the step"
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [("network", {"bandwidth_factor": 2}), ("scale", {"kind": "collective", "factor": 0.5})],
+)
+def test_all_of_the_transfers_of_one_rank_may_be_waiting_for_peers(change, options):
+    #  stream 7     +6 |transfer 60 -> 30|
+    #  stream 8           +6 |k short 40         |      sync ends 2 behind it: 51 + 2 + 32 of data = 85
+    found = daydream.whatif(steps_behind_a_kernel("collective"), change, **options)
+    assert (found.replayed_ns, found.predicted_ns) == (100_000, 85_000)
+    # If all was waiting the transfer still takes 60, and 8 % of the 30 more: 6 + 62.4 + 2 + 32.
+    assert found.uncertainty.model == pytest.approx(17_400, abs=100)  # and of a pause behind it
+    assert found.predicted_high_ns > found.replayed_ns
+    kernel = daydream.whatif(steps_behind_a_kernel(), "scale", kind="kernel", name="long", factor=0.5)
+    assert kernel.predicted_high_ns < kernel.replayed_ns
 
 
 def test_causes_are_said_in_order_of_their_weight():

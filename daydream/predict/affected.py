@@ -27,7 +27,8 @@ class Affected:
     that is affected, since something waits less or more. `copied` is recorded work that is done again,
     `computed` CPU time that a cost model gave. Of `kernels` and `transfers` (copies and collectives) it is
     what a model gave and what a factor changes. `doubt` is how far kernels may be off, in ns, beyond what
-    kernels are as a rule, where the model that gave their times says so: an error, and no time affected.
+    kernels are as a rule, where the model that gave their times says so: an error, and no time affected;
+    `waiting` is the same of transfers, which may have been waiting for peers.
     """
 
     moved: float = 0.0
@@ -37,6 +38,7 @@ class Affected:
     kernels: float = 0.0
     transfers: float = 0.0
     doubt: float = 0.0
+    waiting: float = 0.0
 
     @property
     def together(self) -> float:
@@ -55,7 +57,7 @@ class Affected:
 
     def errors_ns(self, errors: Mapping[str, float]) -> list[float]:
         """Return how far each sort may be off, in ns, by the errors of the sorts and what models doubt."""
-        doubt = {"kernels": self.doubt}
+        doubt = {"kernels": self.doubt, "transfers": self.waiting}
         return [errors[sort] * ns + doubt.get(sort, 0.0) for sort, ns in self.by_sort().items()]
 
 
@@ -110,8 +112,11 @@ class Edits:
             "kernels": np.where(kernel & alive, np.where(modelled, now, moved), 0),
             "transfers": np.where(transfer & alive, np.where(modelled, now, moved), 0),
         }
-        self.doubt = np.zeros(len(ids))
+        self.doubt, self.waiting = np.zeros(len(ids)), np.zeros(len(ids))
         if after.doubted:
+            self.waiting = np.where(
+                transfer & alive, doubted[ids] * np.maximum(new["duration_ns"][ids], 1), 0
+            )
             beyond = np.maximum(doubted[ids] - MODEL_ERROR["kernels"], 0)
             self.doubt = np.where(kernel & alive & modelled, beyond * now, 0)
 
@@ -144,8 +149,13 @@ class Edits:
         def busiest(ns: np.ndarray) -> float:
             return float(np.bincount(lane, weights=ns[counts], minlength=1).max()) / number
 
-        found, doubt = {sort: busiest(ns) for sort, ns in self.ns.items()}, busiest(self.doubt)
-        return Affected(waits=max(abs(changes_by_ns) - sum(found.values()), 0.0), doubt=doubt, **found)
+        found = {sort: busiest(ns) for sort, ns in self.ns.items()}
+        return Affected(
+            waits=max(abs(changes_by_ns) - sum(found.values()), 0.0),
+            doubt=busiest(self.doubt),
+            waiting=busiest(self.waiting),
+            **found,
+        )
 
     def longer(self, affected: Affected, errors: Mapping[str, float]) -> Graph:
         """Return the changed graph with all that is affected longer by its sort's error.
@@ -155,7 +165,8 @@ class Edits:
         """
         parts = affected.errors_ns(errors)
         scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
-        more = np.asarray(scale * (sum(errors[sort] * ns for sort, ns in self.ns.items()) + self.doubt))
+        off = sum(errors[sort] * ns for sort, ns in self.ns.items()) + self.doubt + self.waiting
+        more = np.asarray(scale * off)
         columns, alive = self.after.columns, self.after.alive[self.ids]
         duration, gap = columns["duration_ns"].copy(), columns["gap_ns"]
         duration[self.ids[alive]] += np.rint(more[alive]).astype(np.int64)
