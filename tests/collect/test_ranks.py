@@ -49,6 +49,17 @@ def test_a_sequence_that_began_earlier_is_matched_from_where_the_other_began():
     assert found.alone == {0: 1}
 
 
+def test_the_root_of_a_broadcast_that_ends_early_says_nothing_about_the_clocks():
+    #  rank 0, the root  |reduce: 10 to 20|two broadcasts: 21 to 31, 32 to 42|
+    #  rank 1            |reduce: 12 to 22|             ...   |two broadcasts: 401 to 411, 412 to 422|
+    rows = [collective(10, 20, rank=0), collective(12, 22, rank=1)]
+    for rank, at in ((0, 21), (1, 401)):
+        rows += [collective(at + n, at + n + 10, rank=rank, operation="broadcast") for n in (0, 11)]
+    found = match_collectives(trace_of(*rows))
+    assert found.offset_ns == {0: 0, 1: -2_000}
+    assert found.spread_ns.tolist() == [2_000, 0, 0]
+
+
 def test_an_iteration_more_at_the_head_is_not_taken_for_the_next_one():
     # The same two sizes over and over: laid one iteration apart the sequences look alike.
     ends = [100.0 * place + place % 2 * 7 for place in range(8)]

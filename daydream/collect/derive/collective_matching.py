@@ -25,6 +25,7 @@ MOST_PAIRINGS = 500  # of two sequences that are tried
 LIKELIEST = 5  # of them are looked at row by row
 ALMOST = 0.8  # as many ends that meet: as good
 SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")  # all_to_all need not be
+HANDED_ON = ("broadcast", "scatter", "reduce", "gather")  # who gives its data away need not wait for others
 POINT_TO_POINT = ("send_recv", "send", "recv")
 
 
@@ -34,7 +35,8 @@ class MatchedCollectives:
 
     `rows` holds an array for each, its members in order of rank. `offset_ns` is by how much each
     rank's clock must be moved to agree with the first rank's, `spread_ns` how far the ends of each
-    meeting lie apart on the clocks as they are. `alone` counts the collectives of a rank that met none.
+    meeting lie apart on the clocks as they are, but for members that gave their data away and had gone
+    before the last one came. `alone` counts the collectives of a rank that met none.
     """
 
     rows: list[np.ndarray] = field(default_factory=list)
@@ -72,6 +74,7 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
     if len(on_host):
         return _on_host(trace, on_host)
     found = MatchedCollectives()
+    handed_on = np.isin(np.array([*trace.text("collective"), ""], dtype=str), HANDED_ON)[trace["collective"]]
     ties: list[tuple[int, int, int, int, int]] = []  # rank, rank, offset, noise, pairs
     members: list[list[int]] = []
     for runs in _groups(trace):
@@ -85,6 +88,8 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
                 continue
             pairs, certain = paired
             apart = longest.end_ns[pairs[0]] - run.end_ns[pairs[1]]
+            together = ~handed_on[longest.rows[pairs[0]]]  # a root that ends early is not of another clock
+            apart = apart[together] if together.any() else apart
             if longest.pairwise[pairs[0]].all() and abs(np.median(apart)) > ENDS_AGREE_NS:
                 continue  # messages of different pairs look alike, and say nothing about the clocks
             if not certain:
@@ -109,12 +114,24 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
     found.offset_ns, found.noise_ns = _spanned(present, ties)
     end = trace["start_ns"] + trace["duration_ns"]
     found.rows = sorted((np.array(rows) for rows in members), key=lambda rows: int(end[rows].max()))
-    found.spread_ns = np.array([np.ptp(end[rows]) for rows in found.rows], np.int64)
+    found.spread_ns = np.array(
+        [
+            _spread(trace["start_ns"][rows], end[rows], handed_on=bool(handed_on[rows[0]]))
+            for rows in found.rows
+        ],
+        np.int64,
+    )
     met = np.zeros(len(trace), bool)
     met[[row for rows in members for row in rows]] = True
     left = rank[collective & ~met]
     found.alone = {one: int((left == one).sum()) for one in present if (left == one).any()}
     return found
+
+
+def _spread(start_ns: np.ndarray, end_ns: np.ndarray, *, handed_on: bool) -> int:
+    """Return how far the ends lie apart of those that waited for the last; all did if not `handed_on`."""
+    waited = end_ns >= start_ns.max() - ENDS_AGREE_NS if handed_on else slice(None)
+    return int(np.ptp(end_ns[waited]))
 
 
 def _on_host(trace: Trace, rows: np.ndarray) -> MatchedCollectives:

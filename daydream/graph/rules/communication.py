@@ -22,7 +22,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from daydream.collect.derive.collective_matching import ENDS_AGREE_NS, MatchedCollectives, match_collectives
+from daydream.collect.derive.collective_matching import (
+    ENDS_AGREE_NS,
+    HANDED_ON,
+    MatchedCollectives,
+    match_collectives,
+)
 from daydream.graph.builder import GraphBuilder
 from daydream.graph.graph import Graph, Lane
 from daydream.graph.plan import Cause
@@ -31,7 +36,6 @@ from daydream.text import counted
 
 ARRIVAL = "arrival"
 LAST_ARRIVAL = "last arrival"  # what joins the arrivals of a collective
-HANDED_ON = ("broadcast", "scatter", "reduce", "gather")
 
 
 def meet(builder: GraphBuilder) -> None:
