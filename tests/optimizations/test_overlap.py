@@ -91,3 +91,15 @@ def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
     graph = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
     with pytest.raises(NotApplicableError, match="hidden already"):
         overlap(graph)
+
+
+def test_transfers_of_a_step_are_told_on_average():
+    graph = Graph()
+    for step, ns in enumerate((10_000_000, 30_000_000)):  # one of them is waited for much longer
+        graph.insert("k", kind="kernel", lane="stream 7", duration_ns=12_000_000, step=step)
+        graph.insert(
+            "all-reduce", kind="collective", lane="stream 13", duration_ns=ns, step=step,
+            collective="all_reduce", after=graph.select(kind="kernel").last(),
+        )  # fmt: skip
+    overlap(graph)
+    assert any("take 20.000 ms per step on average" in note for note in graph.facts.notes)
