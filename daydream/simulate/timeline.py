@@ -69,6 +69,7 @@ class Timeline(NotebookFigure):
         self.start_ns, self.end_ns = start_ns, end_ns
         self.repeats = repeats or {}
         self.overlaps_settled = overlaps_settled
+        self._begins: dict[tuple[int, int], int] = {}
         self._behind: dict[tuple[int, tuple[int, ...]], list[Stretch]] = {}
         # Of those chains, for who makes them:
         self.pieces: dict[tuple[int, tuple[int, ...]], Any] = {}
@@ -129,7 +130,7 @@ class Timeline(NotebookFigure):
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
 
-        A sole step counts from its recorded start. In a repeated window the step before
+        A sole step counts from where it `begins_ns`. In a repeated window the step before
         the first is the last of the copy before. `closing_ns` is when the `closing` tasks end in a variant
         of this timeline, in their order.
         """
@@ -144,9 +145,36 @@ class Timeline(NotebookFigure):
             ends[key] = latest[rank] = max(end, latest.get(rank, end))
         times = {}
         for key, before in self.spans.items():
-            begin = ends[before] if before is not None else int(self.graph.steps[key[1]]["start_ns"])
+            begin = ends[before] if before is not None else self.begins_ns(*key)
             times[key] = ends[key] - begin
         return times
+
+    def begins_ns(self, copy: int, step: int) -> int:
+        """Return when a step begins that follows none: as recorded, unless what runs before it moves.
+
+        Then it is as long before its first task as recorded, but not before the task ahead of that one ends.
+        """
+        if (copy, step) not in self._begins:
+            self._begins[copy, step] = self._begin(copy, step, int(self.graph.steps[step]["start_ns"]))
+        return self._begins[copy, step]
+
+    def _begin(self, copy: int, step: int, recorded: int) -> int:
+        columns = self.graph.columns
+        begun = columns["measured_start_ns"][self.task]
+        inside = (columns["step"][self.task] == step) & (self.copy == copy)
+        known = np.flatnonzero(inside & (columns["row"][self.task] >= 0))
+        if not len(known):
+            return recorded
+        one = known[np.argmin(begun[known])]
+        lane = columns["lane"][self.task] == columns["lane"][self.task[one]]
+        first = int(self.start_ns[inside & lane].min())
+        ahead = self.end_ns[lane & ~inside & (self.end_ns <= first)]
+        if not len(ahead) or first == begun[one]:
+            return recorded
+        done = int(ahead.max())
+        if first > begun[one]:
+            return max(recorded, done)
+        return min(recorded, max(first - int(begun[one] - recorded), done))
 
     def critical_path(self, task: int | None = None) -> CriticalPath:
         """Return the chain of causes behind the end of a timeline entry (default: the last to end)."""
@@ -225,8 +253,7 @@ class Timeline(NotebookFigure):
 
     def _stretch(self, copy: int, run: Sequence[int]) -> Stretch:
         last, before = self.last_of_steps, self.spans[copy, run[0]]
-        first = int(self.graph.steps[run[0]]["start_ns"])
-        begin = first if before is None else int(self.end_ns[last[before]])
+        begin = self.begins_ns(copy, run[0]) if before is None else int(self.end_ns[last[before]])
         path = critical_path(self.plan, self.start_ns, self.end_ns, last[copy, run[-1]], since=begin)
         start = self.start_ns[path.task]
         work_begin, work_end = np.maximum(start, begin), np.maximum(start + path.task_ns, begin)

@@ -154,6 +154,16 @@ def test_a_sole_step_counts_from_its_start():
     assert daydream.whatif(recorded, "scale", on="cpu", factor=0.5).predicted_ns == 50_000
 
 
+@pytest.mark.parametrize(("factor", "step_ns"), [(0.0, 0), (0.5, 35_000), (2.0, 140_000)])
+def test_a_sole_step_begins_where_what_runs_before_it_lets_it(factor, step_ns):
+    #  thread 1  |before 30|  |work 60|      the step: from 34, 6 before its work, to 100
+    #      x 0.5 |15|  |work: 20 to 50|      from 15, where `before` ends; x 2 from 60 to 200
+    recorded = trace(op("before", 0, 30), op("work", 40, 100), steps=(34.0, 100.0))
+    recorded.metadata["steps"][0]["covered"] = True
+    found = daydream.whatif(recorded, "scale", on="cpu", factor=factor)
+    assert (found.replayed_ns, found.after.step_ns) == (66_000, step_ns)
+
+
 def test_steps_of_several_ranks_are_not_repeated():
     recorded = steps_of(100, 100, 100)
     recorded.metadata["steps"].append({**recorded.metadata["steps"][-1], "rank": 1})
