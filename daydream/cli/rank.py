@@ -50,7 +50,8 @@ def _rank(
     from daydream.cli.results import print_json, print_next, print_screen
     from daydream.memory.lifetimes import none_recorded
     from daydream.predict.ranking import rank
-    from daydream.report.text.ranking import best_of, ranking_text
+    from daydream.predict.sensitivity import curves, drawable
+    from daydream.report.text.ranking import MOST_PAIRS, best_of, ranking_text
 
     with Progress() as progress, stdout_for_the_result():
         recording = read([trace], step_marker, steps, progress, typical=True)
@@ -58,14 +59,19 @@ def _rank(
         replay = daydream.replay(recording, table=table)
         if by == "memory" and recording.memory is None:
             raise none_recorded(recording, trace)
+        whole = as_json or verbose or by == "memory"  # a screen has few ranges, and only says that there are curves
         ranking = rank(
-            replay, pairs=pairs, with_curves=not no_curves, by=by, capacity=capacity, progress=progress
-        )
+            replay, pairs=pairs, with_curves=whole and not no_curves, by=by, capacity=capacity, progress=progress,
+            with_ranges=whole or (top or SHOWN, MOST_PAIRS),
+        )  # fmt: skip
+        undrawn = not whole and not no_curves and drawable(replay)
+        if undrawn and not ranking.optimizations:  # then the screen is as with -v
+            ranking.curves = curves(replay)
     if as_json:
         print_json({"trace": trace, **ranking.to_json()})
         return
     again = trace_words(trace, step_marker, steps)
-    text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, trace=again, fitted=top is None)
+    text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, trace=again, fitted=top is None, undrawn=undrawn)
     print_screen(text)
     best = best_of(ranking)
     if best is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from daydream.display import as_json
@@ -72,14 +72,22 @@ class WhatIfResult:
 
 
 class WhatIfRunner:
-    """Asks what-ifs of one replay, each once, on top of a change that was made already (if any)."""
+    """Asks what-ifs of one replay, each once, on top of a change that was made already (if any).
+
+    `bare` answers have neither notes nor an interval, which takes further simulations.
+    """
 
     def __init__(
-        self, replay: Replay, after: Prediction | None = None, given: Mapping[str, Any] | None = None
+        self,
+        replay: Replay,
+        after: Prediction | None = None,
+        given: Mapping[str, Any] | None = None,
+        *,
+        bare: bool = False,
     ) -> None:
         self.replay, self.after, self.given = replay, after, dict(given or {})
         self.step_ns = replay.settled.step_ns if after is None else after.simulated_ns
-        self.framework = framework_of(replay.graph)
+        self.framework, self.bare = framework_of(replay.graph), bare
         self._answers: dict[Any, WhatIfResult] = {}
 
     def ask(self, name: str, /, **options: Any) -> WhatIfResult:
@@ -127,13 +135,18 @@ class WhatIfRunner:
 
     def answer(self, name: str, options: Mapping[str, Any], prediction: Prediction) -> WhatIfResult:
         """Return a prediction as the answer to a what-if with these options."""
-        known = set(self.replay.notes)
-        notes = tuple(note for note in prediction.notes if note not in known)
         whole, values = self._whole(name, options)
-        low, high = prediction.predicted_low_ns, prediction.predicted_high_ns
-        step_ns = prediction.predicted_ns
-        return WhatIfResult(
-            whole, values, self.step_ns, step_ns, prediction.reason, notes, low, high, self.framework
+        found = WhatIfResult(
+            whole, values, self.step_ns, prediction.predicted_ns, prediction.reason, framework=self.framework
+        )
+        if self.bare:
+            return found
+        known = set(self.replay.notes)
+        return replace(
+            found,
+            notes=tuple(note for note in prediction.notes if note not in known),
+            predicted_low_ns=prediction.predicted_low_ns,
+            predicted_high_ns=prediction.predicted_high_ns,
         )
 
     def _asked(self, name: str, options: Mapping[str, Any]) -> WhatIfResult:

@@ -50,7 +50,7 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
     settled = replay.settled
     chain = trace_back(settled.timeline, settled.copy, list(settled.step_times()))
     causes = shares(chain)
-    found = bound(causes, ask_without(WhatIfRunner(replay), chain))
+    found = bound(causes, ask_without(WhatIfRunner(replay, bare=True), chain))
     share = shares_of(causes).get(found, 0.0)
     return found, share if share >= MOST else 0.0
 

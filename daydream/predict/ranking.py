@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 By = Literal["time", "memory"]
 Named = str | Optimization | Callable[..., None]
 Edited = dict[str, Callable[[Graph], Graph | None]]
+Ranges = bool | Callable[["Ranked"], bool]  # for all or none, or for the step as run of those it tells
 OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
 
@@ -198,7 +199,7 @@ def rank(
     *,
     pairs: int = 3,
     with_curves: bool = True,
-    with_ranges: bool = True,
+    with_ranges: bool | tuple[int, int] = True,
     by: By = "time",
     capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
@@ -207,8 +208,9 @@ def rank(
 
     Options are at their defaults. Those that do not apply are listed with the reason, and so
     is one that fails. The best are tried in pairs as well, one more than `pairs`, which are kept.
-    Ranges take about a third of the time. `by` memory what holds least comes first. `capacity` is what each
-    device has in bytes, by default what the trace says of it.
+    Ranges take about a third of the time: `with_ranges` may be two numbers, of how many of the best and of
+    how many of the best pairs `as_run` has one; no other range is made then. `by` memory what holds least
+    comes first. `capacity` is what each device has in bytes, by default what the trace says of it.
 
     Returns:
         A `Ranking`: an entry for each that applies, times in ns per step, and the reasons of the others.
@@ -220,15 +222,15 @@ def rank(
     say = progress or (lambda _what, _share: None)
     before = as_replay(source)
     chosen: Sequence[Named] = names() if optimizations is None else optimizations
+    most, most_pairs = (None, None) if isinstance(with_ranges, bool) else with_ranges
     left_out: dict[str, str] = {}
     found: list[tuple[Ranked, Optimization]] = []
     edited: Edited = {}
     for number, each in enumerate(chosen):
         name = _name(each)
         say(f"predicting {name}", number / len(chosen))
-        parsed, result = _tried(
-            [each], before, edited, capacity, with_ranges=with_ranges, only_apt=optimizations is None
-        )
+        ranges = bool(with_ranges) if most is None else _among_best([one for one, _ in found], most)
+        parsed, result = _tried([each], before, edited, capacity, ranges, only_apt=optimizations is None)
         if isinstance(result, Ranked):
             found.append((result, parsed[0]))
             found.sort(key=lambda pair: pair[0].place)
@@ -239,13 +241,18 @@ def rank(
 
     found, same = without_twins(found)
     left_out |= same
+    for place, (ranked, optimization) in enumerate(found[: most or 0]):
+        if _lacks_range(ranked):  # one that stood before it has gone
+            _, again = _tried([optimization], before, {}, capacity, _lacks_range, only_apt=False)
+            found[place] = (again if isinstance(again, Ranked) else ranked), optimization
     together: list[Ranked] = []
     for number, couple in enumerate(couples_of(found, by) if pairs > 0 else []):
         if len(together) > pairs or number >= 4 * pairs:
             break
         name = "+".join(each.name for each in couple)
         say(f"predicting {name}", -1.0)
-        _, result = _tried(couple, before, edited, capacity, with_ranges=with_ranges)
+        ranges = bool(with_ranges) if most_pairs is None else _among_best(together, most_pairs, pairs=True)
+        _, result = _tried(couple, before, edited, capacity, ranges)
         if isinstance(result, Ranked):
             together.append(result)
         else:
@@ -271,6 +278,22 @@ def rank(
     )
 
 
+def _lacks_range(ranked: Ranked) -> bool:
+    """Tell whether an answer that makes the step shorter has no range."""
+    return ranked.as_run is not None and ranked.as_run.low_ns is None and ranked.as_run.ratio < 1
+
+
+def _among_best(found: Sequence[Ranked], most: int, *, pairs: bool = False) -> Callable[[Ranked], bool]:
+    """Return what tells whether another answer is among the first `most`; of optimizations what gains."""
+    places = [each.place for each in found]
+
+    def among(ranked: Ranked) -> bool:
+        before = sum(place < ranked.place for place in places)
+        return before < most and ranked.as_run is not None and (pairs or _lacks_range(ranked))
+
+    return among
+
+
 def _name(each: Named) -> str:
     if isinstance(each, str):
         return each
@@ -282,8 +305,8 @@ def _tried(
     before: Replay,
     edited: Edited,
     capacity: int | None,
+    ranges: Ranges,
     *,
-    with_ranges: bool,
     only_apt: bool = True,
 ) -> tuple[list[Optimization], Ranked | str]:
     """Return the optimizations, and what they would give together or the reason why they give nothing.
@@ -299,7 +322,7 @@ def _tried(
         needed = [option.flag for each in parsed for option in each.options if option.required]
         if needed:
             return parsed, f"needs {' and '.join(needed)}"
-        return parsed, _predicted(parsed, before, edited, capacity, with_ranges=with_ranges)
+        return parsed, _predicted(parsed, before, edited, capacity, ranges)
     except DaydreamError as error:
         return parsed, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
@@ -317,8 +340,7 @@ def _predicted(
     before: Replay,
     edited: Edited,
     capacity: int | None,
-    *,
-    with_ranges: bool,
+    ranges: Ranges,
 ) -> Ranked:
     first, *others = in_order(parsed)
     edit = Edit(
@@ -329,7 +351,9 @@ def _predicted(
         rest=lambda graph: apply(others, graph, {}),
     )
     comparison = predict(before, edit, capacity_bytes=capacity)
-    ranked = _ranked(parsed, comparison, with_ranges=with_ranges)
+    ranked = _ranked(parsed, comparison, with_ranges=ranges is True)
+    if callable(ranges) and ranges(ranked):
+        ranked = replace(ranked, as_run=step_as_run(comparison))
     if not others:
         edited[first.name] = _changed_copies(comparison)
     return ranked

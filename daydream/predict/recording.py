@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from daydream.predict.bottleneck import waited_for_ns
 from daydream.predict.replay import LARGEST_SHARE, Replay
 from daydream.simulate.causes import Bound
 
@@ -16,8 +17,12 @@ SHOWS = 0.01  # of the step: less is not worth a second simulation
 
 def may_count(prediction: Prediction) -> bool:
     """Return whether a typical cost of recording may show: the step waits for the CPU before or after."""
-    most = max(prediction.cpu_share)  # what recording took is asked last
-    return LARGEST_SHARE * most >= SHOWS and prediction.replay.recorded_share * most >= SHOWS
+    replay = prediction.replay
+
+    def shows(share: float) -> bool:  # what recording took is asked last
+        return LARGEST_SHARE * share >= SHOWS and replay.recorded_share * share >= SHOWS
+
+    return shows(cpu_share(waited_for_ns(replay.settled))) or shows(cpu_share(prediction.waited_for_ns))
 
 
 def counts_in(unprofiled: Prediction, recorded: Prediction) -> bool:

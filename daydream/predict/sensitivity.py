@@ -116,6 +116,11 @@ def curves(source: Replay | Graph | Trace | str | os.PathLike[str]) -> Curves:
     return Curves(sorted(drawn, key=lambda curve: (-curve.saving_ns, -curve.own_ns, curve.sort, curve.name)))
 
 
+def drawable(before: Replay) -> bool:
+    """Tell whether there is any curve to draw, without drawing one."""
+    return any(True for _ in _parts(before.graph, before.settled.step_ns))
+
+
 def _parts(graph: Graph, step_ns: int) -> Iterator[_Part]:
     columns = graph.columns
     kind = np.where(graph.alive, columns["kind"], -1)
@@ -156,10 +161,8 @@ def _by_code(
         for each in np.argsort(-total, kind="stable")[:MOST_PARTS]
         if total[each] >= LEAST_SHARE * step_ns
     ]
-    order = np.argsort(code, kind="stable")
-    bounds = code[order].searchsorted(np.arange(len(texts) + 1))
     for each in chosen:
-        ids = order[bounds[each] : bounds[each + 1]]
+        ids = np.flatnonzero(code == each)
         yield _Part(
             sort, texts[each], ids, round(total[each]), gaps=of != "duration_ns", durations=of != "gap_ns"
         )

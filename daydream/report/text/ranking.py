@@ -59,11 +59,18 @@ FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 
 
 def ranking_text(
-    ranking: Ranking, *, top: int, verbose: bool = False, trace: Sequence[str] = (), fitted: bool = False
+    ranking: Ranking,
+    *,
+    top: int,
+    verbose: bool = False,
+    trace: Sequence[str] = (),
+    fitted: bool = False,
+    undrawn: bool = False,
 ) -> Screen:
     """Return the best optimizations and pairs with the code that makes them; verbose what else was found.
 
-    `fitted` shows fewer than `top` rows where a usual terminal has no room for them.
+    `fitted` shows fewer than `top` rows where a usual terminal has no room for them. `undrawn`: there are
+    curves, though the ranking holds none.
     """
     verbose = verbose or not ranking.optimizations  # then the reasons are the answer
 
@@ -73,7 +80,7 @@ def ranking_text(
             "",
             *_optimizations(ranking, rows, pairs, verbose=verbose),
             *([*_curves(ranking, rows), *_left_out(ranking), *notes(ranking.notes())] if verbose else []),
-            *([] if verbose else _more(ranking, trace)),
+            *([] if verbose else _more(ranking, trace, undrawn=undrawn)),
         ])  # fmt: skip
 
     if verbose or not fitted:
@@ -170,11 +177,11 @@ def _made_by(each: Ranked, told: set[str]) -> str:
     return " ".join([*needs, *([printable(each.code)] if each.code else [])])
 
 
-def _more(ranking: Ranking, trace: Sequence[str]) -> list[Block]:
+def _more(ranking: Ranking, trace: Sequence[str], *, undrawn: bool) -> list[Block]:
     """Return a line on what `-v` adds."""
     left_out = len(ranking.optimizations_left_out)
     more = [
-        *(["what each layer and kernel would save"] if ranking.curves else []),
+        *(["what each layer and kernel would save"] if ranking.curves or undrawn else []),
         *([f"{left_out} that were left out, and why"] if left_out else []),
     ]
     lines = [f"{head}: {count(len(names), 'change')}" for head, names in without_gain(ranking)]
