@@ -307,3 +307,40 @@ def test_of_two_that_are_the_same_change_one_is_left_out():
     assert [each.name for each in ranking.optimizations] == ["apart", "other", "slower"]
     assert ranking.left_out["one"] == "the same change as other in this trace"
     assert not any("one" in pair.name.split("+") for pair in ranking.pairs)
+
+
+def test_a_screen_has_the_ranges_of_the_best_and_they_are_the_same(ranking):
+    few = daydream.rank(steps(), ALL, with_curves=False, with_ranges=(1, 1))
+
+    assert few.optimizations[0].as_run == ranking.optimizations[0].as_run
+    assert few.optimizations[-1].as_run.low_ns is None
+    assert few.pairs[0].as_run == ranking.pairs[0].as_run
+
+
+def test_the_same_change_is_simulated_once():
+    def first(graph):
+        graph.select(name="^long_kernel").scale(0.5)
+
+    def second(graph):
+        graph.select(name="^long_kernel").scale(0.5)
+
+    one = replace(describe(first), excludes=frozenset({"second"}))
+    found = daydream.rank(steps(), [one, second, halve_data], with_curves=False)
+
+    assert found.left_out["second"] == "the same change as first in this trace"
+    assert [each.name for each in found.optimizations] == ["halve-data", "first"]
+    assert (
+        found.optimizations[1] == daydream.rank(steps(), [one], pairs=0, with_curves=False).optimizations[0]
+    )
+
+
+def test_who_stands_behind_a_twin_that_goes_is_ranged():
+    def extra(graph):  # more notes: the other one stays
+        graph.select(name="^long_kernel").scale(0.5)
+        graph.note("More is to be said of this one.")
+
+    one = replace(describe(extra), excludes=frozenset({"halve-long"}))
+    found = daydream.rank(steps(), [one, halve_long], with_curves=False, with_ranges=(1, 1))
+
+    assert found.left_out == {"extra": "the same change as halve-long in this trace"}
+    assert found.optimizations[0].as_run.low_ns is not None

@@ -59,11 +59,17 @@ def _rank(
         replay = daydream.replay(recording, table=table)
         if by == "memory" and recording.memory is None:
             raise none_recorded(recording, trace)
-        whole = as_json or verbose or by == "memory"  # a screen has few ranges, and only says that there are curves
+        # A screen shows few ranges, and says only that there are curves.
+        whole = as_json or verbose or by == "memory"
         ranking = rank(
-            replay, pairs=pairs, with_curves=whole and not no_curves, by=by, capacity=capacity, progress=progress,
+            replay,
+            pairs=pairs,
+            with_curves=whole and not no_curves,
             with_ranges=whole or (top or SHOWN, MOST_PAIRS),
-        )  # fmt: skip
+            by=by,
+            capacity=capacity,
+            progress=progress,
+        )
         undrawn = not whole and not no_curves and drawable(replay)
         if undrawn and not ranking.optimizations:  # then the screen is as with -v
             ranking.curves = curves(replay)
@@ -71,7 +77,9 @@ def _rank(
         print_json({"trace": trace, **ranking.to_json()})
         return
     again = trace_words(trace, step_marker, steps)
-    text = ranking_text(ranking, top=top or SHOWN, verbose=verbose, trace=again, fitted=top is None, undrawn=undrawn)
+    text = ranking_text(
+        ranking, top=top or SHOWN, verbose=verbose, trace=again, fitted=top is None, undrawn=undrawn
+    )
     print_screen(text)
     best = best_of(ranking)
     if best is None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
 TABLES = ("syncs", "waits", "links")
+OF_RESULTS = ("texts", "steps", "facts", "resized", "times")  # what they say beside their times
 OF_TIMES = ("closing",)  # in a plan's cache: what durations have a part in
 
 
@@ -29,6 +30,23 @@ def alike(graph: Graph, other: Graph) -> bool:
         mine, theirs = getattr(graph, table).columns, getattr(other, table).columns
         pairs += [(mine[name], theirs[name]) for name in mine]
     return all(one is two or np.array_equal(one, two) for one, two in pairs)
+
+
+def same(graph: Graph, other: Graph) -> bool:
+    """Tell whether two copies of a graph were changed in the same way: no prediction tells them apart."""
+    if not alike(graph, other) or graph.overrides.keys() != other.overrides.keys():
+        return False
+    if any(getattr(graph, name) != getattr(other, name) for name in OF_RESULTS):
+        return False
+    mine, theirs = _written(graph), _written(other)
+    return len(mine) == len(theirs) and all(map(np.array_equal, mine, theirs))
+
+
+def _written(graph: Graph) -> list[np.ndarray]:
+    """Return the arrays of a graph that an edit may write beside those that its plans are lowered from."""
+    doubted = [each for pair in graph.doubted for each in pair]
+    overrides = [graph.overrides[name] for name in sorted(graph.overrides)]
+    return [*(graph.columns[name] for name in OWN), *graph.modelled, *doubted, *overrides]
 
 
 def retimed(graph: Graph, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:

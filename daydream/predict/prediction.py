@@ -342,6 +342,7 @@ def predict(
     contention: ContentionOption | Choice = MEASURED,
     capacity_bytes: int | None = None,
     like: Graph | None = None,
+    made: tuple[Graph, Mapping[str, Any]] | None = None,
 ) -> Prediction:
     """Return what an edit would give: it is made in a copy of the replay's graph, which is simulated.
 
@@ -350,11 +351,12 @@ def predict(
     slow each other: `"measured"`, `"off"`, or one or two factors. `capacity_bytes` is what each device has,
     by default what the trace says of it. `like` is a graph that the edit made of one that differs in
     durations only: where the plans are the same, they are taken over. So are those of the replay's graph.
+    `made` is the changed copy and the options, of whoever had the edit made already.
 
     Raises `GraphError` if the changed graph is broken, `NotApplicableError` if nothing was edited.
     """
     old = replay.graph
-    graph, options = edit.in_copy(old if start is None else start)
+    graph, options = made or edit.in_copy(old if start is None else start)
     twin = share_plans_of_one_alike(graph, [old] if like is None else [like, old])
     wrong = problems(graph, cycles=False, like=twin)
     if wrong:

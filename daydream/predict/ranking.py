@@ -14,6 +14,7 @@ from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryPrediction
 from daydream.predict.as_run import StepAsRun, of_one_step, step_as_run
 from daydream.predict.couples import couples_of
+from daydream.predict.edited import Copies
 from daydream.predict.notes import prediction_notes
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.recording import replay_as_run
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 By = Literal["time", "memory"]
 Named = str | Optimization | Callable[..., None]
-Edited = dict[str, Callable[[Graph], Graph | None]]
 Ranges = bool | Callable[["Ranked"], bool]  # for all or none, or for the step as run of those it tells
 OF_JOBS = "it is for jobs of several processes, and this trace is of one; `whatif` predicts it anyway"
 SMALLEST = 0.001  # of a step: what saves less is no gain and has no partner
@@ -225,26 +225,28 @@ def rank(
     most, most_pairs = (None, None) if isinstance(with_ranges, bool) else with_ranges
     left_out: dict[str, str] = {}
     found: list[tuple[Ranked, Optimization]] = []
-    edited: Edited = {}
+    copies = Copies()
     for number, each in enumerate(chosen):
         name = _name(each)
         say(f"predicting {name}", number / len(chosen))
         ranges = bool(with_ranges) if most is None else _among_best([one for one, _ in found], most)
-        parsed, result = _tried([each], before, edited, capacity, ranges, only_apt=optimizations is None)
+        parsed, result = _tried([each], before, copies, capacity, ranges, only_apt=optimizations is None)
         if isinstance(result, Ranked):
             found.append((result, parsed[0]))
             found.sort(key=lambda pair: pair[0].place)
             best = {optimization.name for _, optimization in found[: pairs + 1]}
-            edited = {name: begun for name, begun in edited.items() if name in best}
+            copies.keep(best)
         else:
             left_out[name] = result
 
     found, same = without_twins(found)
     left_out |= same
-    for place, (ranked, optimization) in enumerate(found[: most or 0]):
-        if _lacks_range(ranked):  # one that stood before it has gone
-            _, again = _tried([optimization], before, {}, capacity, _lacks_range, only_apt=False)
-            found[place] = (again if isinstance(again, Ranked) else ranked), optimization
+    for place, (had, optimization) in enumerate(found):
+        # One that stood before it has gone, or the one whose answer it has.
+        if had.name in copies.stand_ins or (place < (most or 0) and _lacks_range(had)):
+            ranges = bool(with_ranges) if most is None else _lacks_range
+            _, again = _tried([optimization], before, Copies(), capacity, ranges, only_apt=False)
+            found[place] = (again if isinstance(again, Ranked) else had), optimization
     together: list[Ranked] = []
     for number, couple in enumerate(couples_of(found, by) if pairs > 0 else []):
         if len(together) > pairs or number >= 4 * pairs:
@@ -252,7 +254,7 @@ def rank(
         name = "+".join(each.name for each in couple)
         say(f"predicting {name}", -1.0)
         ranges = bool(with_ranges) if most_pairs is None else _among_best(together, most_pairs, pairs=True)
-        _, result = _tried(couple, before, edited, capacity, ranges)
+        _, result = _tried(couple, before, copies, capacity, ranges)
         if isinstance(result, Ranked):
             together.append(result)
         else:
@@ -303,7 +305,7 @@ def _name(each: Named) -> str:
 def _tried(
     chosen: Sequence[Named],
     before: Replay,
-    edited: Edited,
+    copies: Copies,
     capacity: int | None,
     ranges: Ranges,
     *,
@@ -312,7 +314,7 @@ def _tried(
     """Return the optimizations, and what they would give together or the reason why they give nothing.
 
     With `only_apt` what asks about jobs of several processes gives nothing for a process by itself.
-    `edited` gives graphs by the one optimization that was applied to them; a new one is put in.
+    `copies` are those that optimizations were made in; new ones are put in.
     """
     parsed: list[Optimization] = []
     try:
@@ -322,7 +324,7 @@ def _tried(
         needed = [option.flag for each in parsed for option in each.options if option.required]
         if needed:
             return parsed, f"needs {' and '.join(needed)}"
-        return parsed, _predicted(parsed, before, edited, capacity, ranges)
+        return parsed, _predicted(parsed, before, copies, capacity, ranges)
     except DaydreamError as error:
         return parsed, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001 - one that fails, another package's perhaps, must not hide the others
@@ -338,33 +340,30 @@ def _alone(before: Replay) -> bool:
 def _predicted(
     parsed: Sequence[Optimization],
     before: Replay,
-    edited: Edited,
+    copies: Copies,
     capacity: int | None,
     ranges: Ranges,
 ) -> Ranked:
     first, *others = in_order(parsed)
+    begun = copies.by_name.get(first.name) if others else None
     edit = Edit(
         spelled(parsed),
         lambda graph: apply(parsed, graph, {}),
         partial(memory_changes, parsed, {}),
-        begun=edited.get(first.name) if others else None,
+        begun=None if begun is None else begun.copy_of,
         rest=lambda graph: apply(others, graph, {}),
     )
-    comparison = predict(before, edit, capacity_bytes=capacity)
+    made = edit.in_copy(before.graph)
+    twin = None if others else copies.twin_of(first, before.graph, made[0])
+    if twin is not None:
+        return twin
+    comparison = predict(before, edit, capacity_bytes=capacity, made=made)
     ranked = _ranked(parsed, comparison, with_ranges=ranges is True)
     if callable(ranges) and ranges(ranked):
         ranked = replace(ranked, as_run=step_as_run(comparison))
     if not others:
-        edited[first.name] = _changed_copies(comparison)
+        copies.add(first, ranked, comparison)
     return ranked
-
-
-def _changed_copies(comparison: Prediction) -> Callable[[Graph], Graph | None]:
-    """Return what gives the copies that a change was made in: of the recorded step and of the one as run."""
-    made = [(each.replay.graph, each.graph) for each in (comparison, comparison.as_run)]
-    for _, graph in made:
-        graph.touch()  # what was derived from it takes more room than the graph
-    return lambda asked: next((graph for old, graph in made if old is asked), None)
 
 
 def _ranked(parsed: Sequence[Optimization], comparison: Prediction, *, with_ranges: bool) -> Ranked:

@@ -105,18 +105,29 @@ class Contention:
         self, graph: Graph, lowered: Lowered, engine: Engine, copies: int, window: Window | None
     ) -> list[_Slow]:
         """Return who is slowed by whom."""
-        kernel = np.broadcast_to(np.asarray(self.kernel, np.float64), graph.size)
         found = []
-        for tasks, beside in _pairs(graph, lowered):
-            of = lowered.task[tasks]
-            factor = np.where(graph.columns["kind"][of] == COLLECTIVE, self.transfer, kernel[of])
-            slowed = factor > 1
-            if slowed.any():  # also with nothing beside them any more
-                held = self._held(graph, lowered, tasks[slowed], engine, copies, window)
-                lost = (1 - 1 / factor)[slowed]
-                losing = [(each, np.flatnonzero(lost == each)) for each in unique(lost).tolist()]
-                found.append(_Slow(tasks[slowed], beside, losing, held))
+        for everyone, beside in _pairs(graph, lowered):
+            tasks, factor = everyone, self._factor(graph, lowered, everyone)
+            if factor.ndim:
+                tasks, factor = tasks[factor > 1], factor[factor > 1]
+            elif factor <= 1:
+                continue
+            if len(tasks):  # also with nothing beside them any more
+                held = self._held(graph, lowered, tasks, engine, copies, window)
+                losing = [
+                    (1 - 1 / each, np.flatnonzero(factor == each) if factor.ndim else slice(None))
+                    for each in unique(factor).tolist()
+                ]
+                found.append(_Slow(tasks, beside, losing, held))
         return found
+
+    def _factor(self, graph: Graph, lowered: Lowered, tasks: np.ndarray) -> np.ndarray:
+        """Return the factor of tasks, all of them kernels or all transfers: one, or one for each."""
+        of = lowered.task[tasks]
+        if len(of) and graph.columns["kind"][of[0]] == COLLECTIVE:
+            return np.asarray(self.transfer, np.float64)
+        factor = np.asarray(self.kernel, np.float64)
+        return factor[of] if factor.ndim else factor
 
     def _held(
         self,
@@ -132,18 +143,23 @@ class Contention:
         if not (before.alive & (before.columns["kind"] == COLLECTIVE)).any():
             return np.zeros(len(tasks), np.int64)
         overlap, recorded = self._overlaps(engine, copies, window)
-        origin = _origins(before, graph)[lowered.task[tasks]]
-        at = np.minimum(lowered.copy[tasks], len(overlap) - 1)
-        known = origin >= 0
-        whole = np.where(known, recorded[at, origin], 0)
-        part = np.where(known, overlap[at, origin], 0)
-        share = part / np.maximum(whole, 1)
-        new = ~known & (graph.columns["kind"][lowered.task[tasks]] == COLLECTIVE)
-        if new.any():  # sized by recorded ones, which were overlapped
+        ids = lowered.task[tasks]
+        origin = _origins(before, graph, ids)
+        copy = np.minimum(lowered.copy[tasks], len(overlap) - 1)
+        place = copy * np.int64(before.size) + np.maximum(origin, 0)
+        part = overlap.reshape(-1)[place]
+        held = np.zeros(len(tasks), np.int64)
+        some = np.flatnonzero((part > 0) & (origin >= 0))  # few
+        part, whole = part[some], recorded.reshape(-1)[place[some]]
+        kept = np.floor(part / np.maximum(whole, 1) * duration[some] + 0.5).astype(np.int64)
+        held[some] = np.where(whole == duration[some], part, kept)
+        new = np.flatnonzero(origin < 0)
+        new = new[graph.columns["kind"][ids[new]] == COLLECTIVE]
+        if len(new):  # sized by recorded ones, which were overlapped
             old = np.flatnonzero(before.columns["kind"] == COLLECTIVE)
-            share[new] = overlap[0, old].sum() / max(int(recorded[0, old].sum()), 1)
-        held = np.floor(share * duration + 0.5).astype(np.int64)
-        return np.where(known & (whole == duration), part, held)
+            share = overlap[0, old].sum() / max(int(recorded[0, old].sum()), 1)
+            held[new] = np.floor(share * duration[new] + 0.5).astype(np.int64)
+        return held
 
     def _overlaps(self, engine: Engine, copies: int, window: Window | None) -> tuple[np.ndarray, np.ndarray]:
         """Return, by copy and task of the untouched graph, how long it overlapped and how long it took."""
@@ -172,7 +188,7 @@ class _Slow:
 
     tasks: np.ndarray
     beside: np.ndarray
-    losing: list[tuple[float, np.ndarray]]  #: shares of speed that are lost, and which of the tasks lose each
+    losing: list[tuple[float, np.ndarray | slice]]  #: shares of speed that are lost, and who loses each
     held: np.ndarray
 
     def durations(self, own: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -226,16 +242,14 @@ def _stretched(
     return new
 
 
-def _origins(before: Graph, graph: Graph) -> np.ndarray:
-    """Return which task of the untouched graph each task is, or repeats; -1 for one that is new."""
-    origin = np.full(graph.size, -1, np.int64)
-    size = before.size
-    origin[:size] = np.arange(size)
-    rows, kind = graph.columns["row"][size:], graph.columns["kind"]
-    measured = np.flatnonzero((rows >= 0) & (kind[size:] != CPU)) + size
+def _origins(before: Graph, graph: Graph, ids: np.ndarray) -> np.ndarray:
+    """Return which task of the untouched graph each device task is, or repeats; -1 for one that is new."""
+    origin = np.where(ids < before.size, ids, -1)
+    measured = np.flatnonzero(origin < 0)
+    measured = measured[graph.columns["row"][ids[measured]] >= 0]
     if len(measured):
         device = np.flatnonzero((before.columns["row"] >= 0) & (before.columns["kind"] != CPU))
         by_row = np.full(int(max(graph.columns["row"].max(), 0)) + 1, -1, np.int64)
         by_row[before.columns["row"][device]] = device
-        origin[measured] = by_row[graph.columns["row"][measured]]
+        origin[measured] = by_row[graph.columns["row"][ids[measured]]]
     return origin

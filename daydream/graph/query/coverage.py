@@ -27,14 +27,14 @@ class Coverage:
         self.start_ns: np.ndarray = start[first]
         self.end_ns: np.ndarray = end[np.append(first[1:], True)[: len(end)]]
         self.before_ns = np.append(0, np.cumsum(self.end_ns - self.start_ns))  # covered ahead of each piece
+        self._ends_ns = np.append(-(2**62), self.end_ns)  # of the piece that has begun; of none, before all
 
     def until(self, time_ns: np.ndarray) -> np.ndarray:
         """Return how much is covered before each time."""
         if not len(self.start_ns):
             return np.zeros(np.shape(time_ns), np.int64)
-        piece = np.searchsorted(self.start_ns, time_ns, side="right")
-        left = np.maximum(self.end_ns[np.maximum(piece - 1, 0)] - time_ns, 0)
-        covered: np.ndarray = self.before_ns[piece] - np.where(piece > 0, left, 0)
+        begun = np.searchsorted(self.start_ns, time_ns, side="right")
+        covered: np.ndarray = self.before_ns[begun] - np.maximum(self._ends_ns[begun] - time_ns, 0)
         return covered
 
     def within(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
