@@ -17,6 +17,7 @@ from daydream.costs.workload.operator import MATRIX_FAMILIES
 from daydream.graph.graph import Graph
 from daydream.graph.query.columns import read_column
 from daydream.graph.query.device import whole_duration_ns
+from daydream.graph.query.readings import reading
 from daydream.graph.query.texts import for_each
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, kind_code
@@ -189,6 +190,7 @@ def peaks(formats: np.ndarray, device: Device) -> np.ndarray:
     return for_each(formats, lambda name: device.tflops.get(name or "", np.nan) * 1e3, np.float64)
 
 
+@reading
 def floor_ns(graph: Graph) -> float:
     """Return what the smallest kernels of this graph take: the fixed cost of any kernel, as recorded."""
     kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == KERNEL) & graph.alive))

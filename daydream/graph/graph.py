@@ -172,7 +172,7 @@ class Graph(NotebookTables):
         )
         twin.queue_depth = dict(self.queue_depth)
         twin.scheduled = dict(self.scheduled)
-        twin.facts = copy.deepcopy(self.facts)
+        twin.facts = self.facts.copy()
         twin.steps = [dict(step) for step in self.steps]
         twin.modelled = list(self.modelled)
         twin.doubted = list(self.doubted)

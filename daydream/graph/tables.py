@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,10 @@ class Facts:
     unlaunched_kernels: int = 0
     rules: list[str] = field(default_factory=list)  # by what a change knew its kernels
     notes: list[str] = field(default_factory=list)
+
+    def copy(self) -> Facts:
+        """Return independent facts."""
+        return replace(self, event_waits=dict(self.event_waits), rules=[*self.rules], notes=[*self.notes])
 
 
 def phase_code(phase: str | None) -> int:

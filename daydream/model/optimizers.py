@@ -17,6 +17,7 @@ from daydream.costs.passes import updated_by_grids
 from daydream.costs.workload.operator import itemsize
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
+from daydream.graph.query.readings import reading
 from daydream.graph.query.shapes import product, shapes_in
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
@@ -131,6 +132,7 @@ class Update:
         return rule.call_ns + rule.tensor_ns * self.tensors
 
 
+@reading
 def update_of(graph: Graph) -> Update:
     """Return what the trace tells of its optimizer."""
     metadata: dict[str, Any] = {} if graph.trace is None else graph.trace.metadata

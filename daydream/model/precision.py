@@ -18,6 +18,7 @@ from daydream.costs.workload.shapes import elements, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
+from daydream.graph.query.readings import reading
 from daydream.graph.query.texts import of_tasks
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
@@ -246,6 +247,7 @@ def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray, to_32: np.ndar
     return np.where(sizes >= 0, streaming_ns(graph, moved), by_neighbour)
 
 
+@reading
 def dispatch_ns(graph: Graph) -> int:
     """Return the CPU time of an element-wise operator call besides its launch, as this trace's own take, ns.
 

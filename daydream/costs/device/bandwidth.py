@@ -12,6 +12,7 @@ from daydream.costs.devices import device_of
 from daydream.costs.kernels import floor_ns, recorded_duration_ns, work_of_rows
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.graph.query.readings import reading
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU
 
@@ -27,6 +28,7 @@ OF_PCIE = 0.75
 INTO_NEW = r"^aten::(add|sub|mul|div|neg|sqrt|clone)$"
 
 
+@reading
 def memory_bandwidth(graph: Graph, on: str = "gpu") -> float | None:
     """Return GB/s that large element-wise work of this trace reaches on the GPU or CPU, None if unknown.
 

@@ -6,7 +6,6 @@ import ast
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,11 +68,29 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
             graph.columns["lane"][ids], [n for option in options for n in lanes_named(graph, option)]
         )
     codes, texts = coded(graph, name, ids)
-    hits = np.zeros(len(texts) + 1, bool)  # the last one stands for unknown, -1
     patterns = tuple(options)
-    hits[[code for code, text in enumerate(texts) if _fits(name, text, patterns)]] = True
-    found: np.ndarray = hits[codes]
+    fits = _known_fits(graph, name, texts, patterns)
+    used = np.zeros(len(fits), bool)
+    used[codes] = True
+    for code in np.flatnonzero(used & (fits < 0)).tolist():
+        fits[code] = _fits(name, texts[code], patterns)
+    found: np.ndarray = fits[codes] > 0
     return found
+
+
+def _known_fits(graph: Graph, name: str, texts: Sequence[str], patterns: tuple[str, ...]) -> np.ndarray:
+    """Return which texts fit (1), do not (0), or were not asked for (-1), to be written to: int8.
+
+    The last entry stands for unknown texts. Kept with the trace: copies of a graph have its texts, and more.
+    """
+    kept = graph._of_trace.setdefault("fits", {})
+    known, fits = kept.get((name, patterns), ([], np.zeros(1, np.int8)))
+    if known != texts:
+        same = min(len(known), len(texts))
+        same = same if known[:same] == texts[:same] else 0
+        fits = np.concatenate([fits[:same], np.full(len(texts) - same, -1, np.int8), [np.int8(0)]])
+        kept[name, patterns] = list(texts), fits
+    return np.asarray(fits)
 
 
 def _of_handles(graph: Graph, ids: np.ndarray, identifiers: list[Any]) -> np.ndarray:
@@ -90,7 +107,6 @@ def _of_handles(graph: Graph, ids: np.ndarray, identifiers: list[Any]) -> np.nda
     return np.isin(read_column(graph, "handle", ids), [places[each] for each in identifiers])
 
 
-@lru_cache(maxsize=1 << 16)  # optimizations look for the same names again and again
 def _fits(name: str, text: str, options: tuple[str, ...]) -> bool:
     if name in BY_REGEX:
         try:
