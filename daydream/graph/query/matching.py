@@ -70,12 +70,15 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     codes, texts = coded(graph, name, ids)
     patterns = tuple(options)
     fits = _known_fits(graph, name, texts, patterns)
-    used = np.zeros(len(fits), bool)
-    used[codes] = True
-    for code in np.flatnonzero(used & (fits < 0)).tolist():
-        fits[code] = _fits(name, texts[code], patterns)
-    found: np.ndarray = fits[codes] > 0
-    return found
+    found: np.ndarray = fits[codes]
+    new = codes[found < 0]
+    if len(new):
+        used = np.zeros(len(fits), bool)
+        used[new] = True
+        for code in np.flatnonzero(used).tolist():
+            fits[code] = _fits(name, texts[code], patterns)
+        found = fits[codes]
+    return found > 0
 
 
 def _known_fits(graph: Graph, name: str, texts: Sequence[str], patterns: tuple[str, ...]) -> np.ndarray:
