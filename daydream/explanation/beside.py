@@ -72,7 +72,7 @@ def waits(chain: Chain, cause: Cause) -> Waits:
     src, dst = plan.edge_src[edges], plan.edge_dst[edges]
     delay = np.where(plan.edge_from_start[edges], 0, plan.duration_ns[src]) + plan.edge_latency_ns[edges]
     held = unique(dst[start[src] + delay == start[dst]])
-    held = held[(graph.columns["kind"][timeline.task[held]] == CPU) & (timeline.wait_ns[held] > 0)]
+    held = held[(graph.columns["kind"][timeline.task[held]] == CPU) & (timeline.waits_of(held) > 0)]
     on_device = graph.alive & device_work(graph)
     last_launch = graph.columns["order"][on_device].max(initial=0)
     at_end = graph.columns["order"][timeline.task[held]] > last_launch
@@ -166,7 +166,7 @@ def _within(
     ranks = np.array([-1 if lane.background else lane.rank for lane in lanes], np.int64)
     rank = ranks[timeline.graph.columns["lane"][timeline.task[entries]]]
     start = timeline.start_ns[entries]
-    begin = start - timeline.wait_ns[entries] if waiting else start
+    begin = start - timeline.waits_of(entries) if waiting else start
     end = start if waiting else timeline.end_ns[entries]
     for opens, closes, own in chain.windows.tolist():
         inside = np.minimum(end, closes) - np.maximum(begin, opens)

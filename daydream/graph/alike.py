@@ -59,14 +59,15 @@ def retimed(graph: Graph, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:
 
 
 def share_plans_of_one_alike(graph: Graph, others: Sequence[Graph]) -> Graph | None:
-    """Give a graph the plans of the first of some others that is alike, and return that one.
+    """Give a graph the plans and columns of the first of some others that is alike, and return that one.
 
-    A copy that kept its structure has the plans already.
+    A copy that kept its structure has them already.
     """
     for other in others:
         kept = graph._lowered is other._lowered
         if kept or alike(graph, other):
             if not kept:
+                graph.columns.share(other.columns)
                 share_plans(graph, other)
             return other
     return None

@@ -127,6 +127,15 @@ class Columns(MutableMapping[str, np.ndarray]):
             self._arrays[name].flags.writeable = False
         return twin
 
+    def share(self, other: Columns) -> None:
+        """Hold the columns of another graph's that are equal to these, all but `OWN`, instead of these."""
+        for name in set(self) - set(OWN):
+            self[name] = other[name]
+            other._room.pop(name, None)  # both might write to it
+            for each in (self, other):
+                each._shared.add(name)
+            self._arrays[name].flags.writeable = False
+
     def same(self, other: Mapping[str, np.ndarray], name: str) -> bool:
         """Tell, without looking at values, whether both hold one array: unequal ones may be equal yet."""
         return self[name] is other[name]

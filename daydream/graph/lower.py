@@ -169,8 +169,8 @@ def _by_lane(
     begin_ahead, begin_block = (np.append(0, np.cumsum(each)) for each in (of_ahead, of_block))
     bounds = np.append(0, np.cumsum(of_ahead + copies * of_block))
     if copies == 1:
-        return sorted_block, bounds, (sorted_block[:0], sorted_block[:0])
-    by_lane = np.empty(len(ahead) + copies * len(block), np.int64)
+        return sorted_block.astype(np.int32), bounds, (sorted_block[:0], sorted_block[:0])
+    by_lane = np.empty(len(ahead) + copies * len(block), np.int32)  # there are less than 2**31
     for lane in np.flatnonzero(of_ahead + of_block).tolist():
         first = sorted_ahead[begin_ahead[lane] : begin_ahead[lane + 1]]
         mine = sorted_block[begin_block[lane] : begin_block[lane + 1]]

@@ -196,10 +196,29 @@ class Plan:
         following[order[self.lane_bounds()[1:] - 1]] = -1
         return following
 
+    def before_on_lane(self, tasks: np.ndarray) -> np.ndarray:
+        """Return the task before each of some on its lane in id order, -1 for the first, int64."""
+        order, lanes = self.by_lane(), self.lane[tasks]
+        bounds = np.append(0, np.cumsum(np.bincount(self.lane, minlength=self.lanes)))
+        found = np.full(len(tasks), -1)
+        for lane in unique(lanes).tolist():
+            mine = np.flatnonzero(lanes == lane)
+            mates = order[bounds[lane] : bounds[lane + 1]]
+            place = np.searchsorted(mates, tasks[mine])
+            found[mine] = np.where(place > 0, mates[place - 1], -1)
+        return found
+
     def lane_bounds(self) -> np.ndarray:
         """Return where each lane that has tasks begins in `by_lane`, and where the last one ends, int64."""
         ends = np.cumsum(np.bincount(self.lane))
         return unique(np.append(0, ends))
+
+    def same(self, other: Plan) -> bool:
+        """Tell whether another plan is this one, or this one with durations and gaps that are equal."""
+        if self.edge_src is not other.edge_src or self.release_ns is not other.release_ns:
+            return False
+        pairs = (self.duration_ns, other.duration_ns), (self.gap_ns, other.gap_ns)
+        return all(mine is theirs or np.array_equal(mine, theirs) for mine, theirs in pairs)
 
     def with_costs(self, duration_ns: npt.ArrayLike, gap_ns: npt.ArrayLike | None = None) -> Plan:
         """Return the same plan with other durations (and gaps); everything else is shared, not copied."""

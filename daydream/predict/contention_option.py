@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.simulate.contention import Contention
 from daydream.text import counted
+
+if TYPE_CHECKING:
+    from daydream.simulate.timeline import Timeline
 
 MEASURED, OFF, GIVEN, UNMEASURED = "measured", "off", "given", "unmeasured"
 Option = str | float | Sequence[float]
@@ -42,11 +45,14 @@ class Choice:
         """Whether anything is slowed."""
         return self.kernels and max(self.matrix, self.other, self.transfer) != 1
 
-    def between(self, untouched: Graph, graph: Graph) -> Contention | None:
-        """Return how a changed copy of an untouched graph is slowed; None if nothing is."""
+    def between(self, untouched: Graph, graph: Graph, timeline: Timeline | None = None) -> Contention | None:
+        """Return how a changed copy of an untouched graph is slowed; None if nothing is.
+
+        `timeline` is that of the untouched graph, where it is known.
+        """
         if not self.slows:
             return None
-        return Contention(untouched, self._of_tasks(graph), self.transfer)
+        return Contention(untouched, self._of_tasks(graph), self.transfer, timeline)
 
     def _of_tasks(self, graph: Graph) -> np.ndarray | float:
         if self.matrix == self.other:

@@ -366,7 +366,7 @@ def predict(
         raise NotApplicableError(f"{edit.name} found nothing to change in this trace")
     need_steps(graph)
     chosen = choose(contention, old, graph)
-    slowed = None if chosen is None else chosen.between(old, graph)
+    slowed = None if chosen is None else chosen.between(old, graph, replay.timeline)
     try:
         before = replay.settled
         after = settle(graph, passes=before.passes if slowed is None else before.judged, contention=slowed)

@@ -58,13 +58,12 @@ class _Completing:
 
     None of background threads, nor the own time of a named range. Nor, beside a device, CPU work that lasts
     beyond the range of its step: what a recorded step does on CPUs ends with its range. `on_cpus` may last
-    beyond, and do where they take more than `room_ns`. `known` is who did so at last, and what that gave.
+    beyond, and do where they take more than is left of it. `known` is who did so at last, and what that gave.
     """
 
     steps: list[dict[str, Any]]
     step: np.ndarray
     on_cpus: np.ndarray
-    room_ns: np.ndarray
     known: tuple[np.ndarray, Closing] | None = None
 
     @classmethod
@@ -79,13 +78,15 @@ class _Completing:
             step[named & on_cpu] = -1
         beside_device = len(graph.steps) > 0 and not on_cpu.all()
         on_cpus = np.flatnonzero(on_cpu & (step >= 0) & (columns["row"] >= 0) & beside_device)
-        ends = np.array([step["end_ns"] for step in graph.steps], np.int64)
-        room = ends[step[on_cpus]] - columns["measured_start_ns"][on_cpus]
-        return cls([dict(step) for step in graph.steps], step, on_cpus, room)
+        on_cpus = on_cpus.astype(np.int32)  # held with the graph
+        return cls([dict(step) for step in graph.steps], step, on_cpus)
 
     def beyond(self, graph: Graph) -> np.ndarray:
         """Return the tasks that last beyond their steps with the times of this graph."""
-        return self.on_cpus[graph.columns["duration_ns"][self.on_cpus] > self.room_ns]
+        columns, tasks = graph.columns, self.on_cpus
+        ends = np.array([step["end_ns"] for step in self.steps], np.int64)
+        room = ends[self.step[tasks]] - columns["measured_start_ns"][tasks]
+        return tasks[columns["duration_ns"][tasks] > room]
 
     def with_these(self, beyond: np.ndarray) -> np.ndarray:
         """Return `step` where these tasks last beyond."""

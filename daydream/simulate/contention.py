@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from daydream.graph.lower import Lowered
     from daydream.graph.plan import Plan
     from daydream.graph.windows import Window
+    from daydream.simulate.timeline import Timeline
 
     Engine = Callable[[Plan], tuple[np.ndarray, np.ndarray]]
 
@@ -54,12 +55,14 @@ class Contention:
     """How much slower a changed copy of `untouched` runs where kernels and transfers overlap.
 
     `kernel` is the factor of a kernel beside a transfer, one for all or one for each task of the changed
-    graph; `transfer` that of a transfer beside a kernel. 1 means that it is not slowed.
+    graph; `transfer` that of a transfer beside a kernel. 1 means that it is not slowed. `timeline` is that of
+    the untouched graph where it is known: it is not simulated again then.
     """
 
     untouched: Graph
     kernel: npt.ArrayLike
     transfer: float = 1.0
+    timeline: Timeline | None = None
 
     def slowed(
         self,
@@ -162,7 +165,10 @@ class Contention:
         return held
 
     def _overlaps(self, engine: Engine, copies: int, window: Window | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return, by copy and task of the untouched graph, how long it overlapped and how long it took."""
+        """Return, by copy and task of the untouched graph, how long it overlapped and how long it took.
+
+        Of kernels and transfers, that is: all others have 0.
+        """
         from daydream.graph.lower import lower
         from daydream.graph.windows import key_of
 
@@ -170,14 +176,19 @@ class Contention:
         key = (before.edits, copies, key_of(window) if copies > 1 else None)
         known = _recorded.setdefault(before, {})
         if key not in known:
-            lowered = lower(before, copies, window)
-            start, end = engine(lowered.plan)
+            lowered, simulated = lower(before, copies, window), self.timeline
+            if simulated is not None and simulated.plan.same(lowered.plan):
+                start, end = simulated.start_ns, simulated.end_ns
+            else:
+                start, end = engine(lowered.plan)
             overlap, duration = (np.zeros((copies, before.size), np.int64) for _ in range(2))
             for tasks, beside in _pairs(before, lowered):
                 covered = Coverage(start[beside], end[beside])
                 at = lowered.copy[tasks], lowered.task[tasks]
                 overlap[at] = covered.within(start[tasks], end[tasks])
-            duration[lowered.copy, lowered.task] = lowered.plan.duration_ns
+            kind = before.columns["kind"][lowered.task]
+            asked = np.flatnonzero((kind == KERNEL) | (kind == COLLECTIVE))
+            duration[lowered.copy[asked], lowered.task[asked]] = lowered.plan.duration_ns[asked]
             known[key] = overlap, duration
         return known[key]
 

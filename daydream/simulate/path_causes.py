@@ -26,18 +26,18 @@ NOT_TRACED = (device_graphs.UNTRACED, device_graphs.UNTRACED_HEAD)
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """The critical path of some steps as columns of equal length, int64: a piece is work, or a delay.
+    """The critical path of some steps as columns of equal length: a piece is work, or a delay.
 
     All pieces add up to the steps. Steps that follow each other share a window: what led to the end of the
     last decided what they took together.
     """
 
     windows: np.ndarray  # begin and end of each window in ns, and the rank: a row a window
-    window: np.ndarray  # which of the windows each piece is in
-    task: np.ndarray  # the graph's task that the time belongs to; a gap belongs to the task before it
-    begin_ns: np.ndarray
-    ns: np.ndarray
-    edge: np.ndarray  # -1 for work, else what bound the task delayed: a `Cause`
+    window: np.ndarray  # which of the windows each piece is in: int32
+    task: np.ndarray  # int64, the graph's task that the time belongs to; a gap belongs to the task before it
+    begin_ns: np.ndarray  # int64
+    ns: np.ndarray  # int64
+    edge: np.ndarray  # int8: -1 for work, else what bound the task delayed: a `Cause`
 
 
 def pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
@@ -58,20 +58,20 @@ def _pieces_of(timeline: Timeline, copy: int, steps: Sequence[int]) -> Pieces:
     # A trace of one rank may say which it is; its rows, and so its lanes, do not.
     ranks = {lane.rank for lane in timeline.graph.lanes}
     alone = ranks.pop() if len(ranks) == 1 else None
-    for number, each in enumerate(timeline.stretches(copy, steps)):
+    for number, each in enumerate(timeline.stretches(copy, steps, keep=False)):
         path, work, delay = each.path, each.work_ns, each.delay_ns
         end = each.begin_ns + int(work.sum() + delay.sum())
         rank = timeline.graph.steps[each.steps[0]].get("rank", 0) if alone is None else alone
         windows.append((each.begin_ns, end, rank))
         start, task = np.maximum(timeline.start_ns[path.task], each.begin_ns), timeline.task[path.task]
         busy, late = np.flatnonzero(work), np.flatnonzero(delay)
-        why = path.cause[late].astype(np.int64)
+        why = path.cause[late]
         behind = task[np.where(why == Cause.LANE, np.maximum(late - 1, 0), late)]
-        parts.append(
-            (np.full(len(busy), number), task[busy], start[busy], work[busy], np.full(len(busy), -1))
-        )
-        parts.append((np.full(len(late), number), behind, start[late] - delay[late], delay[late], why))
-    nothing = np.empty((5, 0), np.int64)
+        of_work = np.full(len(busy), -1, np.int8)
+        parts.append((np.full(len(busy), number, np.int32), task[busy], start[busy], work[busy], of_work))
+        mine = np.full(len(late), number, np.int32)
+        parts.append((mine, behind, start[late] - delay[late], delay[late], why))
+    nothing = [np.empty(0, dtype) for dtype in (np.int32, np.int64, np.int64, np.int64, np.int8)]
     columns = [np.concatenate(column) for column in zip(nothing, *parts, strict=True)]
     return Pieces(np.array(windows, np.int64).reshape(-1, 3), *columns)
 

@@ -92,6 +92,13 @@ class Timeline(NotebookFigure):
         ready[order[self.plan.lane_bounds()[:-1]]] = 0
         return np.subtract(self.start_ns, ready, out=ready)
 
+    def waits_of(self, entries: np.ndarray) -> np.ndarray:
+        """Return `wait_ns` of some entries, without working out that of all: ns, int64, their shape."""
+        ahead = self.plan.before_on_lane(entries)
+        ready = np.where(ahead >= 0, self.end_ns[ahead] + self.plan.gap_ns[ahead], 0)
+        waits: np.ndarray = self.start_ns[entries] - ready
+        return waits
+
     def column(self, name: str) -> np.ndarray:
         """Return a column of the graph for the timeline's tasks: the column's dtype, shape (tasks,)."""
         return self.graph.column(name, self.task)
@@ -222,16 +229,19 @@ class Timeline(NotebookFigure):
         (only,) = self.stretches(copy, [step])
         return only.path, only.work_ns, only.delay_ns
 
-    def stretches(self, copy: int, steps: Sequence[int]) -> list[Stretch]:
+    def stretches(self, copy: int, steps: Sequence[int], *, keep: bool = True) -> list[Stretch]:
         """Return the chain of causes behind some covered steps, steps that follow each other as one stretch.
 
         What leads to the completion of the last of them decides what all of them took together. Kept, since
-        tables, ranges and pictures ask for the same ones.
+        tables, ranges and pictures ask for the same ones, unless `keep` is false.
         """
         wanted = copy, tuple(steps)
-        if wanted not in self._behind:
-            self._behind[wanted] = [self._stretch(copy, run) for run in self._runs(copy, steps)]
-        return self._behind[wanted]
+        found = self._behind.get(wanted)
+        if found is None:
+            found = [self._stretch(copy, run) for run in self._runs(copy, steps)]
+            if keep:
+                self._behind[wanted] = found
+        return found
 
     def _runs(self, copy: int, steps: Sequence[int]) -> list[list[int]]:
         """Return the steps in runs of which each counts from the end of the one before it."""

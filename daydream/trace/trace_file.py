@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def read_columns(
         StepRange.parse(steps)
     check_regular(path)
     try:
-        with ParquetFile(path) as file:
+        with _arrow_in_the_heap(), ParquetFile(path) as file:
             metadata = _metadata(path, file.schema_arrow.metadata)
             given = file.schema_arrow.names
             names = [name for name in given if name in FIELDS]
@@ -76,7 +77,6 @@ def read_columns(
             tell_syncs(columns, texts)
             memory = _memory(path, None if kept is not None else extra.get(MEMORY_KEY), most - size)
             handles = _handles(path, extra.get(HANDLES_KEY))
-        pa.default_memory_pool().release_unused()
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
@@ -84,6 +84,19 @@ def read_columns(
             f"{path} is not a readable parquet file ({_first_line(error)}). {IMPORT_AGAIN}"
         ) from None
     return columns, texts, metadata, memory, handles
+
+
+@contextmanager
+def _arrow_in_the_heap() -> Iterator[None]:
+    """Let Arrow take its memory where NumPy does, which has it next: pools of its own keep some 35 MB."""
+    import pyarrow as pa
+
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
 
 
 def _handles(path: str | os.PathLike[str], text: bytes | None) -> DebugHandleMap | None:

@@ -71,6 +71,7 @@ def test_the_second_prediction_of_a_change_lowers_nothing(lowered):
     again = predict(before, Edit("pauses", insert), like=first.graph)
     assert not lowered
     assert again.after.times == first.after.times
+    assert again.graph.columns["order"] is first.graph.columns["order"]  # nor is it held twice
 
 
 def test_a_change_of_times_and_types_lowers_nothing(lowered):

@@ -138,3 +138,16 @@ def test_many_additions_join_each_column_once(monkeypatch):
 
         found.append(joined_by(work, monkeypatch))
     assert found == [tasks * len(COLUMNS) for tasks in SIZES]
+
+
+def test_equal_columns_of_two_graphs_are_held_once_until_one_is_written_to():
+    graph, other = graph_of(3), graph_of(3)
+    other.select().scale(2)
+    graph.columns.share(other.columns)
+    assert held(graph.columns, other.columns) == set(COLUMNS) - set(OWN)
+    graph.add(1, order=7)
+    other.select().set(step=5)
+    assert graph.columns["order"].tolist() == [0, 10, 20, 7]
+    assert other.columns["order"].tolist() == [0, 10, 20]
+    assert graph.columns["step"].tolist() == [-1] * 4
+    assert graph.columns["duration_ns"].tolist() == [0, 1, 2, 0]

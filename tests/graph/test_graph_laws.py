@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from random_graphs import graphs
 
 from daydream import Graph, simulate
+from daydream.graph.lower import lower
 from daydream.simulate import ENGINES
 
 
@@ -169,3 +170,19 @@ def test_to_networkx_and_back_keeps_every_time(graph):
     expected = dict(zip(timeline.task.tolist(), timeline.start_ns.tolist(), strict=True))
 
     assert back.start_ns.tolist() == [expected[task] for task in digraph]
+
+
+@given(graphs())
+def test_waits_of_some_entries_are_those_of_all(graph):
+    timeline = simulate(graph)
+    some = np.arange(len(timeline.task))[::2]
+    assert timeline.waits_of(some).tolist() == timeline.wait_ns[some].tolist()
+
+
+@given(graphs(), st.integers(1, 3))
+def test_a_plan_is_the_same_as_long_as_its_times_are(graph, factor):
+    plan = lower(graph).plan
+    longer = plan.with_costs(plan.duration_ns * factor)
+    assert plan.same(plan.with_costs(plan.duration_ns.copy(), plan.gap_ns.copy()))
+    assert plan.same(longer) == (plan.duration_ns * factor == plan.duration_ns).all()
+    assert not plan.same(lower(graph.copy()).plan.with_costs(plan.duration_ns + 1))

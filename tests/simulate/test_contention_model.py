@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from daydream import Graph, simulate
 from daydream.graph.graph import Lane
 from daydream.graph.query.coverage import Coverage, sharing
+from daydream.simulate import scan
 from daydream.simulate.contention import Contention
 
 KERNEL, COLLECTIVE = 1, 4
@@ -255,3 +256,20 @@ def test_what_goes_to_and_fro_settles_between(monkeypatch):
 
     assert timeline.overlaps_settled
     assert abs(int(timeline.end_ns[0]) - 2_000) <= 1
+
+
+def test_a_timeline_that_is_known_is_not_simulated_again(monkeypatch):
+    before = beside(100, 50)
+    known, graph = simulate(before), before.copy()
+    graph.select(name="transfer").scale(2)
+    ran = []
+    monkeypatch.setattr(scan, "run", lambda plan, run=scan.run: ran.append(plan) or run(plan))
+    made = [simulate(graph, contention=Contention(before.copy(), 2.0)), len(ran)]
+    del ran[:]
+    again = [simulate(graph, contention=Contention(before, 2.0, timeline=known)), len(ran)]
+    assert again[0].end_ns.tolist() == made[0].end_ns.tolist()
+    assert again[1] == made[1] - 1
+    before.select(name="kernel").scale(2)  # other times: it is no more that of the graph
+    del ran[:]
+    simulate(graph, contention=Contention(before, 2.0, timeline=known))
+    assert len(ran) == made[1]

@@ -65,8 +65,9 @@ def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndar
     if push.any():
         pushed = np.zeros(len(wanted), np.int64)
         pushed[ahead] = push
-        order = graph.columns.own("order")
-        order[sequence[1:]] += np.cumsum(pushed)
+        order, first = graph.columns.own("order"), int(ahead[np.argmax(push > 0)])
+        order[sequence[first + 1 :]] += np.cumsum(pushed[first:])
+        del pushed
     by_place = np.argsort(places, kind="stable")
     first = np.searchsorted(places[by_place], places[by_place])
     turn = np.empty(len(places), np.int64)
@@ -78,8 +79,8 @@ def _sorted(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return all ids in program order, and the place of each; kept until the next structural edit."""
     if "by_order" not in graph._derived:
         sequence = np.argsort(graph.columns["order"], kind="stable")
-        position = np.empty(len(sequence), np.int64)
-        position[sequence] = np.arange(len(sequence))
+        position = np.empty(len(sequence), np.int32)
+        position[sequence] = np.arange(len(sequence), dtype=np.int32)
         graph._derived["by_order"] = sequence, position
     found: tuple[np.ndarray, np.ndarray] = graph._derived["by_order"]
     return found

@@ -49,8 +49,8 @@ def call_rows(graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: 
     if trace is None or not len(trace):
         return np.full(len(ids), -1)
     if name is None:
-        return _operator_of_rows(graph, inner=inner)[rows]
-    return _within_named(graph, name, inner=inner)[rows]
+        return _operator_of_rows(graph, inner=inner)[rows].astype(np.int64)
+    return _within_named(graph, name, inner=inner)[rows].astype(np.int64)
 
 
 def _within_named(graph: Graph, name: str, *, inner: bool) -> np.ndarray:
@@ -69,8 +69,8 @@ def _within_named(graph: Graph, name: str, *, inner: bool) -> np.ndarray:
         raise GraphError(f"{name!r} is not a regular expression ({error})") from None
     fits = np.array([bool(match(text)) for text in trace.text("name")] + [False])
     wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
-    found = np.full(len(trace) + 1, -1, np.int64)
-    found[:-1] = np.where(wanted, np.arange(len(trace)), -1)
+    found = np.full(len(trace) + 1, -1, np.int32)
+    found[:-1] = np.where(wanted, np.arange(len(trace), dtype=np.int32), -1)
     parent = _with_hand_offs(graph)
     for rows in _by_depth(graph):
         around = found[parent[rows]]
@@ -110,7 +110,8 @@ def _operator_of_rows(graph: Graph, *, inner: bool) -> np.ndarray:
         trace = graph.trace
         parent = np.asarray(trace["parent"], np.int64)
         rows = np.append(np.arange(len(trace)), -1)
-        graph._of_trace[kept] = _enclosing(parent, trace.is_kind("operator"), rows, inner=inner)
+        found = _enclosing(parent, trace.is_kind("operator"), rows, inner=inner)
+        graph._of_trace[kept] = found.astype(np.int32)
     return np.asarray(graph._of_trace[kept])
 
 
