@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.kernels import grid_blocks
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -76,7 +77,7 @@ def value_ns(update: Selection) -> float | None:
     By the kernels that move them fastest: others pass several times. None where there are no such kernels.
     """
     kinds = [group for group in update.group_by("name") if values_moved(group.name[0] or "")]
-    steps = max(len(np.unique(update.step)), 1)
+    steps = max(len(unique(update.step)), 1)
     time = np.array([group.total("duration_ns") / steps for group in kinds])
     values = np.array([values_moved(group.name[0] or "") for group in kinds])
     counted = time >= LEAST_SHARE * time.max(initial=0)
@@ -91,7 +92,7 @@ def updated_by_grids(update: Selection, blocks: np.ndarray) -> tuple[int, int]:
     names, each = [name or "" for name in update.name.tolist()], elements_a_thread(update.graph)
     known = {name: elements_a_block(name, each) for name in set(names)}
     elements = np.array([known[name] for name in names], np.int64) * np.maximum(blocks, 0)
-    steps = max(len(np.unique(update.step)), 1)
+    steps = max(len(unique(update.step)), 1)
     found = []
     for name, block in known.items():
         mine = elements[np.array([one == name for one in names])]

@@ -186,7 +186,7 @@ class Contention:
                 covered = Coverage(start[beside], end[beside])
                 at = lowered.copy[tasks], lowered.task[tasks]
                 overlap[at] = covered.within(start[tasks], end[tasks])
-            kind = before.columns["kind"][lowered.task]
+            kind = before.columns["kind"].take(lowered.task)
             asked = np.flatnonzero((kind == KERNEL) | (kind == COLLECTIVE))
             duration[lowered.copy[asked], lowered.task[asked]] = lowered.plan.duration_ns[asked]
             known[key] = overlap, duration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +37,8 @@ def mistake_in_own_file(error: Exception) -> Mistake | None:
     applies. One that daydream raises is about a line of the file: a word that no task has, say.
     """
     own = {module.__file__ for name, module in sys.modules.items() if name.startswith(OWN_FILE)}
+    import traceback  # for those whose file is wrong
+
     frames = list(traceback.extract_tb(error.__traceback__))
     mine = [frame for frame in frames if frame.filename in own]
     if not mine:

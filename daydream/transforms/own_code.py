@@ -7,13 +7,15 @@ import io
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
+
+if TYPE_CHECKING:
+    from traceback import StackSummary
 
 PATIENCE_S = 1.0  # for threads that are about to end
 
@@ -61,7 +63,7 @@ def own_code(file: str) -> Iterator[None]:
             try:
                 yield
             except TypeError as error:
-                frames = traceback.extract_tb(error.__traceback__)
+                frames = _frames(error)
                 if (
                     Path(frames[-1].filename).parent == Path(__file__).parent
                 ):  # the call itself, none of its lines
@@ -118,12 +120,18 @@ def _look_at_threads(
     for each in failed:
         error = each.exc_value or each.exc_type()
         if not isinstance(error, SystemExit):
+            import traceback  # for those whose file is wrong
+
             said = "".join(traceback.format_exception_only(error)).strip()
             raise OwnFileError(f"{_place(file, error)}, in a thread: {said}")
 
 
 def _place(file: str, error: BaseException) -> str:
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(file)
-    ]
+    frames = [frame for frame in _frames(error) if Path(frame.filename) == Path(file)]
     return f"{file}, line {frames[-1].lineno}" if frames else file
+
+
+def _frames(error: BaseException) -> StackSummary:
+    import traceback  # for those whose file is wrong
+
+    return traceback.extract_tb(error.__traceback__)
