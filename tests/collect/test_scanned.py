@@ -213,7 +213,7 @@ def test_rows_become_columns_in_order_of_their_kinds(rows, always):
         {"edges": np.empty(99, np.int64)}, {"edges": np.empty(3, np.int64)},
         {"fields": np.empty(5, np.int64)},
     ],
-    ids=str,
+    ids=range(12),
 )  # fmt: skip
 def test_tables_that_do_not_fit_are_refused(other):
     rows = np.array([[0, 0, 1, 9], [0, 0, 0, -1]], np.int64)
