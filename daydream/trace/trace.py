@@ -164,6 +164,14 @@ class Trace(NotebookTables):
 
     def to_arrow(self, rows: slice = slice(None)) -> pa.RecordBatch:
         """Return the trace, or some of its rows, as an Arrow batch with nulls and dictionary-coded texts."""
+        return self._batch(rows, *self._of_all_rows())
+
+    def _of_all_rows(self) -> tuple[dict[str, pa.Array], dict[bytes, str]]:
+        """Return the texts of the coded columns, and the metadata: what each Arrow batch of the trace has."""
+        texts = {name: _to_strings(texts) for name, texts in self.texts.items()}
+        return texts, {METADATA_KEY: json.dumps(self.metadata)}
+
+    def _batch(self, rows: slice, texts: dict[str, pa.Array], metadata: dict[bytes, str]) -> pa.RecordBatch:
         import pyarrow as pa
 
         arrays = {}
@@ -173,11 +181,9 @@ class Trace(NotebookTables):
             text = field.type == "text"
             column = self.columns[name][rows].astype("int32" if text else field.type, copy=False)
             values = _to_arrow(column, UNKNOWN if text else field.null)
-            arrays[name] = (
-                pa.DictionaryArray.from_arrays(values, _to_strings(self.texts[name])) if text else values
-            )
+            arrays[name] = pa.DictionaryArray.from_arrays(values, texts[name]) if text else values
         batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        return batch.replace_schema_metadata({METADATA_KEY: json.dumps(self.metadata)})
+        return batch.replace_schema_metadata(metadata)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the trace as parquet; the file appears whole or not at all.
@@ -194,10 +200,11 @@ class Trace(NotebookTables):
                 "use_dictionary": coded, "column_encoding": encodings,
                 "write_statistics": [name for name in TOLD if name in self.columns] or False,
             }  # fmt: skip
-            schema = self.to_arrow(slice(0, 0)).schema
+            shared = self._of_all_rows()
+            schema = self._batch(slice(0, 0), *shared).schema
             with ParquetWriter(temporary, schema, compression="zstd", compression_level=3, **options) as file:
                 for first in range(0, max(len(self), 1), ROW_GROUP):
-                    file.write_batch(self.to_arrow(slice(first, first + ROW_GROUP)))
+                    file.write_batch(self._batch(slice(first, first + ROW_GROUP), *shared))
                 if self.memory is not None:
                     file.add_key_value_metadata({MEMORY_KEY: self.memory.encode()})
                 if self.handles is not None:
