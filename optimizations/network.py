@@ -40,6 +40,6 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
     doubt_waiting(transfers, waited_ns)
     if waited_ns.any():
         graph.note(
-            "One rank was recorded: its collectives hold the waiting for peers, "
-            "which is scaled like a transfer; the range reaches to where all of it was waiting."
+            "One rank was recorded: what its transfers took may be waiting for peers; "
+            "the range reaches to that."
         )
