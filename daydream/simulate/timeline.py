@@ -137,7 +137,7 @@ class Timeline(NotebookFigure):
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
 
-        A sole step counts from where it `begins_ns`. In a repeated window the step before
+        A sole step counts from where it begins: as recorded, or with what runs before it. In a repeated window the step before
         the first is the last of the copy before. `closing_ns` is when the `closing` tasks end in a variant
         of this timeline, in their order.
         """
@@ -152,11 +152,11 @@ class Timeline(NotebookFigure):
             ends[key] = latest[rank] = max(end, latest.get(rank, end))
         times = {}
         for key, before in self.spans.items():
-            begin = ends[before] if before is not None else self.begins_ns(*key)
+            begin = ends[before] if before is not None else self._begins_ns(*key)
             times[key] = ends[key] - begin
         return times
 
-    def begins_ns(self, copy: int, step: int) -> int:
+    def _begins_ns(self, copy: int, step: int) -> int:
         """Return when a step begins that follows none: as recorded, unless what runs before it moves.
 
         Then it is as long before its first task as recorded, but not before the task ahead of that one ends.
@@ -263,7 +263,7 @@ class Timeline(NotebookFigure):
 
     def _stretch(self, copy: int, run: Sequence[int]) -> Stretch:
         last, before = self.last_of_steps, self.spans[copy, run[0]]
-        begin = self.begins_ns(copy, run[0]) if before is None else int(self.end_ns[last[before]])
+        begin = self._begins_ns(copy, run[0]) if before is None else int(self.end_ns[last[before]])
         path = critical_path(self.plan, self.start_ns, self.end_ns, last[copy, run[-1]], since=begin)
         start = self.start_ns[path.task]
         work_begin, work_end = np.maximum(start, begin), np.maximum(start + path.task_ns, begin)
