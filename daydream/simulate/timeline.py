@@ -137,8 +137,8 @@ class Timeline(NotebookFigure):
     def step_times(self, closing_ns: np.ndarray | None = None) -> dict[tuple[int, int], int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
 
-        A sole step counts from where it begins: as recorded, or with what runs before it. In a repeated window the step before
-        the first is the last of the copy before. `closing_ns` is when the `closing` tasks end in a variant
+        A sole step counts from where it begins: as recorded, or as what runs before it lets it. In a repeated
+        window the step before the first is the last of the copy before. `closing_ns` is when the `closing` tasks end in a variant
         of this timeline, in their order.
         """
         keys, order, first = self._closing.keys, self._closing.order, self._closing.first
