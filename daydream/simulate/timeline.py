@@ -138,8 +138,8 @@ class Timeline(NotebookFigure):
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
 
         A sole step counts from where it begins: as recorded, or as what runs before it lets it. In a repeated
-        window the step before the first is the last of the copy before. `closing_ns` is when the `closing` tasks end in a variant
-        of this timeline, in their order.
+        window the step before the first is the last of the copy before. `closing_ns` is when the `closing`
+        tasks end in a variant of this timeline, in their order.
         """
         keys, order, first = self._closing.keys, self._closing.order, self._closing.first
         if not keys:
