@@ -70,10 +70,10 @@ class Table:
 
     def add(self, **rows: Any) -> None:
         """Append rows; a single value stands for all of them."""
-        width = max(np.size(value) for value in rows.values())
+        width, held = max(np.size(value) for value in rows.values()), len(self)
         for name, column in self.columns.items():
-            value = np.broadcast_to(np.asarray(rows[name], np.int64), width)
-            self.columns[name] = np.concatenate([column, value])
+            whole = self.columns[name] = np.empty(held + width, np.int64)
+            whole[:held], whole[held:] = column, rows[name]
 
     def keep(self, mask: np.ndarray) -> None:
         """Drop the rows that the mask leaves out."""
