@@ -33,6 +33,7 @@ from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.query.columns import coded, is_text
 from daydream.graph.query.coverage import Coverage, sharing
+from daydream.graph.query.numbering import distinct
 from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.trace.trace import Trace
 
@@ -267,17 +268,15 @@ def _places(graph: Graph, tasks: np.ndarray, names: Sequence[str]) -> np.ndarray
 
 def _numbered(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return a number from 0 on for each distinct pair."""
-    _, codes = np.unique(second, return_inverse=True)
-    codes = codes.reshape(-1)
-    _, found = np.unique(first.astype(np.int64) * (int(codes.max()) + 1) + codes, return_inverse=True)
-    return found.reshape(-1)
+    values, codes = distinct(second)
+    return distinct(first.astype(np.int64) * len(values) + codes)[1]
 
 
 def _is_matrix(graph: Graph, kernels: np.ndarray) -> np.ndarray:
     codes, texts = coded(graph, "name", kernels)
-    used, place = np.unique(codes, return_inverse=True)
+    used, place = distinct(codes)
     names = np.array([texts[code] for code in used.tolist()], dtype=object)
-    matrix: np.ndarray = is_matrix_kernel(names)[place.reshape(-1)]
+    matrix: np.ndarray = is_matrix_kernel(names)[place]
     return matrix
 
 

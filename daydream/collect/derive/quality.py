@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.arrays import places
+
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
@@ -121,10 +123,10 @@ def _same_work(trace: Trace, steps: Sequence[int]) -> list[int]:
     rows = np.flatnonzero(of_step >= 0)
     shapes = np.asarray(trace["shapes"], np.int64)[rows]  # -1 where unknown
     call = np.asarray(trace["name"], np.int64)[rows] * (len(trace.text("shapes")) + 1) + shapes + 1
-    calls, which = np.unique(call, return_inverse=True)
-    counts = np.bincount(
-        of_step[rows] * len(calls) + which.reshape(-1), minlength=len(steps) * len(calls)
-    ).reshape(len(steps), -1)
+    calls, which = places(call)
+    counts = np.bincount(of_step[rows] * len(calls) + which, minlength=len(steps) * len(calls)).reshape(
+        len(steps), -1
+    )
     mine = counts[list(steps).index(usual)]
     differing = np.abs(counts - mine).sum(axis=1)
     return [steps[at] for at in np.flatnonzero(differing <= OTHER_WORK * max(mine.sum(), 1)).tolist()]

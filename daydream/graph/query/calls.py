@@ -212,7 +212,7 @@ def operators(tasks: Selection) -> Selection:
         own[call[call >= 0]] = True
         whole = is_operator & own & ~others
         cpu = np.flatnonzero(mine & ~device)
-        picked[cpu] = _enclosing(parent, whole, rows[cpu], inner=False) >= 0
+        picked[cpu] = _enclosing(parent, whole, rows[cpu], inner=True) >= 0  # the nearest is enough
     return tasks.of(alive[picked], f"operators of {tasks.words}")
 
 
