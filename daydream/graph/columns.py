@@ -49,6 +49,10 @@ class Columns(MutableMapping[str, np.ndarray]):
         self._more: dict[str, list[np.ndarray]] = {}  # by column, what was appended since it was read
         self._room: dict[str, np.ndarray] = {}  # what a column is the begin of, where it is no other graph's
         self._shared: set[str] = set()
+        self._copied: dict[str, np.ndarray] = {}  # the arrays that those of `OWN` were copied of
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_copied": {}}
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name in self._more:
@@ -119,6 +123,7 @@ class Columns(MutableMapping[str, np.ndarray]):
         """Return columns that are independent of these; what neither writes to is held once."""
         twin = Columns({name: self[name] for name in self})
         for name in OWN:
+            twin._copied[name] = twin[name]
             twin[name] = twin[name].copy()
         self._room.clear()  # both might write to it
         twin._shared = set(self) - set(OWN)
@@ -126,6 +131,11 @@ class Columns(MutableMapping[str, np.ndarray]):
         for name in twin._shared:
             self._arrays[name].flags.writeable = False
         return twin
+
+    def as_is(self, name: str) -> np.ndarray:
+        """Return a copy of a column, or what it was copied of where they are equal: to read only."""
+        values, copied = self[name], self._copied.get(name)
+        return copied if copied is not None and np.array_equal(copied, values) else values.copy()
 
     def share(self, other: Columns) -> None:
         """Hold the columns of another graph's that are equal to these, all but `OWN`, instead of these."""

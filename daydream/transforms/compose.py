@@ -231,7 +231,7 @@ class _Watch:
 
     def __init__(self, graph: Graph) -> None:
         self.edits = graph.edits
-        self.costs = [graph.columns[name].copy() for name in ("duration_ns", "gap_ns")]
+        self.costs = [graph.columns.as_is(name) for name in ("duration_ns", "gap_ns")]
 
     def edited(self, graph: Graph) -> bool:
         if graph.edits > self.edits or graph.size != len(self.costs[0]):

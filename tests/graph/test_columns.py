@@ -151,3 +151,14 @@ def test_equal_columns_of_two_graphs_are_held_once_until_one_is_written_to():
     assert other.columns["order"].tolist() == [0, 10, 20]
     assert graph.columns["step"].tolist() == [-1] * 4
     assert graph.columns["duration_ns"].tolist() == [0, 1, 2, 0]
+
+
+def test_a_column_as_it_is_costs_a_copy_nothing_until_it_is_written_to():
+    graph = graph_of(3)
+    copy = graph.copy()
+    assert copy.columns.as_is("duration_ns") is graph.columns["duration_ns"]
+    copy.columns["duration_ns"][1] = 7
+    kept = copy.columns.as_is("duration_ns")
+    copy.columns["duration_ns"][1] = 8
+    assert kept.tolist() == [0, 7, 2]
+    assert not np.shares_memory(graph.columns.as_is("duration_ns"), graph.columns["duration_ns"])
