@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from daydream.optimizations._gradient_collectives import doubt_waiting, transfers_of, waiting_ns
-
 from daydream import Graph
 from daydream.memory import unchanged
 from daydream.transforms import stages
@@ -31,8 +29,7 @@ def scale(
     pattern, `phase` a phase. What all of them select is scaled by `factor`. For CPU tasks selected as
     such, the untraced time after them is scaled too, or with `only_gaps` nothing else; waits
     are never scaled: they come out of the simulation. Transfers that the CPU's threads run (gloo) are
-    communication: `on` does not select them, `kind` does. In the trace of one rank all of a transfer may be
-    waiting for peers, which stays: the range reaches to that.
+    communication: `on` does not select them, `kind` does.
     """
     if factor == 1:
         graph.does_not_apply("a factor of 1 leaves every task as it is")
@@ -43,7 +40,4 @@ def scale(
         tasks = tasks.where(lambda each: each.gap_ns > 0).need("untraced time after these tasks")
         tasks.set(gap_ns=tasks.gap_ns * factor)
         return
-    transfers = transfers_of(tasks.where(kind="collective"))
-    waited_ns = waiting_ns(transfers)
     tasks.scale(factor, gaps="cpu" in (on, kind))
-    doubt_waiting(transfers, waited_ns)
