@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import hypot, sqrt
 
 import pytest
@@ -162,9 +163,14 @@ def test_all_of_the_transfers_of_one_rank_may_be_waiting_for_peers():
     #  stream 8           +6 |k short 40         |      sync ends 2 behind it: 51 + 2 + 32 of data = 85
     found = daydream.whatif(steps_behind_a_kernel("collective"), "network", bandwidth_factor=2)
     assert (found.replayed_ns, found.predicted_ns) == (100_000, 85_000)
-    # If all was waiting the transfer still takes 60, and 8 % of the 30 more: 6 + 62.4 + 2 + 32.
-    assert found.uncertainty.model == pytest.approx(17_400, abs=100)  # and of a pause behind it
+    # If all was waiting the transfer still takes 60: 6 + 60 + 2 + 32. No link makes it shorter than half.
+    assert (found.uncertainty.waiting, found.uncertainty.model) == (15_000, 0)
     assert found.predicted_high_ns > found.replayed_ns
+    rest = hypot(found.uncertainty.rerun, found.uncertainty.recording)
+    assert found.predicted_ns - found.predicted_low_ns == pytest.approx(rest, abs=1)
+    # Of a step that is nearly all transfer nothing is told.
+    told = replace(found.uncertainty, waiting=80_000.0).reason(found)
+    assert told == "one rank was recorded, and 80% of the step may be waiting for its peers"
     # Who scales them says what they take then.
     given = daydream.whatif(steps_behind_a_kernel("collective"), "scale", kind="collective", factor=0.5)
     assert given.predicted_ns == found.predicted_ns
@@ -172,11 +178,13 @@ def test_all_of_the_transfers_of_one_rank_may_be_waiting_for_peers():
 
 
 def test_causes_are_said_in_order_of_their_weight():
-    found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1)
+    found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1, waiting=0.4)
     assert found.words(1_000) == "cost models 5.0 %, step-to-step variation 1.0 %"
-    assert found.total_ns == pytest.approx(hypot(10, 50, 0.1))
+    assert found.total_ns == pytest.approx(hypot(10, 50, 0.1, 0.4))
+    assert found.shorter_ns == pytest.approx(hypot(10, 50, 0.1))
     assert found.to_json() == {
         "variation": 10, "replay": 0, "model": 50, "unknown": 0, "rerun": 0, "recording": 0,
+        "waiting": 0,
     }  # fmt: skip
 
 

@@ -27,8 +27,8 @@ class Affected:
     that is affected, since something waits less or more. `copied` is recorded work that is done again,
     `computed` CPU time that a cost model gave. Of `kernels` and `transfers` (copies and collectives) it is
     what a model gave and what a factor changes. `doubt` is how far kernels may be off, in ns, beyond what
-    kernels are as a rule, where the model that gave their times says so: an error, and no time affected;
-    `waiting` is the same of transfers, which may have been waiting for peers.
+    kernels are as a rule, where the model that gave their times says so: an error, and no time affected.
+    `waiting` is how much longer transfers take if what was recorded of them was waiting for peers.
     """
 
     moved: float = 0.0
@@ -57,7 +57,7 @@ class Affected:
 
     def errors_ns(self, errors: Mapping[str, float]) -> list[float]:
         """Return how far each sort may be off, in ns, by the errors of the sorts and what models doubt."""
-        doubt = {"kernels": self.doubt, "transfers": self.waiting}
+        doubt = {"kernels": self.doubt}
         return [errors[sort] * ns + doubt.get(sort, 0.0) for sort, ns in self.by_sort().items()]
 
 
@@ -165,8 +165,15 @@ class Edits:
         """
         parts = affected.errors_ns(errors)
         scale = hypot(*parts) / sum(parts) if sum(parts) else 0.0
-        off = sum(errors[sort] * ns for sort, ns in self.ns.items()) + self.doubt + self.waiting
-        more = np.asarray(scale * off)
+        return self._longer_by(
+            np.asarray(scale * (sum(errors[each] * ns for each, ns in self.ns.items()) + self.doubt))
+        )
+
+    def waiting_longer(self) -> Graph:
+        """Return the changed graph with transfers that take what was waiting for peers, if all of it was."""
+        return self._longer_by(self.waiting)
+
+    def _longer_by(self, more: np.ndarray) -> Graph:
         columns, alive = self.after.columns, self.after.alive[self.ids]
         duration, gap = columns["duration_ns"].copy(), columns["gap_ns"]
         duration[self.ids[alive]] += np.rint(more[alive]).astype(np.int64)

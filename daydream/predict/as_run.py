@@ -93,11 +93,11 @@ def step_as_run(prediction: Prediction, *, with_range: bool = True) -> StepAsRun
     measured = prediction.replay.unprofiled_measured_ns if known is prediction.anchored else None
     times = measured / known.replayed_ns if measured and known.replayed_ns else 1.0
     after_ns = times * known.simulated_ns
-    half = times * known.uncertainty.total_ns if with_range else None
+    off = known.uncertainty if with_range else None
     return StepAsRun(
         before_ns=times * known.replayed_ns,
         after_ns=after_ns,
-        low_ns=None if half is None else max(after_ns - half, 0.0),
-        high_ns=None if half is None else after_ns + half,
+        low_ns=None if off is None else max(after_ns - times * off.shorter_ns, 0.0),
+        high_ns=None if off is None else after_ns + times * off.total_ns,
         profiled=known is prediction,
     )

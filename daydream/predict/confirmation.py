@@ -92,8 +92,8 @@ class Confirmation:
         middle, known = self.predicted_ns, self.comparison.as_run
         if middle is None or not known.predicted_ns:
             return None
-        apart = middle * known.uncertainty.total_ns / known.predicted_ns
-        return max(round(middle - apart), 0), round(middle + apart)
+        scale, off = middle / known.predicted_ns, known.uncertainty
+        return max(round(middle - scale * off.shorter_ns), 0), round(middle + scale * off.total_ns)
 
     @property
     def error(self) -> float | None:

@@ -175,7 +175,7 @@ class Prediction(NotebookFigure):
         """Lower end of the range; None if the step cannot be predicted."""
         if self.predicted_ns is None:
             return None
-        return max(round(self.predicted_ns - self.uncertainty.total_ns), 0)
+        return max(round(self.predicted_ns - self.uncertainty.shorter_ns), 0)
 
     @property
     def predicted_high_ns(self) -> int | None:

@@ -1,6 +1,6 @@
 """Uncertainty: how far the step after a change may be from the predicted one, and from which causes.
 
-Six causes, each a half-width at 90 %, in ns of the predicted step; they are taken to be
+Seven causes, each a half-width at 90 %, in ns of the predicted step; they are taken to be
 independent, so the range is the root of the sum of their squares:
 
 - *variation*: steps that do the same work differ, and their mean is known only so well. A standard
@@ -24,6 +24,8 @@ independent, so the range is the root of the sum of their squares:
   that could not be resolved. What they do after the change is not known; at most they eat up what it
   moves. Where the change makes unrecorded device work longer, what it adds is as unknown;
   so is what it takes off calls that start up the driver, in the only step.
+- *waiting*: what one rank's transfers took may have been waiting for its peers, which no change of the
+  network makes shorter. The step may be longer by that, and no shorter.
 
 A change that touches nothing has the first two and the rerun only.
 """
@@ -44,6 +46,7 @@ from daydream.simulate.causes import Bound
 from daydream.simulate.steady import settle
 
 if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
     from daydream.graph.tables import Facts
     from daydream.predict.affected import Affected
     from daydream.predict.prediction import Prediction
@@ -80,7 +83,7 @@ OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of anot
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Half-widths of a prediction's 90 % range, in ns, by cause."""
+    """Half-widths of a prediction's 90 % range, in ns, by cause; `waiting` makes a step longer only."""
 
     variation: float
     replay: float
@@ -88,15 +91,21 @@ class Uncertainty:
     unknown: float
     rerun: float = 0.0
     recording: float = 0.0
+    waiting: float = 0.0
 
     @property
     def total_ns(self) -> float:
-        """The half-width of the range."""
+        """How far the step may be above the predicted one."""
+        return hypot(self.shorter_ns, self.waiting)
+
+    @property
+    def shorter_ns(self) -> float:
+        """How far the step may be below the predicted one."""
         return hypot(self.variation, self.replay, self.model, self.unknown, self.rerun, self.recording)
 
     @property
     def of_the_change_ns(self) -> float:
-        """The half-width without how steps and runs vary: what is uncertain about before against after."""
+        """How far below without how steps and runs vary: what is uncertain about before against after."""
         return hypot(self.replay, self.model, self.unknown)
 
     def to_json(self) -> dict[str, int | None]:
@@ -113,6 +122,7 @@ class Uncertainty:
             "unknown causes": self.unknown,
             "another run": self.rerun,
             "cost of recording": self.recording,
+            "waiting for peers": self.waiting,
         }
         shares = {words: ns / step_ns for words, ns in said.items()} if step_ns else {}
         there = [words for words in shares if shares[words] >= LEAST_SAID]
@@ -123,9 +133,13 @@ class Uncertainty:
     def reason(self, comparison: Prediction) -> str:
         """Return in words what keeps the step from being predicted: the largest of the causes."""
         step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
-        parts = {"replay": self.replay, "model": self.model, "unknown": self.unknown}
+        parts = {
+            "replay": self.replay, "model": self.model, "unknown": self.unknown, "waiting": self.waiting,
+        }  # fmt: skip
         most = max(parts, key=lambda name: parts[name])
         share = f"{parts[most] / step_ns:.0%} of the step"
+        if most == "waiting":
+            return f"one rank was recorded, and {share} may be waiting for its peers"
         if most == "model":
             affected = comparison.affected.together / step_ns
             return (
@@ -146,25 +160,25 @@ class Uncertainty:
 def uncertainty_of(comparison: Prediction) -> Uncertainty:
     """Return how far the step after a change may be from the predicted one."""
     found = _uncertainty(comparison, _exposed_ns(comparison), _another_run_ns(comparison))
-    return replace(found, recording=_recording_ns(comparison))
+    return replace(found, recording=_recording_ns(comparison), waiting=_waiting_ns(comparison))
 
 
 def why_unpredictable(comparison: Prediction) -> str | None:
     """Return why the step after a change cannot be predicted; None if the range tells anything."""
-    found = comparison.uncertainty if not _tells(comparison, most_ns(comparison)) else None
-    if found is None or _tells(comparison, found.of_the_change_ns):
-        return None
-    return found.reason(comparison)
+    found = comparison.uncertainty if not _tells(comparison, _at_most(comparison)) else None
+    return None if found is None or _tells(comparison, found) else found.reason(comparison)
 
 
-def _tells(comparison: Prediction, half_width_ns: float) -> bool:
-    low, high = comparison.simulated_ns - half_width_ns, comparison.simulated_ns + half_width_ns
+def _tells(comparison: Prediction, found: Uncertainty) -> bool:
+    low = comparison.simulated_ns - found.of_the_change_ns
+    high = comparison.simulated_ns + hypot(found.of_the_change_ns, found.waiting)
     return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
 
 
-def most_ns(comparison: Prediction) -> float:
-    """Return at least `Uncertainty.of_the_change_ns`, without simulating anything."""
-    return _uncertainty(comparison, model_ns(comparison.affected)).of_the_change_ns
+def _at_most(comparison: Prediction) -> Uncertainty:
+    """Return what is uncertain of the change, or more than that, without simulating anything."""
+    affected = comparison.affected
+    return replace(_uncertainty(comparison, model_ns(affected)), waiting=affected.waiting)
 
 
 def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Uncertainty:
@@ -245,12 +259,20 @@ def _exposed_ns(comparison: Prediction) -> float:
     waits = MODEL_ERROR["moved"] * affected.waits
     if affected.together == affected.waits:
         return waits
-    longer = comparison.edits.longer(affected, MODEL_ERROR)
+    return hypot(_longer_ns(comparison, comparison.edits.longer(affected, MODEL_ERROR)), waits)
+
+
+def _waiting_ns(comparison: Prediction) -> float:
+    """Return how much longer the step is if all that one rank's transfers took was waiting for peers."""
+    return _longer_ns(comparison, comparison.edits.waiting_longer()) if comparison.affected.waiting else 0.0
+
+
+def _longer_ns(comparison: Prediction, longer: Graph) -> float:
     choice = comparison.contention
     slowed = None if choice is None else choice.between(comparison.replay.graph, longer)
     passes = comparison.after.passes - (slowed is not None)  # that one is simulated behind them anyway
     settled = settle(longer, passes=passes, contention=slowed)
-    return hypot(max(comparison.step_of(settled) - comparison.simulated_ns, 0), waits)
+    return float(max(comparison.step_of(settled) - comparison.simulated_ns, 0))
 
 
 def variation(kinds: Sequence[Sequence[int]]) -> float:
