@@ -26,7 +26,7 @@ Whole processes, from start to exit, output thrown away, in turn; every process 
 so that all modules have their bytecode. "bare" imports click, numpy and pyarrow.parquet and does
 nothing. The what-if reads a parquet trace, builds the graph, replays it, scales all device work by half,
 simulates until settled, and prints. A/A is the what-if against itself. `rank` predicts all optimizations that
-ship and pairs of the best, and draws its curves; its figure is process time (user and system), the median
+ship and pairs of the best, as a screen shows them; its figure is process time (user and system), the median
 of all rounds."""
 
 HELP = {"what": "process", "ms": "ms", "beyond": "beyond click, ms"}

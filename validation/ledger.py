@@ -135,8 +135,8 @@ def _entry(
     known = comparison.as_run
     if comparison.reason:
         return Entry(model, name, title, change["measured"], None, refused=comparison.reason)
-    half = known.uncertainty.total_ns
-    low, high = max(known.simulated_ns - half, 0.0), known.simulated_ns + half
+    off = known.uncertainty
+    low, high = max(known.simulated_ns - off.shorter_ns, 0.0), known.simulated_ns + off.total_ns
     before = known.replayed_ns
     paper = None
     if change["optimization"] in PAPER:
