@@ -61,7 +61,15 @@ def test_other_threads_are_not_waited_for() -> None:
         assert not done.is_set()
 
 
+def test_a_thread_that_has_ended_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = gloo_threads._tasks
+    monkeypatch.setattr(gloo_threads, "_tasks", lambda: [gloo_threads.TASKS / "0", *real()])
+    with computing(SOME) as done:
+        gloo_threads.let_gloo_finish()
+        assert done.is_set()
+
+
 def test_nothing_is_asked_of_a_system_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gloo_threads, "TASKS", tmp_path / "none")
     gloo_threads.let_gloo_finish()
-    assert gloo_threads._tasks_named(gloo_threads.RUNNER) == []
+    assert gloo_threads._tasks() == []

@@ -19,23 +19,20 @@ PAUSE_S = 0.001  # the interpreter is free meanwhile
 
 def let_gloo_finish() -> None:
     """Return when gloo's threads sleep, at the latest after `LONGEST_S`; at once where there are none."""
-    runners = _tasks_named(RUNNER)
+    runners = [task for task in _tasks() if _read(task / "comm").strip() == RUNNER[:15]]
     end = time.monotonic() + LONGEST_S
     while runners and time.monotonic() < end:
         time.sleep(PAUSE_S)
-        runners = [task for task in runners if not _sleeps(task)]
+        # One that waits for the interpreter got it in the pause; of one that has ended nothing is read.
+        runners = [task for task in runners if _read(task / "stat").rpartition(")")[2].split()[:1] == ["R"]]
 
 
-def _tasks_named(name: str) -> list[Path]:
+def _tasks() -> list[Path]:
+    return list(TASKS.iterdir()) if TASKS.is_dir() else []
+
+
+def _read(file: Path) -> str:
     try:
-        return [task for task in TASKS.iterdir() if (task / "comm").read_text().strip() == name[:15]]
-    except OSError:
-        return []
-
-
-def _sleeps(task: Path) -> bool:
-    """Whether a thread waits for something; one that waits for the interpreter got it in the pause."""
-    try:
-        return (task / "stat").read_text().rpartition(")")[2].split()[0] != "R"
-    except (OSError, IndexError):
-        return True  # it has ended
+        return file.read_text()
+    except OSError:  # the thread has ended
+        return ""
