@@ -82,11 +82,13 @@ def settle_all(graph: Graph, speedups: Sequence[Speedup], *, passes: int = 2) ->
     while waiting:
         copies = min(waiting)
         variants = np.array(sorted(waiting.pop(copies)), np.int64)
-        if len(variants) < LEAST_VARIANTS or graph.scheduled or isinstance(window, Mapping):
+        run = None
+        if len(variants) >= LEAST_VARIANTS and not graph.scheduled and not isinstance(window, Mapping):
+            run = _Run(simulate(graph, copies=copies, window=window))
+        if run is None or run.timeline.begins_move:  # by what lies ahead of a step, which is not observed
             for variant, changed in zip(variants.tolist(), _changed(graph, speedups, variants), strict=True):
                 note(variant, settle(changed))
             continue
-        run = _Run(simulate(graph, copies=copies, window=window))
         found = run.variants(_chosen(speedups, variants))
         for variant, (times, lane_ns) in zip(variants.tolist(), found, strict=True):
             settled = settled_within(run.timeline, times, lane_ns, members)

@@ -165,23 +165,33 @@ class Timeline(NotebookFigure):
             self._begins[copy, step] = self._begin(copy, step, int(self.graph.steps[step]["start_ns"]))
         return self._begins[copy, step]
 
+    @property
+    def begins_move(self) -> bool:
+        """Whether a step that follows none begins behind work of the trace, which a change may move."""
+        return any(before is None and self._ahead(*key) is not None for key, before in self.spans.items())
+
     def _begin(self, copy: int, step: int, recorded: int) -> int:
+        found = self._ahead(copy, step)
+        if found is None:
+            return recorded
+        begun, first, done = found
+        if first == begun:
+            return recorded
+        return max(recorded, done) if first > begun else min(recorded, max(first - (begun - recorded), done))
+
+    def _ahead(self, copy: int, step: int) -> tuple[int, int, int] | None:
+        """Return when a first task was recorded, when it begins, and when what is ahead of it ends, ns."""
         columns = self.graph.columns
         begun = columns["measured_start_ns"][self.task]
         inside = (columns["step"][self.task] == step) & (self.copy == copy)
         known = np.flatnonzero(inside & (columns["row"][self.task] >= 0))
         if not len(known):
-            return recorded
+            return None
         one = known[np.argmin(begun[known])]
         lane = columns["lane"][self.task] == columns["lane"][self.task[one]]
         first = int(self.start_ns[inside & lane].min())
         ahead = self.end_ns[lane & ~inside & (self.end_ns <= first)]
-        if not len(ahead) or first == begun[one]:
-            return recorded
-        done = int(ahead.max())
-        if first > begun[one]:
-            return max(recorded, done)
-        return min(recorded, max(first - int(begun[one] - recorded), done))
+        return (int(begun[one]), first, int(ahead.max())) if len(ahead) else None
 
     def critical_path(self, task: int | None = None) -> CriticalPath:
         """Return the chain of causes behind the end of a timeline entry (default: the last to end)."""

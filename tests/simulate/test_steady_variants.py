@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from graph.small_traces import op, trace
 from machine.programs import PROGRAMS, queue_full
 
 import daydream
@@ -100,3 +101,12 @@ def test_a_lane_with_a_policy_is_settled_one_by_one(tmp_path):
 def test_a_graph_without_steps_is_refused():
     with pytest.raises(GraphError, match="nothing to simulate"):
         settle_all(daydream.Graph(), [])
+
+
+def test_a_sole_step_begins_in_each_variant_where_it_would_alone():
+    # The step of tests/graph/test_steady.py that begins behind what runs before it.
+    recorded = trace([op("before", 0, 30_000), op("work", 40_000, 100_000)], steps=(34_000.0, 100_000.0))
+    recorded.metadata["steps"][0]["covered"] = True
+    graph = daydream.replay(recorded).graph
+    speedups = [Speedup(graph.select(on="cpu").ids, (0.0, 0.5, 0.9, 2.0), gaps=True)]
+    assert together(graph, speedups) == one_by_one(graph, speedups)
