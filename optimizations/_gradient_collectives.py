@@ -27,10 +27,13 @@ def waiting_ns(transfers: Selection) -> np.ndarray:
 
 
 def doubt_waiting(transfers: Selection, waited_ns: np.ndarray) -> None:
-    """Doubt what a change made of transfers that may have waited for so long, which it does not change."""
+    """Doubt what a change made of transfers that may have waited for so long, which it does not change.
+
+    They may take as long as that: longer than a better network makes them, shorter than a worse one.
+    """
     if waited_ns.any():
         now = transfers.duration_ns
-        transfers.doubt(np.minimum(np.abs(waited_ns - now), waited_ns) / np.maximum(now, 1))
+        transfers.doubt(np.where(waited_ns > 0, waited_ns - now, 0) / np.maximum(now, 1))
 
 
 def sized_all_reduces(graph: Graph) -> Selection:

@@ -168,6 +168,12 @@ def test_all_of_the_transfers_of_one_rank_may_be_waiting_for_peers():
     assert found.predicted_high_ns > found.replayed_ns
     rest = hypot(found.uncertainty.rerun, found.uncertainty.recording)
     assert found.predicted_ns - found.predicted_low_ns == pytest.approx(rest, abs=1)
+    # A link of half the bandwidth: 6 + 120 + 2 + 32 = 160, or as recorded if all was waiting, and no longer.
+    slower = daydream.whatif(steps_behind_a_kernel("collective"), "network", bandwidth_factor=0.5)
+    assert (slower.predicted_ns, slower.uncertainty.waiting) == (160_000, -60_000)
+    assert slower.predicted_low_ns < slower.replayed_ns
+    longer = hypot(slower.uncertainty.model, slower.uncertainty.rerun, slower.uncertainty.recording)
+    assert slower.predicted_high_ns - slower.predicted_ns == pytest.approx(longer, abs=1)
     # Of a step that is nearly all transfer nothing is told.
     told = replace(found.uncertainty, waiting=80_000.0).reason(found)
     assert told == "one rank was recorded, and 80% of the step may be waiting for its peers"

@@ -248,7 +248,8 @@ class Selection(NotebookTables):
         """Say how far the times given to the tasks may be off: a part of them, at 90 %, one or one for each.
 
         For models that know their own errors. It widens the range of the prediction where it is more than
-        what such models were found to have (`uncertainty.MODEL_ERROR`).
+        what such models were found to have (`uncertainty.MODEL_ERROR`). Transfers may be longer by that, or
+        shorter where it is below 0, and not the other way: it widens the range at one end.
         """
         self.graph.doubted.append((self.ids, np.broadcast_to(np.asarray(error, np.float64), self.ids.shape)))
         return self

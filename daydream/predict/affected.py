@@ -28,7 +28,7 @@ class Affected:
     `computed` CPU time that a cost model gave. Of `kernels` and `transfers` (copies and collectives) it is
     what a model gave and what a factor changes. `doubt` is how far kernels may be off, in ns, beyond what
     kernels are as a rule, where the model that gave their times says so: an error, and no time affected.
-    `waiting` is how much longer transfers take if what was recorded of them was waiting for peers.
+    `waiting` is how far transfers are off, either way, if what was recorded of them was waiting for peers.
     """
 
     moved: float = 0.0
@@ -153,7 +153,7 @@ class Edits:
         return Affected(
             waits=max(abs(changes_by_ns) - sum(found.values()), 0.0),
             doubt=busiest(self.doubt),
-            waiting=busiest(self.waiting),
+            waiting=busiest(np.abs(self.waiting)),
             **found,
         )
 
@@ -169,8 +169,8 @@ class Edits:
             np.asarray(scale * (sum(errors[each] * ns for each, ns in self.ns.items()) + self.doubt))
         )
 
-    def waiting_longer(self) -> Graph:
-        """Return the changed graph with transfers that take what was waiting for peers, if all of it was."""
+    def waiting_for_peers(self) -> Graph:
+        """Return the changed graph with transfers that take as long as they waited for peers, if all did."""
         return self._longer_by(self.waiting)
 
     def _longer_by(self, more: np.ndarray) -> Graph:

@@ -24,8 +24,8 @@ independent, so the range is the root of the sum of their squares:
   that could not be resolved. What they do after the change is not known; at most they eat up what it
   moves. Where the change makes unrecorded device work longer, what it adds is as unknown;
   so is what it takes off calls that start up the driver, in the only step.
-- *waiting*: what one rank's transfers took may have been waiting for its peers, which no change of the
-  network makes shorter. The step may be longer by that, and no shorter.
+- *waiting*: what one rank's transfers took may have been waiting for its peers, which no network
+  changes. The step may be longer by that than with a better one, shorter than with a worse one, below 0.
 
 A change that touches nothing has the first two and the rerun only.
 """
@@ -83,7 +83,10 @@ OTHER_WORK = 0.1  # of the tasks of a step: steps with more or fewer are of anot
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Half-widths of a prediction's 90 % range, in ns, by cause; `waiting` makes a step longer only."""
+    """Half-widths of a prediction's 90 % range, in ns, by cause.
+
+    `waiting` is of one end: the upper one, or below 0 the lower one.
+    """
 
     variation: float
     replay: float
@@ -96,16 +99,20 @@ class Uncertainty:
     @property
     def total_ns(self) -> float:
         """How far the step may be above the predicted one."""
-        return hypot(self.shorter_ns, self.waiting)
+        return hypot(self._either_way_ns, max(self.waiting, 0.0))
 
     @property
     def shorter_ns(self) -> float:
         """How far the step may be below the predicted one."""
+        return hypot(self._either_way_ns, max(-self.waiting, 0.0))
+
+    @property
+    def _either_way_ns(self) -> float:
         return hypot(self.variation, self.replay, self.model, self.unknown, self.rerun, self.recording)
 
     @property
     def of_the_change_ns(self) -> float:
-        """How far below without how steps and runs vary: what is uncertain about before against after."""
+        """What is uncertain, either way, about before against after: without how steps and runs vary."""
         return hypot(self.replay, self.model, self.unknown)
 
     def to_json(self) -> dict[str, int | None]:
@@ -122,7 +129,7 @@ class Uncertainty:
             "unknown causes": self.unknown,
             "another run": self.rerun,
             "cost of recording": self.recording,
-            "waiting for peers": self.waiting,
+            "waiting for peers": abs(self.waiting),
         }
         shares = {words: ns / step_ns for words, ns in said.items()} if step_ns else {}
         there = [words for words in shares if shares[words] >= LEAST_SAID]
@@ -134,7 +141,8 @@ class Uncertainty:
         """Return in words what keeps the step from being predicted: the largest of the causes."""
         step_ns, facts = max(comparison.replayed_ns, 1), comparison.replay.graph.facts
         parts = {
-            "replay": self.replay, "model": self.model, "unknown": self.unknown, "waiting": self.waiting,
+            "replay": self.replay, "model": self.model, "unknown": self.unknown,
+            "waiting": abs(self.waiting),
         }  # fmt: skip
         most = max(parts, key=lambda name: parts[name])
         share = f"{parts[most] / step_ns:.0%} of the step"
@@ -170,15 +178,15 @@ def why_unpredictable(comparison: Prediction) -> str | None:
 
 
 def _tells(comparison: Prediction, found: Uncertainty) -> bool:
-    low = comparison.simulated_ns - found.of_the_change_ns
-    high = comparison.simulated_ns + hypot(found.of_the_change_ns, found.waiting)
+    low = comparison.simulated_ns - hypot(found.of_the_change_ns, max(-found.waiting, 0.0))
+    high = comparison.simulated_ns + hypot(found.of_the_change_ns, max(found.waiting, 0.0))
     return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
 
 
 def _at_most(comparison: Prediction) -> Uncertainty:
     """Return what is uncertain of the change, or more than that, without simulating anything."""
     affected = comparison.affected
-    return replace(_uncertainty(comparison, model_ns(affected)), waiting=affected.waiting)
+    return _uncertainty(comparison, hypot(model_ns(affected), affected.waiting))
 
 
 def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Uncertainty:
@@ -259,20 +267,23 @@ def _exposed_ns(comparison: Prediction) -> float:
     waits = MODEL_ERROR["moved"] * affected.waits
     if affected.together == affected.waits:
         return waits
-    return hypot(_longer_ns(comparison, comparison.edits.longer(affected, MODEL_ERROR)), waits)
+    return hypot(max(_longer_ns(comparison, comparison.edits.longer(affected, MODEL_ERROR)), 0), waits)
 
 
 def _waiting_ns(comparison: Prediction) -> float:
     """Return how much longer the step is if all that one rank's transfers took was waiting for peers."""
-    return _longer_ns(comparison, comparison.edits.waiting_longer()) if comparison.affected.waiting else 0.0
+    if not comparison.affected.waiting:
+        return 0.0
+    return _longer_ns(comparison, comparison.edits.waiting_for_peers())
 
 
-def _longer_ns(comparison: Prediction, longer: Graph) -> float:
+def _longer_ns(comparison: Prediction, graph: Graph) -> float:
+    """Return how much longer the step of another changed graph is than the predicted one."""
     choice = comparison.contention
-    slowed = None if choice is None else choice.between(comparison.replay.graph, longer)
+    slowed = None if choice is None else choice.between(comparison.replay.graph, graph)
     passes = comparison.after.passes - (slowed is not None)  # that one is simulated behind them anyway
-    settled = settle(longer, passes=passes, contention=slowed)
-    return float(max(comparison.step_of(settled) - comparison.simulated_ns, 0))
+    settled = settle(graph, passes=passes, contention=slowed)
+    return float(comparison.step_of(settled) - comparison.simulated_ns)
 
 
 def variation(kinds: Sequence[Sequence[int]]) -> float:
