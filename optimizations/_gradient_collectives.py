@@ -17,19 +17,22 @@ def transfers_of(collectives: Selection) -> Selection:
 
 
 def waiting_ns(transfers: Selection) -> np.ndarray:
-    """Return how much of each transfer may be waiting for peers, ns: all of it where one rank was recorded.
+    """Return how much of each transfer may be waiting for peers, ns: all of it where ranks are missing.
 
-    No network changes that. Where several ranks were recorded together waiting comes out of the simulation.
+    No network changes that. Where all ranks were recorded together waiting comes out of the simulation.
     """
-    alone = len(set(transfers.rank.tolist())) == 1
-    found: np.ndarray = np.where(alone & (transfers.row >= 0), transfers.duration_ns, 0)
+    graph = transfers.graph
+    size = graph.trace.metadata.get("world_size") if graph.trace is not None else None
+    missing = isinstance(size, int) and len(set(transfers.rank.tolist())) < size
+    apart = missing or not len(graph.select(kind="collective", name=ARRIVAL))
+    found: np.ndarray = np.where(apart & (transfers.row >= 0), transfers.duration_ns, 0)
     return found
 
 
 def doubt_waiting(transfers: Selection, waited_ns: np.ndarray) -> None:
-    """Doubt what a change made of transfers that may have waited for so long, which it does not change.
+    """Doubt what a change made of transfers that may have waited for peers, which it does not change.
 
-    They may take as long as that: longer than a better network makes them, shorter than a worse one.
+    They may take so long instead: longer than a better network makes them, shorter than a worse one.
     """
     if waited_ns.any():
         now = transfers.duration_ns

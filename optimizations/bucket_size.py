@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from daydream.optimizations._gradient_collectives import doubt_waiting
 from daydream.optimizations._unsized_buckets import bytes_of_duration, shared_equally, work_of_buckets
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
@@ -33,7 +34,8 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     equally: exact for buckets of several recorded ones, a guess for parts of one. Without sizes, as from
     Nsight Systems, a bucket's follows from its time on `cluster`, and each kernel that its thread launched
     since the bucket before counts as a gradient. What recorded times hold of waiting for peers is kept in
-    proportion. Several DistributedDataParallel modules of one program are assumed to be one.
+    proportion; the range reaches to where none of it is left. Several DistributedDataParallel modules of
+    one program are assumed to be one.
     """
     if bucket_mb <= 0:
         raise GraphError(f"bucket_mb must be above 0, not {bucket_mb:g}")
@@ -79,6 +81,8 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
         graph.tasks(hooks[buckets.last]), "all-reduce", kind="collective", lane=stream, gap_ns=0,
         duration_ns=time, collective="all_reduce", bytes=buckets.nbytes,
     )  # fmt: skip
+    transfer = np.array([machines.all_reduce_ns(each, members) for each in buckets.nbytes.tolist()])
+    doubt_waiting(new, np.minimum(transfer, time))  # peers that came late do not keep a later bucket
     new.launches().wait_for(lane, on=stream)
     graph.link(new.group_by("step").last(), awaited)
     graph.note(f"{said}, {round(len(buckets) / steps)} now.")

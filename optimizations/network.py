@@ -17,7 +17,7 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
 
     The transfer of each collective takes 1/`bandwidth_factor` of its time, and `latency_ns`
     more. Waiting for peers is not scaled where the ranks were recorded together: it comes out
-    of the simulation. In the trace of one rank it cannot be told from the transfer and is
+    of the simulation. Waiting for ranks that were not recorded cannot be told from the transfer and is
     scaled with it, so that the gain of a faster network is an upper bound there; the range reaches to
     where all of it was waiting.
 
@@ -40,6 +40,6 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
     doubt_waiting(transfers, waited_ns)
     if waited_ns.any():
         graph.note(
-            "One rank was recorded: what its transfers took may be waiting for peers; "
+            "Not all ranks were recorded together: what transfers took may be waiting for peers; "
             "the range reaches to that."
         )

@@ -176,7 +176,7 @@ def test_all_of_the_transfers_of_one_rank_may_be_waiting_for_peers():
     assert slower.predicted_high_ns - slower.predicted_ns == pytest.approx(longer, abs=1)
     # Of a step that is nearly all transfer nothing is told.
     told = replace(found.uncertainty, waiting=80_000.0).reason(found)
-    assert told == "one rank was recorded, and 80% of the step may be waiting for its peers"
+    assert told == "not all ranks were recorded, and 80% of the step may be waiting for them"
     # Who scales them says what they take then.
     given = daydream.whatif(steps_behind_a_kernel("collective"), "scale", kind="collective", factor=0.5)
     assert given.predicted_ns == found.predicted_ns

@@ -24,7 +24,7 @@ independent, so the range is the root of the sum of their squares:
   that could not be resolved. What they do after the change is not known; at most they eat up what it
   moves. Where the change makes unrecorded device work longer, what it adds is as unknown;
   so is what it takes off calls that start up the driver, in the only step.
-- *waiting*: what one rank's transfers took may have been waiting for its peers, which no network
+- *waiting*: what transfers took may have been waiting for ranks that were not recorded, which no network
   changes. The step may be longer by that than with a better one, shorter than with a worse one, below 0.
 
 A change that touches nothing has the first two and the rerun only.
@@ -147,7 +147,7 @@ class Uncertainty:
         most = max(parts, key=lambda name: parts[name])
         share = f"{parts[most] / step_ns:.0%} of the step"
         if most == "waiting":
-            return f"one rank was recorded, and {share} may be waiting for its peers"
+            return f"not all ranks were recorded, and {share} may be waiting for them"
         if most == "model":
             affected = comparison.affected.together / step_ns
             return (
@@ -271,7 +271,7 @@ def _exposed_ns(comparison: Prediction) -> float:
 
 
 def _waiting_ns(comparison: Prediction) -> float:
-    """Return how much longer the step is if all that one rank's transfers took was waiting for peers."""
+    """Return how much longer the step is if all that recorded transfers took was waiting for peers."""
     if not comparison.affected.waiting:
         return 0.0
     return _longer_ns(comparison, comparison.edits.waiting_for_peers())

@@ -272,6 +272,18 @@ def test_two_buckets_become_one():
     assert graph.lint() == []
 
 
+def test_a_bucket_that_begins_later_may_no_longer_wait_for_peers():
+    graph = distributed(1, 0)
+    bucket_size(graph, bucket_mb=1.0)
+    takes, alone = FIXED + 2 * (100_000 - FIXED), find_cluster("dgx-a100").all_reduce_ns(8000, 2)
+    ((ids, doubt),) = graph.doubted
+    assert graph.tasks(ids).duration_ns.tolist() == [takes]
+    assert doubt.tolist() == [(alone - takes) / takes]
+    quick = distributed(1, 0, duration=FIXED)  # as fast as the cluster: they waited for nobody
+    bucket_size(quick, bucket_mb=1.0)
+    assert all((each == 0).all() for _, each in quick.doubted)
+
+
 def test_one_bucket_becomes_two():
     #  stream 7   ...|grad 1 60|grad 0 60|                       |update 30|
     #  stream 13            166|all-reduce 4,000 B|all-reduce 4,000 B|
