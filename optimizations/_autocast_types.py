@@ -10,7 +10,7 @@ a norm one of them is the residual stream, which a norm's result or an embedding
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,7 @@ COMPILED = "triton_"  # Inductor writes casts into the kernels around them
 SUM, SUM_KERNEL = r"aten::sum$", r"reduce_kernel.*(sum_functor|SumOps|sum_kernel)"
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     """Masks of kernels, an entry each: run in 16 bits; a cast to 16 or 32 bits comes before them."""
 
     narrow: np.ndarray

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -101,8 +102,7 @@ class Compared:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """What a trace shows of contention; None where runs of the same work to compare are too few.
 
     `matrix` and `other` are the parts of `kernel` that a matrix library's kernels and all others are.
@@ -202,8 +202,7 @@ def _running(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
     return since(begin, end) - since(end, end) - since(begin, begin) + since(end, begin)
 
 
-@dataclass(frozen=True, eq=False)
-class _Runs:
+class _Runs(NamedTuple):
     """Runs of work: at which place of the step, how long each took and was overlapped, and which count."""
 
     place: np.ndarray

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -227,8 +227,7 @@ DEVICES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class UnderLoad:
+class UnderLoad(NamedTuple):
     """By how much better one device than another holds its peaks of matrix units and of bandwidth.
 
     `doubt` is the part by which `of_peak` may be off.

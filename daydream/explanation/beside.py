@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from daydream.simulate.causes import CAUSES, PathCause
 from daydream.simulate.path_causes import untraced_device_work
 
 
-@dataclass(frozen=True, eq=False)
-class Waits:
+class Waits(NamedTuple):
     """CPU calls that stand blocked within the steps: the task, the time of each, per call."""
 
     task: np.ndarray
@@ -32,8 +31,7 @@ class Waits:
         return round(float(self.ns[mask].sum()) / self.steps)
 
 
-@dataclass(frozen=True, eq=False)
-class Launching:
+class Launching(NamedTuple):
     """Time in launch calls per step, and how much of it is waiting for room in the launch queue."""
 
     calls: float
@@ -42,8 +40,7 @@ class Launching:
     tasks: Selection
 
 
-@dataclass(frozen=True, eq=False)
-class Communication:
+class Communication(NamedTuple):
     """Collectives per step: how long at least one runs, how much of that is on the critical path.
 
     Those of the step's own rank count, and those of others that the step waits for. `behind` is

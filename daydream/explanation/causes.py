@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,16 +29,14 @@ OF_KERNELS = {
 MOST_PARTS = 5
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What a share is made of: an operator, or kernels of one family."""
 
     name: str
     ns: int
 
 
-@dataclass(frozen=True, eq=False)
-class Share:
+class Share(NamedTuple):
     """One cause: its time on the critical path of a step, the tasks it lies in, and its largest parts."""
 
     cause: PathCause

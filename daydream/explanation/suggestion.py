@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daydream.errors import DaydreamError
 from daydream.predict.notes import prediction_notes, preference
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 MOST_COSTS, MOST_ASKED, MOST_TASKS = 3, 6, 50_000
 
 
-@dataclass(frozen=True)
-class Suggestion:
+class Suggestion(NamedTuple):
     """One more what-if: its name, the options it takes, and what it saves of the step after the change."""
 
     name: str

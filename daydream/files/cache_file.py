@@ -15,8 +15,7 @@ import json
 import mmap
 import os
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ DTYPES = ("bool", "int8", "int16", "int32", "int64")
 MOST_VALUES = 2**28  # of an array: more would not find place in the folder
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(NamedTuple):
     """What an entry holds: anything that JSON can say, and arrays of integers or booleans, shape (n,)."""
 
     document: dict[str, Any]

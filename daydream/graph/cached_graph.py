@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def graph_contents(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         arrays[DERIVED] = graph._of_trace[HAND_OFFS]
     new = {name: texts[len(graph.trace.text(name)) :] for name, texts in graph.texts.items()}
     document = {
-        "lanes": [list(astuple(lane)) for lane in graph.lanes],
+        "lanes": [list(lane) for lane in graph.lanes],
         "texts": new,
         "queue_depth": [list(pair) for pair in graph.queue_depth.items()],
         "facts": {each.name: getattr(graph.facts, each.name) for each in fields(Facts)},

@@ -12,7 +12,7 @@ copied behind one another in program order and the same look-ups link the copies
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,7 @@ class Lowered:
     seams: Seams
 
 
-@dataclass
-class _Layout:
+class _Layout(NamedTuple):
     """Tasks in program order, copies included; `at[copy, task]` is a plan id or -1."""
 
     task: np.ndarray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ UNSET = -(2**62)  # in `Graph.overrides`: the trace's own value stands
 LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(NamedTuple):
     """What runs one task at a time: a CPU thread, a stream, a link."""
 
     name: str

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +28,7 @@ from daydream.lazy import regex
 from daydream.model.precision import tasks_in_matrix_units
 
 
-@dataclass(frozen=True)
-class Sort:
+class Sort(NamedTuple):
     """Kernels that stream: which they are, and what they take in 16 bits of their time in 32."""
 
     name: str

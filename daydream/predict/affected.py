@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import hypot
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
 
-@dataclass(frozen=True)
-class Affected:
+class Affected(NamedTuple):
     """What a change touches of a step, in ns: on each sort's busiest lane.
 
     `moved` goes away, or is CPU time that a factor changes; `waits` are what a step changes by beyond all

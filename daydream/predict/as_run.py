@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
 
 
-@dataclass(frozen=True)
-class StepAsRun:
+class StepAsRun(NamedTuple):
     """A step before and after a change, as a run pays for it, and its 90 % interval; in ns.
 
     It is the step without a profiler where the trace knows that one, scaled to the time that was measured, if

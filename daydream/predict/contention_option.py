@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ Option = str | float | Sequence[float]
 SET_IT = "--contention F sets a factor"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Factors of kernels (a matrix library's, and others) and of transfers, and where they come from.
 
     `mode` is `measured`, `given`, `off`, or `unmeasured`: the trace does not tell, and no factor was given.

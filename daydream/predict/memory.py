@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from daydream.errors import DaydreamError
@@ -24,8 +23,7 @@ OF_A_RANGE = "peak memory is not known of a range of steps; ask about the whole 
 _held: WeakKeyDictionary[Trace, Allocations] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class MemoryAnswer:
+class MemoryAnswer(NamedTuple):
     """What a change does to peak memory; or, in a clause, why that is not known.
 
     Both are None for a trace without memory events, unless somebody asked whether it fits.

@@ -6,8 +6,7 @@ outside alone. That is no answer about the whole step, and a narrow range around
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 MUCH = 0.05  # of a step's device work: less is not said
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """Device work of a step in ns: all, what replays run and the change leaves, and what the others gain."""
 
     device_ns: float

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 Key = tuple[int, int]  # copy, step
 
 
-@dataclass(frozen=True, eq=False)
-class Closing:
+class Closing(NamedTuple):
     """The last work of each (copy, step) on each lane, in a timeline.
 
     `tasks` are its entries, int64. `keys` are the steps that they close, ascending; those of one stand
@@ -48,12 +46,11 @@ class Closing:
         known = completing.known
         if known is None or not np.array_equal(known[0], beyond):
             known = beyond, _found(timeline, completing.with_these(beyond))
-            cache["completing"] = replace(completing, known=known)
+            cache["completing"] = completing._replace(known=known)
         return known[1]
 
 
-@dataclass(frozen=True, eq=False)
-class _Completing:
+class _Completing(NamedTuple):
     """Which step each task of a graph can complete: `step`, -1 for none, int32, shape (ids,).
 
     None of background threads, nor the own time of a named range. Nor, beside a device, CPU work that lasts

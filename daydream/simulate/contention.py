@@ -20,7 +20,7 @@ Only transferring counts. Where ranks wait for each other before the transfer, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -193,8 +193,7 @@ class Contention:
         return known[key]
 
 
-@dataclass(frozen=True, eq=False)
-class _Slow:
+class _Slow(NamedTuple):
     """Entries of a plan that are slowed by those beside them, and the overlap that their durations hold."""
 
     tasks: np.ndarray

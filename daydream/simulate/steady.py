@@ -10,9 +10,8 @@ a pass than the device, which catches up with them later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import fmean, median, median_low
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,7 @@ MOST_LAGGING = 4_096  # copies while a queue is worked off: none holds more laun
 MOST_TASKS = 4_000_000
 
 
-@dataclass
-class Settled:
+class Settled(NamedTuple):
     """A simulated window. `step_ns` is the settled step, `copy` the pass it was read from."""
 
     timeline: Timeline

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 Name = TypeVar("Name", bound=str)  # of a part of a step
 
 
-@dataclass(frozen=True, eq=False)
-class Stretch:
+class Stretch(NamedTuple):
     """The chain of causes behind steps that follow each other; its work and delays add up to them."""
 
     steps: tuple[int, ...]

@@ -18,7 +18,7 @@ thread ids can be negative), and code -1 for text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SCHEMA_VERSION = 1
 IMPORT_AGAIN = "Import the profiler's file again."  # what to do about a file that is not right
@@ -31,8 +31,7 @@ DEVICE_KINDS = ("kernel", "memcpy", "memset", "collective")
 PHASES = ("data", "forward", "loss", "backward", "optimizer", "other")
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One column: its type (`int64`, `int32` or `text`) and its meaning."""
 
     type: str

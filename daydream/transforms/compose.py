@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ from daydream.transforms.registry import OWN_FILE, Optimization, describe, find
 from daydream.transforms.stages import OWN
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """A change of a graph, with its name: called with a copy of the graph, it changes that copy.
 
     The call returns the options that were used, if the change has any. `memory` gives what it does to

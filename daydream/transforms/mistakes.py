@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from daydream.errors import DaydreamError, NotApplicableError
 from daydream.transforms.registry import OWN_FILE
 
 
-@dataclass(frozen=True)
-class Mistake:
+class Mistake(NamedTuple):
     """What went wrong in which line of a file."""
 
     file: str

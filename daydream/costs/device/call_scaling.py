@@ -13,7 +13,7 @@ generate code look it up with each call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -128,8 +128,7 @@ def tiny_call_ns(graph: Graph) -> float:
     return _call_table(graph).typical_ns if graph.trace else USUAL_OVERHEAD_NS
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     row: np.ndarray
     time_ns: np.ndarray
     overhead_ns: np.ndarray

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from daydream.graph.selection import Selection
 NewShapes = Mapping[int, tuple[str, Shape | None]]  # by distinct work: its new shapes, and output shape
 
 
-@dataclass(frozen=True)
-class TimeRequest:
+class TimeRequest(NamedTuple):
     """What changes for some tasks, an entry a task: what a table is asked.
 
     `affected` tasks change at all; `resized` ones do more or less work, `shapes` says in which

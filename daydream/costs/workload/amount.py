@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(NamedTuple):
     """FLOP and memory traffic of a call.
 
     `elements` are those of the call's element type, read and written, each tensor

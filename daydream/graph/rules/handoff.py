@@ -14,7 +14,7 @@ Threads that run side by side wake each other too: see `wakes`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -125,7 +125,7 @@ def tell_background(builder: GraphBuilder) -> None:
             front.add(max(mine, key=lambda lane: _busy_ns(builder, lane)))
         for lane in mine:
             if lane not in front:
-                graph.lanes[lane] = replace(graph.lanes[lane], background=True)
+                graph.lanes[lane] = graph.lanes[lane]._replace(background=True)
 
 
 def _busy_ns(builder: GraphBuilder, lane: int) -> tuple[int, int]:

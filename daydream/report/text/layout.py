@@ -9,9 +9,8 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from daydream.lazy import regex
 
@@ -51,8 +50,7 @@ class Headline(str):
         return [first, *wrapped(bracket.strip() + rest, MARGIN, MARGIN, width)]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows of which the first is the head: the first column to the left, the others to the right.
 
     Where a terminal is narrow the first column is cut, and the columns headed by `words` are wrapped. Before
@@ -109,8 +107,7 @@ class Table:
         return wrapped(text, 3 * MARGIN, 4 * MARGIN, width) if text else []
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """A line of figures that stand apart, on several lines where it is longer than the width.
 
     What follows stands below the second of them: the first is what they are of.
@@ -130,8 +127,7 @@ class Figures:
         return lines
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Names and what is said about them, wrapped, the names in a column; `answers` begin with yes or no."""
 
     rows: Sequence[tuple[str, str]]
@@ -153,8 +149,7 @@ class Facts:
         return lines
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """A text behind its head, wrapped; an `aside` is what not everybody needs to read."""
 
     text: str
