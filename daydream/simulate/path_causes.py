@@ -10,8 +10,7 @@ import numpy as np
 
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import device_work
-from daydream.graph.rules import device_graphs
-from daydream.graph.tables import CPU, KINDS
+from daydream.graph.tables import CPU, KINDS, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.simulate.causes import CAUSES, OF_EDGE, OF_KIND, PathCause
 from daydream.simulate.timeline import per_step
 from daydream.trace.schema import PHASES
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from daydream.simulate.timeline import Timeline
 
 DATA = PHASES.index("data")
-NOT_TRACED = (device_graphs.UNTRACED, device_graphs.UNTRACED_HEAD)
+NOT_TRACED = (UNTRACED_NODES, UNTRACED_HEAD)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 from daydream.graph.builder import GraphBuilder, runs_of
 from daydream.graph.plan import Cause
 from daydream.graph.query.device import GRAPH_LAUNCH
-from daydream.graph.tables import CPU, KERNEL
+from daydream.graph.tables import CPU, KERNEL, UNTRACED_HEAD, UNTRACED_NODES
 from daydream.lazy import regex
 from daydream.text import counted
 
@@ -26,9 +26,7 @@ CLOCK_NS = 3_000
 HEAD_NS = 1_000_000  # launches of an idle stream take 5 to 30 us, first uses some hundred
 BEGIN_CAPTURE = regex(r"StreamBeginCapture")
 PARTLY_NS = 100_000  # of a graph of which other nodes are missing; its first starts in 10 to 50 us
-UNTRACED = "untraced graph nodes"
 GRAPH_WORDS = {"cuda": "CUDA graph", "rocm": "HIP graph"}
-UNTRACED_HEAD = "untraced work from before the window"
 
 
 @dataclass
@@ -120,7 +118,7 @@ def fill_heads(builder: GraphBuilder) -> None:
     inside = _node_heads(builder)
     firsts = np.array([int(tasks[0]) for _, tasks in builder.tasks.streams()], np.int64)
     firsts = firsts[~np.isin(firsts, inside)]
-    _add_heads(builder, inside, UNTRACED, launched=True)
+    _add_heads(builder, inside, UNTRACED_NODES, launched=True)
     columns = builder.graph.columns
     firsts = firsts[columns["launch"][firsts] >= 0]
     begun = builder.start_ns[columns["launch"][firsts]]

@@ -19,8 +19,8 @@ import numpy as np
 
 from daydream.graph.builder import GraphBuilder, distinct_rows, runs_of
 from daydream.graph.graph import DEVICE_KINDS, KINDS, ORDER_STEP, Lane
-from daydream.graph.rules.device_graphs import UNTRACED, DeviceWork, fill_holes
-from daydream.graph.tables import KERNEL
+from daydream.graph.rules.device_graphs import DeviceWork, fill_holes
+from daydream.graph.tables import KERNEL, UNTRACED_NODES
 from daydream.text import counted
 
 DEVICE_PLACE = 4  # program-order distance from a call to the device work it launched
@@ -66,7 +66,9 @@ def order_streams(builder: GraphBuilder, *, holes: bool = True) -> None:
     kind = kind_of[trace["kind"][work.like]]
     texts = builder.texts_of(work.like)
     untraced = work.row < 0
-    texts["name"] = np.where(untraced, graph.code("name", UNTRACED) if untraced.any() else 0, texts["name"])
+    texts["name"] = np.where(
+        untraced, graph.code("name", UNTRACED_NODES) if untraced.any() else 0, texts["name"]
+    )
     graph.add(
         len(work.row),
         lane=work.lane + first_lane,
