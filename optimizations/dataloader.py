@@ -54,6 +54,10 @@ def dataloader(
     if workers is None and loading is not None and loads_by_processes(loading):
         graph.does_not_apply(_more_of(waits))
     before = None if workers is None else _workers_of(graph, loading, waits, recorded, least)
+    if before == 0 and loading is not None and len(waits.tasks.group_by("rank", "step")) < len(waits.tasks):
+        graph.does_not_apply(
+            "several threads load already, as DALI's do: what of it torch's workers would do is not known"
+        )
 
     get = graph.insert_after(
         waits.tasks, "fetch batch", duration_ns=np.minimum(waits.time_ns, least), gap_ns=0

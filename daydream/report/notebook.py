@@ -21,8 +21,8 @@ from daydream.predict.scale_out import Scaling
 from daydream.predict.sensitivity import Curves
 from daydream.predict.sweep import Sweep
 from daydream.report.html.elements import Html, joined
-from daydream.report.text.answer import answer_lines
-from daydream.report.text.breakdown import breakdown_rows, moved_bound
+from daydream.report.text.answer import answer_lines, moved_text
+from daydream.report.text.breakdown import breakdown_rows
 from daydream.report.text.difference import (
     difference_headline,
     side_text,
@@ -163,7 +163,7 @@ def _comparison(comparison: Prediction) -> str:
         *typical_prediction(comparison),
         *unprofiled_prediction(comparison),
         _table(breakdown_rows(before, after)),
-        *filter(None, [moved_bound(before, after)]),
+        *filter(None, [moved_text(comparison, before, after)]),
         edits_text(comparison),
         _notes(comparison.notes),
     )

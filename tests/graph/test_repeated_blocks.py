@@ -90,6 +90,18 @@ def test_a_stack_of_blocks_and_a_head_of_layers_are_not_alike():
     assert repeated_blocks(graph) == [["1.0", "1.1"]]
 
 
+def test_stages_of_more_or_fewer_blocks_are_no_blocks():
+    def stages(*depths):
+        paths = [f"features.{stage}.{block}" for stage, depth in enumerate(depths) for block in range(depth)]
+        parts = [f"{path}.{part}" for path in paths for part in ("conv", "norm")]
+        return model(*parts, calls=" ".join([*(f"features.{stage}" for stage in range(len(depths))), *paths]))
+
+    assert repeated_blocks(stages(1, 3, 2)) == [
+        ["features.1.0", "features.1.1", "features.1.2"], ["features.2.0", "features.2.1"],
+    ]  # fmt: skip
+    assert repeated_blocks(stages(2, 2)) == [["features.0", "features.1"]]
+
+
 def test_what_lies_inside_a_block_is_none_of_its_own():
     graph = model(*(f"blocks.{block}.{part}" for block in (0, 1) for part in ("heads.0", "heads.1")),
                   calls="blocks.0 blocks.1")  # fmt: skip

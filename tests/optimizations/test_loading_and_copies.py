@@ -87,6 +87,15 @@ def test_a_trace_without_loading_is_refused():
         dataloader(thread_and_stream(("k", 10, "forward")))
 
 
+def test_several_threads_that_load_are_no_work_of_the_main_thread():
+    graph = two_batches()
+    for step in (0, 1):
+        graph.insert("load", kind="cpu", lane="pipeline", duration_ns=60, phase="data", step=step)
+    dataloader(graph.copy(), get_ms=FETCH)
+    with pytest.raises(NotApplicableError, match="several threads load already"):
+        dataloader(graph, workers=2, get_ms=FETCH)
+
+
 def test_workers_are_predicted_from_a_trace_without_any():
     # Two recordings of one training run, with no worker and with four. Predicted from the first alone.
     before = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")

@@ -47,7 +47,8 @@ def repeated_blocks(graph: Graph) -> list[list[str]]:
     inside, or, if they have none, the same operators. Where modules of several kinds follow each
     other in turn and have none inside, as in `Sequential(Linear, ReLU, Linear, ReLU)`, a block is what
     comes again, of several modules: `0 + 1`, `2 + 3`. What comes once is in no block, nor is what
-    lies inside another block.
+    lies inside another block. Stages of more or fewer blocks, as `features.1` with `features.1.0` and
+    `features.1.1`, are none: the blocks inside them are.
     """
     siblings: dict[str | None, list[str]] = {}
     called = _paths(graph)
@@ -68,10 +69,31 @@ def repeated_blocks(graph: Graph) -> list[list[str]]:
                          for kind in several]  # fmt: skip
         else:
             families.append(_in_turn(run, kinds))
+    depth = _depths(called, families, inside)
+    families = [family for family in families if not _are_stages([depth.get(path) for path in family])]
     chosen = {path for family in families for block in family for path in block.split(TOGETHER)}
     outermost = set(_outermost(list(chosen)))
     kept = [[block for block in family if block.split(TOGETHER)[0] in outermost] for family in families]
     return [sorted(family, key=_by_number) for family in kept if len(family) > 1]
+
+
+def _depths(called: list[str], families: list[list[str]], inside: dict[str, set[str]]) -> dict[str, int]:
+    """Return the modules that consist of blocks of one family, or of a single block, and of how many."""
+    children: dict[str, set[str]] = {}
+    for path in called:
+        children.setdefault(path.rpartition(".")[0], set()).add(path)
+    repeated = [{path for path in family if path in inside} for family in families]
+
+    def are_blocks(paths: set[str]) -> bool:
+        alone = len(paths) == 1 and all(path in inside and NUMBERED.match(path) for path in paths)
+        return alone or paths in repeated
+
+    return {parent: len(paths) for parent, paths in children.items() if are_blocks(paths)}
+
+
+def _are_stages(depths: list[int | None]) -> bool:
+    """Tell whether all of a family consist of blocks, of more or fewer: blocks are equals."""
+    return None not in depths and len(set(depths)) > 1
 
 
 def block_of_layers(graph: Graph, patterns: str | Sequence[str]) -> tuple[np.ndarray, list[str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from daydream.predict.as_run import step_as_run
 from daydream.predict.bottleneck import why_unmoved
 from daydream.predict.notes import recording_note
-from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, shows, sums
+from daydream.report.text.breakdown import HIDDEN, REST, Parts, breakdown_table, moved_bound, shows, sums
 from daydream.report.text.layout import (
     MARGIN,
     Block,
@@ -138,6 +138,12 @@ def bottleneck_text(comparison: Prediction) -> str:
     what, share = comparison.as_run.bound
     said = f"bottleneck then: {what.awaited}, {percent(share)} of the step"
     return f"{said}. This change does not move it" if why_unmoved(comparison) else said
+
+
+def moved_text(comparison: Prediction, before: Parts, after: Parts) -> str:
+    """Return `moved_bound` of a prediction and the parts of its step before and after the change."""
+    as_run = comparison.as_run
+    return moved_bound(before, after, None if as_run is comparison else as_run.bound[0])
 
 
 def answer_lines(comparison: Prediction) -> list[str]:

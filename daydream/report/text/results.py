@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daydream.predict.as_run import step_as_run
-from daydream.report.text.breakdown import breakdown_rows, breakdown_table, moved_bound
+from daydream.report.text.breakdown import breakdown_rows, breakdown_table
 from daydream.report.text.layout import (
     MARGIN,
     Block,
@@ -93,7 +93,7 @@ def whatif_text(
     from daydream.transforms.code_lines import code_of, framework_of
 
     before, after = parts_of_change(comparison)
-    moved = moved_bound(before, after)
+    moved = answer.moved_text(comparison, before, after)
     head: list[Block] = [
         answer.headline(comparison),
         *map(Words, about_steps(comparison.replay)),

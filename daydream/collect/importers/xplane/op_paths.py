@@ -18,6 +18,7 @@ CONTROL = frozenset({
     "custom_jvp_call", "custom_vjp_call", "pjit", "shard_map",
 })  # fmt: skip
 BRANCH = regex(r"^branch_\d+_fun$")
+EQUATION = "->"  # `jnp.einsum` names a scope after its equation, which is no layer: `bsd,de->bse`
 
 
 def phase_of(path: str) -> str | None:
@@ -36,7 +37,8 @@ def layer_of(path: str) -> str | None:
         inner = part
         while wrapped := WRAPPED.match(inner):
             inner = wrapped.group(2)
-        if inner and inner not in CONTROL and not CALLS.match(inner) and not BRANCH.match(inner):
+        called = CALLS.match(inner) or BRANCH.match(inner) or EQUATION in inner
+        if inner and inner not in CONTROL and not called:
             kept.append(inner)
     return ".".join(kept)[:200] or None
 
