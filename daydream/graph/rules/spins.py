@@ -39,9 +39,12 @@ def wait_in_spins(builder: GraphBuilder) -> None:
         tasks, work = tasks[running], work[running]
         what = columns["name"][tasks].astype(np.int64) * (len(builder.graph.texts["name"]) + 1)
         kinds, what = distinct(what + columns["name"][work])
+        length = builder.end_ns[tasks] - builder.start_ns[tasks]
         near = np.abs(builder.end_ns[tasks] - builder.end_ns[work]) <= NEAR_NS
-        often = np.bincount(what[near], minlength=len(kinds)) >= OFTEN * np.bincount(what)
-        for kind in np.flatnonzero(often).tolist():
+        count = np.bincount(what[near], minlength=len(kinds))
+        often = count >= np.maximum(LEAST_STEADY, OFTEN * np.bincount(what))
+        rare = count * 2 * NEAR_NS <= CHANCE * np.bincount(what, length)
+        for kind in np.flatnonzero(often & rare).tolist():
             mine = what == kind
             spun, doubtful = _spun(builder, tasks[mine], work[mine])
             if doubtful:
@@ -64,14 +67,9 @@ def _spun(builder: GraphBuilder, tasks: np.ndarray, work: np.ndarray) -> tuple[n
     length = builder.end_ns[tasks] - builder.start_ns[tasks]
     distance = builder.end_ns[tasks] - builder.end_ns[work]
     near = np.abs(distance) <= NEAR_NS
-    often = near.sum() >= max(LEAST_STEADY, OFTEN * len(tasks))
-    rare = near.sum() * 2 * NEAR_NS <= CHANCE * length.sum()
-    none = np.zeros(len(tasks), bool)
-    if not (often and rare):
-        return none, False
     if steadier(distance[near], length[near]):
         return near, False
-    return none, spread(distance[near]) <= spread(length)
+    return np.zeros(len(tasks), bool), spread(distance[near]) <= spread(length)
 
 
 def _wait(builder: GraphBuilder, tasks: np.ndarray, work: np.ndarray) -> None:

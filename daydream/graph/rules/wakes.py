@@ -28,7 +28,9 @@ import numpy as np
 
 from daydream.arrays import unique
 from daydream.graph.builder import GraphBuilder, runs_of
+from daydream.graph.columns import Columns
 from daydream.graph.plan import Cause, stable_order
+from daydream.graph.query.numbering import distinct
 from daydream.graph.rules.handoff import (
     LEAST_BURSTS,
     NO_EARLIER,
@@ -46,21 +48,49 @@ FAR_NS = 300_000  # the same where only how steady it is speaks for it: 80 to 10
 LEAST_STEADY = 3  # pauses that have a spread
 AS_STEADY = 1.25  # of such points, those that vary by so much more than the steadiest count, too
 NUMBER = regex(r"\d+")
-BETWEEN = "\0"  # names that are looked at together
 OFTEN = 0.8  # of a thread's pauses before one kind of task that must end so
 CHANCE = 0.1  # of any moment to lie so close behind such a point; more would prove nothing
 
 
 @dataclass
+class Names:
+    """Numbers for names, the same where they differ in their digits only (`step 7`)."""
+
+    texts: list[str]
+    _first: dict[str, int] = field(default_factory=dict)
+
+    def numbers(self, codes: np.ndarray) -> np.ndarray:
+        """Return the number of each name, int64; -1 for none."""
+        found, place = distinct(codes)
+        plain = [NUMBER.sub("0", self.texts[code]) if code >= 0 else "" for code in found.tolist()]
+        known = [self._first.setdefault(text, code) for text, code in zip(plain, found.tolist(), strict=True)]
+        return np.where(found < 0, -1, np.array(known, np.int64))[place]
+
+
+@dataclass
 class Points:
-    """When a thread ended a task or began to work again, in order; alike names are one number."""
+    """When a thread ended a task or began to work again, in order; alike names are one number.
+
+    Most threads have no point close to any pause: what points are is looked up when one has.
+    """
 
     time: np.ndarray
-    task: np.ndarray
     begins: np.ndarray  # the task begins there, behind a pause; else it ends
-    name: np.ndarray
-    step: np.ndarray
+    _tasks: tuple[np.ndarray, np.ndarray]  # the task of each point in another order, and this order
+    _columns: Columns
+    _names: Names
     _turns: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    @cached_property
+    def task(self) -> np.ndarray:
+        """The task of each point."""
+        tasks, order = self._tasks
+        return tasks[order]
+
+    @cached_property
+    def name(self) -> np.ndarray:
+        """A number for its name and for whether it begins there."""
+        return 2 * (self._names.numbers(self._columns["name"][self.task]) + 1) + self.begins
 
     @cached_property
     def _by_name(self) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +106,7 @@ class Points:
     def turns(self, name: int) -> tuple[np.ndarray, np.ndarray]:
         """Return how often each point of a name came before in its step; and how many have each turn."""
         if name not in self._turns:
-            turn = _turns(self.step[self.named(name)])
+            turn = _turns(self._columns["step"][self.task[self.named(name)]])
             self._turns[name] = turn, np.bincount(turn)
         return self._turns[name]
 
@@ -95,7 +125,7 @@ def wake_up(builder: GraphBuilder) -> None:
     lanes = builder.tasks.threads()
     if len(lanes) < 2:
         return
-    names = _without_numbers(builder.graph.texts["name"])
+    names = Names(builder.graph.texts["name"])
     points: dict[int, Points] = {}
     for lane in lanes:
         others = [o for o in lanes if o != lane and builder.thread_ids[o][:2] == builder.thread_ids[lane][:2]]
@@ -115,28 +145,19 @@ def wake_up(builder: GraphBuilder) -> None:
                 points.pop(lane, None)  # a range that was a wait ends nothing
 
 
-def _alike(builder: GraphBuilder, lane: int, names: np.ndarray) -> list[IdleTime]:
+def _alike(builder: GraphBuilder, lane: int, names: Names) -> list[IdleTime]:
     """Return the long pauses of a thread by the name of what lasts, or of what follows."""
     columns, mine = builder.graph.columns, builder.tasks.on(lane)
     idle = builder.idle.pop(lane, None) or idle_time(builder, lane)
     starts = builder.start_ns[builder.tasks.at(lane)]
     idle = idle.only((idle.end - idle.begin >= IDLE_NS) & (idle.end <= starts[-1]))
     following = mine[np.minimum(np.searchsorted(starts, idle.end), len(mine) - 1)]
-    sign = names[columns["name"][np.where(idle.in_range, idle.task, following)]]
+    sign = names.numbers(columns["name"][np.where(idle.in_range, idle.task, following)])
     groups = [idle.only(sign == name) for name in unique(sign).tolist()]
     return [pauses for pauses in groups if len(pauses.task) >= LEAST_BURSTS]
 
 
-def _without_numbers(texts: list[str]) -> np.ndarray:
-    """Return a number for each name, the same where names differ in their digits only (`step 7`)."""
-    codes: dict[str, int] = {}
-    plain = NUMBER.sub("0", BETWEEN.join(texts)).split(BETWEEN)  # quicker than one by one
-    if len(plain) != len(texts):  # a name holds that, too
-        plain = [NUMBER.sub("0", text) for text in texts]
-    return np.array([*(codes.setdefault(text, len(codes)) for text in plain), -1], np.int64)
-
-
-def _points_of(builder: GraphBuilder, lane: int, names: np.ndarray) -> Points:
+def _points_of(builder: GraphBuilder, lane: int, names: Names) -> Points:
     columns = builder.graph.columns
     tasks, at = builder.tasks.on(lane), builder.tasks.at(lane)
     start, end = builder.start_ns[at], builder.end_ns[at]
@@ -150,10 +171,8 @@ def _points_of(builder: GraphBuilder, lane: int, names: np.ndarray) -> Points:
     begun = np.flatnonzero(again)
     time = np.concatenate([end, start[begun]])
     order = np.argsort(time, kind="stable")  # at one time ends come first
-    begins = order >= len(end)
-    task = np.concatenate([tasks, tasks[begun]])[order]
-    name = 2 * (names.take(columns["name"][task]) + 1) + begins
-    return Points(time[order], task, begins, name, columns["step"][task])
+    task = np.concatenate([tasks, tasks[begun]])
+    return Points(time[order], order >= len(end), (task, order), columns, names)
 
 
 def _turns(keys: np.ndarray) -> np.ndarray:
@@ -171,6 +190,7 @@ def _explained(
     points: dict[int, Points], others: list[int], begin: np.ndarray, end: np.ndarray
 ) -> tuple[tuple[int, Found] | None, bool]:
     """Return the thread whose points end these pauses, and which do; and if not, whether some may."""
+    others = [other for other in others if _close(points[other], begin, end, FAR_NS)]
     near = [each for each in _rare(points, others, begin, end, WAKE_NS) if _ends(points[each[0]], each[1])]
     if near:
         return min(near, key=lambda pair: (np.median(pair[1].delay_ns), pair[1].alike)), False
@@ -207,11 +227,10 @@ def _found(points: Points, begin: np.ndarray, end: np.ndarray, reach_ns: int) ->
 
     Points are of a kind by name; then by name and place in the step.
     """
-    low = np.searchsorted(points.time, np.maximum(begin, end - reach_ns))
-    high = np.searchsorted(points.time, end + ROUNDING_NS, side="right")
-    count = np.maximum(high - low, 0)
-    if np.count_nonzero(count) < max(LEAST_BURSTS, OFTEN * len(end)):
+    close = _close(points, begin, end, reach_ns)
+    if close is None:
         return []
+    low, count = close
     pause = np.repeat(np.arange(len(end)), count)
     place = np.arange(len(pause)) + np.repeat(low - (np.cumsum(count) - count), count)
     earlier = ~points.begins[place] | (points.time[place] < end[pause])  # else it was the one that woke it
@@ -224,6 +243,15 @@ def _found(points: Points, begin: np.ndarray, end: np.ndarray, reach_ns: int) ->
         for number, some, last in _often(turn, pauses, places, end):
             by_turn.append(_as_found(points, end, some, last, int(how_many[number])))
     return by_name + by_turn
+
+
+def _close(
+    points: Points, begin: np.ndarray, end: np.ndarray, reach_ns: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the first point close before the end of each pause, and how many are; None if few have one."""
+    low = np.searchsorted(points.time, np.maximum(begin, end - reach_ns))
+    count = np.maximum(np.searchsorted(points.time, end + ROUNDING_NS, side="right") - low, 0)
+    return (low, count) if np.count_nonzero(count) >= max(LEAST_BURSTS, OFTEN * len(end)) else None
 
 
 def _often(
