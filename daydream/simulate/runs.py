@@ -27,6 +27,7 @@ class Runs(NamedTuple):
     """The runs of a plan in the order (lane, id), and the edges that lead from one to another."""
 
     order: np.ndarray  #: tasks by (lane, id): an entry a place
+    place: np.ndarray  #: of each task
     head: np.ndarray  #: the place where each run begins
     length: np.ndarray  #: how many tasks it has
     lane: np.ndarray  #: its lane
@@ -58,8 +59,7 @@ class Runs(NamedTuple):
         """Return the start of each task; `shift` is what that of a run's tasks is beyond `before`."""
         at = np.repeat(shift, self.length)
         at += before[:-1]
-        start = np.empty_like(at)
-        start[self.order] = at
+        start: np.ndarray = at.take(self.place)  # quicker than to write where each belongs
         return start
 
 
@@ -101,6 +101,7 @@ def _runs(plan: Plan) -> Runs:
     late = np.flatnonzero(~plan.edge_from_start[waits])
     return Runs(
         order=order,
+        place=place,
         head=head,
         length=np.diff(head, append=len(plan)),
         lane=lane[head],
