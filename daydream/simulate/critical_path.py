@@ -203,11 +203,10 @@ def _scan(plan: Plan, levels: scan.Levels, deadline: np.ndarray) -> np.ndarray:
     s = np.empty(len(runs), np.int64)
     s[levels.slot] = np.minimum.reduceat(own, runs.head)
     for level in reversed(levels.levels):
-        for segment in level.segments:
+        for segment, last in level.segments:
             part = s[segment][::-1]
             np.minimum.accumulate(part, out=part)
-        for slot, last in level.resumed:
-            s[last] = min(s[last], s[slot])
+            s[last] = min(s[last], s[segment.start])
         np.minimum.at(s, level.src, s[levels.dst[level.edges]] - weight[level.edges])
     # Within a run a task need not wait for what the tasks before it let begin.
     np.minimum.at(own, runs.begin[levels.wait], s[levels.dst] - weight)

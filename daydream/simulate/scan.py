@@ -13,7 +13,8 @@ known when it begins:
     lane 1        1 1 1 | 3 3            its stream
 
 A segment is a row of runs of equal level on one lane. Level after level, the edges into it are
-gathered in one go, then each of its segments takes one running maximum.
+gathered in one go, then each of its segments takes one running maximum. In a level of few runs
+these are taken one by one: NumPy's calls would take longer.
 
 The cut depends on lanes and edges only. It is kept in `plan.cache` and serves every plan
 that shares it. Where lanes wait for each other so often that levels hold few runs, a
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
 
 # Cutting takes about 10 us a level and each pass 3 us, the pass over lists 0.3 us a run: with this many
 # runs a level both take as long for a replay and one what-if. Where levels have many segments, a segment
-# costs 0.8 us. Measured on a 2-core x86 machine with NumPy 2.4; only speed depends on these two numbers.
+# costs 0.8 us. A run that is taken by itself costs 0.5 us, a level in NumPy as much as 6 to 10 of them.
+# Measured on a 2-core x86 machine with NumPy 2.4; only speed depends on these three numbers.
 LEAST_RUNS_A_LEVEL = 32
 LEAST_RUNS_A_SEGMENT = 3
+FEW = 6  # runs, and edges into them
 
 
 def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -70,11 +73,11 @@ class Level(NamedTuple):
 
     edges: slice
     src: np.ndarray  #: slots of the sources of these edges
-    rows: np.ndarray  #: slots that have edges
-    mine: slice  #: these among the rows of all levels
+    rows: np.ndarray | slice  #: slots that have edges
+    mine: slice | None  #: these among the rows of all levels; None where nothing else holds any of them
     first: np.ndarray | None  #: each row's first edge, counted within the level; None if all have one
-    resumed: list[tuple[int, int]]  #: slots where a segment goes on with its lane, and the slots before
-    segments: list[slice]
+    segments: list[tuple[slice, int]]  #: and the slot before each on its lane, its own first where none is
+    few: list[tuple[int, int, list[tuple[int, int]]]]  #: slots of few, those before, and (source, edge) pairs
 
 
 class Levels(NamedTuple):
@@ -94,17 +97,23 @@ def _scan(plan: Plan, levels: Levels) -> np.ndarray:
     before, weight = weigh(plan, runs, levels)
     s = levels.release_ns - before.take(levels.head)
     own = s.take(levels.rows)
-    for edges, src, rows, mine, first, resumed, segments in levels.levels:
-        if len(rows):
+    at, adds = s.data, weight.data  # quicker to read one by one
+    for edges, src, rows, mine, first, segments, few in levels.levels:
+        for slot, last, waits in few:
+            latest = max(at[slot], at[last])
+            for cause, edge in waits:
+                latest = max(latest, at[cause] + adds[edge])
+            at[slot] = latest
+        if few:
+            continue
+        if len(src):
             value = s.take(src)
             value += weight[edges]
             if first is not None:
                 value = np.maximum.reduceat(value, first)
-            s[rows] = np.maximum(value, own[mine])
-        for slot, last in resumed:
-            if s[last] > s[slot]:  # noqa: PLR1730 - quicker than max()
-                s[slot] = s[last]
-        for segment in segments:
+            s[rows] = value if mine is None else np.maximum(value, own[mine])
+        for segment, last in segments:
+            at[segment.start] = max(at[segment.start], at[last])
             part = s[segment]
             np.maximum.accumulate(part, out=part)
     return runs.spread(s.take(levels.slot), before)
@@ -137,47 +146,63 @@ def _cut(plan: Plan, runs: Runs) -> Levels | None:
         return None
     offset = np.append(0, np.cumsum(length))
     at_slot = np.repeat(begin - offset[:-1], length) + np.arange(len(runs))
-    later = begin > bounds[runs.lane[begin]]
-    return _lay_out(plan, runs, at_slot, offset, level_ptr, begin[later] - 1, offset[:-1][later])
+    return _lay_out(plan, runs, at_slot, offset, level_ptr)
 
 
 def _lay_out(
-    plan: Plan,
-    runs: Runs,
-    at_slot: np.ndarray,
-    offset: np.ndarray,
-    level_ptr: np.ndarray,
-    last: np.ndarray,
-    resumed: np.ndarray,
+    plan: Plan, runs: Runs, at_slot: np.ndarray, offset: np.ndarray, level_ptr: np.ndarray
 ) -> Levels:
-    """Return the levels: `offset` is where segments begin, `level_ptr` which of them begin a level.
-
-    `resumed` are the slots where a segment goes on with its lane after the run `last`: an edge leads there.
-    """
+    """Return the levels: `offset` is where segments begin, `level_ptr` which of them begin a level."""
     slot = np.empty(len(runs), np.int64)
     slot[at_slot] = np.arange(len(runs))
     count = np.bincount(runs.dst, minlength=len(runs))[at_slot]
     wait = np.argsort(slot[runs.dst], kind="stable")
     src = slot[runs.src[wait]]
     row = np.append(0, np.cumsum(count))
+    head = runs.head[at_slot]
+    release_ns = plan.release_ns[runs.order[head]]
+    leads = np.append(True, runs.lane[1:] != runs.lane[:-1])[at_slot]  # its lane
+    previous = slot[at_slot - ~leads]
 
     rows = np.flatnonzero(count)
     first = row[rows]
+    held = np.flatnonzero(leads | (release_ns > 0))  # all others have edges, and need no more than these say
     begins = offset[level_ptr]
-    bounds = np.stack((row[begins], rows.searchsorted(begins), resumed.searchsorted(begins), level_ptr))
-    going_on = list(zip(resumed.tolist(), slot[last].tolist(), strict=True))
+    bounds = row[begins], rows.searchsorted(begins), held.searchsorted(begins), level_ptr
     stops = offset.tolist()
+    before = previous[offset[:-1]].tolist()
+    segments = [(slice(*ends), last) for ends, last in zip(pairwise(stops), before, strict=True)]
     levels = []
-    for (edge, edge_end), (at, end), going, segment in zip(
+    for (edge, edge_end), (at, end), (held_before, held_after), (one, other) in zip(
         *(pairwise(b.tolist()) for b in bounds), strict=True
     ):
-        edges, mine = slice(edge, edge_end), slice(at, end)
+        edges, mine, slots = slice(edge, edge_end), slice(at, end), slice(stops[one], stops[other])
         firsts = None if end - at == edge_end - edge else first[mine] - edge
-        segments = [slice(stops[i], stops[i + 1]) for i in range(*segment)]
-        levels.append(Level(edges, src[edges], rows[mine], mine, firsts, going_on[slice(*going)], segments))
-    head = runs.head[at_slot]
+        is_held, size = held_after > held_before, max(edge_end - edge, slots.stop - slots.start)
+        levels.append(
+            Level(
+                edges,
+                src[edges],
+                rows[mine] if is_held else slots,
+                mine if is_held else None,
+                firsts,
+                segments[one:other],
+                _few(slots, previous, row, src) if size <= FEW else [],
+            )
+        )
     dst = np.repeat(np.arange(len(runs)), count)
-    return Levels(head, plan.release_ns[runs.order[head]], slot, dst, wait, rows, levels)
+    return Levels(head, release_ns, slot, dst, wait, rows, levels)
+
+
+def _few(
+    slots: slice, previous: np.ndarray, row: np.ndarray, src: np.ndarray
+) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """Return `Level.few` of these slots; `row` is where the edges into each slot begin, and the end."""
+    lasts, bounds = previous[slots].tolist(), pairwise(row[slots.start : slots.stop + 1].tolist())
+    return [
+        (slot, last, [(int(src[edge]), edge) for edge in range(*edges)])
+        for slot, last, edges in zip(range(slots.start, slots.stop), lasts, bounds, strict=True)
+    ]
 
 
 def _segments(

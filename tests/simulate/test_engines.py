@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -19,10 +21,18 @@ def run_lists(plan):
     return start, start + plan.duration_ns
 
 
+def run_levels(plan):
+    """The scan in NumPy, where no level is of so few runs that they are taken one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "FEW", 0)
+        return scan.in_numpy(replace(plan, cache={}))
+
+
 ENGINES = {
     "reference": reference.run,
     "scan": scan.run,
     "numpy": scan.in_numpy,
+    "levels": run_levels,
     "lists": run_lists,
     "policy": policy.run,
 }
