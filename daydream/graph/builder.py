@@ -17,7 +17,7 @@ from daydream.arrays import unique
 from daydream.graph.columns import grown
 from daydream.graph.graph import Graph
 from daydream.graph.lookups import Lookups
-from daydream.graph.query.numbering import distinct, first_of
+from daydream.graph.query.numbering import distinct
 from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
@@ -121,11 +121,11 @@ class GraphBuilder:
             [PHASES.index(text) if text in PHASES else -1 for text in trace.text("phase")] + [-1], np.int8
         )
         return {
-            "name": trace["name"][rows],
-            "op": trace["op"][rows],
-            "layer": trace["layer"][rows],
-            "phase": phases[np.asarray(trace["phase"][rows], np.int64)],
-            "step": trace["step"][rows],
+            "name": trace["name"].take(rows),
+            "op": trace["op"].take(rows),
+            "layer": trace["layer"].take(rows),
+            "phase": phases.take(trace["phase"].take(rows)),
+            "step": trace["step"].take(rows),
         }
 
     def add_cpu_tasks(
@@ -268,12 +268,13 @@ def runs_of(values: np.ndarray) -> list[tuple[int, int]]:
 
 def distinct_rows(columns: list[np.ndarray]) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Return which distinct combination each row of some columns holds, and the combinations, in order."""
-    number, count = np.zeros(len(columns[0]), np.int64), min(len(columns[0]), 1)
+    number = np.zeros(len(columns[0]), np.int64)
+    found: list[tuple[int, ...]] = [()] * min(len(number), 1)
     for column in columns:
-        if len(column) and (column != column[0]).any():
+        values, pairs = column[:1], np.arange(len(found))
+        if (column != values).any():
             values, code = distinct(column)
-            if count > 1:
-                values, code = distinct(number * len(values) + code)
-            number, count = code, len(values)
-    first = first_of(number, count)
-    return number, [tuple(int(column[row]) for column in columns) for row in first.tolist()]
+            whole = len(found) > 1
+            pairs, number = distinct(number * len(values) + code) if whole else (np.arange(len(values)), code)
+        found = [(*found[pair // len(values)], int(values[pair % len(values)])) for pair in pairs.tolist()]
+    return number, found

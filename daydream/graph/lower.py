@@ -142,10 +142,10 @@ def _lay_out(graph: Graph, copies: int, window: Window | None) -> _Layout:
             np.add(order_block, number * distance, out=order[first : first + len(block)])
     copy = np.zeros(len(ids), np.int32)
     at = np.full((copies, graph.size), -1, np.int32)
-    at[0, ahead] = np.arange(len(ahead), dtype=np.int32)
+    at[0][ahead] = np.arange(len(ahead), dtype=np.int32)  # one index is quicker than two
     for number in range(copies):
         first = len(ahead) + number * len(block)
-        at[number, block] = np.arange(first, first + len(block), dtype=np.int32)
+        at[number][block] = np.arange(first, first + len(block), dtype=np.int32)
         if number:  # zeros that are not written to take no memory
             copy[first : first + len(block)] = number
     by_lane, bounds, seams = _by_lane(lanes_ahead, lanes, len(graph.lanes), copies)
@@ -199,7 +199,7 @@ def _releases(graph: Graph, layout: _Layout) -> np.ndarray:
     now where edits removed that one, or put others before it.
     """
     columns, bounds = graph.columns, layout.bounds
-    held = np.flatnonzero(columns["release_ns"])
+    held = np.flatnonzero(columns["release_ns"] != 0)
     release = columns["release_ns"][held]
     recorded = release == columns["measured_start_ns"][held]  # a user's own release is of its task
     begins = (release > 0) & recorded & (columns["kind"][held] == CPU)
@@ -289,13 +289,14 @@ def _wait_edges(graph: Graph, layout: _Layout) -> Edges:
 def _queue_edges(graph: Graph, layout: _Layout) -> Edges:
     """A launch waits until the launch `depth` places before it on its stream has ended."""
     columns = graph.columns
-    # Launched here or before the window; what edits put on a stream without a launch takes no place.
-    queued = (columns["launch"] >= 0) | (columns["row"] >= 0) | (columns["release_ns"] > 0)
     sources, targets = [], []
     for lane, depth in graph.queue_depth.items():
         tasks = layout.on_device.get(lane, np.empty(0, np.int64))
-        tasks = tasks[queued[layout.task[tasks]]]
-        launch = graph.columns["launch"][layout.task[tasks]]
+        ids = layout.task[tasks]
+        # Launched here or before the window; what edits put on a stream without a launch takes no place.
+        queued = (columns["launch"][ids] >= 0) | (columns["row"][ids] >= 0) | (columns["release_ns"][ids] > 0)
+        tasks = tasks[queued]
+        launch = columns["launch"][ids[queued]]
         calls = np.where(launch >= 0, layout.at[layout.copy[tasks], launch], -1)
         # A graph launch counts once, also where its call is removed and its work stays.
         unit = np.where(launch >= 0, layout.copy[tasks] * graph.size + launch, -1)

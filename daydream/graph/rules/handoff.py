@@ -239,10 +239,11 @@ def _bursts(builder: GraphBuilder, idle: IdleTime, work: Work) -> tuple[int, np.
     start, end = builder.start_ns[work.at], builder.end_ns[work.at]
     stretch = _last_before(idle.begin, start + ROUNDING_NS)
     at = np.maximum(stretch, 0)
-    inside = (stretch >= 0) & (start >= idle.begin[at] - ROUNDING_NS) & (end <= idle.end[at] + ROUNDING_NS)
+    until, within = idle.end[at], stretch >= 0
+    inside = within & (end <= until + ROUNDING_NS)
     # A stretch that the worker's work crosses into or out of is no hand-off.
     crossed = np.zeros(len(idle.task), bool)
-    crossed[at[~inside & (stretch >= 0) & (start < idle.end[at])]] = True
+    crossed[at[~inside & within & (start < until)]] = True
     chosen = inside & ~crossed[at]
     if not chosen.any():
         return 0, np.empty((0, 3), np.int64)
