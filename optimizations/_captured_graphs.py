@@ -80,7 +80,14 @@ def _parts(
             of_task[groups.by_group.ids] = np.repeat(np.arange(len(groups)), groups.sizes) + count
             number = np.maximum(number, of_task[captured.ids])
             count += len(groups)
-    return Groups(captured, number, list(range(count)))
+    parts = Groups(captured, number, list(range(count)))
+    calls = parts.first().launch
+    if len(np.unique(calls)) < len(calls):
+        graph.does_not_apply(
+            f"some calls launched work of several of the layers {layer!r} at once, as compiled code does: "
+            "none of them can be a graph by itself"
+        )
+    return parts
 
 
 def _say(graph: Graph, taken: Captured) -> None:

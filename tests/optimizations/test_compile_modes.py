@@ -90,6 +90,14 @@ def test_a_layer_that_is_not_there_is_refused():
         cuda_graphs(on_device(), layer="encoder.*")
 
 
+def test_a_call_that_launches_work_of_two_layers_is_no_part_of_a_graph_each():
+    graph = on_device()
+    first, second = (graph.select(kind="kernel", layer=layer, phase="forward") for layer in LAYERS[:2])
+    graph.columns["launch"][second.ids[:1]] = first.launch[:1]
+    with pytest.raises(NotApplicableError, match=r"several of the layers 'blocks\.\*' at once"):
+        cuda_graphs(graph, layer="blocks.*")
+
+
 # compile on a device
 
 
