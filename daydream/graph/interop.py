@@ -8,6 +8,7 @@ import numpy as np
 
 from daydream import hooks
 from daydream.errors import GraphError
+from daydream.graph.layout import Repeats
 from daydream.graph.lower import Lowered, lower
 from daydream.graph.plan import Cause
 from daydream.graph.tables import KINDS, ORDER_STEP, phase_code
@@ -68,7 +69,7 @@ def _in_fixed_order(lowered: Lowered) -> Lowered:
     if not lowered.plan.scheduled:
         return lowered
     plan, ran = hooks.ask("fixed_order", lowered.plan)
-    return Lowered(plan, lowered.task[ran], lowered.copy[ran], lowered.seams)
+    return Lowered(plan, lowered.task[ran], lowered.copy[ran], lowered.seams, Repeats(len(ran), 0, 1))
 
 
 def from_networkx(cls: type[Graph], digraph: nx.DiGraph[Any]) -> Graph:

@@ -1,13 +1,7 @@
-"""Windows: the part of the program that is repeated, and what leads from one repetition into the next.
+"""Windows: the part of the program that is repeated.
 
 One range of program-order keys, or one for each rank: ranks do not begin their steps at
 one point of the program.
-
-A link from a step into the next is recorded once where the window begins: its source lies before
-the window. In each further copy the same place of the copy before it takes the source's part:
-
-    before |  window, copy 0  |  copy 1          |
-      ...s |d            ...s'|d            ...s'|     recorded: s -> d; in copy 1: s' -> d
 """
 
 from __future__ import annotations
@@ -78,32 +72,3 @@ def where_in(graph: Graph, window: Window) -> np.ndarray:
             edge = order.max(where=here & ~made, initial=-1)
             found[here & made & of_next & (order > edge)] += 1
     return found
-
-
-def leading_in(
-    src: np.ndarray, dst: np.ndarray, at: np.ndarray, lane: np.ndarray, name: np.ndarray, before: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the edges by which links into the window lead into its further copies.
-
-    `src` and `dst` are tasks of the graph, `at[copy, task]` plan ids or -1, `lane` and `name` those of
-    each plan id, of which the first `before` lie ahead of the window. A source's counterpart in a
-    copy is as many tasks of its name on its lane before the copy's end. Returns sources and
-    targets as plan ids, and the link each edge is of.
-    """
-    sources, targets, rows = [], [], []
-    into = np.flatnonzero((at[1, src] < 0) & (at[0, src] >= 0) & (at[1, dst] >= 0))
-    copies = np.arange(1, len(at))
-    for row in into.tolist():
-        first = at[0, src[row]]
-        alike = np.flatnonzero((lane == lane[first]) & (name == name[first]))
-        ahead = int(np.searchsorted(alike, before))
-        each = (len(alike) - ahead) // len(at)
-        if not each:
-            continue  # what is not done in the window is not waited for again
-        sources.append(alike[np.searchsorted(alike, first) + copies * each])
-        targets.append(at[1:, dst[row]].astype(np.int64))
-        rows.append(np.full(len(copies), row))
-    if not rows:
-        none = np.empty(0, np.int64)
-        return none, none, none
-    return np.concatenate(sources), np.concatenate(targets), np.concatenate(rows)
