@@ -37,7 +37,7 @@ def plan_arrays(graph: Graph, copies: int, window: Window | None) -> dict[str, n
         raise KeyError("a lane has a policy")
     if lower(graph, copies, window) is not lowered:
         raise KeyError("durations are others now")
-    program = slice(repeats.program)
+    program = slice(repeats.tasks)
     arrays = {
         "task": np.asarray(lowered.task[program], np.int64), "copy": lowered.copy[program],
         "release_ns": plan.release_ns[program],
@@ -65,7 +65,7 @@ def cached_plan(
     need_range(tasks["copy"], 0, copies - 1)
     need_range(edges["cause"], 0, max(Cause))
     repeats = Repeats(*given["repeats"].tolist())
-    if min(repeats.ahead, repeats.block) < 0 or repeats.program != len(tasks["task"]):
+    if min(repeats.ahead, repeats.block) < 0 or repeats.tasks != len(tasks["task"]):
         raise ValueError("the window is not in the program")
     if repeats.copies not in (1, copies):
         raise ValueError("the window is repeated more or less often")
@@ -73,7 +73,7 @@ def cached_plan(
     for ends in seams.values():
         need_range(ends, 0, len(task) - 1)
     release = np.zeros(len(task), np.int64)  # none in further copies of the window
-    release[: repeats.program] = tasks["release_ns"]
+    release[: repeats.tasks] = tasks["release_ns"]
     plan = Plan.from_edges(
         repeats.of_tasks(graph.columns["lane"][tasks["task"]]),
         *costs(graph, tasks["task"], repeats, (seams["end"], seams["leading"])), release,

@@ -34,7 +34,7 @@ class Repeats:
     copies: int
 
     @property
-    def program(self) -> int:
+    def tasks(self) -> int:
         """How many tasks the program has: the first of the plan."""
         return self.ahead + self.block
 

@@ -58,7 +58,7 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
     if lowered is None:
         lowered = graph._lowered[key] = _lower(graph, copies, window)
         return lowered
-    plan, repeats, task = lowered.plan, lowered.repeats, lowered.task[: lowered.repeats.program]
+    plan, repeats, task = lowered.plan, lowered.repeats, lowered.task[: lowered.repeats.tasks]
     same = [
         repeats.as_in(getattr(plan, name), graph.columns[name][task]) for name in ("duration_ns", "gap_ns")
     ]
@@ -66,7 +66,7 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
         return lowered
     duration, gap = costs(graph, task, repeats, lowered.seams)
     # A gap is held once, where only durations were changed.
-    return replace(lowered, plan=plan.with_costs(duration, plan.gap_ns if same[1] else gap))
+    return replace(lowered, plan=plan.with_costs(duration, None if same[1] else gap))
 
 
 def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
@@ -99,7 +99,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
             here = lane == number
             priority[here] = by_task[task[here]]
     plan = Plan.from_edges(
-        lane, *costs(graph, task[: repeats.program], repeats, seams), release, src, dst, latency, from_start,
+        lane, *costs(graph, task[: repeats.tasks], repeats, seams), release, src, dst, latency, from_start,
         cause, scheduled=tuple(sorted(graph.scheduled)), priority=priority,
     )  # fmt: skip
     return Lowered(plan, task, copy, seams, repeats)

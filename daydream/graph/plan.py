@@ -126,8 +126,8 @@ class Plan:
         if (targets[1:] < targets[:-1]).any():
             order = np.argsort(targets, kind="stable")
             edges = {name: values[order] for name, values in edges.items()}
-        edge_ptr = np.zeros(n + 1, np.int64)
-        np.cumsum(np.bincount(targets, minlength=n), out=edge_ptr[1:])
+        edge_ptr = np.bincount(targets + 1, minlength=n + 1)
+        np.cumsum(edge_ptr, out=edge_ptr)
         return cls(
             lane=tasks["lane"],
             duration_ns=tasks["duration_ns"],
@@ -229,7 +229,8 @@ class Plan:
         }
         _common_length(costs, "task")
         _refuse_negative("duration_ns", costs["duration_ns"])
-        _refuse_negative("gap_ns", costs["gap_ns"])
+        if gap_ns is not None:
+            _refuse_negative("gap_ns", costs["gap_ns"])
         return replace(self, duration_ns=costs["duration_ns"], gap_ns=costs["gap_ns"])
 
 

@@ -110,11 +110,12 @@ def _last_work(timeline: Timeline, completes: np.ndarray) -> np.ndarray:
         return np.flatnonzero(completes[timeline.task] >= 0)
     none = len(graph.steps) * lanes  # the place of what completes no step
     by_task = np.where(completes >= 0, completes * np.int64(lanes) + graph.columns["lane"], none)
-    place = by_task[timeline.task]
-    place += timeline.copy * np.int64(none + 1)
-    last = np.full((int(timeline.copy.max(initial=0)) + 1, none + 1), -1)
+    program = timeline.program
+    copy = timeline.copy[: program.tasks]
+    place = by_task[timeline.task[: program.tasks]] + copy * np.int64(none + 1)
+    last = np.full((int(copy.max(initial=0)) + 1, none + 1), -1)
     last.reshape(-1)[place] = np.arange(len(place))  # of what is assigned to one place, the last stays
-    return np.sort(last[:, :none][last[:, :none] >= 0])
+    return program.all_ids(np.sort(last[:, :none][last[:, :none] >= 0]))
 
 
 def _spans(graph: Graph, keys: list[Key], repeats: Mapping[int, tuple[int, int]]) -> dict[Key, Key | None]:

@@ -47,7 +47,7 @@ NEGLIGIBLE = 1e-4  # of the makespan: what is left to stretch then is not worth 
 EXACT_TURNS = 6  # then a kernel and a transfer may still round each other up and down by 1 ns
 WHOLE_TURNS = 20  # then each turn goes part of the way, less and less: whole ones can go to and fro for ever
 # What untouched graphs overlap, by how often they were edited and repeated: many predictions start from one.
-_recorded: WeakKeyDictionary[Graph, dict[Any, tuple[np.ndarray, np.ndarray]]] = WeakKeyDictionary()
+_recorded: WeakKeyDictionary[Graph, dict[Any, tuple[np.ndarray, float]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class Contention:
                 return plan, start, end, True
             parts = 1 + turn // WHOLE_TURNS
             duration = new if parts == 1 else duration + (new - duration) // parts
-            plan = plan.with_costs(duration, plan.gap_ns)
+            plan = plan.with_costs(duration)
             start, end = engine(plan)
         return plan, start, end, False
 
@@ -145,29 +145,26 @@ class Contention:
         before, duration = self.untouched, lowered.plan.duration_ns[tasks]
         if not (before.alive & (before.columns["kind"] == COLLECTIVE)).any():
             return np.zeros(len(tasks), np.int64)
-        overlap, recorded = self._overlaps(engine, copies, window)
+        overlap, share = self._overlaps(engine, copies, window)
         ids = lowered.task[tasks]
         origin = _origins(before, graph, ids)
         copy = np.minimum(lowered.copy[tasks], len(overlap) - 1)
-        place = copy * np.int64(before.size) + np.maximum(origin, 0)
-        part = overlap.reshape(-1)[place]
+        part = overlap.reshape(-1)[copy * np.int64(before.size) + np.maximum(origin, 0)]
         held = np.zeros(len(tasks), np.int64)
         some = np.flatnonzero((part > 0) & (origin >= 0))  # few
-        part, whole = part[some], recorded.reshape(-1)[place[some]]
+        part, whole = part[some], before.columns["duration_ns"][origin[some]]
         kept = np.floor(part / np.maximum(whole, 1) * duration[some] + 0.5).astype(np.int64)
         held[some] = np.where(whole == duration[some], part, kept)
         new = np.flatnonzero(origin < 0)
         new = new[graph.columns["kind"][ids[new]] == COLLECTIVE]
-        if len(new):  # sized by recorded ones, which were overlapped
-            old = np.flatnonzero(before.columns["kind"] == COLLECTIVE)
-            share = overlap[0, old].sum() / max(int(recorded[0, old].sum()), 1)
-            held[new] = np.floor(share * duration[new] + 0.5).astype(np.int64)
+        # They are sized by recorded ones, which were overlapped.
+        held[new] = np.floor(share * duration[new] + 0.5).astype(np.int64)
         return held
 
-    def _overlaps(self, engine: Engine, copies: int, window: Window | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return, by copy and task of the untouched graph, how long it overlapped and how long it took.
+    def _overlaps(self, engine: Engine, copies: int, window: Window | None) -> tuple[np.ndarray, float]:
+        """Return how long each task of the untouched graph overlapped, by copy, and what share of transfers did.
 
-        Of kernels and transfers, that is: all others have 0.
+        Of kernels and transfers, that is: all others have 0. The share is that of copy 0.
         """
         from daydream.graph.lower import lower
         from daydream.graph.windows import key_of
@@ -181,15 +178,16 @@ class Contention:
                 start, end = simulated.start_ns, simulated.end_ns
             else:
                 start, end = engine(lowered.plan)
-            overlap, duration = (np.zeros((copies, before.size), np.int64) for _ in range(2))
+            overlap = np.zeros((copies, before.size), np.int64)
             for tasks, beside in _pairs(before, lowered):
                 covered = Coverage(start[beside], end[beside])
                 at = lowered.copy[tasks], lowered.task[tasks]
                 overlap[at] = covered.within(start[tasks], end[tasks])
-            kind = before.columns["kind"].take(lowered.task)
-            asked = np.flatnonzero((kind == KERNEL) | (kind == COLLECTIVE))
-            duration[lowered.copy[asked], lowered.task[asked]] = lowered.plan.duration_ns[asked]
-            known[key] = overlap, duration
+            program = slice(lowered.repeats.tasks)
+            first = lowered.task[program][lowered.copy[program] == 0]
+            transfers = first[before.columns["kind"][first] == COLLECTIVE]
+            lasting = int(before.columns["duration_ns"][transfers].sum())
+            known[key] = overlap, int(overlap[0, transfers].sum()) / max(lasting, 1)
         return known[key]
 
 
@@ -220,11 +218,12 @@ def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]
 
 
 def _find_pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
-    kind, lane = graph.columns["kind"][lowered.task], lowered.plan.lane
+    repeats = lowered.repeats
+    kind, lane = graph.columns["kind"][lowered.task[: repeats.tasks]], lowered.plan.lane[: repeats.tasks]
     pairs = []
     for computing, transferring in sharing(graph.lanes):
-        kernels = np.flatnonzero((kind == KERNEL) & computing[lane])
-        transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[lane])
+        kernels = repeats.all_ids(np.flatnonzero((kind == KERNEL) & computing[lane]))
+        transfers = repeats.all_ids(np.flatnonzero((kind == COLLECTIVE) & transferring[lane]))
         pairs += [(kernels, transfers), (transfers, kernels)]
     return pairs
 

@@ -224,10 +224,12 @@ def _lane_ends(timeline: Timeline) -> np.ndarray:
         return ends
     # A lane ends with its last task. What shares a plan's structure (a variant) shares this.
     if "last_on_lanes" not in plan.cache:
-        last = np.full((int(timeline.copy.max(initial=0)) + 1) * lanes, -1)
-        place = timeline.copy.astype(np.int64) * lanes + plan.lane
-        last[place] = np.arange(len(plan))  # of what is assigned to one place, the last stays
-        plan.cache["last_on_lanes"] = last.reshape(-1, lanes)
+        program = timeline.program
+        copy = timeline.copy[: program.tasks]
+        last = np.full((int(copy.max(initial=0)) + 1) * lanes, -1)
+        place = copy.astype(np.int64) * lanes + plan.lane[: program.tasks]
+        last[place] = np.arange(len(place))  # of what is assigned to one place, the last stays
+        plan.cache["last_on_lanes"] = program.ids(last).reshape(-1, lanes)
     last = plan.cache["last_on_lanes"]
     return np.where(last >= 0, timeline.end_ns[last], 0)
 

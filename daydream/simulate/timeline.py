@@ -64,6 +64,7 @@ class Timeline(NotebookFigure):
         self.graph = graph
         self.plan = lowered.plan
         self.task, self.copy = lowered.task, lowered.copy
+        self.program = lowered.repeats  # of which the other tasks are copies
         self.start_ns, self.end_ns = start_ns, end_ns
         self.repeats = repeats or {}
         self.overlaps_settled = overlaps_settled
