@@ -8,7 +8,7 @@ import numpy as np
 
 from daydream.graph.cached_graph import INT64, need, need_range
 from daydream.graph.layout import Repeats
-from daydream.graph.lower import Lowered, costs, lower
+from daydream.graph.lower import Lowered
 from daydream.graph.plan import Cause, Plan
 from daydream.graph.windows import key_of
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 PLAN = "plan."  # begins the names of its arrays
 
-TASKS = {"task": INT64, "copy": np.dtype(np.int32), "release_ns": INT64}  # of the program
+TASKS = {
+    "task": INT64, "copy": np.dtype(np.int32), "duration_ns": INT64, "gap_ns": INT64, "release_ns": INT64,
+}  # fmt: skip
 EDGES = {
     "src": np.dtype(np.int32), "dst": INT64, "latency_ns": INT64, "from_start": np.dtype(bool),
     "cause": np.dtype(np.int8),
@@ -32,19 +34,16 @@ REPEATS = {"repeats": INT64}  # its fields
 def plan_arrays(graph: Graph, copies: int, window: Window | None) -> dict[str, np.ndarray]:
     """Return what is kept of a graph as it was lowered last. Raises `KeyError` if it was not lowered so."""
     lowered = graph._lowered[_key(graph, copies, window)]
-    plan, repeats = lowered.plan, lowered.repeats
+    plan = lowered.plan
     if plan.scheduled:
         raise KeyError("a lane has a policy")
-    if lower(graph, copies, window) is not lowered:
-        raise KeyError("durations are others now")
-    program = slice(repeats.tasks)
     arrays = {
-        "task": np.asarray(lowered.task[program], np.int64), "copy": lowered.copy[program],
-        "release_ns": plan.release_ns[program],
+        "task": np.asarray(lowered.task, np.int64), "copy": lowered.copy, "duration_ns": plan.duration_ns,
+        "gap_ns": plan.gap_ns, "release_ns": plan.release_ns,
         "src": plan.edge_src, "dst": plan.edge_dst, "latency_ns": plan.edge_latency_ns,
         "from_start": plan.edge_from_start, "cause": plan.edge_cause,
         "end": lowered.seams[0], "leading": lowered.seams[1],
-        "repeats": np.array([repeats.ahead, repeats.block, repeats.copies]),
+        "repeats": np.array([lowered.repeats.ahead, lowered.repeats.block, lowered.repeats.copies]),
     }  # fmt: skip
     return {PLAN + name: array for name, array in arrays.items()}
 
@@ -61,26 +60,19 @@ def cached_plan(
     for columns, dtypes in zip(parts, kinds, strict=True):
         need(columns, dtypes)
     tasks, edges, seams, given = parts
+    repeats = Repeats(*given["repeats"].tolist())
+    if min(repeats.ahead, repeats.block, repeats.copies - 1) < 0 or len(repeats) != len(tasks["task"]):
+        raise ValueError("a window that is not that of the plan")
     need_range(tasks["task"], 0, len(graph) - 1)
     need_range(tasks["copy"], 0, copies - 1)
     need_range(edges["cause"], 0, max(Cause))
-    repeats = Repeats(*given["repeats"].tolist())
-    if min(repeats.ahead, repeats.block) < 0 or repeats.tasks != len(tasks["task"]):
-        raise ValueError("the window is not in the program")
-    if repeats.copies not in (1, copies):
-        raise ValueError("the window is repeated more or less often")
-    task = repeats.of_tasks(tasks["task"])
     for ends in seams.values():
-        need_range(ends, 0, len(task) - 1)
-    release = np.zeros(len(task), np.int64)  # none in further copies of the window
-    release[: repeats.tasks] = tasks["release_ns"]
+        need_range(ends, 0, len(tasks["task"]) - 1)
     plan = Plan.from_edges(
-        repeats.of_tasks(graph.columns["lane"][tasks["task"]]),
-        *costs(graph, tasks["task"], repeats, (seams["end"], seams["leading"])), release,
+        graph.columns["lane"][tasks["task"]], tasks["duration_ns"], tasks["gap_ns"], tasks["release_ns"],
         edges["src"], edges["dst"], edges["latency_ns"], edges["from_start"], edges["cause"],
     )  # fmt: skip
-    copy = repeats.numbers() if repeats.copies > 1 else tasks["copy"]
-    lowered = Lowered(plan, task, copy, (seams["end"], seams["leading"]), repeats)
+    lowered = Lowered(plan, tasks["task"], tasks["copy"], (seams["end"], seams["leading"]), repeats)
     graph._lowered[_key(graph, copies, window)] = lowered
     return lowered
 

@@ -33,6 +33,10 @@ class Repeats:
     block: int
     copies: int
 
+    def __len__(self) -> int:
+        """Return how many tasks the plan has."""
+        return self.ahead + self.copies * self.block
+
     @property
     def tasks(self) -> int:
         """How many tasks the program has: the first of the plan."""
@@ -46,7 +50,7 @@ class Repeats:
 
     def numbers(self) -> np.ndarray:
         """Return which copy each task of the plan is in: int32; 0 also ahead of the window."""
-        found = np.zeros(self.ahead + self.copies * self.block, np.int32)
+        found = np.zeros(len(self), np.int32)
         for copy in range(1, self.copies):  # zeros that are not written to take no memory
             found[self.ahead + copy * self.block :][: self.block] = copy
         return found

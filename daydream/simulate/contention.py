@@ -162,9 +162,9 @@ class Contention:
         return held
 
     def _overlaps(self, engine: Engine, copies: int, window: Window | None) -> tuple[np.ndarray, float]:
-        """Return how long each task of the untouched graph overlapped, by copy, and what share of transfers did.
+        """Return how long each task of the untouched graph overlaps, by copy, and the share of the transfers.
 
-        Of kernels and transfers, that is: all others have 0. The share is that of copy 0.
+        Of kernels and transfers, that is: all others have 0. The share is of the time of copy 0.
         """
         from daydream.graph.lower import lower
         from daydream.graph.windows import key_of
