@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daydream.costs.device.roofline import names_fit
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.query.calls import call_rows
@@ -132,12 +133,7 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
 
 def no_dispatch(tasks: Selection) -> Selection:
     """Return those CPU tasks that no replay takes away: long pieces of a call, allocations, set-up."""
-    texts = tasks.graph.texts["name"]
-    names, which = np.unique(tasks.graph.columns["name"][tasks.ids], return_inverse=True)
-    allocates = np.array([bool(MAY_SYNC.search(texts[code])) for code in names.tolist()], bool)
-    stays = tasks.duration_ns > DISPATCH_NS
-    if len(tasks):
-        stays = stays | allocates[which.reshape(-1)]
+    stays = (tasks.duration_ns > DISPATCH_NS) | names_fit(tasks, MAY_SYNC.search)
     return tasks.of(tasks.ids[stays], "CPU work other than dispatch")
 
 

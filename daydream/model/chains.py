@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.device.bandwidth import memory_bandwidth
 from daydream.costs.device.call_scaling import NO_WORK
 from daydream.costs.kernels import floor_ns, work
@@ -279,7 +280,7 @@ def _works(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     parent = np.asarray(trace["parent"], np.int64)
     above = np.zeros(len(trace), bool)
     up = parent[working]
-    while len(up := np.unique(up[up >= 0])):
+    while len(up := unique(up[up >= 0])):
         up = up[~above[up]]
         above[up] = True
         up = parent[up]

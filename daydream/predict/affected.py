@@ -11,6 +11,7 @@ import numpy as np
 
 from daydream.graph.columns import Columns
 from daydream.graph.plan import stable_order
+from daydream.graph.query.numbering import distinct
 from daydream.graph.tables import COLLECTIVE, CPU, MEMCPY
 from daydream.predict.uncertainty import MODEL_ERROR
 
@@ -179,7 +180,7 @@ class Edits:
         if gone.any():
             before = _alive_before(self.after, self.ids[gone])
             there = before >= 0
-            tasks, place = np.unique(before[there], return_inverse=True)
+            tasks, place = distinct(before[there])
             gap = gap.copy()
             gap[tasks] += np.rint(np.bincount(place, more[gone][there], len(tasks))).astype(np.int64)
         return _retimed(self.after, duration, gap)

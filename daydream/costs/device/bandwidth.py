@@ -12,6 +12,7 @@ from daydream.costs.devices import device_of
 from daydream.costs.kernels import floor_ns, recorded_duration_ns, work_of_rows
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.graph.query.numbering import distinct
 from daydream.graph.query.readings import reading
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU
@@ -125,8 +126,8 @@ def _streaming(tasks: Selection) -> tuple[np.ndarray, np.ndarray]:
     graph = tasks.graph
     if graph.trace is None:
         return np.empty(0, np.int64), np.empty(0)
-    rows, which = np.unique(graph.columns["row"][tasks.ids], return_inverse=True)
-    duration = np.bincount(which.reshape(-1), recorded_duration_ns(tasks), len(rows))
+    rows, which = distinct(graph.columns["row"][tasks.ids])
+    duration = np.bincount(which, recorded_duration_ns(tasks), len(rows))
     amounts = work_of_rows(graph.trace, rows)
     streaming = amounts.is_of(*STREAMING)
     return amounts.nbytes[streaming], duration[streaming]
