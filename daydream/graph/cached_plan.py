@@ -61,7 +61,8 @@ def cached_plan(
         need(columns, dtypes)
     tasks, edges, seams, given = parts
     repeats = Repeats(*given["repeats"].tolist())
-    if min(repeats.ahead, repeats.block, repeats.copies - 1) < 0 or len(repeats) != len(tasks["task"]):
+    fits = min(repeats.ahead, repeats.block, repeats.copies - 1) >= 0 and len(repeats) == len(tasks["task"])
+    if not fits or (repeats.copies > 1 and not np.array_equal(repeats.numbers(), tasks["copy"])):
         raise ValueError("a window that is not that of the plan")
     need_range(tasks["task"], 0, len(graph) - 1)
     need_range(tasks["copy"], 0, copies - 1)

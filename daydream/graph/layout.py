@@ -1,9 +1,9 @@
 """The layout of a plan: the program's tasks in their order, and how a window of them is repeated.
 
-    plan ids   0 ..           | ahead ..        | ahead + block ..  | ...
-    tasks      before the window | window, copy 0 | the same, copy 1  | ...
+    plan ids   0 ...             | ahead ...       | ahead + block ... |
+    tasks      before the window | window, copy 0  | window, copy 1    | ...
 
-What a task's place in the program says is looked up there; in the copies it is the same, further on.
+Places are those in the program, which ends with copy 0: what is looked up there stands for all copies.
 """
 
 from __future__ import annotations

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from daydream import load, replay
+from daydream.graph.cached_plan import cached_plan, plan_arrays
 from daydream.graph.layout import Repeats
+from daydream.graph.lower import lower
+from daydream.simulate.steady import repeatable
 
 TWO_AND_THREE = Repeats(ahead=2, block=3, copies=3)  # ids 0 1 | 2 3 4 | 5 6 7 | 8 9 10
 
@@ -40,3 +45,23 @@ def test_a_program_that_is_not_repeated_is_the_plan():
     assert once.all_ids(values).tolist() == [0, 1, 2]
     assert once.ids(np.array([2, -1])).tolist() == [[2, -1]]
     assert once.numbers().tolist() == [0, 0, 0]
+
+
+def test_a_kept_plan_whose_window_is_another_one_is_refused():
+    graph = replay(load("examples/synthetic_gpt_gpu.json.gz")).graph
+    window = repeatable(graph)
+    lowered = lower(graph, 2, window)
+    arrays = plan_arrays(graph, 2, window)
+    again = cached_plan(graph.copy(), 2, window, arrays)
+    assert again.repeats == lowered.repeats
+
+    ahead, block, copies = arrays["plan.repeats"].tolist()
+    assert copies == 2
+    for other in (
+        (ahead + 2, block - 1, 2),
+        (ahead - block, block, 3),
+        (ahead, block, 1),
+        (-block, block, 3),
+    ):
+        with pytest.raises(ValueError, match="window"):
+            cached_plan(graph.copy(), 2, window, {**arrays, "plan.repeats": np.array(other)})
