@@ -123,7 +123,7 @@ def _releases(graph: Graph, layout: Layout, tasks: int) -> np.ndarray:
     now where edits removed that one, or put others before it.
     """
     columns = graph.columns
-    held = np.flatnonzero(columns["release_ns"])
+    held = np.flatnonzero(columns["release_ns"] != 0)
     release = columns["release_ns"][held]
     recorded = release == columns["measured_start_ns"][held]  # a user's own release is of its task
     begins = (release > 0) & recorded & (columns["kind"][held] == CPU)
