@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from daydream import Graph, GraphError, NotApplicableError
+from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import in_place, replace_cost
 from daydream.memory import Allocations, KeptCalls, kept_calls, renumber
 from daydream.model import backward_chains
@@ -61,8 +61,20 @@ def replace(
     called = graph.select(on=on, phase=("forward", "loss"), layer=layer)
     called = called if op is None else called.where(within=op)
     called.need(f"work of operators {op or '*'!r} in layers {layer or '*'!r}")
-    nodes = backward_chains(called.group_by("step")).tasks if graph.trace is not None else called
+    nodes = _nodes(graph, called, op, layer) if graph.trace is not None else called
     replace_cost(graph, called | nodes, factor)
+
+
+def _nodes(graph: Graph, called: Selection, op: str | None, layer: str | None) -> Selection:
+    """Return the backward work of calls; in compiled code, one node for all calls, that of the layers."""
+    try:
+        return backward_chains(called.group_by("step")).tasks
+    except NotApplicableError:
+        on = "gpu" if len(graph.select(on="gpu")) else "cpu"
+        of_layers = graph.select(on=on, phase="backward", layer=layer)
+        if op is not None or not len(of_layers):
+            raise
+        return of_layers
 
 
 def memory(

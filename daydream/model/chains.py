@@ -32,6 +32,7 @@ REDUCTIONS = ("reduction", "softmax", "normalization")
 CAST = r"^aten::(to|_to_copy)$"
 OTHER = "."  # letter of work that no word names
 BETWEEN = "\n"  # no pattern matches across lanes and steps
+NEARLY_ALL = 0.95  # of a function's forward work: then its one node is that work's
 
 
 def work_tasks(graph: Graph) -> Selection:
@@ -111,6 +112,10 @@ def backward_chains(chains: Groups) -> Groups:
     """Return the work of the autograd nodes of each chain's calls, a group a chain that has any.
 
     The key of a group is that of its chain. Empty where the trace has no sequence numbers.
+
+    Raises:
+        NotApplicableError: the calls are part of a compiled call or a custom function, which has one node for
+            all that is in it.
     """
     graph = chains.tasks.graph
     trace = graph.trace
@@ -118,21 +123,58 @@ def backward_chains(chains: Groups) -> Groups:
     rank, sequence = np.asarray(trace["rank"], np.int64), np.asarray(trace["sequence"], np.int64)
     parent = np.asarray(trace["parent"], np.int64)
     is_node = _is_node(graph)
+    work = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)
-    chain_of: dict[tuple[int, int], int] = {}
-    up = graph.columns["row"][chains.by_group.ids].astype(np.int64)
+    up = graph.columns["row"][work.ids].astype(np.int64)
+    found_rows, found_places = [], []
     while (climbing := (up >= 0) & ~is_node[up]).any():  # a node around it is not its own: it recomputes
         known = np.flatnonzero(climbing & (sequence[up] >= 0))
-        keys = zip(rank[up[known]].tolist(), sequence[up[known]].tolist(), strict=True)
-        chain_of.update(zip(keys, number[known].tolist(), strict=True))
+        found_rows.append(up[known])
+        found_places.append(known)
         up = np.where(climbing, parent[up], -1)
+    rows, places = (np.concatenate([np.zeros(0, np.int64), *each]) for each in (found_rows, found_places))
+    own = _has_own_node(graph, rows, number[places], work.duration_ns[places])
+    keys = list(zip(rank[rows].tolist(), sequence[rows].tolist(), strict=True))
+    chain_of = {
+        key: chain for key, chain, is_own in zip(keys, number[places].tolist(), own, strict=True) if is_own
+    }
     tasks = work_tasks(graph)
     node = _innermost(graph, tasks.ids)
     there = np.flatnonzero((node >= 0) & is_node[node])
-    keys = zip(rank[node[there]].tolist(), sequence[node[there]].tolist(), strict=True)
+    of_node = list(zip(rank[node[there]].tolist(), sequence[node[there]].tolist(), strict=True))
+    shared = set(of_node)
+    unknown = {place for key, place, is_own in zip(keys, places.tolist(), own, strict=True)
+               if not is_own and key in shared}  # fmt: skip
+    if unknown - set(places[own].tolist()):
+        raise NotApplicableError(
+            "the backward pass of these calls is part of one node, of a compiled call or custom function "
+            "with others in it: which of it is theirs is not recorded"
+        )
     found = np.full(len(tasks), -1)
-    found[there] = [chain_of.get(key, -1) for key in keys]
+    found[there] = [chain_of.get(key, -1) for key in of_node]
     return Groups(tasks, found, chains.keys)
+
+
+def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndarray) -> np.ndarray:
+    """Tell whether the node that each row makes is of its chain alone: bool, an entry a row.
+
+    That of a library's operator is. A compiled call or another `autograd.Function` is one node for all
+    the operators in it: it is the chain's if nearly all of that work, `ns` of it from each task below, is.
+    """
+    trace = graph.trace
+    assert trace is not None  # noqa: S101 - chains are found in a trace
+    whole = np.array(["::" not in text for text in trace.text("name")])[trace["name"][rows]]
+    if not whole.any():
+        return ~whole
+    parent, total = np.asarray(trace["parent"], np.int64), np.zeros(len(trace))
+    tasks = work_tasks(graph).where(lambda each: each.kind != "collective")  # what it waits for is no work
+    up = graph.columns["row"][tasks.ids].astype(np.int64)
+    while (there := up >= 0).any():
+        np.add.at(total, up[there], tasks.duration_ns[there])
+        up = np.where(there, parent[up], -1)
+    _, which = np.unique(np.stack([rows, chain]), axis=1, return_inverse=True)
+    together = np.bincount(which.reshape(-1), ns)[which.reshape(-1)]
+    return ~whole | (together >= NEARLY_ALL * total[rows])
 
 
 def one_pass_ns(graph: Graph, chains: Groups, tensors: int) -> np.ndarray:

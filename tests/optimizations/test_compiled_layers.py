@@ -1,0 +1,55 @@
+"""Layers of what runs as a whole, a compiled call or a replay of a graph: what is known of which, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from daydream.optimizations.replace import replace
+from recorded import Program
+
+from daydream import Graph, NotApplicableError
+
+
+def whole_call(function: str = "CompiledFunction", *, layers: bool = True) -> Graph:
+    """A norm and an MLP as one call of 10 and 30 ns, whose one node takes 20 and 60 ns."""
+    program = Program()
+    for name, phase, times in (
+        (function, "forward", {"norm": 10, "mlp": 30}),
+        (f"{function}Backward", "backward", {"mlp": 60, "norm": 20}),
+    ):
+        with program.range(name, "operator", phase=phase, sequence=5):
+            for layer, time in times.items():
+                of_layer = layer if layers or phase == "forward" else None
+                program.op(f"aten::{layer}", phase, (f"{layer} {phase}", time), layer=of_layer)
+    return program.graph()
+
+
+def kernels(graph: Graph) -> dict[str, int]:
+    found = graph.select(kind="kernel")
+    return dict(zip(found.name.tolist(), found.duration_ns.tolist(), strict=True))
+
+
+def test_a_layer_of_a_compiled_call_takes_its_own_backward_work_along_and_no_other():
+    graph = whole_call()
+    replace(graph, layer="norm", factor=0.5)
+    assert kernels(graph) == {"norm forward": 5, "mlp forward": 30, "mlp backward": 60, "norm backward": 10}
+
+
+def test_a_call_takes_the_node_along_where_all_of_it_is_replaced():
+    graph = whole_call(layers=False)
+    replace(graph, layer="*", factor=0.5)
+    assert kernels(graph) == {"norm forward": 5, "mlp forward": 15, "mlp backward": 30, "norm backward": 10}
+
+
+@pytest.mark.parametrize("function", ["CompiledFunction", "MyFunction"])
+def test_which_part_of_the_node_of_a_whole_call_is_an_operators_is_not_known(function):
+    with pytest.raises(NotApplicableError, match="which of it is theirs is not recorded"):
+        replace(whole_call(function), op="^aten::norm$", factor=0.5)
+    with pytest.raises(NotApplicableError, match="which of it is theirs is not recorded"):
+        replace(whole_call(function, layers=False), layer="norm", factor=0.5)
+
+
+def test_an_operator_of_a_library_is_one_operation_whatever_kernels_it_calls():
+    # aten::convolution has one derivative, also where the choice leaves out the bias that it adds
+    graph = whole_call("aten::whole")
+    replace(graph, op="^aten::norm$", factor=0.5)
+    assert kernels(graph) == {"norm forward": 5, "mlp forward": 30, "mlp backward": 30, "norm backward": 10}
