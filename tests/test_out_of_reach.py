@@ -1,4 +1,4 @@
-"""What a change cannot reach: work inside replays of graphs, starts held to the recording. Times in us."""
+"""What a change may not reach: work in replays, or of layers nobody knows; held starts. Times in us."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from graph.small_traces import call, kernel, launched, op, trace
 import daydream
 from daydream import Graph, Replay
 from daydream.graph.query.device import in_replays
+from daydream.report.text.overview import Overview
 from daydream.report.text.results import likely_text
 
 
@@ -66,3 +67,66 @@ def test_a_step_that_hardly_waits_for_them_does_not():
     answer = daydream.whatif(decoding(), "scale", on="gpu", factor=0.5)
     assert answer.held is None
     assert "cannot move" not in likely_text(answer)
+
+
+def model(call_of: str, *, unplaced: float) -> Replay:
+    #  stream 7  |a 10 to 110, blocks.0|b, GPT|c 100, head|: a call runs a and b, and c is another's
+    end = 110 + unplaced
+    inside = {"op": op("CompiledFunction", 0, 20, layer="GPT", phase="forward")}.get(call_of, [])
+    launches = [launched("a", 1, 10, 110, 1, phase="forward", layer="blocks.0"),
+                launched("b", 7, 110, end, 2, phase="forward", layer="GPT")]  # fmt: skip
+    if call_of == "graph":
+        inside = call("cudaGraphLaunch", 1, 12, 1, layer="GPT", phase="forward")
+        nodes = [("a", 10, 110, "blocks.0"), ("b", 110, end, "GPT")]
+        launches = [kernel(*rest, 1, phase="forward", layer=layer) for *rest, layer in nodes]
+    own = [op("aten::relu", 21, 30, layer="head", phase="forward")]
+    own += launched("c", 22, end, end + 100, 3, phase="forward", layer="head")
+    return one_step(inside, launches, own, op("end", end + 98, end + 105), end=end + 105)
+
+
+def without_blocks(graph: Graph) -> None:
+    graph.select().group_by(block="blocks.*").tasks.remove()
+
+
+@pytest.mark.parametrize(("call_of", "what"), [("op", "compiled calls"), ("graph", "CUDA graphs")])
+def test_layers_of_which_much_may_be_in_work_of_the_whole_model_are_no_answer(call_of, what):
+    recorded = model(call_of, unplaced=60)
+    for answer in (
+        daydream.whatif(recorded, "scale", layer="blocks.*", factor=0.5),
+        daydream.whatif(recorded, "add-layers", count=1, layers="blocks.*"),
+        daydream.whatif(recorded, without_blocks),
+    ):
+        assert answer.predicted_ns is None
+        assert f"0.06 of 0.26 ms of device work per step are known only as part of {what}" in answer.reason
+
+
+def test_little_of_that_counts_as_unknown_by_how_much_the_layers_change():
+    answer = daydream.whatif(model("op", unplaced=10), "scale", layer="blocks.*", factor=0.25)
+    assert answer.reason is None
+    assert answer.unplaced.unknown_ns == 0.75 * 10_000
+    assert answer.uncertainty.unknown >= 7_500
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"layer": "head"}, {"layer": "*"}, {"layer": "GPT"}, {"name": "a"}, {"layer": "blocks.*", "name": "a"}],
+)
+def test_other_layers_and_changes_by_something_else_are_told(words):
+    answer = daydream.whatif(model("op", unplaced=60), "scale", factor=0.5, **words)
+    assert answer.unplaced is None
+
+
+def test_what_a_model_does_itself_without_compilation_is_its_own():
+    answer = daydream.whatif(model("nothing", unplaced=60), "scale", layer="blocks.*", factor=0.5)
+    assert answer.unplaced is None
+    assert answer.reason is None
+
+
+def test_info_says_how_much_is_known_of_the_whole_model_only():
+    for call_of, said in (
+        ("graph", ("partly", "known for 77 % of the kernel time; 23 % only as part of CUDA graphs")),
+        ("nothing", ("yes", "known for 100 % of the kernel time")),
+    ):
+        recorded = model(call_of, unplaced=60)
+        found = Overview(recorded.graph.trace, recorded.graph, recorded)
+        assert found.verdicts()["by layer"] == said

@@ -105,6 +105,9 @@ class Graph(NotebookTables):
         self.modelled: list[np.ndarray] = []  # ids of tasks whose time an edit set: what a model says
         self.doubted: list[tuple[np.ndarray, np.ndarray]] = []  # ids, and how far such a time may be off
         self.resized: list[Resizing] = []  # what made the recorded work more
+        self.layers_asked: dict[tuple[Any, ...], None] | None = (
+            None  # words of selections in copies, see `copy`
+        )
         self.recorded_ns: np.ndarray | None = None  # durations before the first edit of any; copies share it
         self._codes: dict[str, dict[str, int]] = {}
         self._lane_ids: dict[str, int] = {}
@@ -160,7 +163,10 @@ class Graph(NotebookTables):
         return Selection(self, np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64))
 
     def copy(self) -> Graph:
-        """Return an independent copy; the trace behind it is shared."""
+        """Return an independent copy; the trace behind it is shared.
+
+        A copy is to be changed, so it notes by which layers its tasks are chosen: `layers_asked`.
+        """
         twin = copy.copy(self)
         twin.columns = self.columns.copy()
         twin.overrides = {name: column.copy() for name, column in self.overrides.items()}
@@ -177,6 +183,7 @@ class Graph(NotebookTables):
         twin.modelled = list(self.modelled)
         twin.doubted = list(self.doubted)
         twin.resized = list(self.resized)
+        twin.layers_asked = dict(self.layers_asked or {})
         twin._codes = {}
         twin._lane_ids = dict(self._lane_ids)
         return twin  # what was derived is shared until one of the two is edited: see `touch`

@@ -13,6 +13,7 @@ from daydream.graph.groups import Groups
 from daydream.graph.query.blocks import block_of_layers
 from daydream.graph.query.calls import instances
 from daydream.graph.query.columns import coded, is_text, read_column
+from daydream.graph.query.matching import note_layers
 from daydream.graph.query.numbering import distinct, distinct_rows
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def group_by(
         numbers.append(np.where(calls >= 0, number, -1))
         keys.append(values.tolist())
     if block is not None:
+        note_layers(graph, {"block": block})
         by_layer, blocks = block_of_layers(graph, block)
         numbers.append(by_layer[graph.columns["layer"][ids]])
         keys.append(blocks)

@@ -22,7 +22,7 @@ from daydream.graph.groups import Groups
 from daydream.graph.query.calls import operators
 from daydream.graph.query.columns import read_column
 from daydream.graph.query.expression import SHOWN, passes
-from daydream.graph.query.matching import matching, no_match
+from daydream.graph.query.matching import matching, no_match, note_layers
 from daydream.graph.query.program_order import among, in_program_order
 
 if TYPE_CHECKING:
@@ -315,6 +315,7 @@ class Selection(NotebookTables):
 
 def select(graph: Graph, ids: np.ndarray, where: dict[str, Any], words: str = "") -> Selection:
     """Return those of `ids` that match every word of `where` (words with value None are left out)."""
+    note_layers(graph, where)
     mask, said = matching(graph, ids, where)
     return Selection(graph, ids[mask], ", ".join([words, *said] if words else said))
 
@@ -327,6 +328,7 @@ def select_all(graph: Graph, where: dict[str, Any]) -> Selection:
     words = tuple(where.items())
     if not all(name in KEPT and _is_text(wanted) for name, wanted in words):
         return select(graph, graph.ids, where)
+    note_layers(graph, where)
     known = graph._derived.setdefault("selected", {})
     if words not in known:
         found = select(graph, graph.ids, where)

@@ -27,6 +27,7 @@ from daydream.predict.recording import counts_in, cpu_share, may_count
 from daydream.predict.replay import Replay
 from daydream.predict.replayed_work import LeftOut, left_in_replays
 from daydream.predict.uncertainty import Uncertainty, uncertainty_of, why_unpredictable
+from daydream.predict.unplaced_work import UnplacedWork, unplaced_work
 from daydream.simulate.causes import Bound
 from daydream.simulate.pinned import held_text
 from daydream.simulate.steady import Settled, need_steps, settle
@@ -114,8 +115,11 @@ class Prediction(NotebookFigure):
         """Why the step after the change cannot be predicted from this trace; None if it can.
 
         It cannot where the range reaches from next to nothing to the step as it is, or beyond. How steps vary
-        does not count: it is common to both sides.
+        does not count: it is common to both sides. Nor can it where layers were chosen, and much work may
+        be theirs or not.
         """
+        if self.unplaced is not None and self.unplaced.is_much:
+            return str(self.unplaced)
         return why_unpredictable(self)
 
     def step_of(self, settled: Settled) -> int:
@@ -159,6 +163,11 @@ class Prediction(NotebookFigure):
     def left_out(self) -> LeftOut | None:
         """What the change leaves as it is because replays of CUDA graphs run it; None if that is little."""
         return left_in_replays(self)
+
+    @cached_property
+    def unplaced(self) -> UnplacedWork | None:
+        """What may be of the layers that were chosen, or of others; None where that is told apart."""
+        return unplaced_work(self)
 
     @property
     def held(self) -> str | None:

@@ -20,10 +20,10 @@ independent, so the range is the root of the sum of their squares:
   much may be wrong (`RECORDING_ERROR`). The step as recorded may be off by all of it, where the change
   makes it wait for the CPU more, or less.
 - *unknown*: delays without a known cause, CPU time that may be a wait, device work that was not recorded or
-  that a change cannot reach (inside replays of CUDA graphs, held to a recorded start), and stream waits
-  that could not be resolved. What they do after the change is not known; at most they eat up what it
-  moves. Where the change makes unrecorded device work longer, what it adds is as unknown;
-  so is what it takes off calls that start up the driver, in the only step.
+  that a change may not reach (inside replays of CUDA graphs, of no known layer, held to a recorded start),
+  and stream waits that could not be resolved. What they do after the change is not known; at most they eat
+  up what it moves. Where the change makes unrecorded device work longer, what it adds is as unknown; so is
+  what it takes off calls that start up the driver, in the only step.
 - *waiting*: what transfers took may have been waiting for ranks that were not recorded, which no network
   changes. The step may be longer by that than with a better one, shorter than with a worse one, below 0.
 
@@ -206,9 +206,10 @@ def _uncertainty(comparison: Prediction, model: float, rerun: float = 0.0) -> Un
 
 
 def _out_of_reach_ns(comparison: Prediction) -> float:
-    """Return how far what the change cannot reach may carry the step: work in replays, recorded starts."""
+    """Return how far what the change may not reach carries the step: in replays, of no layer, held."""
     left, held = comparison.left_out, comparison.replay.held_ns
     out = 0.0 if left is None else left.unknown_ns
+    out += 0.0 if comparison.unplaced is None else comparison.unplaced.unknown_ns
     if comparison.held is not None:
         out += min(held, comparison.affected.together)
     return float(min(out, comparison.replayed_ns))

@@ -48,6 +48,14 @@ def matching(graph: Graph, ids: np.ndarray, where: dict[str, Any]) -> tuple[np.n
     return mask, said
 
 
+def note_layers(graph: Graph, where: dict[str, Any]) -> None:
+    """Note on a copy of a graph by which layers (or blocks) its tasks are chosen, with the other texts."""
+    if graph.layers_asked is not None and (where.get("layer") or where.get("block")):
+        words = {name: (wanted,) if isinstance(wanted, str) else wanted for name, wanted in where.items()}
+        texts = {name: tuple(wanted) for name, wanted in words.items() if isinstance(wanted, Sequence)}
+        graph.layers_asked[tuple(sorted(texts.items()))] = None
+
+
 def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarray:
     if name == "on":
         if wanted not in ("cpu", "gpu"):

@@ -18,6 +18,8 @@ from daydream.graph.query.device import device_work
 from daydream.graph.tables import KERNEL
 from daydream.memory.recorded import recorded_memory
 from daydream.predict.recorded_time import recorded_time
+from daydream.predict.replayed_work import MUCH
+from daydream.predict.unplaced_work import known_as_a_whole
 from daydream.simulate.path_causes import has_cpu
 from daydream.trace.schema import DEVICE_KINDS, PHASES
 from daydream.trace.typical_run import typical_run
@@ -91,7 +93,8 @@ class Overview:
     def known(self) -> dict[str, float]:
         """Return the share of the work's time with a known phase, layer, op and type.
 
-        A phase is known by evidence only: a range, the thread that launches, a kernel's name.
+        A phase is known by evidence only: a range, the thread that launches, a kernel's name. A layer is
+        not where a replay or a compiled call runs many, and only the call's is recorded.
         """
         columns, tasks = self.graph.columns, self.work
         time = columns["duration_ns"][tasks].astype(np.float64)
@@ -99,11 +102,20 @@ class Overview:
         shares = {}
         for name in ("phase", "layer", "op"):
             shares[name] = float(time[columns[name][tasks] >= 0].sum()) / whole
+        shares["layer"] -= self.as_a_whole[0]
         shares["phase"] *= 1 - float(self.trace.metadata.get("phases_assumed", 0.0))
         rows = np.maximum(columns["row"][tasks], 0)
         typed = np.asarray(self.trace["dtype"])[rows] >= 0 if len(self.trace) else np.zeros(len(tasks), bool)
         shares["dtype"] = float(time[typed].sum()) / whole
         return shares
+
+    @cached_property
+    def as_a_whole(self) -> tuple[float, str]:
+        """The share of the work's time that is known only as part of calls of many layers, and of which."""
+        mask, where = known_as_a_whole(self.graph)
+        time = self.graph.columns["duration_ns"][self.work].astype(np.float64)
+        named = mask[self.work] & (self.graph.columns["layer"][self.work] >= 0)
+        return float(time[named].sum()) / (float(time.sum()) or 1.0), where
 
     def phase_shares(self) -> dict[str, float]:
         """Return the share of each phase in the work's time."""
@@ -162,6 +174,13 @@ class Overview:
             share = known[name]
             answer = "yes" if share >= ENOUGH_KNOWN else "partly" if share >= SOME_KNOWN else "no"
             said = f"known for {100 * share:.0f} % of the {self.time_of}" if share >= SOME_KNOWN else why
+            whole, where = self.as_a_whole if name == "layer" else (0.0, "")
+            if whole > MUCH:
+                answer = "partly"
+                said = (
+                    f"known for {100 * share:.0f} % of the {self.time_of}; "
+                    f"{100 * whole:.0f} % only as part of {where}"
+                )
             verdicts[f"by {name}"] = (answer, said)
         return verdicts
 
