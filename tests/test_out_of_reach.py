@@ -48,6 +48,15 @@ def test_a_change_that_reaches_replays_or_no_device_work_says_nothing():
     assert cpu.to_json()["left_in_replays_ns"] is None
 
 
+def test_a_change_of_transfers_leaves_no_kernels_out():
+    nodes = [kernel("a", 41, 101, 2, phase="forward")]
+    transfer = launched("ncclKernel", 0, 10, 40, 1, kind="collective", phase="forward")
+    replay = one_step(transfer, call("cudaGraphLaunch", 6, 12, 2), nodes, op("end", 160, 165), end=165.0)
+    answer = daydream.whatif(replay, "scale", kind="collective", factor=0.5)
+    assert answer.affected.transfers > 0
+    assert answer.left_out is None
+
+
 def waiting(begin: float):
     #  another thread was at work before the recording: what it launches at `begin` ends the step
     rows = [launched("a", 0, 10, 20, 1), launched("b", begin, begin + 10, begin + 20, 2, tid=2)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daydream.graph.query.device import GRAPH_LAUNCH, device_work, in_replays
+from daydream.graph.tables import COLLECTIVE
 
 if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
@@ -55,13 +56,14 @@ def left_in_replays(comparison: Prediction) -> LeftOut | None:
     device = before.tasks(np.flatnonzero(counts))
     replayed = np.zeros(size, bool)
     replayed[in_replays(device).ids] = True
-    affected = counts & ~replayed & (was != now[:size])
+    calculates = after.columns["kind"] != COLLECTIVE  # a change of transfers leaves no kernels out
+    affected = counts & ~replayed & (was != now[:size]) & calculates[:size]
     if not replayed.any() or not affected.any():
         return None
     phase = before.columns["phase"]
     left = replayed & (was == now[:size]) & np.isin(phase, phase[affected])
     inserted = np.arange(after.size) >= size
-    inserted &= after.alive & device_work(after) & covered[after.columns["step"]]
+    inserted &= after.alive & device_work(after) & covered[after.columns["step"]] & calculates
     steps = max(int(covered.sum()), 1)
     if was[left].sum() <= MUCH * was[counts].sum():
         return None
