@@ -56,6 +56,11 @@ def test_a_change_of_transfers_leaves_no_kernels_out():
     assert answer.affected.transfers > 0
     assert answer.left_out is None
 
+    def compressed(graph: Graph) -> None:
+        graph.select(kind="collective").set(kind="kernel", duration_ns=10_000)
+
+    assert daydream.whatif(replay, compressed).left_out is None
+
 
 def waiting(begin: float):
     #  another thread was at work before the recording: what it launches at `begin` ends the step

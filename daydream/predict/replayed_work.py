@@ -56,14 +56,15 @@ def left_in_replays(comparison: Prediction) -> LeftOut | None:
     device = before.tasks(np.flatnonzero(counts))
     replayed = np.zeros(size, bool)
     replayed[in_replays(device).ids] = True
-    calculates = after.columns["kind"] != COLLECTIVE  # a change of transfers leaves no kernels out
-    affected = counts & ~replayed & (was != now[:size]) & calculates[:size]
+    calculates = before.columns["kind"] != COLLECTIVE  # a change of transfers leaves no kernels out
+    affected = counts & ~replayed & (was != now[:size]) & calculates
     if not replayed.any() or not affected.any():
         return None
     phase = before.columns["phase"]
     left = replayed & (was == now[:size]) & np.isin(phase, phase[affected])
     inserted = np.arange(after.size) >= size
-    inserted &= after.alive & device_work(after) & covered[after.columns["step"]] & calculates
+    inserted &= after.alive & device_work(after) & covered[after.columns["step"]]
+    inserted &= after.columns["kind"] != COLLECTIVE
     steps = max(int(covered.sum()), 1)
     if was[left].sum() <= MUCH * was[counts].sum():
         return None
