@@ -10,6 +10,7 @@ from daydream.graph.cached_graph import INT64, need, need_range
 from daydream.graph.layout import Repeats
 from daydream.graph.lower import Lowered
 from daydream.graph.plan import Cause, Plan
+from daydream.graph.tables import LONGEST_NS
 from daydream.graph.windows import key_of
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ def cached_plan(
     need_range(tasks["task"], 0, len(graph) - 1)
     need_range(tasks["copy"], 0, copies - 1)
     need_range(edges["cause"], 0, max(Cause))
+    for name in ("duration_ns", "gap_ns", "release_ns"):
+        need_range(tasks[name], 0, LONGEST_NS)
+    need_range(edges["latency_ns"], -LONGEST_NS, LONGEST_NS)
     for ends in seams.values():
         need_range(ends, 0, len(tasks["task"]) - 1)
     plan = Plan.from_edges(
