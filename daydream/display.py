@@ -47,8 +47,6 @@ def plain(value: Any) -> Any:
         return value.to_json()
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return plain(value._asdict())
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):

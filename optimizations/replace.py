@@ -61,16 +61,15 @@ def replace(
     called = graph.select(on=on, phase=("forward", "loss"), layer=layer)
     called = called if op is None else called.where(within=op)
     called.need(f"work of operators {op or '*'!r} in layers {layer or '*'!r}")
-    nodes = _nodes(graph, called, op, layer) if graph.trace is not None else called
+    nodes = _nodes(graph, called, on, op, layer) if graph.trace is not None else called
     replace_cost(graph, called | nodes, factor)
 
 
-def _nodes(graph: Graph, called: Selection, op: str | None, layer: str | None) -> Selection:
+def _nodes(graph: Graph, called: Selection, on: str, op: str | None, layer: str | None) -> Selection:
     """Return the backward work of calls; in compiled code, one node for all calls, that of the layers."""
     try:
         return backward_chains(called.group_by("step")).tasks
     except NotApplicableError:
-        on = "gpu" if len(graph.select(on="gpu")) else "cpu"
         of_layers = graph.select(on=on, phase="backward", layer=layer)
         if op is not None or not len(of_layers):
             raise

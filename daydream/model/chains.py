@@ -172,8 +172,8 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     while (there := up >= 0).any():
         np.add.at(total, up[there], tasks.duration_ns[there])
         up = np.where(there, parent[up], -1)
-    _, which = np.unique(np.stack([rows, chain]), axis=1, return_inverse=True)
-    together = np.bincount(which.reshape(-1), ns)[which.reshape(-1)]
+    _, which = distinct_rows([rows, chain])
+    together = np.bincount(which, ns)[which]
     return ~whole | (together >= NEARLY_ALL * total[rows])
 
 

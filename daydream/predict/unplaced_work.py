@@ -63,7 +63,7 @@ def unplaced_work(comparison: Prediction) -> UnplacedWork | None:
     """Return what a change by layer may be about, too; None for other changes, and if there is none."""
     before, after = comparison.replay.graph, comparison.graph
     calls = whole_calls(before) if after.layers_asked else None
-    if calls is None or not calls.unplaced.any():
+    if calls is None:
         return None
     columns, size = after.columns, before.size
     took = np.where(before.alive, before.columns["duration_ns"], 0)
